@@ -9,8 +9,9 @@ import pytest
 
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.rank_messages import Boundary, IdleSpan, IdleSpans, Phase, RankHalf, Standing
+from tests.unit.worker.replication.wire import Wire
 from worker.core.budget import ENOUGH
-from worker.replication.pacing import ENOUGH_TRANSFERS, NodePacer, SpanPacer, Unpaced
+from worker.replication.pacing import ENOUGH_TRANSFERS, SpanPacer, Unpaced
 from worker.traffic import Traffic
 
 MOVING = RankHalf(generation=1, phase=Phase.TRAIN)
@@ -20,10 +21,13 @@ SPANS = IdleSpans(generation=Generation(1), iteration_seconds=1.0, spans=(IdleSp
 class Node:
     """A node with ranks 4 and 5 that trains."""
 
-    def __init__(self, max_slowdown: float = 0.01) -> None:
-        self.pacer = NodePacer()
+    def __init__(self, max_slowdown: float = 0.01, *, replica_count: int = 2) -> None:
+        self.wire = Wire(10_000_000.0)
+        self.pacer = self.wire.pacer
         self.distances: list[int] = []
-        self.traffic = Traffic([Rank(5), Rank(4)], self.pacer, replica_count=2, max_slowdown=max_slowdown, on_distance=self.distances.append)
+        self.traffic = Traffic(
+            [Rank(5), Rank(4)], self.pacer, replica_count=replica_count, max_slowdown=max_slowdown, on_distance=self.distances.append
+        )
         self.now = 100.0
         self.step = 0
 
@@ -35,9 +39,11 @@ class Node:
         message = Boundary(generation=Generation(1), boundary=Step(self.step), at_seconds=self.now, blocked_seconds=blocked)
         self.traffic.boundary(Rank(rank), message, MOVING, is_sending=sending)
 
-    def transfers(self, seconds: float = 0.1) -> None:
+    def transfers(self, seconds: float = 0.1, *, at_once: int = 1) -> None:
+        """Send a million bytes in so many seconds, often enough to know the link; or in so many each, when several go at once."""
+        self.wire.bytes_per_second = 1_000_000 / seconds
         for _ in range(ENOUGH_TRANSFERS):
-            self.pacer.measured(1_000_000, seconds)
+            self.wire.carry(*[1_000_000] * at_once)
 
 
 def with_loop(work: Callable[[], None]) -> None:
@@ -62,6 +68,19 @@ def test_replicas_are_paced_once_spans_and_link_are_known() -> None:
         node.traffic.spans(Rank(4), SPANS)  # iterations have drifted
         node.iterate()
         assert node.pacer.current is not paced
+
+    with_loop(work)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_the_shards_of_a_node_that_leave_at_one_boundary_are_not_counted_one_after_the_other(count: int) -> None:
+    def work() -> None:
+        node = Node(replica_count=count)
+        node.transfers(0.3 / count, at_once=count)  # together 0.3 s of the link; the spans hold 0.34 s
+        node.traffic.spans(Rank(4), SPANS)
+        node.iterate()
+        assert isinstance(node.pacer.current, SpanPacer)
+        assert node.pacer.current._link.bandwidth_bytes_per_second == pytest.approx(count * 1_000_000 / 0.3)
 
     with_loop(work)
 

@@ -37,7 +37,7 @@ from tests.integration.worker.replication.pair import GENERATION, HOLDER, LAYOUT
 from worker.errors import PeerLost
 from worker.replication import receiver, transfers
 from worker.replication.fetching import fetch_shard
-from worker.replication.pacing import UniformPacer
+from worker.replication.pacing import ENOUGH_TRANSFERS, TELLING_BYTES, UniformPacer
 from worker.replication.streams import ChunkQueue
 from worker.replication.tcp import TcpSession
 from worker.replication.transfers import Arrived, ShardRejected, announcement
@@ -576,6 +576,39 @@ class Held:
     def book(self, bytes_count: int) -> float | None:
         """See `Pacer`."""
         return None
+
+
+async def test_what_is_sent_measures_the_node_s_link(make: Callable[..., Pair]) -> None:
+    pair = make(payload_bytes=2 * TELLING_BYTES)
+    pair.listen()
+    pair.send()
+    for step in range(1, ENOUGH_TRANSFERS + 1):
+        assert pair.pacer.bytes_per_second is None
+        pair.hear(step - 1 or -1, step)
+        await pair.capture(step)
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+        await pair.until(lambda: not pair.pacer._under_way)
+    use = pair.pacer.link.use
+    assert pair.pacer.bytes_per_second is not None
+    assert pair.pacer.sent_bytes == ENOUGH_TRANSFERS * pair.payload_bytes
+    assert pair.pacer.bytes_per_second >= pair.pacer.sent_bytes / use.busy_seconds, "the fastest of these"
+
+
+async def test_a_transfer_that_ends_before_it_sends_no_longer_counts_for_the_link(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries, counts = asyncio.Event(), []
+
+    async def breaks(*_arguments: Any, **_more: Any) -> None:
+        tries.set()
+        counts.append(pair.pacer.link.use.sender_count)
+        raise PeerLost("broken")
+
+    monkeypatch.setattr(transfers, "send_chunks", breaks)
+    pair.send()
+    pair.hear(-1, 1)
+    await pair.capture(1)
+    await tries.wait()
+    await pair.stop_sending()
+    assert (counts[0], pair.pacer.link.use.sender_count) == (1, 0)
 
 
 async def test_a_holder_is_not_called_slow_for_ever_once_its_shards_are_paced(pair: Pair) -> None:
