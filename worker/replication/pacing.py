@@ -285,6 +285,13 @@ class NodePacer:
         if bytes_count >= TELLING_BYTES and seconds > 0:
             self._rates.append(bytes_count / seconds)
 
+    def unpace(self) -> None:
+        """Let every chunk go at once until the link is known anew: nothing has been measured for as long as chunks were paced."""
+        if not isinstance(self.current, Unpaced):
+            self.current = Unpaced()
+            self._rates.clear()
+            self._sizes.clear()
+
     def measured(self, transfer: Transfer) -> None:
         """Take note that the holder has now verified all of a transfer that is counted and that went at once."""
         self._measured.add(transfer)

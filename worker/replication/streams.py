@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import queue
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from everstep.protocol.errors import MalformedMessage
@@ -175,6 +176,10 @@ class ChunkQueue:
         self._left: deque[int] = deque()
         self._open_count = 0
         """Chunks that are wanted and that the kernel has not taken."""
+        self._working_count = 0
+        """Streams that have one of them."""
+        self._held_count = 0
+        """Those of these streams that may not send it yet."""
         self._busy_since: LinkUse | None = None
         """What the link had been used when it began to have something to send; None while it has nothing."""
         self._busy_seconds = 0.0
@@ -184,7 +189,9 @@ class ChunkQueue:
 
     @property
     def busy_seconds(self) -> float:
-        """For how long there has been something to send: the time between, in which nothing was there yet, says nothing of the link."""
+        """For how long there has been something to send that might go: the time between, in which nothing was there yet or a pacer held all of it
+        back, says nothing of the link.
+        """
         return self._spent()[0]
 
     @property
@@ -201,7 +208,8 @@ class ChunkQueue:
 
     def _turn(self) -> None:
         """Begin or end to count time, as it has something to send or not."""
-        is_busy = self._open_count > 0 and not self.cancelled.is_set()
+        is_held = 0 < self._held_count == self._working_count
+        is_busy = self._open_count > 0 and not is_held and not self.cancelled.is_set()
         if is_busy and self._busy_since is None:
             self._busy_since = self._link.join()
         elif not is_busy and self._busy_since is not None:
@@ -237,7 +245,25 @@ class ChunkQueue:
         with self._changed:
             while not self._left and not self._is_complete:
                 self._changed.wait()
-            return self._left.popleft() if self._left and not self.cancelled.is_set() else None
+            if not self._left or self.cancelled.is_set():
+                return None
+            self._working_count += 1
+            self._turn()
+            return self._left.popleft()
+
+    @contextlib.contextmanager
+    def held_back(self) -> Iterator[None]:
+        """One stream has a chunk that it may not send, for as long as the context lasts."""
+        self._hold(1)
+        try:
+            yield
+        finally:
+            self._hold(-1)
+
+    def _hold(self, count: int) -> None:
+        with self._changed:
+            self._held_count += count
+            self._turn()
 
     def taken(self, size: int) -> bool:
         """The kernel has taken a chunk of so many bytes; return whether that is worth telling: it is every now and then."""
@@ -245,6 +271,7 @@ class ChunkQueue:
             self.taken_bytes += size
             self.taken_at = self._clock()
             self._open_count -= 1
+            self._working_count -= 1
             self._turn()
             is_due = self.taken_at - self._told_at >= PROGRESS_SECONDS
             if is_due:
@@ -289,19 +316,22 @@ async def send_chunks(
         if pacer is None:
             return
         soon = pacer.book(size)
-        if soon is not None:
-            queue.cancelled.wait(soon)
+        if soon == 0:
             return
-        asked = asyncio.run_coroutine_threadsafe(pacer.admit(size), loop)
-        waiting.add(asked)
-        loop.call_soon_threadsafe(paused, 1)
-        try:
-            asked.result()
-        except concurrent.futures.CancelledError as error:
-            raise ConnectionAbortedError("given up between two pieces of a chunk") from error
-        finally:
-            waiting.discard(asked)
-            loop.call_soon_threadsafe(paused, -1)
+        with queue.held_back():
+            if soon is not None:
+                queue.cancelled.wait(soon)
+                return
+            asked = asyncio.run_coroutine_threadsafe(pacer.admit(size), loop)
+            waiting.add(asked)
+            loop.call_soon_threadsafe(paused, 1)
+            try:
+                asked.result()
+            except concurrent.futures.CancelledError as error:
+                raise ConnectionAbortedError("given up between two pieces of a chunk") from error
+            finally:
+                waiting.discard(asked)
+                loop.call_soon_threadsafe(paused, -1)
 
     def work(line: socket.socket) -> None:
         line.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, 0 if pacer is None else UNSENT_BYTES)

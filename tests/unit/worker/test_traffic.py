@@ -11,8 +11,9 @@ from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.rank_messages import Boundary, IdleSpan, IdleSpans, Phase, RankHalf, Standing
 from tests.unit.worker.replication.wire import Wire
 from worker.core.budget import ENOUGH
+from worker.core.chunks import Link
 from worker.replication.pacing import ENOUGH_TRANSFERS, SpanPacer, Unpaced
-from worker.traffic import Traffic
+from worker.traffic import ALPHA_SECONDS, Traffic
 
 MOVING = RankHalf(generation=1, phase=Phase.TRAIN)
 SPANS = IdleSpans(generation=Generation(1), iteration_seconds=1.0, spans=(IdleSpan(0.2, 0.4, 0.0),))
@@ -67,7 +68,11 @@ def test_replicas_are_paced_once_spans_and_link_are_known() -> None:
         assert node.pacer.current is paced
         node.traffic.spans(Rank(4), SPANS)  # iterations have drifted
         node.iterate()
-        assert node.pacer.current is not paced
+        assert isinstance(node.pacer.current, Unpaced), "what the link carried before it was paced says nothing of it now"
+        node.transfers(0.15)
+        node.iterate()
+        assert isinstance(node.pacer.current, SpanPacer)
+        assert (paced._link, node.pacer.current._link) == (Link(pytest.approx(1e7), ALPHA_SECONDS), Link(pytest.approx(1e6 / 0.15), ALPHA_SECONDS))
 
     with_loop(work)
 
