@@ -8,10 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from everstep.protocol.ids import Generation, Rank, Step
-from everstep.protocol.rank_messages import Boundary, IdleSpan, IdleSpans, Phase, RankHalf, Standing
+from everstep.protocol.rank_messages import Boundary, IdleSpan, IdleSpans, Phase, RankHalf, Standing, Vote
+from everstep.protocol.rounds import RankRound
 from tests.unit.worker.replication.wire import Wire
 from worker.core.budget import ENOUGH
 from worker.core.chunks import Link
+from worker.core.rounds import Coordinator
 from worker.replication.pacing import ENOUGH_TRANSFERS, SpanPacer, Unpaced
 from worker.traffic import ALPHA_SECONDS, Traffic
 
@@ -26,11 +28,12 @@ class Node:
         self.wire = Wire(10_000_000.0)
         self.pacer = self.wire.pacer
         self.distances: list[int] = []
-        self.traffic = Traffic(
-            [Rank(5), Rank(4)], self.pacer, replica_count=replica_count, max_slowdown=max_slowdown, on_distance=self.distances.append
-        )
+        self.traffic = Traffic([Rank(5), Rank(4)], self.pacer, replica_count=replica_count, max_slowdown=max_slowdown, on_distance=self.keep_distance)
         self.now = 100.0
         self.step = 0
+
+    def keep_distance(self, distance: int) -> None:
+        self.distances.append(distance)
 
     def iterate(self, seconds: float = 1.0, *, captured: bool = False, sending: bool = False, blocked: float = 0.0, rank: int = 4) -> None:
         if captured:
@@ -205,3 +208,46 @@ def test_news_that_is_late_or_says_no_time_is_not_counted() -> None:
         node.traffic.boundary(Rank(4), message, MOVING, is_sending=False)
     node.iterate(1.0)
     assert node.traffic.budget.quiet == (1.0,)
+
+
+class Training(Node):
+    """A node whose coordinator keeps the distance that its budget allows. A snapshot takes 0.3 s of the link; what finds it busy delays training."""
+
+    def __init__(self) -> None:
+        self.core = Coordinator.begin(world_size=1, base=Step(0), every_steps=0)
+        super().__init__(max_slowdown=0.01)
+
+    def keep_distance(self, distance: int) -> None:
+        self.core = self.core.keep_distance(distance)
+
+    def report(self, vote: Vote) -> None:
+        known = RankRound(rank=Rank(4), boundary=Step(self.step), committed=self.core.committed, proposed=self.core.proposed, vote=vote)
+        self.core = self.core.report(known)
+
+    def train(self, count: int, *, idle_seconds: float) -> tuple[list[Step], float]:
+        """Iterate `count` times, of 1 s without snapshots; returns the steps that were committed, and the slowdown."""
+        committed, begun_at = [], self.now
+        for _ in range(count):
+            self.report(Vote.NONE)
+            is_captured = self.core.proposed == self.step
+            if is_captured:
+                self.report(Vote.ACKED)  # before the next boundary
+                committed.append(self.core.committed)
+            self.iterate(1.0 + is_captured * max(0.0, 0.3 - idle_seconds), captured=is_captured)
+        return committed, (self.now - begun_at) / count - 1.0
+
+
+@pytest.mark.covers("CreateTrainingJob.Protection.MaxSlowdown")
+def test_steps_are_proposed_less_often_with_too_little_idle_time_and_more_often_again_when_there_is_room() -> None:
+    training = Training()
+    committed, slowdown = training.train(ENOUGH, idle_seconds=0.2)
+    assert len(committed) == ENOUGH - 1, "every step, as long as nothing is known"
+    assert slowdown > 0.09
+    training.train(1000, idle_seconds=0.2)  # one iteration in fifty is left alone, to compare with
+    committed, slowdown = training.train(300, idle_seconds=0.2)
+    assert len(committed) == 30
+    assert slowdown == pytest.approx(0.01)
+    training.train(500, idle_seconds=0.4)
+    committed, slowdown = training.train(300, idle_seconds=0.4)
+    assert len(committed) >= 0.97 * 300
+    assert slowdown == pytest.approx(0.0)
