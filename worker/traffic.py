@@ -57,7 +57,7 @@ class Traffic:
         """Take what a rank's profiler found; a later profile replaces it."""
         if rank == self._speaker:
             self._profile = message
-            self._pacer.current = Unpaced()  # until the link is known as it is now
+            self._pacer.unpace()
 
     def boundary(self, rank: Rank, message: Boundary, half: RankHalf, *, is_sending: bool) -> float | None:
         """Take a boundary into account, or that a rank no longer passes any.

@@ -15,6 +15,8 @@ Ranges = tuple[tuple[int, int], ...]
 WORTHWHILE = 1.2
 """More streams stay when they carry at least so many times what fewer did; below it they only cost."""
 
+TRIES = 3
+"""Transfers that are made with a number of streams before it is judged, by the best of them: the others may have met with training."""
 STREAM_BYTES = 64 * 1024 * 1024
 """What a flow of AWS carries in 0.1 s, a hundred times what another one costs to open."""
 
@@ -79,9 +81,14 @@ class StreamCount:
 
     limit: int
     count: int = 1
+    rate: float = 0.0
+    """Bytes per second, the most with `count` streams so far."""
+    tries: int = 0
+    """Transfers that were made with them."""
     best_count: int = 1
+    """The most streams that were worth it so far."""
     best_rate: float = 0.0
-    """Bytes per second with `best_count` streams."""
+    """Bytes per second with these."""
     is_settled: bool = False
 
     def measured(self, bytes_per_second: float) -> StreamCount:
@@ -95,8 +102,10 @@ class StreamCount:
         """
         if self.is_settled:
             return self
-        if self.count > self.best_count and bytes_per_second < WORTHWHILE * self.best_rate:
-            return replace(self, count=self.best_count, is_settled=True)
-        best = replace(self, best_count=self.count, best_rate=max(bytes_per_second, self.best_rate if self.count == self.best_count else 0.0))
+        tried = replace(self, rate=max(self.rate, bytes_per_second), tries=self.tries + 1)
+        if tried.tries < TRIES:
+            return tried
+        if tried.rate < WORTHWHILE * self.best_rate:
+            return replace(tried, count=self.best_count, is_settled=True)
         more = min(2 * self.count, self.limit)
-        return replace(best, count=more, is_settled=more == self.count)
+        return StreamCount(self.limit, count=more, best_count=self.count, best_rate=tried.rate, is_settled=more == self.count)

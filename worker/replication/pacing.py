@@ -17,6 +17,7 @@ from typing import Protocol
 
 from everstep.protocol.rank_messages import IdleSpan
 from worker.core.chunks import MAX_CHUNK_BYTES, MU_RATIO, Link, chunk_bytes_for, opening, usable
+from worker.core.link_use import LinkUse
 from worker.tasks import Signal
 
 PATIENCE_ITERATIONS = 2.0
@@ -26,8 +27,9 @@ SHORT_SECONDS = 0.002
 """A chunk that may go so soon waits in its stream's thread; a way over the loop takes as long on a busy node."""
 KEPT_TRANSFERS = 32
 ENOUGH_TRANSFERS = 8
+"""Times that something was sent, by one transfer or by several at once."""
 TELLING_BYTES = 64 * 1024
-"""A smaller transfer says something of latency, not of the link."""
+"""Less says something of latency, not of the link."""
 
 
 class Pacer(Protocol):
@@ -61,6 +63,46 @@ class Transfer(Protocol):
     @property
     def taken_bytes(self) -> int:
         """What the kernel has taken of it so far."""
+
+    @property
+    def taken_at(self) -> float:
+        """When it took the last."""
+
+
+class SharedLink:
+    """A link, as the transfers see it that go over it. Any thread.
+
+    Args:
+        clock: seconds, monotonic; the transfers' own.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._use = LinkUse()
+        self._lock = threading.Lock()
+
+    @property
+    def use(self) -> LinkUse:
+        """What has been counted until now."""
+        with self._lock:
+            return self._use.until(self._clock())
+
+    def join(self) -> LinkUse:
+        """Begin to have something to send; return what had been counted before."""
+        with self._lock:
+            self._use = self._use.joined(self._clock())
+            return self._use
+
+    def leave(self) -> LinkUse:
+        """End what `join` began; return what has been counted since as well."""
+        with self._lock:
+            self._use = self._use.left(self._clock())
+            return self._use
+
+    def drain(self, since: float) -> None:
+        """A holder has the last bytes that the kernel took at `since` (see `LinkUse.drained`)."""
+        with self._lock:
+            self._use = self._use.drained(since, self._clock())
 
 
 class Unpaced:
@@ -191,14 +233,29 @@ class SpanPacer:
 
 
 class NodePacer:
-    """The pacer that a node's senders hold; what it is changes as the job is learnt. One owner: the node's `Member`."""
+    """The pacer that a node's senders hold; what it is changes as the job is learnt. One owner: the node's `Member`.
 
-    def __init__(self) -> None:
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.current: Pacer = Unpaced()
-        self._transfers: deque[tuple[int, float]] = deque(maxlen=KEPT_TRANSFERS)
+        self.link = SharedLink(clock)
+        """Of all transfers that are counted here."""
+        self._rates: deque[float] = deque(maxlen=KEPT_TRANSFERS)
+        """Bytes per second of the node, one each time that something was sent."""
+        self._sizes: deque[int] = deque(maxlen=KEPT_TRANSFERS)
+        """Bytes of the newest transfers."""
         self._sent_bytes = 0
         """By transfers that are over."""
         self._under_way: set[Transfer] = set()
+        self._measured: set[Transfer] = set()
+        """Those under way whose bytes and time are known to belong together."""
+        self._begun = (0, 0.0)
+        """Bytes sent and seconds of the link when the first of those under way began."""
+        self._is_telling = True
+        """Whether all that have ended since then were measured."""
 
     @property
     def sent_bytes(self) -> int:
@@ -207,30 +264,53 @@ class NodePacer:
 
     @contextlib.contextmanager
     def counted(self, transfer: Transfer) -> Iterator[None]:
-        """Count what a transfer sends for as long as the context lasts, and what it has sent ever after."""
+        """Count what a transfer sends for as long as the context lasts, and what it has sent ever after.
+
+        The link is measured from when a transfer begins while none is under way until none is again: only then is it known what was sent when.
+        """
+        if not self._under_way:
+            self._begun, self._is_telling = (self._sent_bytes, self.link.use.busy_seconds), True
         self._under_way.add(transfer)
         try:
             yield
         finally:
             self._under_way.discard(transfer)
             self._sent_bytes += transfer.taken_bytes
+            self._is_telling &= transfer in self._measured or not transfer.taken_bytes
+            self._measured.discard(transfer)
+            if not self._under_way and self._is_telling:
+                self._learn(self._sent_bytes - self._begun[0], self.link.use.busy_seconds - self._begun[1])
 
-    def measured(self, bytes_count: int, seconds: float) -> None:
-        """Take note of a transfer that went at once: what was sent, and how long it took until the holder had verified it."""
+    def _learn(self, bytes_count: int, seconds: float) -> None:
         if bytes_count >= TELLING_BYTES and seconds > 0:
-            self._transfers.append((bytes_count, seconds))
+            self._rates.append(bytes_count / seconds)
+
+    def unpace(self) -> None:
+        """Let every chunk go at once until the link is known anew: nothing has been measured for as long as chunks were paced."""
+        if not isinstance(self.current, Unpaced):
+            self.current = Unpaced()
+            self._rates.clear()
+            self._sizes.clear()
+
+    def measured(self, transfer: Transfer) -> None:
+        """Take note that the holder has now verified all of a transfer that is counted and that went at once."""
+        self._measured.add(transfer)
+        if transfer.taken_bytes:
+            self.link.drain(transfer.taken_at)
+        if transfer.taken_bytes >= TELLING_BYTES:
+            self._sizes.append(transfer.taken_bytes)
 
     @property
     def bytes_per_second(self) -> float | None:
-        """What the link carries: the fastest of the newest transfers, for the others met with training; None before there are enough."""
-        if len(self._transfers) < ENOUGH_TRANSFERS:
-            return None
-        return max(size / seconds for size, seconds in self._transfers)
+        """What the link carries: the fastest of the newest times that something was sent, for the others met with training; None before there
+        were enough.
+        """
+        return max(self._rates) if len(self._rates) >= ENOUGH_TRANSFERS else None
 
     @property
     def transfer_bytes(self) -> float:
         """What is sent of one shard to one holder, usually."""
-        return statistics.median(size for size, _ in self._transfers) if self._transfers else 0.0
+        return statistics.median(self._sizes) if self._sizes else 0.0
 
     @property
     def chunk_bytes(self) -> int:

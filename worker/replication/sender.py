@@ -79,8 +79,8 @@ class ReplicaSender:
         self._paused_count = 0
         """Streams that wait for the pacer: the holder is not silent, it is not being asked."""
         self._transfer = 0
-        self._unpaced: ChunkQueue | None = None
-        """Of the transfer under way; None between two, and while a pacer decides how fast it goes."""
+        self._queue: ChunkQueue | None = None
+        """Of the transfer under way; None between two."""
         self._best_rate = FLOW_BYTES_PER_SECOND
 
     async def run(self) -> None:
@@ -175,9 +175,7 @@ class ReplicaSender:
 
         begin = announcement(digests.header, transfer=transfer, committed=self._shard.core.committed)
         pacer = None if isinstance(self._pacer.current, Unpaced) else self._pacer
-        now = asyncio.get_running_loop().time
-        queue = ChunkQueue(now)
-        self._unpaced = queue if pacer is None else None  # a paced transfer says nothing of the network's rate
+        queue = self._queue = ChunkQueue(asyncio.get_running_loop().time, self._pacer.link)
         outcome: ShardSealed | ShardRefused | bool = False
 
         async def send() -> None:
@@ -186,16 +184,16 @@ class ReplicaSender:
                 session, streams, answer, slot.file, digests, begin, queue, pacer=pacer, progress=self._progress, paused=self._paused
             )
 
-        try:
-            with self._pacer.counted(queue):
+        with self._pacer.counted(queue):
+            try:
                 await first_of(send(), self._dropped(step, digests))
-        finally:
-            self._unpaced = None
-        if isinstance(outcome, ShardSealed):
-            if pacer is None:
-                self._measured(queue, now())
-            if pacer is not None or not self._is_slow(queue):
-                self._shard.told_slow(self._peer, "")
+                if pacer is None and isinstance(outcome, ShardSealed):  # one that was paced says nothing of what the link carries at its best
+                    self._measured(queue)
+            finally:
+                self._queue = None
+                queue.cancel()  # whether or not it came to sending
+        if isinstance(outcome, ShardSealed) and not self._is_slow(queue):
+            self._shard.told_slow(self._peer, "")
         return outcome
 
     async def _dropped(self, step: Step, digests: ChunkDigests) -> None:
@@ -204,9 +202,12 @@ class ReplicaSender:
             await self._shard.changed.wait(self._shard.changed.version)
 
     def _is_slow(self, queue: ChunkQueue) -> bool:
-        """Say whether what has been sent is much less than what a link carries in that time; short waits say nothing."""
-        seconds = queue.busy_seconds
-        return seconds > self._deadline and queue.taken_bytes / seconds < SLOW_RATIO * self._best_rate
+        """Say whether what has been sent is much less than what a link carries in the time in which it might; short waits say nothing.
+
+        What other transfers of the node take of the link is not missing from it. What it has carried at its best is counted without them, though:
+        each may have had a way of its own.
+        """
+        return queue.busy_seconds > self._deadline and queue.taken_bytes / queue.part_seconds < SLOW_RATIO * self._best_rate
 
     async def _fit(self, session: Session, streams: Streams) -> None:
         """Have as many streams as carry the most."""
@@ -214,10 +215,10 @@ class ReplicaSender:
             streams.add(await self._dialler.stream(session, len(streams.lines)))
         streams.shrink(self.stream_count.count)
 
-    def _measured(self, queue: ChunkQueue, sealed_at: float) -> None:
+    def _measured(self, queue: ChunkQueue) -> None:
         """Learn from a transfer how fast the link is."""
         size, seconds = queue.taken_bytes, queue.busy_seconds
-        self._pacer.measured(size, seconds + sealed_at - queue.taken_at)
+        self._pacer.measured(queue)
         if size >= TELLING_BYTES and seconds > 0:
             self._best_rate = max(self._best_rate, size / seconds)
             self.stream_count = self.stream_count.measured(size / seconds)
@@ -245,10 +246,9 @@ class ReplicaSender:
                 self._owed_since = now()
             if not is_owed:
                 self._failing_since = None
-            if self._unpaced is not None and self._is_slow(self._unpaced):
-                seconds = self._unpaced.busy_seconds
-                rate = self._unpaced.taken_bytes / seconds / 1e6
-                self._shard.told_slow(self._peer, f"its link carries {rate:.3g} MB/s; a step has been on its way for {seconds:.0f} s")
+            if self._queue is not None and self._is_slow(self._queue):
+                seconds, rate = self._queue.busy_seconds, self._queue.taken_bytes / self._queue.part_seconds / 1e6
+                self._shard.told_slow(self._peer, f"its link carries {rate:.3g} MB/s; a step has taken {seconds:.0f} s of sending so far")
             since = min((each for each in (self._owed_since, self._failing_since) if each is not None), default=now())
             if now() - since > self._deadline and self._peer in self._shard.core.view:
                 trouble = self._shard.holder_troubles.setdefault(self._peer, "it does not answer")

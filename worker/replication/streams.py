@@ -12,21 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import queue
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.peer_messages import CHUNK_HEADER
 from everstep.protocol.slot import MAX_CHUNK_BYTES, chunk_bytes, chunk_count, chunk_range, digest
+from worker.core.link_use import LinkUse
 from worker.core.transfers import Ranges, chunk_digest, ranges
 from worker.errors import PeerLost
-from worker.replication.pacing import Pacer
+from worker.replication.pacing import Pacer, SharedLink
 from worker.tasks import end, work_as_ranks_do
 
 OWN_STREAMS = min(32, os.cpu_count() or 1)
@@ -159,38 +161,70 @@ class ChunkQueue:
 
     Args:
         clock: seconds, monotonic.
+        link: what it shares with other transfers, of the same clock; None: nothing.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, link: SharedLink | None = None) -> None:
         self.cancelled = threading.Event()
         self.taken_bytes = 0
         """What the kernel has taken."""
         self.taken_at = 0.0
         """When it took the last."""
         self._clock = clock
+        self._link = link or SharedLink(clock)
         self._told_at = clock()
         self._left: deque[int] = deque()
         self._open_count = 0
         """Chunks that are wanted and that the kernel has not taken."""
-        self._open_since = 0.0
+        self._working_count = 0
+        """Streams that have one of them."""
+        self._held_count = 0
+        """Those of these streams that may not send it yet."""
+        self._busy_since: LinkUse | None = None
+        """What the link had been used when it began to have something to send; None while it has nothing."""
         self._busy_seconds = 0.0
+        self._part_seconds = 0.0
         self._is_complete = False
         self._changed = threading.Condition()
 
     @property
     def busy_seconds(self) -> float:
-        """For how long there has been something to send: the time between, in which nothing was there yet, says nothing of the link."""
+        """For how long there has been something to send that might go: the time between, in which nothing was there yet or a pacer held all of it
+        back, says nothing of the link.
+        """
+        return self._spent()[0]
+
+    @property
+    def part_seconds(self) -> float:
+        """The same, but of a second in which others sent as well over the same link only its part."""
+        return self._spent()[1]
+
+    def _spent(self) -> tuple[float, float]:
         with self._changed:
-            return self._busy_seconds + (self._clock() - self._open_since if self._open_count else 0.0)
+            since, now = self._busy_since, self._link.use
+            if since is None:
+                return self._busy_seconds, self._part_seconds
+            return self._busy_seconds + now.busy_seconds - since.busy_seconds, self._part_seconds + now.part_seconds - since.part_seconds
+
+    def _turn(self) -> None:
+        """Begin or end to count time, as it has something to send or not."""
+        is_held = 0 < self._held_count == self._working_count
+        is_busy = self._open_count > 0 and not is_held and not self.cancelled.is_set()
+        if is_busy and self._busy_since is None:
+            self._busy_since = self._link.join()
+        elif not is_busy and self._busy_since is not None:
+            since, now = self._busy_since, self._link.leave()
+            self._busy_seconds += now.busy_seconds - since.busy_seconds
+            self._part_seconds += now.part_seconds - since.part_seconds
+            self._busy_since = None
 
     def add(self, chunks: Sequence[tuple[int, int]]) -> None:
         """Have (first, count) ranges sent."""
         with self._changed:
-            if not self._open_count:
-                self._open_since = self._clock()
             for first, count in chunks:
                 self._left.extend(range(first, first + count))
                 self._open_count += count
+            self._turn()
             self._changed.notify_all()
 
     def complete(self) -> None:
@@ -200,8 +234,10 @@ class ChunkQueue:
             self._changed.notify_all()
 
     def cancel(self) -> None:
-        """Nobody wants them any more."""
-        self.cancelled.set()
+        """Nobody wants them any more: what is under way may still leave, but it is not counted how fast."""
+        with self._changed:
+            self.cancelled.set()
+            self._turn()
         self.complete()
 
     def next(self) -> int | None:
@@ -209,7 +245,25 @@ class ChunkQueue:
         with self._changed:
             while not self._left and not self._is_complete:
                 self._changed.wait()
-            return self._left.popleft() if self._left and not self.cancelled.is_set() else None
+            if not self._left or self.cancelled.is_set():
+                return None
+            self._working_count += 1
+            self._turn()
+            return self._left.popleft()
+
+    @contextlib.contextmanager
+    def held_back(self) -> Iterator[None]:
+        """One stream has a chunk that it may not send, for as long as the context lasts."""
+        self._hold(1)
+        try:
+            yield
+        finally:
+            self._hold(-1)
+
+    def _hold(self, count: int) -> None:
+        with self._changed:
+            self._held_count += count
+            self._turn()
 
     def taken(self, size: int) -> bool:
         """The kernel has taken a chunk of so many bytes; return whether that is worth telling: it is every now and then."""
@@ -217,8 +271,8 @@ class ChunkQueue:
             self.taken_bytes += size
             self.taken_at = self._clock()
             self._open_count -= 1
-            if not self._open_count:
-                self._busy_seconds += self.taken_at - self._open_since
+            self._working_count -= 1
+            self._turn()
             is_due = self.taken_at - self._told_at >= PROGRESS_SECONDS
             if is_due:
                 self._told_at = self.taken_at
@@ -262,19 +316,22 @@ async def send_chunks(
         if pacer is None:
             return
         soon = pacer.book(size)
-        if soon is not None:
-            queue.cancelled.wait(soon)
+        if soon == 0:
             return
-        asked = asyncio.run_coroutine_threadsafe(pacer.admit(size), loop)
-        waiting.add(asked)
-        loop.call_soon_threadsafe(paused, 1)
-        try:
-            asked.result()
-        except concurrent.futures.CancelledError as error:
-            raise ConnectionAbortedError("given up between two pieces of a chunk") from error
-        finally:
-            waiting.discard(asked)
-            loop.call_soon_threadsafe(paused, -1)
+        with queue.held_back():
+            if soon is not None:
+                queue.cancelled.wait(soon)
+                return
+            asked = asyncio.run_coroutine_threadsafe(pacer.admit(size), loop)
+            waiting.add(asked)
+            loop.call_soon_threadsafe(paused, 1)
+            try:
+                asked.result()
+            except concurrent.futures.CancelledError as error:
+                raise ConnectionAbortedError("given up between two pieces of a chunk") from error
+            finally:
+                waiting.discard(asked)
+                loop.call_soon_threadsafe(paused, -1)
 
     def work(line: socket.socket) -> None:
         line.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, 0 if pacer is None else UNSENT_BYTES)

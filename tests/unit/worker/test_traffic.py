@@ -8,10 +8,14 @@ from collections.abc import Callable
 import pytest
 
 from everstep.protocol.ids import Generation, Rank, Step
-from everstep.protocol.rank_messages import Boundary, IdleSpan, IdleSpans, Phase, RankHalf, Standing
+from everstep.protocol.rank_messages import Boundary, IdleSpan, IdleSpans, Phase, RankHalf, Standing, Vote
+from everstep.protocol.rounds import RankRound
+from tests.unit.worker.replication.wire import Wire
 from worker.core.budget import ENOUGH
-from worker.replication.pacing import ENOUGH_TRANSFERS, NodePacer, SpanPacer, Unpaced
-from worker.traffic import Traffic
+from worker.core.chunks import Link
+from worker.core.rounds import Coordinator
+from worker.replication.pacing import ENOUGH_TRANSFERS, SpanPacer, Unpaced
+from worker.traffic import ALPHA_SECONDS, Traffic
 
 MOVING = RankHalf(generation=1, phase=Phase.TRAIN)
 SPANS = IdleSpans(generation=Generation(1), iteration_seconds=1.0, spans=(IdleSpan(0.2, 0.4, 0.0),))
@@ -20,12 +24,16 @@ SPANS = IdleSpans(generation=Generation(1), iteration_seconds=1.0, spans=(IdleSp
 class Node:
     """A node with ranks 4 and 5 that trains."""
 
-    def __init__(self, max_slowdown: float = 0.01) -> None:
-        self.pacer = NodePacer()
+    def __init__(self, max_slowdown: float = 0.01, *, replica_count: int = 2) -> None:
+        self.wire = Wire(10_000_000.0)
+        self.pacer = self.wire.pacer
         self.distances: list[int] = []
-        self.traffic = Traffic([Rank(5), Rank(4)], self.pacer, replica_count=2, max_slowdown=max_slowdown, on_distance=self.distances.append)
+        self.traffic = Traffic([Rank(5), Rank(4)], self.pacer, replica_count=replica_count, max_slowdown=max_slowdown, on_distance=self.keep_distance)
         self.now = 100.0
         self.step = 0
+
+    def keep_distance(self, distance: int) -> None:
+        self.distances.append(distance)
 
     def iterate(self, seconds: float = 1.0, *, captured: bool = False, sending: bool = False, blocked: float = 0.0, rank: int = 4) -> None:
         if captured:
@@ -35,9 +43,11 @@ class Node:
         message = Boundary(generation=Generation(1), boundary=Step(self.step), at_seconds=self.now, blocked_seconds=blocked)
         self.traffic.boundary(Rank(rank), message, MOVING, is_sending=sending)
 
-    def transfers(self, seconds: float = 0.1) -> None:
+    def transfers(self, seconds: float = 0.1, *, at_once: int = 1) -> None:
+        """Send a million bytes in so many seconds, often enough to know the link; or in so many each, when several go at once."""
+        self.wire.bytes_per_second = 1_000_000 / seconds
         for _ in range(ENOUGH_TRANSFERS):
-            self.pacer.measured(1_000_000, seconds)
+            self.wire.carry(*[1_000_000] * at_once)
 
 
 def with_loop(work: Callable[[], None]) -> None:
@@ -61,7 +71,24 @@ def test_replicas_are_paced_once_spans_and_link_are_known() -> None:
         assert node.pacer.current is paced
         node.traffic.spans(Rank(4), SPANS)  # iterations have drifted
         node.iterate()
-        assert node.pacer.current is not paced
+        assert isinstance(node.pacer.current, Unpaced), "what the link carried before it was paced says nothing of it now"
+        node.transfers(0.15)
+        node.iterate()
+        assert isinstance(node.pacer.current, SpanPacer)
+        assert (paced._link, node.pacer.current._link) == (Link(pytest.approx(1e7), ALPHA_SECONDS), Link(pytest.approx(1e6 / 0.15), ALPHA_SECONDS))
+
+    with_loop(work)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_the_shards_of_a_node_that_leave_at_one_boundary_are_not_counted_one_after_the_other(count: int) -> None:
+    def work() -> None:
+        node = Node(replica_count=count)
+        node.transfers(0.3 / count, at_once=count)  # together 0.3 s of the link; the spans hold 0.34 s
+        node.traffic.spans(Rank(4), SPANS)
+        node.iterate()
+        assert isinstance(node.pacer.current, SpanPacer)
+        assert node.pacer.current._link.bandwidth_bytes_per_second == pytest.approx(count * 1_000_000 / 0.3)
 
     with_loop(work)
 
@@ -181,3 +208,46 @@ def test_news_that_is_late_or_says_no_time_is_not_counted() -> None:
         node.traffic.boundary(Rank(4), message, MOVING, is_sending=False)
     node.iterate(1.0)
     assert node.traffic.budget.quiet == (1.0,)
+
+
+class Training(Node):
+    """A node whose coordinator keeps the distance that its budget allows. A snapshot takes 0.3 s of the link; what finds it busy delays training."""
+
+    def __init__(self) -> None:
+        self.core = Coordinator.begin(world_size=1, base=Step(0), every_steps=0)
+        super().__init__(max_slowdown=0.01)
+
+    def keep_distance(self, distance: int) -> None:
+        self.core = self.core.keep_distance(distance)
+
+    def report(self, vote: Vote) -> None:
+        known = RankRound(rank=Rank(4), boundary=Step(self.step), committed=self.core.committed, proposed=self.core.proposed, vote=vote)
+        self.core = self.core.report(known)
+
+    def train(self, count: int, *, idle_seconds: float) -> tuple[list[Step], float]:
+        """Iterate `count` times, of 1 s without snapshots; returns the steps that were committed, and the slowdown."""
+        committed, begun_at = [], self.now
+        for _ in range(count):
+            self.report(Vote.NONE)
+            is_captured = self.core.proposed == self.step
+            if is_captured:
+                self.report(Vote.ACKED)  # before the next boundary
+                committed.append(self.core.committed)
+            self.iterate(1.0 + is_captured * max(0.0, 0.3 - idle_seconds), captured=is_captured)
+        return committed, (self.now - begun_at) / count - 1.0
+
+
+@pytest.mark.covers("CreateTrainingJob.Protection.MaxSlowdown")
+def test_steps_are_proposed_less_often_with_too_little_idle_time_and_more_often_again_when_there_is_room() -> None:
+    training = Training()
+    committed, slowdown = training.train(ENOUGH, idle_seconds=0.2)
+    assert len(committed) == ENOUGH - 1, "every step, as long as nothing is known"
+    assert slowdown > 0.09
+    training.train(1000, idle_seconds=0.2)  # one iteration in fifty is left alone, to compare with
+    committed, slowdown = training.train(300, idle_seconds=0.2)
+    assert len(committed) == 30
+    assert slowdown == pytest.approx(0.01)
+    training.train(500, idle_seconds=0.4)
+    committed, slowdown = training.train(300, idle_seconds=0.4)
+    assert len(committed) >= 0.97 * 300
+    assert slowdown == pytest.approx(0.0)

@@ -451,6 +451,17 @@ async def test_a_checkpoint_that_a_person_wants_is_one_commit_of_all(fleet: Flee
     assert uploaded(fleet) == [first] * 3, "of another generation"
 
 
+async def test_the_coordinator_keeps_the_distance_that_its_own_node_can_pay_for(fleet: Fleet) -> None:
+    await fleet.launch()
+    member, other = (node.agent._member for node in fleet.nodes[:2])
+    assert member is not None
+    assert member.server is not None
+    assert other is not None
+    member.lines._traffic._on_distance(5)
+    other.lines._traffic._on_distance(7)
+    assert (member.server.core.distance, other.server) == (5, None)
+
+
 async def test_a_halt_without_a_stop_uploads_nothing(fleet: Fleet) -> None:
     await fleet.launch()
     await fleet.train(3)

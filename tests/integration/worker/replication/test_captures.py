@@ -157,12 +157,12 @@ class TestTheOwner:
         capture.go_on(5000)
         await pair.until(lambda: arrived(pair, 1) == 5)
         pair.hear(-1, -1)
-        await pair.until(lambda: sender._unpaced is None)
+        await pair.until(lambda: sender._queue is None)
         await pair.until(lambda: all(owner.receiver is not None and owner.receiver.current is None for owner in pair.receiver._open.values()))
         pair.hear(-1, 1)
         capture.go_on(6000)
         await pair.until(lambda: arrived(pair, 1) == 1)
-        queue = sender._unpaced
+        queue = sender._queue
         assert queue is not None
         capture.write(pair.payload_bytes)
         await capture.seal()
@@ -185,7 +185,7 @@ class TestTheOwner:
         await capture.seal()
         queues = []
         while pair.shard.core.vote is not Vote.ACKED:
-            queues.append(sender._unpaced)
+            queues.append(sender._queue)
             await pair.shard.changed.wait(pair.shard.changed.version, 0.01)
         assert max(queue.taken_bytes for queue in queues if queue is not None) <= 5000  # the first five chunks are not sent again
         assert pair.held() == {1: payload(1, pair.payload_bytes)}

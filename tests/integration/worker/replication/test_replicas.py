@@ -37,8 +37,9 @@ from tests.integration.worker.replication.pair import GENERATION, HOLDER, LAYOUT
 from worker.errors import PeerLost
 from worker.replication import receiver, transfers
 from worker.replication.fetching import fetch_shard
-from worker.replication.pacing import UniformPacer
-from worker.replication.streams import ChunkQueue
+from worker.replication.pacing import ENOUGH_TRANSFERS, TELLING_BYTES, Pacer, UniformPacer, Unpaced
+from worker.replication.sender import ReplicaSender
+from worker.replication.streams import ChunkQueue, Streams, send_chunks
 from worker.replication.tcp import TcpSession
 from worker.replication.transfers import Arrived, ShardRejected, announcement
 from worker.replication.transport import Session
@@ -578,25 +579,115 @@ class Held:
         return None
 
 
-async def test_a_holder_is_not_called_slow_for_ever_once_its_shards_are_paced(pair: Pair) -> None:
-    pair.pacer.current = UniformPacer(1e9, 1000)
-    pair.shard.told_slow(HOLDER, "its link carries 1 MB/s")
+async def test_what_is_sent_measures_the_node_s_link(make: Callable[..., Pair]) -> None:
+    pair = make(payload_bytes=2 * TELLING_BYTES)
+    pair.listen()
+    pair.send()
+    for step in range(1, ENOUGH_TRANSFERS + 1):
+        assert pair.pacer.bytes_per_second is None
+        pair.hear(step - 1 or -1, step)
+        await pair.capture(step)
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+        await pair.until(lambda: not pair.pacer._under_way)
+    use = pair.pacer.link.use
+    assert pair.pacer.bytes_per_second is not None
+    assert pair.pacer.sent_bytes == ENOUGH_TRANSFERS * pair.payload_bytes
+    assert pair.pacer.bytes_per_second >= pair.pacer.sent_bytes / use.busy_seconds, "the fastest of these"
+
+
+async def test_a_transfer_that_ends_before_it_sends_no_longer_counts_for_the_link(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries, counts = asyncio.Event(), []
+
+    async def breaks(*_arguments: Any, **_more: Any) -> None:
+        tries.set()
+        counts.append(pair.pacer.link.use.sender_count)
+        raise PeerLost("broken")
+
+    monkeypatch.setattr(transfers, "send_chunks", breaks)
     pair.send()
     pair.hear(-1, 1)
     await pair.capture(1)
+    await tries.wait()
+    await pair.stop_sending()
+    assert (counts[0], pair.pacer.link.use.sender_count) == (1, 0)
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+@pytest.mark.parametrize("pacer", [Unpaced(), UniformPacer(1e9, 1000)], ids=["at_once", "paced"])
+async def test_a_holder_is_called_slow_until_a_shard_of_its_own_was_not(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, pacer: Pacer, is_slow: bool
+) -> None:
+    monkeypatch.setattr(ReplicaSender, "_is_slow", lambda _sender, _queue: is_slow)
+    pair.pacer.current = pacer
+    pair.shard.told_slow(HOLDER, "its link carries 1 MB/s")
+    sender = pair.send()
+    pair.hear(-1, 1)
+    await pair.capture(1)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
-    assert pair.shard.slow_holders == {}
+    await pair.until(lambda: sender._queue is None)
+    assert bool(pair.shard.slow_holders) is is_slow
+
+
+class Waiting:
+    """A pacer of a clock that stands still but where it holds a piece back: the first for a moment, the second for its turn, the third not at all."""
+
+    chunk_bytes = CHUNK
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.count = 0
+        self.moments = threading.Event()
+        self.moments.wait = self.wait  # type: ignore[method-assign]
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Stands for the wait in a stream's thread."""
+        assert timeout == 0.5
+        self.now += 7.0
+        return False
+
+    def book(self, bytes_count: int) -> float | None:
+        """See `Pacer`."""
+        self.count += 1
+        return (0.5, None, 0.0)[self.count - 1]
+
+    async def admit(self, bytes_count: int) -> None:
+        """See `Pacer`."""
+        self.now += 50.0
+
+    def payload(self, start: int = 0, end: int | None = None) -> memoryview:
+        """See `Payload`: the time that sending takes."""
+        self.now += 1.0
+        return memoryview(bytes(CHUNK))
+
+
+async def test_time_in_which_a_pacer_holds_pieces_back_is_none_of_the_link_s() -> None:
+    pacer, streams = Waiting(), Streams()
+    queue = ChunkQueue(lambda: pacer.now)
+    queue.cancelled = pacer.moments
+    queue.add([(0, 3)])
+    queue.complete()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        streams.add(socket.create_connection(server.getsockname()))
+        try:
+            await send_chunks(streams, pacer, 1, queue, payload_bytes=3 * CHUNK, pacer=pacer, progress=lambda _: None)
+        finally:
+            await streams.close()
+    assert pacer.now == 100.0 + 3 * 1.0 + 7.0 + 50.0
+    assert queue.busy_seconds == 3.0
 
 
 async def test_a_holder_is_not_silent_while_the_pacer_holds_its_chunks_back(pair: Pair) -> None:
     pacer = pair.pacer.current = Held()
-    pair.send(deadline_seconds=0.05)
+    sender = pair.send(deadline_seconds=0.05)
     pair.hear(-1, 1)
     await pair.capture(1)
     await pacer.asked.wait()
+    assert sender._queue is not None
+    seconds = sender._queue.busy_seconds
     for _ in range(5):
         await pair.shard.changed.wait(pair.shard.changed.version, 0.05)  # several deadlines
     assert pair.shard.core.view == {HOLDER}
+    assert sender._queue.busy_seconds == seconds, "nothing of it is the link's"
     pacer.gate.set()
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert pair.held() == {1: payload(1, pair.payload_bytes)}

@@ -7,21 +7,27 @@ from pathlib import Path
 import pytest
 
 from everstep.protocol import slot as slots
-from everstep.protocol.rank_messages import Vote
+from everstep.protocol.rank_messages import IdleSpan, Vote
 from tests.integration.worker.replication.own_network import OwnLoopback, in_own_network, may_have_one
 from tests.integration.worker.replication.pair import HOLDER, Pair, payload
+from worker.core.chunks import Link
+from worker.replication.pacing import SpanPacer
+from worker.traffic import ALPHA_SECONDS
 
 pytestmark = pytest.mark.integration
 PAYLOAD_BYTES = 24 << 20
 
 
-def test_a_slow_holder_stays_in_view_is_named_with_its_rate_and_heals_by_itself(tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("paced", [False, True], ids=["at_once", "paced"])
+def test_a_slow_holder_stays_in_view_is_named_with_its_rate_and_heals_by_itself(tmpfs: Path, monkeypatch: pytest.MonkeyPatch, paced: bool) -> None:
     if not may_have_one():
         pytest.skip("no right to a network namespace")
     monkeypatch.setattr(slots, "CHUNK_BYTES", 64 * 1024)
 
     async def body(loopback: OwnLoopback) -> None:
         pair = Pair(tmpfs, payload_bytes=PAYLOAD_BYTES, memory_bytes=1 << 27, holder_memory_bytes=1 << 27)
+        if paced:  # by what the link carried before
+            pair.pacer.current = SpanPacer([IdleSpan(0.0, 0.5)], Link(1e9, ALPHA_SECONDS), iteration_seconds=1.0)
         try:
             await limp_and_heal(pair, loopback)
         finally:

@@ -8,10 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from everstep.protocol.rank_messages import IdleSpan
+from tests.unit.worker.replication.wire import BEGIN, Wire
 from worker.core.chunks import Link, ScheduledChunk, uniform
 from worker.replication.pacing import ENOUGH_TRANSFERS, PATIENCE_ITERATIONS, TELLING_BYTES, NodePacer, Pacer, SpanPacer, UniformPacer, Unpaced
-
-BEGIN = 1000.0
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -155,14 +154,98 @@ def test_a_pause_lets_go_of_who_waits_at_once_and_the_next_boundary_holds_again(
 
 
 def test_the_link_is_what_the_fastest_of_enough_transfers_says() -> None:
-    pacer = NodePacer()
-    for seconds in range(1, ENOUGH_TRANSFERS):
-        pacer.measured(1_000_000, float(seconds))
-        assert pacer.bytes_per_second is None
-    pacer.measured(TELLING_BYTES - 1, 1e-6)  # latency
-    assert pacer.bytes_per_second is None
-    pacer.measured(3_000_000, 1.0)
-    assert (pacer.bytes_per_second, pacer.transfer_bytes) == (3_000_000.0, 1_000_000.0)
+    wire = Wire(1_000_000.0)
+    for number in range(1, ENOUGH_TRANSFERS):
+        wire.bytes_per_second = 1_000_000.0 / number
+        wire.carry(1_000_000)
+        assert wire.pacer.bytes_per_second is None
+    wire.bytes_per_second = 1e12  # latency
+    wire.carry(TELLING_BYTES - 1)
+    assert wire.pacer.bytes_per_second is None
+    wire.bytes_per_second = 3_000_000.0
+    wire.carry(3_000_000)
+    assert (wire.pacer.bytes_per_second, wire.pacer.transfer_bytes) == (pytest.approx(3_000_000.0), 1_000_000.0)
+
+
+def learnt(wire: Wire, *sizes: int, verified_seconds: float = 0.0) -> float:
+    """What a link is believed to carry over which these go at once, again and again."""
+    for _ in range(ENOUGH_TRANSFERS):
+        wire.carry(*sizes, verified_seconds=verified_seconds)
+        wire.now += 5.0
+    assert wire.pacer.bytes_per_second is not None
+    return wire.pacer.bytes_per_second
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_transfers_that_go_at_once_are_one_measurement_of_the_link(count: int) -> None:
+    assert learnt(Wire(1e9), *[50_000_000] * count) == pytest.approx(1e9)
+
+
+def test_transfers_of_other_sizes_at_once_are_one_as_well() -> None:
+    assert learnt(Wire(1e9), 10_000_000, 30_000_000, 80_000_000) == pytest.approx(1e9)
+
+
+def test_the_time_until_the_holder_has_verified_the_last_bytes_belongs_to_the_transfer() -> None:
+    assert learnt(Wire(1e8), 50_000_000, verified_seconds=0.5) == pytest.approx(5e7)
+    assert learnt(Wire(1e8), 10_000_000, 15_000_000, verified_seconds=0.25) == pytest.approx(5e7)
+
+
+def test_a_measurement_begins_and_ends_with_nobody_under_way() -> None:
+    """The second begins in the middle of the first and ends after it; the third begins with the first, and sends long after both."""
+    wire = Wire(1e6)
+    for _ in range(ENOUGH_TRANSFERS):
+        first, second, third = wire.queue(), wire.queue(), wire.queue()
+        with wire.pacer.counted(third):
+            with wire.pacer.counted(first):
+                first.add([(0, 1)])
+                wire.now += 1.0
+                with wire.pacer.counted(second):
+                    second.add([(0, 1)])
+                    wire.now += 2.0
+                    first.taken(2_000_000)
+                    wire.pacer.measured(first)
+                    wire.now += 1.0
+                    second.taken(2_000_000)
+                    wire.pacer.measured(second)
+            wire.now += 100.0  # its rank is still capturing
+            assert len(wire.pacer._rates) < ENOUGH_TRANSFERS
+            third.add([(0, 1)])
+            wire.now += 1.0
+            third.taken(1_000_000)
+            wire.pacer.measured(third)
+    assert wire.pacer.bytes_per_second == pytest.approx(1e6)
+
+
+@pytest.mark.parametrize(("sent", "tells"), [(0, True), (1, False)])
+def test_what_a_transfer_sent_that_broke_or_was_paced_spoils_the_measurement(sent: int, tells: bool) -> None:
+    wire = Wire(1e6)
+    for _ in range(ENOUGH_TRANSFERS):
+        broken = wire.queue()
+        with wire.pacer.counted(broken):
+            broken.add([(0, 2)])
+            if sent:
+                broken.taken(sent)
+            broken.cancel()
+            wire.carry(1_000_000)
+    assert (wire.pacer.bytes_per_second is not None) is tells
+    wire.carry(1_000_000, at_once=False)
+    for _ in range(ENOUGH_TRANSFERS):
+        wire.carry(1_000_000)
+    assert wire.pacer.bytes_per_second == pytest.approx(1e6), "what comes after it tells again"
+
+
+def test_a_transfer_s_part_is_what_others_left_of_the_time() -> None:
+    wire = Wire(1e6)
+    small, large = wire.carry(1_000_000, 3_000_000)
+    assert (small.busy_seconds, small.part_seconds) == pytest.approx((2.0, 1.0))
+    assert (large.busy_seconds, large.part_seconds) == pytest.approx((4.0, 3.0))
+    given_up = wire.queue()
+    given_up.add([(0, 1)])
+    wire.now += 1.0
+    given_up.cancel()
+    wire.now += 7.0
+    (alone,) = wire.carry(1_000_000)
+    assert (given_up.busy_seconds, alone.part_seconds) == pytest.approx((1.0, 1.0))
 
 
 def test_a_chunk_that_no_span_can_hold_is_not_held_back_for_ever() -> None:

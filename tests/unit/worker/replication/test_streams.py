@@ -87,6 +87,30 @@ def test_time_in_which_there_was_nothing_to_send_is_not_counted() -> None:
     assert (queue.busy_seconds, queue.taken_bytes, queue.taken_at) == (7, 25, 162)
 
 
+def test_time_in_which_a_pacer_holds_all_of_it_back_is_not_counted() -> None:
+    clock = Clock()
+    queue = ChunkQueue(clock)
+    queue.add([(0, 3)])
+    queue.next()
+    with queue.held_back():
+        clock.now += 10
+        queue.next()
+        clock.now += 1  # the second stream sends
+        with queue.held_back():
+            clock.now += 20
+        clock.now += 2
+        queue.taken(5)
+        clock.now += 40
+        queue.next()
+        clock.now += 3
+        queue.taken(5)
+    clock.now += 4
+    assert queue.busy_seconds == 10
+    queue.taken(5)
+    clock.now += 50
+    assert queue.busy_seconds == 10
+
+
 class Memory:
     """A slot's payload that is nobody's file."""
 

@@ -1,0 +1,54 @@
+"""Whether a holder's link is slow, as its sender judges: by what the node's other transfers left of it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from everstep.protocol.ids import NodeId
+from tests.unit.worker.replication.wire import Wire
+from worker.replication.sender import FLOW_BYTES_PER_SECOND, ReplicaSender
+
+DEADLINE_SECONDS = 5.0
+
+
+def sender(wire: Wire) -> ReplicaSender:
+    """A sender that has nothing to send and nobody to send it to."""
+    nothing = cast(Any, None)
+    return ReplicaSender(nothing, NodeId("i-b"), nothing, nothing, wire.pacer, holder_deadline_seconds=DEADLINE_SECONDS)
+
+
+@pytest.mark.parametrize("count", [1, 8, 32])
+@pytest.mark.parametrize(("part_of_a_flow", "is_slow"), [(1.6, False), (0.2, False), (0.05, True)])
+def test_senders_that_share_a_link_are_slow_when_the_link_is(count: int, part_of_a_flow: float, is_slow: bool) -> None:
+    wire = Wire(part_of_a_flow * FLOW_BYTES_PER_SECOND)
+    queues = [wire.queue() for _ in range(count)]
+    for queue in queues:
+        queue.add([(0, 2)])
+    wire.now += 2 * DEADLINE_SECONDS
+    for queue in queues:
+        queue.taken(int(2 * DEADLINE_SECONDS * wire.bytes_per_second / count))
+    assert [sender(wire)._is_slow(queue) for queue in queues] == [is_slow] * count
+
+
+def test_one_slow_way_is_told_from_the_seven_beside_it() -> None:
+    wire = Wire(8 * FLOW_BYTES_PER_SECOND)
+    quick, slow = [wire.queue() for _ in range(7)], wire.queue()
+    for queue in (*quick, slow):
+        queue.add([(0, 2)])
+    wire.now += 1.0
+    for queue in quick:
+        queue.taken(int(FLOW_BYTES_PER_SECOND / 2))
+        queue.taken(int(FLOW_BYTES_PER_SECOND / 2))
+    wire.now += DEADLINE_SECONDS
+    slow.taken(int(0.01 * FLOW_BYTES_PER_SECOND * DEADLINE_SECONDS))
+    assert [sender(wire)._is_slow(queue) for queue in (*quick, slow)] == [False] * 7 + [True]
+
+
+def test_a_short_wait_says_nothing() -> None:
+    wire = Wire(1.0)
+    queue = wire.queue()
+    queue.add([(0, 1)])
+    wire.now += DEADLINE_SECONDS
+    assert not sender(wire)._is_slow(queue)
