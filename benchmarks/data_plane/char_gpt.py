@@ -201,5 +201,5 @@ def _cpu(kind: str, name: str, version: str, nobody: Launches, launches: Launche
         n=len(launches.cpu_seconds),
         low=low,
         high=high,
-        verified=None,
+        verified=launches.verified,
     )

@@ -295,6 +295,7 @@ def peer_figure(peer: Of, metric: str) -> Figure:
     figure = peer.figure(metric, unit="bytes/byte" if metric == "memory" else "ratio" if metric == "first_raw" else "ms/GiB")
     if metric in ("blocked", "blocked_tight"):
         figure = replace(figure, reason=EVERY_STEP)
+    told = f"{figure.reason}; " if figure.reason else ""
     known = KNOWN.get((peer.system, metric))
     if known is None:
         return figure
@@ -304,12 +305,12 @@ def peer_figure(peer: Of, metric: str) -> Figure:
     moved = moved_together(parts) if names else None
     low, high = low * scale * (1 - PEER_TOLERANCE_RATIO), high * scale * (1 + PEER_TOLERANCE_RATIO)
     if moved is not None and moved > FLOOR_TOLERANCE_RATIO:
-        return _with(figure, moved, None, "", Verdict.INCONCLUSIVE, f"its floor moved by {moved:.0%} in the run")
+        return _with(figure, moved, None, "", Verdict.INCONCLUSIVE, f"{told}its floor moved by {moved:.0%} in the run")
     if figure.verified is False:
-        return _with(figure, moved, None, "", Verdict.INCONCLUSIVE, "the bytes differ from the owner's")
+        return _with(figure, moved, None, "", Verdict.INCONCLUSIVE, f"{told}the bytes differ from the owner's")
     if not low <= figure.value <= high:
         by, digits = (f", scaled by {' + '.join(names)}", 0) if names else ("", 2)
-        reason = f"{figure.value:.{digits}f} where {low:.{digits}f} to {high:.{digits}f} is known of it{by}"
+        reason = f"{told}{figure.value:.{digits}f} where {low:.{digits}f} to {high:.{digits}f} is known of it{by}"
         return _with(figure, moved, None, "", Verdict.INCONCLUSIVE, reason)
     return _with(figure, moved, None, "", Verdict.NONE, figure.reason)
 

@@ -113,6 +113,8 @@ def test_rows_about_blocking_say_how_often_snapshots_were_kept() -> None:
     for metric in ("blocked", "blocked_tight"):
         peer = peer_figure(of("torch.save", {metric: [2200.0]}), metric)
         assert (peer.reason, peer.verdict) == ("snapshots ÷ steps 1.00", Verdict.NONE)
+    strange = peer_figure(of("torch.save", {"blocked": [9000.0]}), "blocked")
+    assert strange.reason == "snapshots ÷ steps 1.00; 9000 where 1625 to 2709 is known of it, scaled by memcpy"
 
 
 def test_what_blocks_little_because_it_keeps_little_falls_short() -> None:
@@ -364,6 +366,7 @@ def test_one_wrong_byte_of_a_real_model_falls_short_and_what_was_not_compared_sa
     assert good["lm-resiliency", "char_gpt_ddp_slowdown"].verified is None
     text = report.render(replace(RUN, figures=list(good.values())), "x.svg")
     assert "| 30 | yes | commits ÷ steps 1.00 | pass |" in text
+    assert good[EVERSTEP, "char_gpt_ddp_cpu"].verified is True
     assert "| 30 | not compared | commits ÷ steps 1.00 |" in text
 
 
