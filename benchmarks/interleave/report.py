@@ -133,12 +133,14 @@ def _schemes(figure: Figure, picture: str) -> str:
         for row in figure.rows
     ]
     comparison = (
-        "Scheduling beats uniform pacing: their intervals do not meet."
+        ""  # of a part of the cases that was asked for
+        if Scheme.UNIFORM not in figure.case.schemes
+        else " Scheduling beats uniform pacing: their intervals do not meet."
         if beats_uniform(figure)
-        else "**Scheduling does not beat uniform pacing here**: their intervals meet."
+        else " **Scheduling does not beat uniform pacing here**: their intervals meet."
     )
     return (
-        f"## The schemes\n\n**{judgement.verdict}**: {judgement.reason}. {comparison}\n\n"
+        f"## The schemes\n\n**{judgement.verdict}**: {judgement.reason}.{comparison}\n\n"
         f"{table(('scheme', 'iteration ms', 'slowdown', '95 %', 'kept ÷ steps', 'snapshot ms', 'n'), rows)}\n\n"
         "The schemes take turns in blocks, in another order each round, the first iteration of a block not counted. A slowdown is that of all "
         "iterations against those without checkpoint at the same place of the same round; its interval is a bootstrap over these pairs. A snapshot "

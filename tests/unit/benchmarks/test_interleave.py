@@ -40,9 +40,10 @@ def recorded(seconds: dict[Scheme, float] = SECONDS, *, late: int = 0, left_out:
     for block in program(case):
         for position in range(block.iterations):
             number += 1
+            is_measured = block.is_measured and position > 0
             taken = seconds[block.scheme] + number / 1e6
-            rank.append({"scheme": block.scheme, "seconds": taken, "busy_seconds": 0.6, "number": number, "is_measured": position > 0})
-            is_ours = block.scheme is Scheme.EVERSTEP and position > 0
+            rank.append({"scheme": block.scheme, "seconds": taken, "busy_seconds": 0.6, "number": number, "is_measured": is_measured})
+            is_ours = block.scheme is Scheme.EVERSTEP and is_measured
             if is_ours and left_out:
                 left_out -= 1
             elif block.scheme is not Scheme.NONE:
@@ -278,6 +279,13 @@ def test_a_busy_machine_a_quick_run_and_a_lost_comparison_are_said() -> None:
     assert "These are no results" in text
     assert "quick run" in text
     assert "**Scheduling does not beat uniform pacing here**" in text
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_case_can_be_reported_alone(case: Case) -> None:
+    small = replace(case, blocks=2, block_iterations=2, settle_iterations=2)
+    text = report.render(report.Run(machine=MACHINE, figures=[recorded(dict.fromkeys(Scheme, 1.0), case=small)], is_quick=True, seconds=1.0), "x.svg")
+    assert ("uniform pacing" in text.partition("## The schemes")[2]) is (Scheme.UNIFORM in case.schemes)
 
 
 # -- the network ---------------------------------------------------------------------------------------------------------------------------
