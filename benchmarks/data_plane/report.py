@@ -167,7 +167,8 @@ def _goals(figures: Sequence[Figure]) -> str:
     ]
     text = (
         "The first three snapshots of a launch are audited on purpose, copied whole at the boundary and compared: first ÷ later ones as *blocked* is "
-        "shown and not judged, the time to the commit is. First ÷ second and third, of which all are audited, says what cold pages cost."
+        "shown and not judged. The time to the commit is judged; an audited snapshot is compared, and counts as captured, when the next change is "
+        "due, so that the whole span is in it. First ÷ second and third, of which all are audited, says what cold pages cost."
     )
     return f"### What was to be reached\n\n{text}\n\n{table(head, rows)}"
 

@@ -165,6 +165,7 @@ GOALS = (
     Goal("unblocked", "on steps without a snapshot, p50", 5.0, suffix="_p50", watched=("memcpy",)),
     Goal("unblocked", "on steps without a snapshot, p99", 20.0, suffix="_p99", watched=("memcpy",), statistic=p99),
     Goal("first_commit", "first snapshot ÷ later ones that are not audited, to the commit", 1.5, watched=("both_ways",), unit="ratio"),
+    Goal("first_commit_audited", "first snapshot ÷ second and third, all three audited, to the commit", 1.5, watched=("both_ways",), unit="ratio"),
     Goal("first_blocked", "first snapshot ÷ second and third, all three audited, blocked", 1.5, watched=("memcpy",), unit="ratio"),
     Goal(
         "commits",

@@ -3,7 +3,8 @@
 blocked          a snapshot's hold on the training thread, long spans         blocked_tight     the same, spans of twice the copy
 unblocked        what a step without a snapshot was held                      commits           steps committed ÷ steps, long spans
 first_commit     time to the commit of the first snapshot ÷ the same of later ones that are not audited
-first_blocked    first snapshot ÷ the other audited ones, blocked             first_raw         first snapshot ÷ those that are not audited, blocked
+first_blocked    first snapshot ÷ the other audited ones, blocked             first_commit_audited  the same of the time to the commit
+first_raw         first snapshot ÷ those that are not audited, blocked
 commit           until both nodes hold both ranks' snapshot
 restore_local    from the rank's call, own node's memory                      restore_local_all what the agent verified before included
 fetch            from the peer's memory into the own node's, verified         restore_peer      into the model of a rank that waits for it
@@ -99,8 +100,10 @@ def _add_rank(found: Measured, rank: Mapping[str, Any]) -> None:
     if len(audited) >= AUDITED_COUNT:
         found.add("first_blocked", [audited[0] / statistics.median(audited[1:AUDITED_COUNT])])
         found.add("first_raw", [audited[0] / statistics.median(scaled(spaced, True))])
-    if commits and commits[0] is not None and later:
-        found.add("first_commit", [commits[0] / statistics.median(later)])
+    if commits and commits[0] is not None:
+        audited_commits = [each for each in commits[1:AUDITED_COUNT] if each is not None]
+        for metric, others in (("first_commit", later), ("first_commit_audited", audited_commits)):
+            found.add(metric, [commits[0] / statistics.median(others)] if others else [])
     for metric in ("commit", "blocked"):  # a snapshot that is cheap and wrong is worth nothing
         found.verify(metric, rank["holder_verified"])
 

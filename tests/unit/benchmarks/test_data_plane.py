@@ -49,6 +49,7 @@ GOOD = {
     "unblocked": [0.1] * 20,
     "first_blocked": [1.1],
     "first_commit": [1.2],
+    "first_commit_audited": [1.1],
     "commits": [1.0, 0.96],
     "commit": [600.0] * 20,
     "restore_local": [70.0] * 10,
@@ -90,6 +91,7 @@ def test_what_reaches_every_goal_passes_every_row() -> None:
         ("unblocked", [0.1] * 19 + [20.1], "unblocked_p99"),
         ("first_blocked", [1.51], "first_blocked"),
         ("first_commit", [1.51], "first_commit"),
+        ("first_commit_audited", [1.51], "first_commit_audited"),
         ("commits", [0.94], "commits"),
         ("commit", [1.36 * (460 + 31)], "commit"),
         ("commit", [901.0], "commit_vs_peer"),
@@ -258,6 +260,7 @@ def test_samples_of_everstep_are_scaled_and_sorted() -> None:
     assert values["unblocked"] == pytest.approx([2.0] * 2)
     assert values["first_blocked"] == pytest.approx([0.040 / 0.025] * 2)
     assert values["first_commit"] == pytest.approx([0.6 / 0.2] * 2)  # later ones that are not audited
+    assert values["first_commit_audited"] == pytest.approx([0.6 / 0.4] * 2)
     assert values["first_raw"] == pytest.approx([0.040 / 0.002] * 2)
     assert values["agent"] == [16.0]
     assert values["commits"] == [0.5, 0.5]
@@ -272,7 +275,7 @@ def test_samples_of_everstep_are_scaled_and_sorted() -> None:
 
 def test_a_first_snapshot_that_was_not_committed_is_not_replaced_by_the_second() -> None:
     first = steps([0.040, 0.020, 0.030, 0.001], took=[None, 0.5, 0.3, 0.2])
-    assert "first_commit" not in of_everstep([everstep_launch(first=first)]).values
+    assert not {"first_commit", "first_commit_audited"} & of_everstep([everstep_launch(first=first)]).values.keys()
     late = steps([0.001, 0.040, 0.020, 0.030], snapshot=[False, True, True, True], took=[None, 0.8, 0.5, 0.3])
     assert of_everstep([everstep_launch(first=late)]).values["first_commit"] == pytest.approx([0.8 / 0.2] * 2)
 
