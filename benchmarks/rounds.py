@@ -94,10 +94,10 @@ class CountedSession(TcpSession):
 
     reports: ClassVar[Counter[NodeId]] = Counter()
 
-    async def send(self, message: Message) -> None:
+    async def send(self, *messages: Message) -> None:
         """Send and count."""
-        self.reports[self.peer] += 1
-        await super().send(message)
+        self.reports[self.peer] += len(messages)
+        await super().send(*messages)
 
 
 class Fleet:

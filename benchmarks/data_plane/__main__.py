@@ -2,11 +2,12 @@
 
     python -m benchmarks.data_plane [--quick] [--sizes 256 1024] [--peers NAME …] [--without-model]
 
-    size by size:  floors A floors B floors … Z floors │ floors Z floors … B floors A floors
+    size by size:  floors A floors B floors C floors … Z floors │ A floors B floors C floors │ Z floors … C floors B floors A floors
 
-Every system is launched twice in a palindrome, the floors before and after each launch, and before each of Everstep's restores: drift of the
-machine falls on both sides of a pair.
-Exit code: 0 all rows pass or are inconclusive, 1 nothing to report, 2 a row falls short.
+Every system is launched on the way out and on the way back, Everstep and those it is held against once more in the middle: drift of the machine falls
+on all of them. Floors are measured before and after each launch, and before each of Everstep's restores.
+Exit code: 0 all rows pass or are inconclusive, 1 nothing to report, 2 a row falls short, 3 none does, but the machine was busy when the run began, so
+that no row says anything (wrong bytes fall short all the same).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,24 @@ from benchmarks.data_plane import char_gpt, report
 from benchmarks.data_plane.everstep import NODES, EverstepLaunch, run_everstep
 from benchmarks.data_plane.launches import FloorPair, run_peer
 from benchmarks.data_plane.rank.repeats import Repeats
-from benchmarks.data_plane.rows import EVERSTEP, Figure, Of, Verdict, broken, judged, peer_figure
+from benchmarks.data_plane.rows import (
+    EVERSTEP,
+    GOALS,
+    Figure,
+    LaunchFloor,
+    Of,
+    Verdict,
+    broken,
+    judged,
+    of_a_busy_machine,
+    peer_figure,
+    shown,
+)
 from benchmarks.data_plane.samples import of_everstep, of_peer, per_gib
 from benchmarks.data_plane.systems import PEERS, System, install
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.machine import Machine
-from benchmarks.measures import Floor, Summary
+from benchmarks.measures import Summary, is_busy
 from everstep import __version__, failures
 from everstep.errors import EverstepError
 from infra.local_cloud.errors import LocalCloudError
@@ -43,13 +56,12 @@ SPAN_SECONDS_PER_GIB, SPAN_SECONDS = 1.0, 0.15
 """Long spans: beside the optimizer's step long enough for a snapshot to be replicated."""
 TIGHT_SECONDS_PER_GIB, TIGHT_SECONDS = 0.15, 0.02
 """Short spans: twice the copy."""
-OWN_METRICS = ("blocked_audited", "blocked_tight", "restore_peer_fetch", "restore_added")
-"""Shown, with nothing to reach."""
 LAUNCH_SECONDS = 150.0
 MODEL_STEPS = 40
 LARGE_STATE_MIB = 512
-LARGE_PEERS = ("lm-resiliency", "DLRover flash checkpoint", "torchft in place")
-"""Of a large state only the peers that Everstep is held against."""
+HELD_AGAINST = tuple(dict.fromkeys(goal.peer[0] for goal in GOALS if goal.peer is not None))
+LARGE_PEERS = (*HELD_AGAINST, "DLRover flash checkpoint")
+"""Of a large state only the peers that Everstep is held against, and who restores the quickest from the own node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +90,8 @@ def sizes_of(sizes_mib: list[int], peers: tuple[System, ...], *, is_quick: bool)
         )
 
     def everstep(state_mib: int) -> Repeats:
-        # Two ranks in two launches: 100 snapshots for a p99. Ranks restore from their own node beside every restore from a peer, too.
-        full = repeats(state_mib, spaced=26, tight=12, local_restores=3, others=5)
+        # Two ranks in three launches: 100 snapshots for a p99. Ranks restore from their own node beside every restore from a peer, too.
+        full = repeats(state_mib, spaced=18, tight=8, local_restores=2, others=4)
         return repeats(state_mib, spaced=8, tight=10, local_restores=2, others=2) if is_quick else full
 
     return [
@@ -91,6 +103,16 @@ def sizes_of(sizes_mib: list[int], peers: tuple[System, ...], *, is_quick: bool)
         )
         for mib in sizes_mib
     ]
+
+
+def order_of(names: Sequence[str], thrice: Collection[str]) -> list[str]:
+    """Return in which order systems are launched: out and back, and in the middle once more those of which three launches are wanted.
+
+    Args:
+        names: of all.
+        thrice: of those.
+    """
+    return [*names, *(name for name in names if name in thrice), *reversed(names)]
 
 
 def main() -> int:
@@ -124,13 +146,23 @@ def main() -> int:
     except (BenchmarkFailed, LocalCloudError, EverstepError, OSError) as error:
         print(f"the benchmark failed: {error}\nlogs: {home}", file=sys.stderr)
         return 1
+    was_busy = is_busy(machine.load_average[0], machine.cores)
+    if was_busy:
+        figures = of_a_busy_machine(figures)
     run = report.Run(machine=machine, figures=figures, floors=floors, is_quick=arguments.quick, seconds=time.monotonic() - begun)
     report.write(run, arguments.json, document)
     say(f"written: {arguments.json} and {document}")
     for figure in figures:
         if figure.verdict is not Verdict.NONE:
             print(report.line(figure))
-    return 2 if any(figure.verdict is Verdict.SHORT for figure in figures) else 0
+    return exit_code(figures, was_busy=was_busy)
+
+
+def exit_code(figures: Sequence[Figure], *, was_busy: bool) -> int:
+    """Return how the run ends (see the module)."""
+    if any(figure.verdict is Verdict.SHORT for figure in figures):
+        return 2
+    return 3 if was_busy else 0
 
 
 def measure(home: Path, sizes: list[Size], *, has_model: bool, say: Callable[[str], None]) -> tuple[list[Figure], report.Floors]:
@@ -168,7 +200,7 @@ def _bench(home: Path, state_mib: int, say: Callable[[str], None]) -> Iterator[B
             yield bench
 
 
-def _measure_size(bench: Bench, size: Size) -> tuple[list[Figure], dict[str, Floor]]:
+def _measure_size(bench: Bench, size: Size) -> tuple[list[Figure], dict[str, LaunchFloor]]:
     names = [EVERSTEP, *(peer.name for peer in size.peers)]
     systems = {peer.name: peer for peer in size.peers}
     launches: dict[str, list[Any]] = {name: [] for name in names}
@@ -177,8 +209,9 @@ def _measure_size(bench: Bench, size: Size) -> tuple[list[Figure], dict[str, Flo
     state_bytes = size.state_mib * 1024**2
     with FloorPair(bench.directory / f"floors-{size.state_mib}", size.state_mib) as pair:
         before = pair.measure()
-        for number, name in enumerate([*names, *reversed(names)]):
-            bench.say(f"{size.state_mib} MiB: {name}, launch {number // len(names) + 1} of 2")
+        order = order_of(names, (EVERSTEP, *HELD_AGAINST))
+        for number, name in enumerate(order):
+            bench.say(f"{size.state_mib} MiB: {name}, launch {order[: number + 1].count(name)} of {order.count(name)}")
             home = bench.directory / f"{size.state_mib}-{number}"
             around = [before]
 
@@ -200,8 +233,7 @@ def _measure_size(bench: Bench, size: Size) -> tuple[list[Figure], dict[str, Flo
         of[name] = Of(system=name, version=versions[name], state_mib=size.state_mib, measured=measured, floors=floors_of(floors[name], state_bytes))
     if (own := of.pop(EVERSTEP, None)) is not None:
         figures += judged(own, of)
-        figures += [own.figure(metric) for metric in OWN_METRICS if metric in own.measured.values]
-        figures += [own.figure(metric, unit="ratio") for metric in ("first_raw", "tight_commits") if metric in own.measured.values]
+        figures += shown(own)
     figures += [peer_figure(peer, metric) for peer in of.values() for metric in peer.measured.values]
     return figures, floors_of(floors[EVERSTEP], state_bytes)
 
@@ -218,21 +250,21 @@ def _launch(bench: Bench, home: Path, peer: System | None, size: Size, beside: C
         )
 
 
-def floors_of(launches: list[list[report.Seconds]], state_bytes: int) -> dict[str, Floor]:
-    """Return the floors of a system: those of its first launch against those of its last; of a single one, the earlier against the later.
+def floors_of(launches: list[list[report.Seconds]], state_bytes: int) -> dict[str, LaunchFloor]:
+    """Return the floors of a system, launch by launch; of a single one, the earlier and the later ones.
 
     Args:
         launches: of each, what was measured, in order.
         state_bytes: that every floor moved.
     """
-    earlier, later = launches[0], launches[-1]
     if len(launches) == 1:
-        earlier, later = earlier[: len(earlier) // 2], later[len(later) // 2 :]
+        (alone,) = launches
+        launches = [alone[: len(alone) // 2], alone[len(alone) // 2 :]]
 
     def summary(name: str, measured: list[report.Seconds]) -> Summary:
         return Summary.of([per_gib(seconds, state_bytes) for once in measured for seconds in once[name]])
 
-    return {name: Floor(summary(name, earlier), summary(name, later)) for name in earlier[0]}
+    return {name: LaunchFloor(tuple(summary(name, launch) for launch in launches)) for name in launches[0][0]}
 
 
 def _version(name: str) -> str:

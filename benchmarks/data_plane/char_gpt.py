@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.cluster_jobs import EVERY_STEP, ROOT, Bench, Json
 from benchmarks.data_plane.everstep import agents_of
 from benchmarks.data_plane.launches import RANKS, run_ranks
-from benchmarks.data_plane.rows import EVERSTEP, Figure, Verdict
+from benchmarks.data_plane.rows import EVERSTEP, LEAST_COMMITS_RATIO, Figure, Verdict
 from benchmarks.data_plane.systems import PEERS
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.measures import FLOOR_TOLERANCE_RATIO, bootstrap_interval, moved_ratio
@@ -22,7 +22,6 @@ EXAMPLE = ROOT / "examples" / "char_gpt"
 KINDS = {"ddp": "DDP", "zero3": "ZeRO-3"}
 NOBODY, LM_RESILIENCY = "none", "lm_resiliency"
 WARM_UP_STEPS = 12
-LEAST_COMMITS_RATIO = 0.95
 GIB = 1024**3
 
 
@@ -37,6 +36,8 @@ class Launches:
     commits_ratio: list[float] = field(default_factory=list)
     state_bytes: int = 0
     """Of all ranks together."""
+    verified: bool | None = None
+    """By compares of bytes on the holders, one of each rank and launch; None: nothing was compared."""
 
     def add(self, ranks: Sequence[Json]) -> None:
         """Take one launch."""
@@ -44,6 +45,8 @@ class Launches:
         self.step_seconds.append(steps)
         self.cpu_seconds.append(sum(rank["cpu_seconds"] for rank in ranks) / len(steps))
         self.commits_ratio.append(min(rank["commits"] for rank in ranks) / len(steps))
+        if compared := [rank["verified"] for rank in ranks if rank["verified"] is not None]:
+            self.verified = self.verified is not False and all(compared)
         self.state_bytes = sum(rank["state_bytes"] for rank in ranks)
 
     @property
@@ -52,7 +55,7 @@ class Launches:
         return [seconds for launch in self.step_seconds for seconds in launch]
 
 
-def measure(bench: Bench, environments: Path, kind: str, *, steps: int, with_peer: bool, order: str = "NELLEN") -> dict[str, Launches]:
+def measure(bench: Bench, environments: Path, kind: str, *, steps: int, with_peer: bool, order: str = "NELNELLEN") -> dict[str, Launches]:
     """Launch a model `len(order)` times.
 
     Args:
@@ -135,7 +138,7 @@ def figures(kind: str, found: Mapping[str, Launches], versions: Mapping[str, str
     names = {EVERSTEP: "everstep", "lm-resiliency": LM_RESILIENCY}
     slowdowns = {name: _slowdown(kind, name, versions[name], nobody, found[key], moved) for name, key in names.items() if key in found}
     own, peer = slowdowns[EVERSTEP], slowdowns.get("lm-resiliency")
-    commits = min(found["everstep"].commits_ratio)
+    commits = {key: min(launches.commits_ratio) for key, launches in found.items()}
     slowdowns[EVERSTEP] = _judged(own, peer, commits, moved)
     cpu = [_cpu(kind, name, versions[name], nobody, found[key]) for name, key in names.items() if key in found]
     return [*slowdowns.values(), *cpu]
@@ -156,21 +159,26 @@ def _slowdown(kind: str, name: str, version: str, nobody: Launches, launches: La
         n=len(launches.pooled),
         low=low,
         high=high,
-        verified=None,
+        verified=launches.verified,
         floor_moved_ratio=moved,
         reason=f"commits ÷ steps {min(launches.commits_ratio):.2f}",
     )
 
 
-def _judged(own: Figure, peer: Figure | None, commits: float, moved: float | None) -> Figure:
-    told = f"commits ÷ steps {commits:.2f}"
+def _judged(own: Figure, peer: Figure | None, commits: Mapping[str, float], moved: float | None) -> Figure:
+    told = own.reason
+    if own.verified is False:
+        return replace(own, verdict=Verdict.SHORT, reason=f"{told}; the bytes differ from the owner's")
     if moved is None or moved > FLOOR_TOLERANCE_RATIO:
         why = "the model alone was launched once" if moved is None else f"the model alone moved by {moved:.0%}"
         return replace(own, verdict=Verdict.INCONCLUSIVE, reason=f"{told}; {why}")
     if peer is None:
         return replace(own, verdict=Verdict.INCONCLUSIVE, reason=f"{told}; no other system that replicates was measured")
-    if commits < LEAST_COMMITS_RATIO:
+    if commits["everstep"] < LEAST_COMMITS_RATIO:
         return replace(own, verdict=Verdict.INCONCLUSIVE, limit=peer.value, against="lm-resiliency's", reason=f"{told}: not the same interval")
+    if commits[LM_RESILIENCY] < LEAST_COMMITS_RATIO:
+        why = f"lm-resiliency's {commits[LM_RESILIENCY]:.2f}: not the same interval"
+        return replace(own, verdict=Verdict.INCONCLUSIVE, limit=peer.value, against="lm-resiliency's", reason=f"{told}; {why}")
     verdict = Verdict.PASS if own.value <= peer.value else Verdict.SHORT
     return replace(own, verdict=verdict, limit=peer.value, against="lm-resiliency's", reason=told)
 
@@ -193,5 +201,5 @@ def _cpu(kind: str, name: str, version: str, nobody: Launches, launches: Launche
         n=len(launches.cpu_seconds),
         low=low,
         high=high,
-        verified=None,
+        verified=launches.verified,
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from benchmarks.data_plane.rows import EVERSTEP, Figure
-from benchmarks.measures import Floor
+from benchmarks.data_plane.rows import EVERSTEP, Figure, LaunchFloor
 
 PANELS = (
     ("training blocked per snapshot", "blocked", ("memcpy",)),
@@ -20,7 +19,7 @@ FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 OWN_COLOUR, PEER_COLOUR, FLOOR_COLOUR = "#1f6f54", "#9aa5ad", "#c0392b"
 
 
-def draw(figures: Sequence[Figure], floors: Mapping[int, Mapping[str, Floor]]) -> str:
+def draw(figures: Sequence[Figure], floors: Mapping[int, Mapping[str, LaunchFloor]]) -> str:
     """Return the picture of the largest state at which something was measured.
 
     Args:

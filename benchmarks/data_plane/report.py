@@ -13,24 +13,25 @@ from pathlib import Path
 
 from benchmarks.data_plane.char_gpt import KINDS
 from benchmarks.data_plane.picture import draw
-from benchmarks.data_plane.rows import EVERSTEP, GOALS, Figure, Verdict
+from benchmarks.data_plane.rows import EVERSTEP, GOALS, PEER_TOLERANCE_RATIO, Figure, LaunchFloor, Verdict, moved_together
 from benchmarks.document import table, with_section
 from benchmarks.machine import Machine
-from benchmarks.measures import BUSY_LOAD_RATIO, FLOOR_TOLERANCE_RATIO, Floor, is_busy
+from benchmarks.measures import BUSY_LOAD_RATIO, FLOOR_TOLERANCE_RATIO, is_busy
 
 Seconds = Mapping[str, Sequence[float]]
 """Of both processes, by floor."""
-Floors = dict[int, dict[str, Floor]]
-"""ms per GiB around Everstep's launches, by MiB of state."""
+Floors = dict[int, dict[str, LaunchFloor]]
+"""Around Everstep's launches, by MiB of state."""
 COMMAND = "make bench-data-plane"
 TITLES = {goal.metric + goal.suffix: goal.title for goal in GOALS} | {
     "launches": "all launches",
-    "blocked_audited": "the first three snapshots of a launch, audited byte by byte",
+    "blocked_audited": "the first three snapshots of a launch, audited: copied whole at the boundary and compared",
     "blocked_tight": "training blocked per snapshot, spans of twice the copy",
     "restore_peer_fetch": "of a rank that waits: until all was verified on its own node",
     "restore_added": "fetch from the peer, and restore of a rank that comes when it is over",
-    "first_raw": "first snapshot ÷ later ones, as blocked",
+    "first_raw": "first snapshot (audited) ÷ later ones (not audited), blocked",
     "tight_commits": "commits ÷ steps, spans of twice the copy",
+    "agent": "private memory of an agent while nothing runs: a baseline, not counted above",
     **{f"char_gpt_{kind}_slowdown": f"char-GPT, {name}: slowdown of a step" for kind, name in KINDS.items()},
     **{f"char_gpt_{kind}_cpu": f"char-GPT, {name}: processor seconds per GiB kept" for kind, name in KINDS.items()},
 }
@@ -43,6 +44,7 @@ PEER_TITLES = {
     "memory": "memory, bytes/byte",
     "first_raw": "first ÷ later",
 }
+VERIFIED = {None: "not compared", True: "yes", False: "**no**"}
 FLOOR_TITLES = {
     "memcpy": "memcpy into warm shared memory",
     "digest": "xxh3-128",
@@ -112,27 +114,38 @@ def _head(run: Run) -> str:
         f"load average before the run {machine.load_average[0]:.2f}. No GPU; both nodes share the cores and one loopback.",
         "- Two ranks on two nodes, each with a state of its own: fp32 parameters of a transformer's shapes and Adam's two moments, one thread. "
         "Forward and backward are **timed waits** that leave the processor free; the optimizer's step is real. All times are per GiB of state.",
-        "- Every system is launched twice, in the order A B … Z Z … B A, the floors measured by two processes before and after every "
-        "launch, and before each of Everstep's restores. Intervals are 95 % percentile bootstraps.",
-        f"- **inconclusive**: a row's floor (a sum, where its limit is one) moved by more than {FLOOR_TOLERANCE_RATIO:.0%} between the two "
-        "launches, or a peer was more than 25 % away from what is known of it, scaled by the floors.",
+        "- Every system is launched on the way out and on the way back, in the order A B C … Z, A B C, Z … C B A: Everstep and those that it is held "
+        "against three times, the others twice. The floors are measured by two processes before and after every launch, and before each of "
+        "Everstep's restores. Intervals are 95 % percentile bootstraps.",
+        f"- **inconclusive**: a row's floor (a sum, where its limit is one) moved by more than {FLOOR_TOLERANCE_RATIO:.0%} between the lowest and "
+        f"the highest launch, or a peer was more than {PEER_TOLERANCE_RATIO:.0%} away from what is known of it, scaled by the floors.",
         "- *verified*: after the run the bytes on the holder, or in the restored model, were compared with the owner's, without any digest.",
     ]
     if run.is_quick:
         lines += ["", "**A quick run with few samples: it tries the harness and measures nothing.**"]
     if is_busy(machine.load_average[0], machine.cores):
-        lines += ["", f"**The machine was busy when the run began (more than {BUSY_LOAD_RATIO} per core). These are no results: run it again.**"]
+        lines += [
+            "",
+            f"**The machine was busy when the run began (more than {BUSY_LOAD_RATIO} per core). These are no results, and nothing is judged: run it "
+            "again.**",
+        ]
     return "\n".join(lines)
 
 
 def _floors(floors: Floors) -> str:
     rows = [
-        [f"{size} MiB", title, _number(floor.before.median), _number(floor.after.median), f"{floor.moved_ratio:.0%}", str(floor.before.count)]
+        [
+            f"{size} MiB",
+            title,
+            ", ".join(_number(launch.median) for launch in floor.launches),
+            f"{moved_together([floor]):.0%}",
+            ", ".join(str(launch.count) for launch in floor.launches),
+        ]
         for size, found in floors.items()
         for name, title in FLOOR_TITLES.items()
         if (floor := found.get(name)) is not None
     ]
-    return "### Floors\n\n" + table(("state", "floor, ms/GiB", "around the first launch", "around the second", "moved", "n each"), rows)
+    return "### Floors\n\n" + table(("state", "floor, ms/GiB", "launch by launch", "moved", "n"), rows)
 
 
 def _goals(figures: Sequence[Figure]) -> str:
@@ -147,18 +160,25 @@ def _goals(figures: Sequence[Figure]) -> str:
             str(figure.n),
             _limit(figure),
             "" if figure.floor_moved_ratio is None else f"{figure.floor_moved_ratio:.0%}",
-            {None: "", True: "yes", False: "**no**"}[figure.verified],
+            VERIFIED[figure.verified] if figure.verified is not None else "",
             _verdict(figure),
         ]
         for figure in own
     ]
-    return "### What was to be reached\n\n" + table(head, rows)
+    text = (
+        "The first three snapshots of a launch are audited on purpose, copied whole at the boundary and compared: first ÷ later ones as *blocked* is "
+        "shown and not judged. The time to the commit is judged; an audited snapshot is compared, and counts as captured, when the next change is "
+        "due, so that the whole span is in it. First ÷ second and third, of which all are audited, says what cold pages cost."
+    )
+    return f"### What was to be reached\n\n{text}\n\n{table(head, rows)}"
 
 
 def _peers(figures: Sequence[Figure]) -> str:
     text = (
-        "Medians in ms per GiB; a system offers what has a figure. *Blocked* holds with long spans, snapshots at every step. Restores end in "
-        "the live model. What is not on the peer does not survive its node. ⚠ inconclusive, see below."
+        "Medians in ms per GiB; a system offers what has a figure. *Blocked* holds with long spans, snapshots at every step. Peers do not say what "
+        "they have committed: the loop calls each at every step, and a call waits for what the one before still does (snapshots ÷ steps 1.00 by "
+        "that, with short spans, too); only the last snapshot is compared. Restores end in the live model. What is not on the peer does not survive "
+        "its node. ⚠ inconclusive, see below."
     )
     notes = [f"- {each.system}, {each.state_mib} MiB, a launch failed: {each.reason}" for each in figures if each.metric == "launches"]
     rows = []
@@ -170,7 +190,7 @@ def _peers(figures: Sequence[Figure]) -> str:
             version = next(iter(found.values())).version
             cells = [found.get(own.get(metric, metric) if system == EVERSTEP else metric) for metric in PEER_TITLES]
             rows.append([f"{size} MiB", f"{system} {version}", *(_cell(figure) for figure in cells)])
-            unsure = [each for each in cells if each is not None and each.reason and system != EVERSTEP]
+            unsure = [each for each in cells if each is not None and each.verdict is Verdict.INCONCLUSIVE and system != EVERSTEP]
             notes += [f"- {system}, {PEER_TITLES[each.metric]}, {size} MiB: {each.reason}" for each in unsure]
     return "\n\n".join(["### Beside the peers", text, table(("state", "system", *PEER_TITLES.values()), rows), "\n".join(notes)]).rstrip()
 
@@ -184,9 +204,10 @@ def _cell(figure: Figure | None) -> str:
 
 def _model(figures: Sequence[Figure]) -> str:
     text = (
-        "The char-GPT of `examples/`, larger, two ranks on the same cores, every step kept; against the same model that nobody keeps, launched there "
-        "and back (nobody, Everstep, lm-resiliency, lm-resiliency, Everstep, nobody). Processor seconds are those of ranks and agents beyond the "
-        "model's own."
+        "The char-GPT of `examples/`, larger, two ranks on the same cores, every step kept; against the same model that nobody keeps, launched three "
+        "times (nobody, Everstep, lm-resiliency; the same again; and back). Processor seconds are those of ranks and agents beyond the model's own. "
+        "*Verified*: at the end of each of Everstep's launches the holder's bytes of the last step, of both ranks, were compared with the live "
+        "model's. lm-resiliency's commits are its calls, less the last one if its replication failed."
     )
     rows = [
         [
@@ -195,13 +216,14 @@ def _model(figures: Sequence[Figure]) -> str:
             f"{figure.value:+.1%}" if figure.unit == "ratio" else f"{figure.value:.2f} {figure.unit}",
             f"{figure.low:+.1%} to {figure.high:+.1%}" if figure.unit == "ratio" else f"{figure.low:.2f} to {figure.high:.2f}",
             str(figure.n),
+            VERIFIED[figure.verified],
             figure.reason,
-            str(figure.verdict),
+            _told(figure.verdict),
         ]
         for figure in figures
         if figure.metric.startswith("char_gpt")
     ]
-    return "### What it costs a real model\n\n" + text + "\n\n" + table(("", "system", "measured", "95 %", "n", "", "verdict"), rows)
+    return "### What it costs a real model\n\n" + text + "\n\n" + table(("", "system", "measured", "95 %", "n", "verified", "", "verdict"), rows)
 
 
 def _limits() -> str:
@@ -219,8 +241,12 @@ def _limit(figure: Figure) -> str:
 
 
 def _verdict(figure: Figure) -> str:
-    told = {Verdict.SHORT: "**falls short**"}.get(figure.verdict, str(figure.verdict))
-    return f"{told}: {figure.reason}" if figure.reason else told
+    told = _told(figure.verdict)
+    return f"{told}: {figure.reason}" if told and figure.reason else told or figure.reason
+
+
+def _told(verdict: Verdict) -> str:
+    return {Verdict.SHORT: "**falls short**"}.get(verdict, str(verdict))
 
 
 def _number(value: float) -> str:

@@ -2,13 +2,14 @@
 
 blocked          a snapshot's hold on the training thread, long spans         blocked_tight     the same, spans of twice the copy
 unblocked        what a step without a snapshot was held                      commits           steps committed ÷ steps, long spans
-first_blocked    first snapshot ÷ the other audited ones                      first_commit      the same of the time to its commit
-first_raw        first snapshot ÷ all later ones, audited or not
+first_commit     time to the commit of the first snapshot ÷ the same of later ones that are not audited
+first_blocked    first snapshot ÷ the other audited ones, blocked             first_commit_audited  the same of the time to the commit
+first_raw         first snapshot ÷ those that are not audited, blocked
 commit           until both nodes hold both ranks' snapshot
 restore_local    from the rank's call, own node's memory                      restore_local_all what the agent verified before included
 fetch            from the peer's memory into the own node's, verified         restore_peer      into the model of a rank that waits for it
 restore_peer_fetch  of that, until all of it was verified on the own node        restore_added     fetch, and restore of a rank that comes behind it
-memory           bytes of host memory per byte of state
+memory           bytes of host memory per byte of state                       agent             MiB of an agent while nothing runs, no part of it
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ def of_everstep(launches: Sequence[EverstepLaunch]) -> Measured:
             found.add("restore_peer_fetch", [per_gib(arrival.fetch_seconds, size)])
             found.verify("restore_peer", arrival.verified)
         found.add("memory", [launch.memory_ratio])
+        found.add("agent", [launch.agent_bytes / 1024**2])
     return found
 
 
@@ -90,14 +92,18 @@ def _add_rank(found: Measured, rank: Mapping[str, Any]) -> None:
     found.add("blocked_audited", audited[:AUDITED_COUNT])
     found.add("blocked_tight", scaled(tight, True))
     found.add("unblocked", [*scaled(first, False), *scaled(spaced, False), *scaled(tight, False)])
-    commits = [per_gib(seconds, size) for seconds in commit_seconds(first)]
+    commits = snapshots_commit_seconds(first)
+    later = [*(each for each in commits[AUDITED_COUNT:] if each is not None), *commit_seconds(spaced)]
     found.add("commit", [per_gib(seconds, size) for seconds in commit_seconds(spaced)])
     found.add("commits", [sum(at is not None for at in spaced["committed_at"]) / len(spaced["numbers"])])
     found.add("tight_commits", [sum(at is not None for at in tight["committed_at"]) / len(tight["numbers"])])
-    if len(audited) >= AUDITED_COUNT and len(commits) >= AUDITED_COUNT:
+    if len(audited) >= AUDITED_COUNT:
         found.add("first_blocked", [audited[0] / statistics.median(audited[1:AUDITED_COUNT])])
-        found.add("first_commit", [commits[0] / statistics.median(commits[1:AUDITED_COUNT])])
         found.add("first_raw", [audited[0] / statistics.median(scaled(spaced, True))])
+    if commits and commits[0] is not None:
+        audited_commits = [each for each in commits[1:AUDITED_COUNT] if each is not None]
+        for metric, others in (("first_commit", later), ("first_commit_audited", audited_commits)):
+            found.add(metric, [commits[0] / statistics.median(others)] if others else [])
     for metric in ("commit", "blocked"):  # a snapshot that is cheap and wrong is worth nothing
         found.verify(metric, rank["holder_verified"])
 
@@ -105,6 +111,12 @@ def _add_rank(found: Measured, rank: Mapping[str, Any]) -> None:
 def commit_seconds(steps: Mapping[str, Any]) -> list[float]:
     """Return how long each commit took, from its boundary's call."""
     return [at - began for began, at in zip(steps["began_at"], steps["committed_at"], strict=True) if at is not None]
+
+
+def snapshots_commit_seconds(steps: Mapping[str, Any]) -> list[float | None]:
+    """Return how long the commit of each snapshot took, from its boundary's call; None: it was not committed."""
+    rows = zip(steps["has_snapshot"], steps["began_at"], steps["committed_at"], strict=True)
+    return [None if at is None else at - began for has_snapshot, began, at in rows if has_snapshot]
 
 
 def of_peer(launches: Sequence[Sequence[Mapping[str, Any]]], offers: Sequence[str]) -> Measured:

@@ -40,10 +40,13 @@ CASES = (
     Case(name="m = 3", copies=3, state_kib=768),
     Case(
         name="too little idle time",
-        schemes=(Scheme.NONE, Scheme.UNIFORM, Scheme.EVERSTEP),
+        schemes=(Scheme.NONE, Scheme.EVERSTEP),
         idle_seconds=(0.02, 0.004, 0.006, 0.004, 0.01, 0.006),
         collective_seconds=0.06,
+        blocks=8,
+        block_iterations=25,
         is_crowded=True,
+        settle_iterations=200,
     ),
 )
 
@@ -67,7 +70,7 @@ def main() -> int:
     shutil.rmtree(HOME, ignore_errors=True)
     cases = [case for case in CASES if arguments.only is None or case.name in arguments.only]
     if arguments.quick:
-        cases = [replace(case, blocks=2, block_iterations=3) for case in cases]
+        cases = [replace(case, blocks=2, block_iterations=3, settle_iterations=min(case.settle_iterations, 10)) for case in cases]
     figures = []
     for case in cases:
         print(f"{time.monotonic() - begun:6.1f} s  {case.name}: {case.nodes} nodes, m = {case.copies}, {case.state_kib} KiB", flush=True)

@@ -28,15 +28,15 @@ class Row:
     low: float
     high: float
     """Of the slowdown, 95 %."""
-    committed: int
-    """Snapshots of measured iterations that all holders had before the next boundary."""
+    kept: int
+    """Snapshots of measured iterations that all holders acknowledged: before the next boundary, or at all in a case that has too little idle time."""
     snapshot_seconds: float | None
     """Mean, from the boundary until the last holder has answered."""
 
     @property
-    def commits_ratio(self) -> float:
-        """Commits ÷ steps."""
-        return self.committed / self.iterations
+    def kept_ratio(self) -> float:
+        """Kept ÷ steps."""
+        return self.kept / self.iterations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ def evaluate(case: Case, ranks: Sequence[Sequence[Mapping[str, Any]]], nodes: Se
     plain = [record for record in measured if record["scheme"] == Scheme.NONE]
     return Figure(
         case=case,
-        rows=tuple(_row(scheme, blocks[scheme], blocks[Scheme.NONE], taken) for scheme in case.schemes),
+        rows=tuple(_row(case, scheme, blocks[scheme], blocks[Scheme.NONE], taken) for scheme in case.schemes),
         busy_ratio=statistics.fmean(record["busy_seconds"] for record in plain) / statistics.fmean(record["seconds"] for record in plain),
         idle_seconds=sum(span[1] for span in profile["spans"]),
         spans=len(profile["spans"]),
@@ -91,7 +91,9 @@ def _blocks(records: Sequence[Mapping[str, Any]], case: Case) -> list[list[Mappi
     return [list(records[start : start + size]) for start in range(0, len(records), size)]
 
 
-def _row(scheme: Scheme, blocks: list[list[Mapping[str, Any]]], plain: list[list[Mapping[str, Any]]], taken: Sequence[Mapping[int, float]]) -> Row:
+def _row(
+    case: Case, scheme: Scheme, blocks: list[list[Mapping[str, Any]]], plain: list[list[Mapping[str, Any]]], taken: Sequence[Mapping[int, float]]
+) -> Row:
     records = [record for block in blocks for record in block]
     pairs = [
         (one["seconds"], other["seconds"]) for block, beside in zip(blocks, plain, strict=True) for one, other in zip(block, beside, strict=True)
@@ -99,7 +101,7 @@ def _row(scheme: Scheme, blocks: list[list[Mapping[str, Any]]], plain: list[list
     low, high = interval(pairs)
     sent = [[of.get(record["number"]) for of in taken] for record in records]
     whole = [max(each) for each in sent if None not in each]
-    committed = sum(None not in each and max(each) <= record["seconds"] for each, record in zip(sent, records, strict=True))
+    kept = sum(None not in each and (case.is_crowded or max(each) <= record["seconds"]) for each, record in zip(sent, records, strict=True))
     return Row(
         scheme=scheme,
         iterations=len(records),
@@ -107,7 +109,7 @@ def _row(scheme: Scheme, blocks: list[list[Mapping[str, Any]]], plain: list[list
         slowdown=slowdown(pairs),
         low=low,
         high=high,
-        committed=committed,
+        kept=kept,
         snapshot_seconds=statistics.fmean(whole) if whole else None,
     )
 

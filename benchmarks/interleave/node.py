@@ -2,9 +2,10 @@
 
     python -m benchmarks.interleave.node CASE.json NODE DIRECTORY
 
-Snapshot bytes leave as they do in the product: by `worker.replication.streams.send_chunks`, admitted by its pacers, one stream to each holder. The
-handshake and the slots are left out. What stands in for a receiver's buffer that is copied out before the next chunk is sent is a timed wait at the
-link's rate, as fast as GEMINI measured it.
+Snapshot bytes leave as they do in the product: by `worker.replication.streams.send_chunks`, admitted by its pacers, one stream to each holder; where
+not every step fits, the product's budget says which are sent (`budgeted`). The rest is left out: handshake, slots, capture, digests, resumption and
+rounds. The receiver is the benchmark's own; it acknowledges a transfer when it has all of it. What stands in for a receiver's buffer that is copied
+out before the next chunk is sent is a timed wait at the link's rate, as fast as GEMINI measured it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.interleave.budgeted import Budgeted
 from benchmarks.interleave.network import Network
 from benchmarks.interleave.schemes import BUFFER_BYTES, BUFFERS, Scheme
 from benchmarks.interleave.wire import read_case
@@ -67,6 +69,7 @@ class Node:
         self.link = Link(self.case.link_bytes_per_second)
         self.profile: Profile | None = None
         self.pacers: dict[Scheme, Pacer | None] = {}
+        self.budgeted = Budgeted(index, self.case.copies, directory / "proposed") if self.case.is_crowded else None
         self.sending: asyncio.Task[None] | None = None
         self.records: list[dict[str, Any]] = []
         self.transfers = 0
@@ -151,6 +154,8 @@ class Node:
 
     def learn(self, profile: Profile) -> None:
         self.profile = profile
+        if self.budgeted is not None:
+            self.budgeted.spans(profile.iteration_seconds, profile.spans)
         total = self.case.state_bytes * (self.case.copies - 1)
         self.pacers = {
             Scheme.BLOCKING: None,
@@ -163,7 +168,18 @@ class Node:
             await self.send_planned(scheme, at)
         else:
             for copy in range(len(self.streams)):
-                await self.transfer(copy, State(self.state), self.pacers[scheme])
+                await self.send_copy(copy, scheme)
+
+    async def send_copy(self, copy: int, scheme: Scheme) -> None:
+        """Send all of it to one holder; the budget learns from a transfer that goes at once how fast the link is."""
+        if scheme is not Scheme.EVERSTEP or self.budgeted is None:
+            await self.transfer(copy, State(self.state), self.pacers[scheme])
+            return
+        now, pacer = asyncio.get_running_loop().time, self.budgeted.pacer
+        begun = now()
+        await self.transfer(copy, State(self.state), pacer)
+        if pacer is None:
+            self.budgeted.sent(self.case.state_bytes, now() - begun)
 
     async def send_planned(self, scheme: Scheme, at: float) -> None:
         """Send what Algorithm 2 plans, each chunk copied out before the next; what is late begins late."""
@@ -207,6 +223,8 @@ class Node:
                 case "drain":
                     if self.sending is not None:
                         await self.sending
+                    if self.budgeted is not None:
+                        self.budgeted.pause()
                     tell(kind="drain")
                 case "finish":
                     tell(kind="finish")
@@ -216,8 +234,9 @@ class Node:
         pacer = self.pacers.get(scheme)
         if isinstance(pacer, SpanPacer):
             pacer.boundary(at)
-        if scheme is Scheme.NONE or (self.sending is not None and not self.sending.done()):
-            return  # a snapshot that takes longer than a step: the next one comes later
+        is_sending = self.sending is not None and not self.sending.done()
+        if not self.begins(scheme, at, is_sending=is_sending):
+            return
 
         async def work() -> None:
             await self.send(scheme, at)
@@ -225,6 +244,14 @@ class Node:
             tell(kind="sent", number=number)
 
         self.sending = asyncio.create_task(work())
+
+    def begins(self, scheme: Scheme, at: float, *, is_sending: bool) -> bool:
+        """Say whether a snapshot begins at this boundary; one that takes longer than a step makes the next one come later."""
+        if self.budgeted is not None and scheme is Scheme.EVERSTEP:
+            return self.budgeted.boundary(at, is_sending=is_sending)
+        if self.budgeted is not None and self.profile is None:
+            self.budgeted.quiet_boundary(at)
+        return scheme is not Scheme.NONE and not is_sending
 
     def start_rank(self, line: socket.socket) -> subprocess.Popen[bytes]:
         out = self.directory / f"rank-{self.index}.json"
@@ -260,7 +287,8 @@ class Node:
             listener.close()
             for streams in self.streams:
                 await streams.close()
-            report = {"bandwidth_bytes_per_second": self.link.bandwidth_bytes_per_second, "sent": self.records}
+            interval = self.budgeted.interval if self.budgeted is not None else 1
+            report = {"bandwidth_bytes_per_second": self.link.bandwidth_bytes_per_second, "sent": self.records, "interval": interval}
             (self.directory / f"node-{self.index}.json").write_text(json.dumps(report))
 
 

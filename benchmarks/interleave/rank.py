@@ -52,7 +52,7 @@ class Training:
             raise RuntimeError("the profiler found nothing to report")
         for block in program(self.case):
             for position in range(block.iterations):
-                self.iterate(block.scheme, is_measured=position > 0)
+                self.iterate(block.scheme, is_measured=block.is_measured and position > 0)
             self.agent.ask(kind="drain")
             dist.barrier()
         self.agent.ask(kind="finish")

@@ -12,6 +12,8 @@ BUFFERS = 4
 """Receiver's buffers of the pipelined schemes, as GEMINI's."""
 BUFFER_BYTES = 256 * KIB
 """All of them together: as much smaller than GEMINI's 128 MiB as the link is slower than its."""
+MAX_SLOWDOWN = 0.01
+"""The job's budget where not every snapshot fits, as by default."""
 
 
 class Scheme(StrEnum):
@@ -66,7 +68,9 @@ class Case:
     blocks: int = 9
     block_iterations: int = 5
     is_crowded: bool = False
-    """The snapshot is more than the idle time can hold."""
+    """The snapshot is more than the idle time can hold: how often Everstep takes one is for its budget to say."""
+    settle_iterations: int = 0
+    """Under Everstep before anything is measured: until the budget knows what a snapshot costs."""
 
     @property
     def state_bytes(self) -> int:
@@ -95,12 +99,13 @@ class Block:
 
     scheme: Scheme
     iterations: int
+    is_measured: bool = True
 
 
 def program(case: Case, seed: int = 7) -> list[Block]:
     """Return all blocks: in every round each scheme once, in another order each time. The same on every rank."""
     rng = random.Random(seed)
-    blocks: list[Block] = []
+    blocks = [Block(Scheme.EVERSTEP, case.settle_iterations, is_measured=False)] if case.settle_iterations else []
     for _ in range(case.blocks):
         order: Sequence[Scheme] = rng.sample(case.schemes, len(case.schemes))
         blocks += [Block(scheme, case.block_iterations + 1) for scheme in order]

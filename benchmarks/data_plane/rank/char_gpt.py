@@ -21,6 +21,8 @@ LAYERS, WIDTH, HEADS, CONTEXT, BATCH = 4, 256, 4, 64, 8
 LEARNING_RATE = 1e-3
 TEXT_BYTES = 1_000_000
 LAST_COMMIT_SECONDS = 2.0
+SETTLE_STEPS = 20
+"""After what is measured, at most, until all stand at a step that is kept."""
 LOOK_SECONDS = 0.005
 """Between two looks for a commit: a few in a step, so that none is missed, and too few to be felt."""
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -132,6 +134,14 @@ class Nobody:
         """Return how many steps after this one are kept on both nodes."""
         return 0
 
+    def is_kept(self, _: int) -> bool:
+        """Say whether every rank's state of this step, where all stand, is on its holder: then `verified` can compare it."""
+        return True
+
+    def verified(self, _: int) -> bool | None:
+        """Compare the holder's bytes of this step with the live model's; None: there is no way to."""
+        return None
+
     def close(self) -> None:
         """End."""
 
@@ -143,9 +153,10 @@ class Everstep(Nobody):
         import everstep.training
         from benchmarks.data_plane.rank.everstep_job import CommitWatch
 
-        page = Path(os.environ["EVERSTEP_AGENT_SOCKET"]).parent / os.environ["EVERSTEP_RUN_ID"] / f"rank-{rank}.word"
+        self._memory = Path(os.environ["EVERSTEP_AGENT_SOCKET"]).parent
+        self._page = self._memory / os.environ["EVERSTEP_RUN_ID"] / f"rank-{rank}.word"
         self._session = everstep.training.init(**model.registered())
-        self._watch = CommitWatch(page, int(os.environ["EVERSTEP_GENERATION"]), LOOK_SECONDS)
+        self._watch = CommitWatch(self._page, int(os.environ["EVERSTEP_GENERATION"]), LOOK_SECONDS)
         self._session.restore()
 
     def boundary(self, step: int) -> None:
@@ -155,6 +166,17 @@ class Everstep(Nobody):
     def commits(self, since: int) -> int:
         self._watch.wait(steps, LAST_COMMIT_SECONDS)  # the last one is still under way
         return sum(step > since for step in self._watch.at)
+
+    def is_kept(self, step: int) -> bool:
+        from benchmarks.data_plane.rank.everstep_job import least
+
+        self._watch.wait(step, LAST_COMMIT_SECONDS)
+        return least(self._watch.committed) >= step
+
+    def verified(self, step: int) -> bool:
+        from benchmarks.data_plane.rank.everstep_job import holder_has
+
+        return holder_has(self._session, self._memory, self._page, step, rank)
 
     def close(self) -> None:
         self._session.close()
@@ -177,7 +199,7 @@ class LmResiliency(Nobody):
         self._saved.append(step)
 
     def commits(self, since: int) -> int:
-        return sum(step > since for step in self._saved)
+        return sum(step > since for step in self._saved) - (not self._manager.finalize_replication())
 
     def close(self) -> None:
         self._manager.close()
@@ -201,10 +223,15 @@ def main() -> None:
     model = kinds[settings["kind"]]()
     system = systems[settings["system"]](model)
     ended, cpu, agents = [], 0.0, 0.0
-    for number, (inputs, targets) in zip(range(1, steps + 1), batches(), strict=False):
-        model.forward_and_backward(inputs, targets)
+    stream = batches()
+
+    def train(number: int) -> None:
+        model.forward_and_backward(*next(stream))
         model.step()
         system.boundary(number)
+
+    for number in range(1, steps + 1):
+        train(number)
         ended.append(time.perf_counter())
         if number == warm_up:
             cpu, agents = time.process_time(), agents_cpu_seconds()
@@ -214,6 +241,11 @@ def main() -> None:
         "commits": system.commits(warm_up),
         "state_bytes": sum(tensor.nbytes for tensor in model.tensors().values()),
     }
+    last = steps
+    while not system.is_kept(last) and last < steps + SETTLE_STEPS:
+        last += 1
+        train(last)
+    result["verified"] = system.verified(last)
     system.close()
     scratch = directory / f"rank{rank}.new"
     scratch.write_text(json.dumps(result))

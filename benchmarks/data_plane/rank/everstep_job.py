@@ -181,7 +181,7 @@ def holder_has(session: TrainingSession, memory: Path, page: Path, step: int, ra
         rank: whose shard.
 
     Returns:
-        One other node holds every tensor of it.
+        One other node holds every tensor of it; a session that has none has nothing that could be held.
     """
     live = session.state_tensors()
     for path in sorted(memory.parent.glob(f"everstep-*/{page.parent.name}/rank-{rank}.slot-*")):
@@ -194,7 +194,7 @@ def holder_has(session: TrainingSession, memory: Path, page: Path, step: int, ra
         held = torch.from_file(str(path), shared=True, size=HEADER_BYTES + header.payload_bytes, dtype=torch.uint8)[HEADER_BYTES:]
         index = unpack_index(bytes(held[header.index_offset : header.index_offset + header.index_bytes].numpy()), header.index_offset)
         places = {entry.name: (entry.offset, entry.offset + entry.bytes) for entry in index.tensors}
-        return all(
+        return bool(live) and all(
             name in places and torch.equal(held[slice(*places[name])], tensor.contiguous().reshape(-1).view(torch.uint8))
             for name, tensor in live.items()
         )

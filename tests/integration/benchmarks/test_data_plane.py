@@ -174,6 +174,7 @@ def test_the_holder_is_asked_for_its_bytes_and_nothing_else(tmp_path: Path) -> N
     assert not held()
     write_slot(other / RUN / "rank-0.slot-1", live, 5)
     assert held()
+    assert not everstep_job.holder_has(Session({}), own, page, 5, 0)  # type: ignore[arg-type]
     wrong = live.clone()
     wrong[63] += 1
     write_slot(other / RUN / "rank-0.slot-1", wrong, 5)

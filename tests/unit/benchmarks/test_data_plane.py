@@ -12,24 +12,44 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.data_plane import char_gpt, report
-from benchmarks.data_plane.__main__ import floors_of, sizes_of
+from benchmarks.data_plane.__main__ import HELD_AGAINST, exit_code, floors_of, order_of, sizes_of
 from benchmarks.data_plane.arrivals import Arrival
 from benchmarks.data_plane.everstep import ATTEMPTS, EverstepLaunch, Restored
 from benchmarks.data_plane.picture import draw
-from benchmarks.data_plane.rows import EVERSTEP, GOALS, KNOWN, KNOWN_FLOORS, Figure, Of, Verdict, judged, peer_figure
+from benchmarks.data_plane.rows import (
+    EVERSTEP,
+    GOALS,
+    KNOWN,
+    KNOWN_FLOORS,
+    Figure,
+    LaunchFloor,
+    Of,
+    Verdict,
+    judged,
+    moved_together,
+    of_a_busy_machine,
+    peer_figure,
+    shown,
+)
 from benchmarks.data_plane.samples import AUDITED_COUNT, GIB, Measured, of_everstep, of_peer
 from benchmarks.data_plane.systems import PEERS
 from benchmarks.document import with_section
 from benchmarks.machine import Machine
-from benchmarks.measures import Floor, Summary
+from benchmarks.measures import Summary
 from everstep.training.guard import AUDITED_AT_START
 
-FLOORS = {name: Floor(Summary.of([value]), Summary.of([value])) for name, value in {**KNOWN_FLOORS, "digest": 31.0}.items()}
+
+def floor(*launches: float) -> LaunchFloor:
+    return LaunchFloor(tuple(Summary.of([value]) for value in launches))
+
+
+FLOORS = {name: floor(value, value, value) for name, value in {**KNOWN_FLOORS, "digest": 31.0}.items()}
 GOOD = {
     "blocked": [1.0] * 20,
     "unblocked": [0.1] * 20,
     "first_blocked": [1.1],
     "first_commit": [1.2],
+    "first_commit_audited": [1.1],
     "commits": [1.0, 0.96],
     "commit": [600.0] * 20,
     "restore_local": [70.0] * 10,
@@ -44,7 +64,7 @@ PEERS_AS_KNOWN = {
 }
 
 
-def of(system: str, values: dict[str, list[float]], *, floors: dict[str, Floor] = FLOORS, verified: dict[str, bool] | None = None) -> Of:
+def of(system: str, values: dict[str, list[float]], *, floors: dict[str, LaunchFloor] = FLOORS, verified: dict[str, bool] | None = None) -> Of:
     return Of(system=system, version="1", state_mib=256, measured=Measured(values=values, verified=verified or {}), floors=floors)
 
 
@@ -53,8 +73,8 @@ def verdicts(values: dict[str, list[float]] = GOOD, **more: Any) -> dict[str, Fi
     return {figure.metric: figure for figure in judged(of(EVERSTEP, values, **more), peers)}
 
 
-def moved(name: str) -> dict[str, Floor]:
-    return {**FLOORS, name: Floor(Summary.of([100.0]), Summary.of([121.0]))}
+def moved(name: str) -> dict[str, LaunchFloor]:
+    return {**FLOORS, name: floor(100.0, 121.0, 101.0)}
 
 
 def test_what_reaches_every_goal_passes_every_row() -> None:
@@ -70,6 +90,8 @@ def test_what_reaches_every_goal_passes_every_row() -> None:
         ("blocked", [1.0] * 19 + [20.1], "blocked_p99"),
         ("unblocked", [0.1] * 19 + [20.1], "unblocked_p99"),
         ("first_blocked", [1.51], "first_blocked"),
+        ("first_commit", [1.51], "first_commit"),
+        ("first_commit_audited", [1.51], "first_commit_audited"),
         ("commits", [0.94], "commits"),
         ("commit", [1.36 * (460 + 31)], "commit"),
         ("commit", [901.0], "commit_vs_peer"),
@@ -86,9 +108,38 @@ def test_what_misses_a_goal_by_little_falls_short(metric: str, values: list[floa
 
 
 def test_rows_about_blocking_say_how_often_snapshots_were_kept() -> None:
-    found = verdicts({**GOOD, "commits": [0.4, 0.6]})
-    assert found["blocked_p50"].reason == found["blocked_p99"].reason == "commits ÷ steps 0.50"
+    found = verdicts()
+    assert {found[name].reason for name in ("blocked_p50", "blocked_p99", "unblocked_p50", "unblocked_p99")} == {"commits ÷ steps 0.98"}
+    (tight,) = (each for each in shown(of(EVERSTEP, {"blocked_tight": [3.0], "tight_commits": [0.5]})) if each.metric == "blocked_tight")
+    assert (tight.reason, tight.verdict) == ("commits ÷ steps 0.50", Verdict.NONE)
+    for metric in ("blocked", "blocked_tight"):
+        peer = peer_figure(of("torch.save", {metric: [2200.0]}), metric)
+        assert (peer.reason, peer.verdict) == ("snapshots ÷ steps 1.00", Verdict.NONE)
+    strange = peer_figure(of("torch.save", {"blocked": [9000.0]}), "blocked")
+    assert strange.reason == "snapshots ÷ steps 1.00; 9000 where 1625 to 2709 is known of it, scaled by memcpy"
+
+
+def test_what_blocks_little_because_it_keeps_little_falls_short() -> None:
+    found = verdicts({**GOOD, "commits": [0.94]})
+    for name in ("blocked_p50", "blocked_p99"):
+        assert found[name].verdict is Verdict.SHORT
+        assert found[name].reason == "commits ÷ steps 0.94, 0.95 to reach"
+    assert found["unblocked_p50"].verdict is Verdict.PASS  # it claims no snapshot
     assert found["commits"].verdict is Verdict.SHORT
+    assert verdicts({**GOOD, "commits": [0.94]}, floors=moved("memcpy"))["blocked_p50"].verdict is Verdict.INCONCLUSIVE
+
+
+def test_on_a_busy_machine_nothing_is_judged_but_wrong_bytes() -> None:
+    figures = of_a_busy_machine([*verdicts({**GOOD, "fetch": [9000.0]}).values(), *shown(of(EVERSTEP, {"first_raw": [60.0]}))])
+    judged_ones = [figure for figure in figures if figure.metric != "first_raw"]
+    assert {figure.verdict for figure in judged_ones} == {Verdict.INCONCLUSIVE}
+    assert all("busy when the run began" in figure.reason for figure in judged_ones)
+    assert (figures[-1].verdict, figures[-1].reason) == (Verdict.NONE, "")
+    wrong = of_a_busy_machine(list(verdicts(verified={"commit": False}).values()))
+    assert {figure.metric for figure in wrong if figure.verdict is Verdict.SHORT} == {"commit", "commit_vs_peer"}
+    assert exit_code(figures, was_busy=True) == 3
+    assert exit_code(wrong, was_busy=True) == exit_code(wrong, was_busy=False) == 2
+    assert exit_code(list(verdicts().values()), was_busy=False) == 0
 
 
 def test_a_moved_floor_makes_its_rows_inconclusive_whatever_they_say() -> None:
@@ -101,24 +152,35 @@ def test_a_moved_floor_makes_its_rows_inconclusive_whatever_they_say() -> None:
 
 def test_the_floor_of_a_row_is_the_sum_that_its_limit_is_made_of() -> None:
     """A digest that moves by half is little beside what it is added to; a sum that stands still may be of two that moved."""
-    half_more = Floor(Summary.of([31.0]), Summary.of([46.5]))
+    half_more = floor(31.0, 31.0, 46.5)
     found = verdicts(floors={**FLOORS, "digest": half_more})["commit"]
     assert found.floor_moved_ratio == pytest.approx(15.5 / (460 + 31))
     assert found.verdict is Verdict.PASS
-    crossed = {**FLOORS, "memcpy": Floor(Summary.of([60.0]), Summary.of([90.0])), "digest": Floor(Summary.of([61.0]), Summary.of([31.0]))}
+    crossed = {**FLOORS, "memcpy": floor(60.0, 70.0, 90.0), "digest": floor(61.0, 51.0, 31.0)}
     rows = verdicts(floors=crossed)
     assert rows["restore_local_all"].floor_moved_ratio == 0.0
     assert rows["restore_local"].verdict is Verdict.INCONCLUSIVE
 
 
-def test_floors_are_those_around_and_in_the_first_and_the_last_launch() -> None:
+def test_floors_are_those_around_and_in_every_launch() -> None:
     def once(*seconds: float) -> dict[str, list[float]]:
         return {"memcpy": list(seconds)}
 
     found = floors_of([[once(1.0), once(2.0, 3.0)], [once(9.0)], [once(4.0), once(5.0)]], GIB)["memcpy"]
-    assert (found.before.median, found.before.count, found.after.median, found.after.count) == (2000.0, 3, 4500.0, 2)
+    assert [(launch.median, launch.count) for launch in found.launches] == [(2000.0, 3), (9000.0, 1), (4500.0, 2)]
+    assert moved_together([found]) == pytest.approx(3.5)  # between the lowest and the highest, whenever they came
     alone = floors_of([[once(1.0), once(2.0), once(4.0)]], GIB)["memcpy"]
-    assert (alone.before.median, alone.after.median) == (1000.0, 3000.0)
+    assert [launch.median for launch in alone.launches] == [1000.0, 3000.0]
+
+
+def test_drift_falls_on_both_sides_of_what_is_compared() -> None:
+    names = [EVERSTEP, *(peer.name for peer in PEERS)]
+    order = order_of(names, (EVERSTEP, *HELD_AGAINST))
+    centre = (len(order) - 1) / 2
+    for name in names:
+        places = [place for place, each in enumerate(order) if each == name]
+        assert len(places) == (3 if name in (EVERSTEP, "lm-resiliency", "torchft in place") else 2)
+        assert abs(statistics.fmean(places) - centre) < 1
 
 
 def test_wrong_bytes_fall_short_even_when_a_floor_moved() -> None:
@@ -147,9 +209,16 @@ def test_a_peer_must_be_within_a_quarter_of_what_is_known_of_it(value: float, ve
 
 
 def test_what_is_known_of_a_peer_scales_with_its_floors() -> None:
-    slower = {**FLOORS, "one_way": Floor(Summary.of([490.0]), Summary.of([490.0]))}  # copy and two ways: 60 + 460 then, 60 + 980 now
+    slower = {**FLOORS, "one_way": floor(490.0, 490.0, 490.0)}  # copy and two ways: 60 + 460 then, 60 + 980 now
     assert peer_figure(of("lm-resiliency", {"commit": [1800.0]}, floors=slower), "commit").verdict is Verdict.NONE
     assert peer_figure(of("lm-resiliency", {"commit": [900.0]}, floors=slower), "commit").verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(4.07, Verdict.NONE), (5.1, Verdict.INCONCLUSIVE), (2.9, Verdict.INCONCLUSIVE)])
+def test_what_is_known_of_a_peers_memory_scales_with_no_floor(value: float, verdict: Verdict) -> None:
+    found = peer_figure(of("lm-resiliency", {"memory": [value]}, floors={name: floor(1.0, 9.0) for name in FLOORS}), "memory")
+    assert found.verdict is verdict
+    assert (f"{value:.2f} where 3.00 to 5.00 is known" in found.reason) is (verdict is Verdict.INCONCLUSIVE)
 
 
 def test_whatever_is_known_belongs_to_a_peer_that_offers_it() -> None:
@@ -181,7 +250,7 @@ def everstep_launch(**changed: Any) -> EverstepLaunch:
         Restored(rank=rank, source=source, agent_seconds=0.1, rank_seconds=0.02, verified=True) for rank, source in ((0, "local"), (1, "peer"))
     ]
     arrived = [Arrival(fetch_seconds=0.08, model_seconds=0.09, verified=changed.get("arrived_verified", True))]
-    return EverstepLaunch(ranks=[rank, rank], restored=restored, arrived=arrived, memory_ratio=4.0, agent_bytes=1.0)
+    return EverstepLaunch(ranks=[rank, rank], restored=restored, arrived=arrived, memory_ratio=4.0, agent_bytes=16 * 1024**2)
 
 
 def test_samples_of_everstep_are_scaled_and_sorted() -> None:
@@ -190,7 +259,10 @@ def test_samples_of_everstep_are_scaled_and_sorted() -> None:
     assert values["blocked_audited"] == pytest.approx([160.0, 80.0, 120.0] * 2)
     assert values["unblocked"] == pytest.approx([2.0] * 2)
     assert values["first_blocked"] == pytest.approx([0.040 / 0.025] * 2)
-    assert values["first_commit"] == pytest.approx([0.6 / 0.4] * 2)
+    assert values["first_commit"] == pytest.approx([0.6 / 0.2] * 2)  # later ones that are not audited
+    assert values["first_commit_audited"] == pytest.approx([0.6 / 0.4] * 2)
+    assert values["first_raw"] == pytest.approx([0.040 / 0.002] * 2)
+    assert values["agent"] == [16.0]
     assert values["commits"] == [0.5, 0.5]
     assert values["commit"] == pytest.approx([800.0] * 2)
     assert values["restore_local"] == pytest.approx([80.0] * 2)
@@ -199,6 +271,13 @@ def test_samples_of_everstep_are_scaled_and_sorted() -> None:
     assert values["restore_added"] == pytest.approx([480.0])
     assert values["restore_peer"] == pytest.approx([360.0])  # of a rank that waits: its own time, nothing added
     assert values["restore_peer_fetch"] == pytest.approx([320.0])
+
+
+def test_a_first_snapshot_that_was_not_committed_is_not_replaced_by_the_second() -> None:
+    first = steps([0.040, 0.020, 0.030, 0.001], took=[None, 0.5, 0.3, 0.2])
+    assert not {"first_commit", "first_commit_audited"} & of_everstep([everstep_launch(first=first)]).values.keys()
+    late = steps([0.001, 0.040, 0.020, 0.030], snapshot=[False, True, True, True], took=[None, 0.8, 0.5, 0.3])
+    assert of_everstep([everstep_launch(first=late)]).values["first_commit"] == pytest.approx([0.8 / 0.2] * 2)
 
 
 def test_one_wrong_compare_in_any_launch_is_not_forgotten() -> None:
@@ -241,24 +320,26 @@ def test_large_states_are_measured_with_the_peers_that_matter() -> None:
     assert large.everstep.span_seconds > 2.5 * small.everstep.span_seconds
 
 
-def test_every_metric_is_repeated_ten_times_in_two_launches() -> None:
+def test_every_metric_is_repeated_ten_times_in_all_launches() -> None:
     for size in sizes_of([256, 1024], PEERS, is_quick=False):
         assert min(2 * size.peer.spaced_steps, 2 * size.peer.protects, 2 * size.peer.local_restores, 2 * size.peer.peer_restores) >= 10
-        assert 4 * size.everstep.spaced_steps >= 100  # two ranks: a p99 that is not the worst
-        assert 2 * size.everstep.peer_restores >= 10
+        assert 6 * size.everstep.spaced_steps >= 100  # two ranks in three launches: a p99 that is not the worst
+        assert 3 * size.everstep.peer_restores >= 10
         assert size.everstep.local_restores + size.everstep.peer_restores < ATTEMPTS
 
 
-def launches(step: float, cpu: float, commits: float = 1.0, again: float | None = None) -> char_gpt.Launches:
+def launches(
+    step: float, cpu: float, commits: float = 1.0, again: float | None = None, verified: tuple[bool | None, ...] = (None, None, None)
+) -> char_gpt.Launches:
     found = char_gpt.Launches()
-    for seconds in (step, again or step):
+    for seconds, is_equal in zip((step, again or step, step), verified, strict=True):
         rank = {"step_seconds": [seconds] * 10, "cpu_seconds": cpu * 5, "commits": 10 * commits, "state_bytes": GIB // 2}
-        found.add([rank, rank])
+        found.add([{**rank, "verified": is_equal is not None or None}, {**rank, "verified": is_equal}])
     return found
 
 
-def model(own: char_gpt.Launches, nobody: char_gpt.Launches | None = None) -> dict[tuple[str, str], Figure]:
-    found = {"none": nobody or launches(0.1, 0.2), "everstep": own, "lm_resiliency": launches(0.12, 0.5)}
+def model(own: char_gpt.Launches, nobody: char_gpt.Launches | None = None, peer: char_gpt.Launches | None = None) -> dict[tuple[str, str], Figure]:
+    found = {"none": nobody or launches(0.1, 0.2), "everstep": own, "lm_resiliency": peer or launches(0.12, 0.5)}
     return {(each.system, each.metric): each for each in char_gpt.figures("ddp", found, {EVERSTEP: "1", "lm-resiliency": "2"})}
 
 
@@ -275,6 +356,21 @@ def test_a_slowdown_says_nothing_without_the_same_interval_or_a_steady_model() -
     key = (EVERSTEP, "char_gpt_ddp_slowdown")
     assert model(launches(0.11, 0.3, commits=0.9))[key].verdict is Verdict.INCONCLUSIVE
     assert model(launches(0.11, 0.3), launches(0.1, 0.2, again=0.13))[key].verdict is Verdict.INCONCLUSIVE
+    rarer = model(launches(0.11, 0.3), peer=launches(0.12, 0.5, commits=0.9))[key]
+    assert rarer.verdict is Verdict.INCONCLUSIVE
+    assert rarer.reason == "commits ÷ steps 1.00; lm-resiliency's 0.90: not the same interval"
+
+
+def test_one_wrong_byte_of_a_real_model_falls_short_and_what_was_not_compared_says_so() -> None:
+    key = (EVERSTEP, "char_gpt_ddp_slowdown")
+    good, bad = (model(launches(0.11, 0.3, verified=(True, is_equal, True))) for is_equal in (True, False))
+    assert (good[key].verified, good[key].verdict) == (True, Verdict.PASS)
+    assert (bad[key].verified, bad[key].verdict) == (False, Verdict.SHORT)
+    assert good["lm-resiliency", "char_gpt_ddp_slowdown"].verified is None
+    text = report.render(replace(RUN, figures=list(good.values())), "x.svg")
+    assert "| 30 | yes | commits ÷ steps 1.00 | pass |" in text
+    assert good[EVERSTEP, "char_gpt_ddp_cpu"].verified is True
+    assert "| 30 | not compared | commits ÷ steps 1.00 |" in text
 
 
 RUN = report.Run(
@@ -289,6 +385,7 @@ RUN = report.Run(
     ),
     figures=[
         *judged(of(EVERSTEP, GOOD), {}),
+        *shown(of(EVERSTEP, {"first_raw": [60.0], "blocked_audited": [200.0], "agent": [45.0]})),
         *(peer_figure(of(name, values), metric) for name, values in PEERS_AS_KNOWN.items() for metric in values),
         *model(launches(0.11, 0.3)).values(),
     ],
@@ -311,6 +408,10 @@ def test_the_report_has_every_row_and_renews_only_its_section(tmp_path: Path) ->
     assert all(report.TITLES[figure.metric] in again for figure in RUN.figures if figure.system == EVERSTEP)
     assert "**falls short**" not in again
     assert "lm-resiliency 1" in again
+    assert "audited on purpose" in again
+    assert "private memory of an agent while nothing runs: a baseline, not counted above | **45.0** MiB" in again
+    assert "| 256 MiB | memcpy into warm shared memory | 60.0, 60.0, 60.0 | 0% | 1, 1, 1 |" in again
+    assert "- lm-resiliency" not in again  # nothing of it is in doubt: what is known of its interval is no doubt
     rows = json.loads((tmp_path / "bench" / "figures.json").read_text())
     assert {"system", "version", "metric", "value", "unit", "n", "low", "high", "verified"} <= rows[0].keys()
     assert [row["verdict"] for row in rows[:2]] == ["pass", "pass"]
@@ -320,7 +421,7 @@ def test_a_busy_or_quick_run_says_so() -> None:
     busy = replace(RUN, is_quick=True, machine=replace(RUN.machine, load_average=(9.0, 9.0, 9.0)))
     text = report.render(busy, "x.svg")
     assert "measures nothing" in text
-    assert "run it again" in text
+    assert "nothing is judged: run it again" in text
 
 
 def test_the_picture_has_a_bar_per_system_and_no_bar_beyond_its_edge() -> None:
