@@ -33,13 +33,14 @@ class Budgeted:
         node: number of the node; 0 proposes.
         copies: of the case.
         proposed: file that all nodes share; made here.
+        node_pacer: counts every transfer of the node, and learns from those that go at once how fast the link is.
     """
 
-    def __init__(self, node: int, copies: int, proposed: Path) -> None:
+    def __init__(self, node: int, copies: int, proposed: Path, node_pacer: NodePacer) -> None:
         self._leads = node == 0
         self._rank = Rank(node)
-        self._pacer = NodePacer()
-        self._traffic = Traffic([self._rank], self._pacer, replica_count=copies - 1, max_slowdown=MAX_SLOWDOWN, on_distance=self._keep_distance)
+        self.node_pacer = node_pacer
+        self._traffic = Traffic([self._rank], self.node_pacer, replica_count=copies - 1, max_slowdown=MAX_SLOWDOWN, on_distance=self._keep_distance)
         self._distance = 1
         self._step = 0
         """Iterations under Everstep so far: those between are another scheme's, and no step of this job."""
@@ -54,7 +55,7 @@ class Budgeted:
     @property
     def pacer(self) -> Pacer | None:
         """What a transfer that begins now is paced by; None: it goes at once, as in the product."""
-        return None if isinstance(self._pacer.current, Unpaced) else self._pacer
+        return None if isinstance(self.node_pacer.current, Unpaced) else self.node_pacer
 
     @property
     def interval(self) -> int:
@@ -64,10 +65,6 @@ class Budgeted:
     def spans(self, iteration_seconds: float, spans: tuple[IdleSpan, ...]) -> None:
         """Take the profile."""
         self._traffic.spans(self._rank, IdleSpans(generation=GENERATION, iteration_seconds=iteration_seconds, spans=spans))
-
-    def sent(self, bytes_count: int, seconds: float) -> None:
-        """Take note of a transfer that went at once."""
-        self._pacer.measured(bytes_count, seconds)
 
     def quiet_boundary(self, at: float) -> None:
         """Take note of a boundary of training that is not saved."""

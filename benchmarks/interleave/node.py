@@ -31,7 +31,7 @@ from everstep.protocol.peer_messages import CHUNK_HEADER
 from everstep.protocol.rank_messages import IdleSpan
 from everstep.protocol.slot import CHUNK_BYTES
 from worker.core.chunks import MU_RATIO, UNIFORM_SHARE, Link, ScheduledChunk, partition
-from worker.replication.pacing import Pacer, SpanPacer, UniformPacer
+from worker.replication.pacing import NodePacer, Pacer, SpanPacer, UniformPacer
 from worker.replication.streams import ChunkQueue, Streams, send_chunks
 from worker.traffic import ALPHA_SECONDS
 
@@ -69,7 +69,7 @@ class Node:
         self.link = Link(self.case.link_bytes_per_second)
         self.profile: Profile | None = None
         self.pacers: dict[Scheme, Pacer | None] = {}
-        self.budgeted = Budgeted(index, self.case.copies, directory / "proposed") if self.case.is_crowded else None
+        self.budgeted = Budgeted(index, self.case.copies, directory / "proposed", NodePacer()) if self.case.is_crowded else None
         self.sending: asyncio.Task[None] | None = None
         self.records: list[dict[str, Any]] = []
         self.transfers = 0
@@ -128,16 +128,19 @@ class Node:
                 (transfer,) = ACKNOWLEDGEMENT.unpack(data)
                 loop.call_soon_threadsafe(self.acknowledged[transfer].set_result, None)
 
-    async def transfer(self, copy: int, data: State, pacer: Pacer | None, *, is_copied: bool = False) -> None:
-        """Send one chunk of the product's, in pieces as the pacer admits them, and wait for the holder's word."""
+    async def transfer(self, copy: int, data: State, pacer: Pacer | None, *, is_copied: bool = False, counting: NodePacer | None = None) -> None:
+        """Send one chunk of the product's, in pieces as the pacer admits them, and wait for the holder's word; `counting` learns from it."""
         self.transfers += 1
         number = 2 * self.transfers + is_copied
         self.acknowledged[number] = asyncio.get_running_loop().create_future()
-        queue = ChunkQueue()
-        queue.add([(0, 1)])
-        queue.complete()
-        await send_chunks(self.streams[copy], data, number, queue, payload_bytes=len(data.memory), pacer=pacer, progress=lambda _: None)
-        await self.acknowledged[number]
+        queue = ChunkQueue(link=None if counting is None else counting.link)
+        with contextlib.nullcontext() if counting is None else counting.counted(queue):
+            queue.add([(0, 1)])
+            queue.complete()
+            await send_chunks(self.streams[copy], data, number, queue, payload_bytes=len(data.memory), pacer=pacer, progress=lambda _: None)
+            await self.acknowledged[number]
+            if counting is not None and pacer is None:
+                counting.measured(queue)
         del self.acknowledged[number]
 
     async def probe(self) -> None:
@@ -171,15 +174,11 @@ class Node:
                 await self.send_copy(copy, scheme)
 
     async def send_copy(self, copy: int, scheme: Scheme) -> None:
-        """Send all of it to one holder; the budget learns from a transfer that goes at once how fast the link is."""
+        """Send all of it to one holder."""
         if scheme is not Scheme.EVERSTEP or self.budgeted is None:
             await self.transfer(copy, State(self.state), self.pacers[scheme])
-            return
-        now, pacer = asyncio.get_running_loop().time, self.budgeted.pacer
-        begun = now()
-        await self.transfer(copy, State(self.state), pacer)
-        if pacer is None:
-            self.budgeted.sent(self.case.state_bytes, now() - begun)
+        else:
+            await self.transfer(copy, State(self.state), self.budgeted.pacer, counting=self.budgeted.node_pacer)
 
     async def send_planned(self, scheme: Scheme, at: float) -> None:
         """Send what Algorithm 2 plans, each chunk copied out before the next; what is late begins late."""

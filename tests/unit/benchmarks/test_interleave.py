@@ -24,6 +24,7 @@ from benchmarks.interleave.verdicts import Verdict, beats_uniform, judge
 from benchmarks.interleave.wire import read_case, write_case
 from benchmarks.machine import Machine
 from everstep.protocol.rank_messages import IdleSpan
+from tests.unit.worker.replication.wire import Wire
 from worker.core.budget import ENOUGH
 
 CASE = Case(name="small", blocks=3, block_iterations=2, schemes=(Scheme.NONE, Scheme.BLOCKING, Scheme.UNIFORM, Scheme.EVERSTEP))
@@ -93,7 +94,8 @@ class Fleet:
     """Nodes whose snapshots make iterations longer by so much for as long as they are on their way: until so many boundaries have passed."""
 
     def __init__(self, folder: Path, *, extra: float, lasts: int, idle: float = 0.0) -> None:
-        self.nodes = [Budgeted(number, 2, folder / "proposed") for number in range(3)]
+        self.wires = [Wire(10_000_000.0) for _ in range(3)]
+        self.nodes = [Budgeted(number, 2, folder / "proposed", wire.pacer) for number, wire in enumerate(self.wires)]
         self.extra, self.lasts = extra, lasts
         self.now = 0.0
         self.left = 0
@@ -114,8 +116,8 @@ class Fleet:
             assert len(began) == 1
             if began == {True}:
                 begun, self.left = begun + 1, self.lasts
-                for node in self.nodes:
-                    node.sent(1_000_000, 0.1)
+                for wire in self.wires:
+                    wire.carry(1_000_000)
         return begun
 
 
