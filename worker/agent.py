@@ -75,6 +75,7 @@ from worker.rank_user import RankUser, clear
 from worker.replication.network_cards import more_addresses
 from worker.replication.tcp import PeerListener
 from worker.shim.messages import RankRecord
+from worker.shm.numa import gpu_nodes
 from worker.shm.store import SlotStore
 from worker.source import SourceArchives
 from worker.stacks import StackWatch
@@ -177,6 +178,7 @@ class Agent:
             self._archives,
             settings.rank_user,
             self._usage,
+            gpu_nodes(),
             self._snapshot_seconds.observe,
         )
         self._supplies = Supplies(settings.state, objects, aws, now=now, input_bytes=settings.input_bytes, user=settings.rank_user)

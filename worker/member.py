@@ -32,7 +32,7 @@ from worker.core.metric_outbox import MetricOutbox
 from worker.core.own_metrics import NodeUsage
 from worker.core.phases import PhaseClock
 from worker.core.rounds import NONE, Coordinator, Shard
-from worker.core.slots import Content, kept
+from worker.core.slots import Content, kept, memory_nodes
 from worker.core.tree import RoundTree
 from worker.errors import CorruptCheckpoint, LoadFailed, NoRoom, ObjectMissing, PeerError, SourceRefused, StorageError
 from worker.owned_shard import OwnedShard
@@ -82,6 +82,8 @@ class Node:
     """That ranks run as; None: the agent's."""
     usage: Callable[[], NodeUsage] = NodeUsage
     """Of its devices."""
+    gpu_nodes: tuple[int, ...] = ()
+    """The NUMA node of each GPU; empty where there is nothing to choose."""
     on_snapshot: Callable[[float], None] = lambda _: None
     """Told of every snapshot, and how long it took."""
 
@@ -124,6 +126,7 @@ class Member:
         self.shards: dict[Rank, OwnedShard] = {}
         self._committed = NONE
         self._persist = NONE
+        node.store.memory_nodes = memory_nodes(self.here.ranks, node.gpu_nodes)
         held = [rank.rank for rank in plan.ranks if node.node_id in rank.holders[1:]]
         self.pacer = NodePacer()
         self._receiver = ReplicaReceiver(node.store, held_ranks=held, keep=self._keep, slot_count=self._slot_count)

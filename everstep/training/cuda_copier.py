@@ -4,6 +4,9 @@
     copier's stream           └▶ wait E₀ │ piece │ piece │ … │ E₁ ┘
     copier's thread                        enqueues the pieces, waits for an event behind every few of them and says what is there, at last for E₁
 
+Small tensors are brought together on the device, many in one call, in a buffer that is laid out as their places in the slot are, zeros between them
+and all; what lies side by side there leaves as one piece. A tensor that is not contiguous goes the same way, in parts if it is large.
+
 Slots are registered with the driver piece by piece in the background (registered pages are copied as fast as pinned ones); what is not registered
 yet goes through a ring of pinned buffers, which the guard waits for. Invariant: behind that, the training thread waits for the device only where a
 snapshot is audited or where it would run more than one boundary ahead; sources are kept alive until their copies are done; nothing is allocated
@@ -14,18 +17,23 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from everstep.protocol.slot import ALIGNMENT, align
 from everstep.training.capture import SlotMemory
 from everstep.training.copier import CopierThread, Copies, CopyTicket, Done, Progress, copy_now
 from everstep.training.state_tree import tensor_bytes
 
 PIECE_BYTES = 32 * 1024 * 1024
 """Long enough for the full rate, short enough that others get the bus in between."""
+SMALL_BYTES = 256 * 1024
+"""Of a tensor, up to which the bus takes no longer (5 us) than a copy of its own takes to be enqueued and to begin."""
+GATHER_BYTES = 8 * 1024 * 1024
+"""Of device memory, for each of the two streams: small tensors that are brought together at once."""
 RING_BUFFERS = 2
 MARKS = 64
 """Events of one copy at most that tell how far it has come."""
@@ -69,6 +77,12 @@ class Device(Protocol):
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
         """Enqueue a copy to registered or pinned host memory."""
+
+    def gather(self, memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], stream: Any) -> None:
+        """Enqueue `gather_now`."""
+
+    def buffer(self, size: int) -> torch.Tensor:
+        """Return memory of the device, uint8[size]."""
 
     def pinned(self, size: int) -> torch.Tensor:
         """Return pinned host memory, uint8[size]."""
@@ -116,6 +130,13 @@ class CudaDevice:
         with torch.cuda.stream(stream), torch.no_grad():
             target.copy_(source, non_blocking=True)
 
+    def gather(self, memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], stream: Any) -> None:
+        with torch.cuda.stream(stream):
+            gather_now(memory, targets, sources)
+
+    def buffer(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", self._index))
+
     def pinned(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)  # whatever the script has made the default
 
@@ -155,6 +176,99 @@ class _Mark:
     piece_bytes: int = 0
 
 
+@dataclass(slots=True)
+class _Run:
+    """Bytes of a slot that lie side by side and are copied together: of one tensor, or of several small ones."""
+
+    targets: list[torch.Tensor]
+    sources: list[torch.Tensor]
+    number: int
+    """Of the last tensor among all copies."""
+    end: int
+    """The address behind its place."""
+    complete_count: int
+    """Tensors, counted from the first of all copies, that are there once the run is."""
+    before_bytes: int = 0
+    """Of a tensor that is copied in parts: what lies before this one."""
+
+    @property
+    def begin(self) -> int:
+        """The address of the first place."""
+        return self.targets[0].data_ptr()
+
+    @property
+    def size(self) -> int:
+        """Bytes, gaps included."""
+        return self.end - self.begin
+
+    @property
+    def is_gathered(self) -> bool:
+        """It goes through the gather buffer."""
+        return len(self.sources) > 1 or not self.sources[0].is_contiguous()
+
+    @property
+    def place(self) -> torch.Tensor:
+        """Where it goes: uint8[size], gaps included."""
+        return tensor_bytes(self.targets[0]).as_strided((self.size,), (1,))
+
+    def take(self, other: _Run, limit: int) -> bool:
+        """Make `other` a part of this run if it lies right behind it and both are small; say whether it was."""
+        if not (other.begin == align(self.end) and other.is_small and self.is_small and other.end - self.begin <= limit):
+            return False
+        if self.targets[0].untyped_storage().data_ptr() != other.targets[0].untyped_storage().data_ptr():
+            return False  # neighbours by chance: what lies between them is not the slot's
+        self.targets += other.targets
+        self.sources += other.sources
+        self.number, self.end, self.complete_count = other.number, other.end, other.complete_count
+        return True
+
+    @property
+    def is_small(self) -> bool:
+        """Every tensor in it may be gathered with others; a part of one may not."""
+        return self.complete_count > self.number and not self.before_bytes and self.targets[-1].nbytes <= SMALL_BYTES
+
+
+class _Gather:
+    """Brings small tensors together on the device before they are copied. One for each stream: what a buffer held has left it, in the stream's order,
+    when it is filled again.
+
+    Args:
+        device: of the sources.
+        size: of the buffer; a multiple of `ALIGNMENT`.
+    """
+
+    def __init__(self, device: Device, size: int) -> None:
+        assert size % ALIGNMENT == 0
+        self._device = device
+        self._memory = device.buffer(size)
+
+    def runs(self, copies: Copies, stream: Any) -> Iterator[tuple[_Run, torch.Tensor]]:
+        """Enqueue the gathering of what lies on the device; yields each run, in the order of the copies, with its bytes where they are contiguous."""
+        batch: list[tuple[_Run, int]] = []
+        used = 0
+        for run in _runs(copies, self._device, self._memory.numel()):
+            size = align(run.size) if run.is_gathered else 0
+            if used + size > self._memory.numel():
+                yield from self._bring(batch, used, stream)
+                batch, used = [], 0
+            batch.append((run, used))
+            used += size
+        yield from self._bring(batch, used, stream)
+
+    def _bring(self, batch: Sequence[tuple[_Run, int]], used: int, stream: Any) -> Iterator[tuple[_Run, torch.Tensor]]:
+        places: list[torch.Tensor] = []
+        sources: list[torch.Tensor] = []
+        for run, offset in batch:
+            if run.is_gathered:
+                begins = (offset + target.data_ptr() - run.begin for target in run.targets)
+                places += (self._memory[begin : begin + target.nbytes] for begin, target in zip(begins, run.targets, strict=True))
+                sources += run.sources
+        if sources:
+            self._device.gather(self._memory[:used], places, sources, stream)
+        for run, offset in batch:
+            yield run, self._memory[offset : offset + run.size] if run.is_gathered else tensor_bytes(run.sources[0])
+
+
 class CudaTicket(CopyTicket):
     """A copy on the device.
 
@@ -180,13 +294,15 @@ class CudaCopier:
     Args:
         device: of the sources.
         piece_bytes: of one copy at most.
+        gather_bytes: of small tensors that are brought together at once.
     """
 
     is_prompt = False
 
-    def __init__(self, device: Device, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(self, device: Device, piece_bytes: int = PIECE_BYTES, gather_bytes: int = GATHER_BYTES) -> None:
         self._device = device
         self._piece_bytes = piece_bytes
+        self._gather, self._gather_now = _Gather(device, gather_bytes), _Gather(device, gather_bytes)
         self._stream = device.new_stream()
         self._begin, self._end = device.new_event(), device.new_event()
         self._ring = [_Buffer(device.pinned(piece_bytes), device.new_event()) for _ in range(RING_BUFFERS)]
@@ -201,8 +317,8 @@ class CudaCopier:
         """Copy on the training stream itself: what it does from here on comes behind, and the next `start` stands behind it too."""
         copy_now(self._of_host(copies))
         stream = self._device.current_stream()
-        for target, source in self._of_device(copies):
-            self._device.copy(target, source, stream)
+        for run, source in self._gather_now.runs(copies, stream):
+            self._device.copy(run.place, source, stream)
 
     def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
         if self._last is not None:
@@ -254,30 +370,29 @@ class CudaCopier:
         """Enqueue what lies on the device, with a mark behind every few pieces if asked. What lies on the host is there before any mark is told."""
         apart = max(self._piece_bytes, -(-sum(target.nbytes for target in copies.targets) // MARKS))
         free, marks, passed = iter(self._marks), [], 0
-        for number, (target, source) in enumerate(zip(copies.targets, copies.sources, strict=True)):
-            copied = 0
-            for size in self._enqueue(target, source) if self._device.holds(source) else ():
-                copied, passed = copied + size, passed + size
+        for run, source in self._gather.runs(copies, self._stream):
+            is_one, copied = len(run.targets) == 1, 0
+            for to, of in zip(torch.split(run.place, self._piece_bytes), torch.split(source, self._piece_bytes), strict=True):
+                self._enqueue(to, of)
+                copied += to.numel()
+                is_out = copied == run.size
+                if is_one:
+                    passed += to.numel()
+                elif is_out:
+                    passed += sum(target.nbytes for target in run.targets)  # less than `copied`, which counts gaps
                 if is_marked and passed >= apart:
                     mark, passed = next(free), 0
                     mark.event.record(self._stream)
-                    is_complete = copied == target.nbytes
-                    mark.complete_count, mark.piece_bytes = number + is_complete, 0 if is_complete else copied
+                    is_complete = is_out and run.complete_count > run.number
+                    mark.complete_count, mark.piece_bytes = run.number + is_complete, 0 if is_complete else run.before_bytes + copied
                     marks.append(mark)
         return marks
 
-    def _enqueue(self, target: torch.Tensor, source: torch.Tensor) -> Iterator[int]:
-        """Enqueue a tensor piece by piece; yields the size of each."""
-        if not source.is_contiguous():
-            self._device.copy(target, source, self._stream)  # torch brings it into order first
-            yield target.nbytes
-            return
-        for to, of in zip(_pieces(target, self._piece_bytes), _pieces(source, self._piece_bytes), strict=True):
-            if self._is_registered(to):
-                self._device.copy(to, of, self._stream)
-            else:
-                self._bounce(to, of)
-            yield to.nbytes
+    def _enqueue(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if self._is_registered(target):
+            self._device.copy(target, source, self._stream)
+        else:
+            self._bounce(target, source)
 
     def _bounce(self, target: torch.Tensor, source: torch.Tensor) -> None:
         buffer = self._ring[self._turn]
@@ -325,9 +440,55 @@ class CudaCopier:
         pairs = [pair for pair in zip(copies.targets, copies.sources, strict=True) if not self._device.holds(pair[1])]
         return Copies([source for _, source in pairs], [target for target, _ in pairs])
 
-    def _of_device(self, copies: Copies) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        return (pair for pair in zip(copies.targets, copies.sources, strict=True) if self._device.holds(pair[1]))
+
+def _runs(copies: Copies, device: Device, limit: int) -> Iterator[_Run]:
+    """Yield what lies on the device in runs, in order; what is gathered has `limit` bytes at most."""
+    last: _Run | None = None
+    for part in _parts(copies, device, limit):
+        if last is None:
+            last = part
+        elif not last.take(part, limit):
+            yield last
+            last = part
+    if last is not None:
+        yield last
 
 
-def _pieces(tensor: torch.Tensor, size: int) -> tuple[torch.Tensor, ...]:
-    return torch.split(tensor_bytes(tensor), size) if tensor.numel() else ()
+def _parts(copies: Copies, device: Device, limit: int) -> Iterator[_Run]:
+    for number, (target, source) in enumerate(zip(copies.targets, copies.sources, strict=True)):
+        if not target.nbytes or not device.holds(source):
+            continue
+        before = 0
+        for to, of in [(target, source)] if source.is_contiguous() else _rows(target, source, limit):
+            is_last = before + to.nbytes == target.nbytes
+            yield _Run([to], [of], number, to.data_ptr() + to.nbytes, number + is_last, before)
+            before += to.nbytes
+
+
+def _rows(target: torch.Tensor, source: torch.Tensor, limit: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield parts of so many bytes at most, in the target's order, whose places are contiguous."""
+    if target.nbytes <= limit:
+        yield target, source
+    elif (row := target.nbytes // len(target)) > limit:
+        for to, of in zip(target, source, strict=True):
+            yield from _rows(to, of, limit)
+    else:
+        yield from zip(torch.split(target, limit // row), torch.split(source, limit // row), strict=True)
+
+
+def gather_now(memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Bring tensors together, zeros between them: what is contiguous in one call, as bytes, because torch fuses only what has one dtype.
+
+    Args:
+        memory: uint8[n], all of it written.
+        targets: places in it, uint8[nbytes] of each source.
+        sources: of the same device.
+    """
+    with torch.no_grad():
+        memory.zero_()
+        flat = [number for number, source in enumerate(sources) if source.is_contiguous()]
+        if flat:
+            torch._foreach_copy_([targets[number] for number in flat], [tensor_bytes(sources[number]) for number in flat])
+        for target, source in zip(targets, sources, strict=True):
+            if not source.is_contiguous():
+                target.view(source.dtype).view(source.shape).copy_(source)

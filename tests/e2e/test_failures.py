@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -233,31 +231,6 @@ def test_an_agent_is_killed_and_comes_back(place: Workplace, start: Callable[...
     job.let_go(FIRST)
     place.cluster.kill_agent(node)
     place.wait_all_connected([node])
-    job.wait_committed(job.describe()["Boundary"] + 1)
-    assert place.rank_processes() == ranks
-    assert job.wait_ended()["Generation"] == 1
-    assert job.incidents() == []
-    assert_identical(job)
-
-
-def test_an_agent_stands_still_for_a_while(place: Workplace, start: Callable[..., Job]) -> None:
-    """A stopped process keeps its lines open: its holders' and owners' lines are silent, its ranks train on, and nobody is restarted."""
-    job = start(PAIRS, holds=(FIRST,), steps=200, pace_seconds=0.08)
-    in_mid_training(job)
-    ranks = place.rank_processes()
-    coordinator = job.describe()["CoordinatorNodeId"]
-    node = next(node for node in job.describe()["NodeIds"] if node != coordinator)
-    agent = place.agent_pid(node)
-    os.kill(agent, signal.SIGSTOP)
-    try:
-        job.let_go(FIRST)
-        told = wait_until("protection to be degraded", lambda: (seen := job.protection())["ProtectionState"] == "Degraded" and seen)
-        assert node in told["Reason"]
-        boundary = job.describe()["Boundary"]
-        job.wait("ranks to train on", lambda seen: seen["Boundary"] >= boundary + 5)
-    finally:
-        os.kill(agent, signal.SIGCONT)
-    wait_until("protection to be whole again", lambda: job.protection()["ProtectionState"] == "Protected")
     job.wait_committed(job.describe()["Boundary"] + 1)
     assert place.rank_processes() == ranks
     assert job.wait_ended()["Generation"] == 1

@@ -1,16 +1,20 @@
-"""A process dies in the middle of each thing that it does for a step or for a recovery; always: it did die there, once, and bit for bit the same end.
+"""A process dies, or stands still, in the middle of what it does for a step or a recovery; always: it was there, once, and bit for bit the same end.
 
-The cluster's processes load `fault_points`; product code has no part in it. Every shard is larger than one chunk, so that the first chunk is not
-the last. Deadlines are long: an agent that its machine starts again is back before any of them, however busy this machine is.
+The cluster's processes load `fault_points`; product code has no part in it. Where somebody dies, every shard is larger than one chunk, so that the
+first chunk is not the last. Deadlines are long: an agent that its machine starts again is back before any of them, however busy this machine is.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from everstep.protocol.slot import HEADER_BYTES, SlotState, unpack_header
+from infra.local_cloud.instance_init import memory_directory
 from tests.e2e.conftest import workplace
 from tests.e2e.fault_points.fault_points import VARIABLE, Moment, arm, fired
 from tests.e2e.jobs import Job, Shape, Workplace, assert_identical, assert_incident, wait_until
@@ -22,6 +26,8 @@ FIRST = "1:10"
 """Ranks stand here, behind audited snapshots and a committed step, while a moment is armed."""
 STEPS, PACE_SECONDS, WIDTH = 50, 0.05, 680
 """WIDTH makes 6 MB of parameters and optimizer state a rank."""
+LONG_STEPS, LONG_PACE_SECONDS = 200, 0.1
+"""Last for nearly twice as long as it takes to find out that an agent stands still."""
 DETECTION_SECONDS = 10.0
 
 
@@ -42,8 +48,12 @@ def place(request: pytest.FixtureRequest, references: References, armed_folder: 
 @pytest.fixture
 def job(place: Workplace, request: pytest.FixtureRequest) -> Job:
     """A job of this test's own name, in mid-training."""
-    name = request.node.name.removeprefix("test_").replace("_", "-").replace("[", "-").replace("]", "").replace(" ", "-")
-    job = place.submit(name, SHAPE, holds=(FIRST,), adapter="plain", steps=STEPS, pace_seconds=PACE_SECONDS, width=WIDTH)
+    return in_mid_training(place, request.node.name, SHAPE, steps=STEPS, pace_seconds=PACE_SECONDS, width=WIDTH)
+
+
+def in_mid_training(place: Workplace, test: str, shape: Shape, **given: object) -> Job:
+    name = test.removeprefix("test_").replace("_", "-").replace("[", "-").replace("]", "").replace(" ", "-")
+    job = place.submit(name, shape, holds=(FIRST,), adapter="plain", **given)
     job.reference()
     job.wait_standing(FIRST)
     job.wait_committed(1)
@@ -51,12 +61,12 @@ def job(place: Workplace, request: pytest.FixtureRequest) -> Job:
 
 
 @pytest.fixture
-def dies(armed_folder: Path) -> Iterator[Callable[[Moment, str], Path]]:
+def dies(armed_folder: Path) -> Iterator[Callable[..., Path]]:
     """Arm moments; in the end each has fired exactly once."""
     armed: list[Path] = []
 
-    def add(moment: Moment, who: str) -> Path:
-        armed.append(arm(armed_folder, moment, who))
+    def add(moment: Moment, who: str, strike: signal.Signals = signal.SIGKILL) -> Path:
+        armed.append(arm(armed_folder, moment, who, strike))
         return armed[-1]
 
     yield add
@@ -67,8 +77,8 @@ def dies(armed_folder: Path) -> Iterator[Callable[[Moment, str], Path]]:
             gone.unlink()
 
 
-def wait_dead(armed: Path) -> int:
-    """Wait until the armed moment has come, and return who died of it."""
+def wait_struck(armed: Path) -> int:
+    """Wait until the armed moment has come, and return who died, or stands still, there."""
     (pid,) = wait_until(f"{armed.name}", lambda: fired(armed), lambda: "it never came")
     return pid
 
@@ -76,10 +86,10 @@ def wait_dead(armed: Path) -> int:
 # -- while steps are kept ---------------------------------------------------------------------------------------------
 
 
-def test_a_rank_dies_in_the_middle_of_a_capture(job: Job, dies: Callable[[Moment, str], Path]) -> None:
+def test_a_rank_dies_in_the_middle_of_a_capture(job: Job, dies: Callable[..., Path]) -> None:
     armed = dies(Moment.CAPTURE, "rank 2")
     job.let_go(FIRST)
-    wait_dead(armed)
+    wait_struck(armed)
     job.wait_ended()
     (incident,) = job.incidents()
     assert_incident(incident, cause="rank_exit", source="local")
@@ -90,7 +100,7 @@ def test_a_rank_dies_in_the_middle_of_a_capture(job: Job, dies: Callable[[Moment
 @pytest.mark.parametrize(
     "moment", [Moment.SEAL_OWN, Moment.SEAL_REPLICA, Moment.REPLICA_SENT, Moment.REPLICA_RECEIVED, Moment.VOTE, Moment.COMMIT], ids=str
 )
-def test_an_agent_dies_while_steps_are_kept(place: Workplace, job: Job, dies: Callable[[Moment, str], Path], moment: Moment) -> None:
+def test_an_agent_dies_while_steps_are_kept(place: Workplace, job: Job, dies: Callable[..., Path], moment: Moment) -> None:
     """Ranks train on, and the next agent takes over slots, ranks and rounds."""
     seen = job.describe()
     coordinator = seen["CoordinatorNodeId"]
@@ -99,7 +109,7 @@ def test_an_agent_dies_while_steps_are_kept(place: Workplace, job: Job, dies: Ca
     ranks, agent = place.rank_processes(), place.agent_pid(node)
     armed = dies(moment, node)
     job.let_go(FIRST)
-    assert wait_dead(armed) == agent
+    assert wait_struck(armed) == agent
     boundary = job.describe()["Boundary"]
     place.wait_all_connected([node])
     job.wait_committed(min(boundary + 1, STEPS))
@@ -109,19 +119,53 @@ def test_an_agent_dies_while_steps_are_kept(place: Workplace, job: Job, dies: Ca
     assert_identical(job)
 
 
+def test_an_agent_stands_still_in_the_middle_of_a_snapshot(place: Workplace, dies: Callable[..., Path], request: pytest.FixtureRequest) -> None:
+    """A stopped process keeps its lines open: its holders' and owners' lines are silent, its ranks train on, and nobody is restarted."""
+    job = in_mid_training(place, request.node.name, Shape(nodes=2), steps=LONG_STEPS, pace_seconds=LONG_PACE_SECONDS)
+    seen = job.describe()
+    (node,) = set(seen["NodeIds"]) - {seen["CoordinatorNodeId"]}
+    other = 1 - seen["NodeIds"].index(node)
+    ranks, agent = place.rank_processes(), place.agent_pid(node)
+    armed = dies(Moment.REPLICA_RECEIVED, node, signal.SIGSTOP)
+    job.let_go(FIRST)
+    try:
+        assert wait_struck(armed) == agent
+        wait_until("the agent to stand still", lambda: Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        assert SlotState.WRITING in states_on(node, other), "a chunk of the other's shard has come, and it is neither verified nor sealed"
+        boundary = job.describe()["Boundary"]
+        told = wait_until("protection to be degraded", lambda: (seen := job.protection())["ProtectionState"] == "Degraded" and seen)
+        assert node in told["Reason"]
+        job.wait("ranks to train on", lambda seen: seen["Boundary"] >= boundary + 5)
+        assert SlotState.WRITING in states_on(node, other)
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    wait_until("protection to be whole again", lambda: job.protection()["ProtectionState"] == "Protected")
+    job.wait_committed(job.describe()["Boundary"] + 1)
+    assert place.rank_processes() == ranks
+    assert job.wait_ended()["Generation"] == 1
+    assert job.incidents() == []
+    assert_identical(job)
+
+
+def states_on(node: str, rank: int) -> set[SlotState]:
+    """The states of a rank's slots on a node, as their headers say."""
+    paths = memory_directory(node).glob(f"*/rank-{rank}.slot-*")
+    return {unpack_header(path.read_bytes()[:HEADER_BYTES]).state for path in paths}
+
+
 # -- while a generation is made ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("moment", [Moment.PROMISED, Moment.VERIFIED, Moment.LOADED, Moment.RUNNING, Moment.STARTED], ids=str)
-def test_an_agent_dies_while_ranks_are_restarted(place: Workplace, job: Job, dies: Callable[[Moment, str], Path], moment: Moment) -> None:
+def test_an_agent_dies_while_ranks_are_restarted(place: Workplace, job: Job, dies: Callable[..., Path], moment: Moment) -> None:
     """A rank was killed; the agent of the other node dies in the middle of the recovery, and the next one finishes it."""
     node = job.node_of(0)
     agent = place.agent_pid(node)
     armed = dies(moment, node)
     job.let_go(FIRST)
     job.kill_rank(3)
-    assert wait_dead(armed) == agent
+    assert wait_struck(armed) == agent
     assert job.wait_ended()["Generation"] == 2
     (incident,) = job.incidents()
     assert_incident(incident, cause="rank_exit", source="local")
@@ -129,7 +173,7 @@ def test_an_agent_dies_while_ranks_are_restarted(place: Workplace, job: Job, die
 
 
 @pytest.mark.parametrize("moment", [Moment.BASE_SENT, Moment.BASE_RECEIVED], ids=str)
-def test_an_agent_dies_while_a_replacement_is_filled(place: Workplace, job: Job, dies: Callable[[Moment, str], Path], moment: Moment) -> None:
+def test_an_agent_dies_while_a_replacement_is_filled(place: Workplace, job: Job, dies: Callable[..., Path], moment: Moment) -> None:
     nodes = job.describe()["NodeIds"]
     (spare,) = place.cluster.instances().keys() - set(nodes)
     node = spare if moment is Moment.BASE_RECEIVED else nodes[0]
@@ -137,7 +181,7 @@ def test_an_agent_dies_while_a_replacement_is_filled(place: Workplace, job: Job,
     armed = dies(moment, node)
     job.let_go(FIRST)
     job.terminate(nodes[1])
-    assert wait_dead(armed) == agent
+    assert wait_struck(armed) == agent
     job.wait_ended()
     assert job.describe()["NodeIds"] == [nodes[0], spare]
     (incident,) = job.incidents()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from everstep.protocol.ids import Generation, Step
+from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.slot import SlotState
 
 
@@ -106,6 +106,19 @@ def find_sealed(slots: Sequence[SlotView], content: Content) -> int | None:
         if slot.state is SlotState.SEALED and slot.content == content:
             return index
     return None
+
+
+def memory_nodes(ranks: Sequence[Rank], gpu_nodes: Sequence[int]) -> dict[Rank, int]:
+    """Return the NUMA node near which each rank's own slots should lie: that of the GPU with the rank's LOCAL_RANK for a number.
+
+    Args:
+        ranks: of this node, in order.
+        gpu_nodes: the NUMA node of each GPU, negative where nobody knows; empty where there is nothing to choose.
+
+    Returns:
+        By rank; one whose GPU is not there or not known to be near any node has none.
+    """
+    return {rank: node for rank, node in zip(ranks, gpu_nodes, strict=False) if node >= 0}
 
 
 def slot_bytes_per_node(*, copies: int, ranks_per_node: int, shard_bytes: int, slot_count: int = 2) -> int:

@@ -30,6 +30,7 @@ from worker.core.slots import Content, SlotView, being_written, find_sealed, wri
 from worker.errors import NoRoom
 from worker.rank_user import RankUser, make_way, share
 from worker.shm.chunk_digests import ChunkDigests
+from worker.shm.numa import near
 from worker.shm.rank_page import last_half
 from worker.shm.slot_file import SlotFile
 from worker.tasks import end, work_as_ranks_do
@@ -85,6 +86,8 @@ class SlotStore:
         self.run: RunId | None = None
         self.job = JobName("")
         self.shards: dict[Rank, list[Slot]] = {}
+        self.memory_nodes: Mapping[Rank, int] = {}
+        """The NUMA node near which a rank's slots are made; a rank that has none leaves it to the kernel."""
         self._creating_bytes = 0
         """Of files that threads are making."""
         make_way(root, user)
@@ -307,7 +310,7 @@ class SlotStore:
             raise NoRoom(needed_bytes=needed, available_bytes=self.memory_bytes)
         self._creating_bytes += header.capacity_bytes
         path = self._path(rank, index)
-        creation = asyncio.ensure_future(asyncio.to_thread(SlotFile.create, path, header))
+        creation = asyncio.ensure_future(asyncio.to_thread(_create_near, self.memory_nodes.get(rank), path, header))
         try:
             return await asyncio.shield(creation)
         except OSError as error:
@@ -499,6 +502,11 @@ class SlotStore:
                 if slot.view.content not in keep.get(rank, set()):
                     await self._join(slot)
                     slot.file.empty()
+
+
+def _create_near(node: int | None, path: Path, header: SlotHeader) -> SlotFile:
+    with near(node):
+        return SlotFile.create(path, header)
 
 
 def _digest_chunks(file: SlotFile, size: int, chunks: range, cancelled: threading.Event) -> bytes:

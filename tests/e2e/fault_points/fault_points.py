@@ -1,7 +1,7 @@
-"""Moments at which an agent or a rank of the cluster under test dies, each once, when a test has armed it.
+"""Moments at which an agent or a rank of the cluster under test dies, or stands still, each once, when a test has armed it.
 
-    <folder>/<moment> @ <who>              armed: who is the instance of an agent, or `rank <r>`
-    <folder>/<moment> @ <who> was <pid>    fired: that process has renamed it and killed itself
+    <folder>/<moment> @ <who>              armed: who is the instance of an agent, or `rank <r>`; holds the signal's number
+    <folder>/<moment> @ <who> was <pid>    fired: that process has renamed it and sends itself the signal
 
 Product code knows nothing of this. `install` wraps a few functions of it while their modules are imported; an armed moment costs a rename, one
 that is not a rename that fails. Standard library only: every Python of an instance loads this.
@@ -59,27 +59,28 @@ class Moment(StrEnum):
     """The first of this node's ranks has been asked for."""
 
 
-def arm(folder: Path, moment: Moment, who: str) -> Path:
-    """Let `who` die when it next comes to `moment`; returns the armed file."""
+def arm(folder: Path, moment: Moment, who: str, strike: signal.Signals = signal.SIGKILL) -> Path:
+    """Let `who` send itself a signal when it next comes to `moment`; returns the armed file."""
     armed = folder / f"{moment} @ {who}"
-    armed.touch()
-    return armed
+    scratch = folder / f"new {armed.name}"
+    scratch.write_text(str(int(strike)))
+    return scratch.rename(armed)
 
 
 def fired(armed: Path) -> list[int]:
-    """Return the pids of those who have died of it."""
+    """Return the pids of those who were struck by it."""
     return [int(path.name.rpartition(" was ")[2]) for path in armed.parent.glob(f"{armed.name} was *")]
 
 
 def die(moment: Moment) -> None:
-    """Die if this moment of this process is armed."""
+    """Die, or stand still, if this moment of this process is armed."""
     who = os.environ.get("EVERSTEP_INSTANCE_ID") or f"rank {os.environ.get('RANK')}"
     armed = Path(os.environ[VARIABLE]) / f"{moment} @ {who}"
     try:
-        armed.rename(f"{armed} was {os.getpid()}")
+        fired = armed.rename(f"{armed} was {os.getpid()}")
     except FileNotFoundError:
         return
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), int(fired.read_text()))
 
 
 # -- what is wrapped --------------------------------------------------------------------------------------------------

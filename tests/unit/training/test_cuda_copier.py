@@ -15,7 +15,7 @@ from everstep.protocol.slot import HEADER_BYTES
 from everstep.training import cuda_copier
 from everstep.training.capture import CapturePlan, SlotMemory, StateTensor
 from everstep.training.copier import Copies
-from everstep.training.cuda_copier import CudaCopier
+from everstep.training.cuda_copier import CudaCopier, gather_now
 
 PIECE = 64
 
@@ -64,6 +64,11 @@ class FakeDevice:
         self.registered: dict[int, int] = {}
         self.limit = 1 << 40
         self.entered: list[str] = []
+        self.gathered: list[tuple[torch.Tensor, int]] = []
+        """What was brought together: the memory that was written, and how many tensors."""
+
+    def copies(self) -> int:
+        return [name for name, _ in self.calls].count("copy")
 
     def do(self, stream: Stream, name: str, work: Callable[[], object]) -> None:
         with self.lock:
@@ -92,6 +97,14 @@ class FakeDevice:
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
         self.do(stream, "copy", lambda: target.copy_(source))
+
+    def gather(self, memory: torch.Tensor, targets: Any, sources: Any, stream: Any) -> None:
+        self.gathered.append((memory, len(sources)))
+        self.do(stream, "gather", lambda: gather_now(memory, targets, sources))
+
+    def buffer(self, size: int) -> torch.Tensor:
+        self.calls.append(("buffer", size))
+        return torch.full((size,), 0xAB, dtype=torch.uint8)
 
     def pinned(self, size: int) -> torch.Tensor:
         self.calls.append(("pinned", size))
@@ -173,6 +186,7 @@ def test_what_is_said_to_be_there_is_there_and_the_rest_may_not_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cuda_copier, "REGISTERED_BYTES", HEADER_BYTES + 128)
+    monkeypatch.setattr(cuda_copier, "SMALL_BYTES", 100)
     slot, views = memory
     device = FakeDevice(host=tuple(tensors[number] for number in host))
     device.limit = {"all": 1 << 40, "some": HEADER_BYTES + 128, "none": 0}[registration]
@@ -194,9 +208,8 @@ def test_what_is_said_to_be_there_is_there_and_the_rest_may_not_be(
     errors: list[BaseException | None] = []
     copier.start(Copies(tensors, views), errors.append, progress).join()
     assert errors == [None]
-    assert told[:6] == [(0, PIECE * number) for number in range(1, 7)]
-    assert told == sorted(told)
-    assert lacking[0], "it is told while the device still copies"
+    assert told == [*((0, PIECE * number) for number in range(1, 7)), (4, 0)], "what is gathered is there all at once"
+    assert lacking[0] is (registration == "all"), "it is told while the device still copies; what the ring brings is waited for first"
     copier.start(Copies(tensors, views), errors.append).join()
     assert len(told) == len(lacking), "who does not ask is not told"
     copier.close()
@@ -252,10 +265,12 @@ def test_nothing_is_allocated_after_the_start_and_the_ring_goes_round(
     _, views = memory
     device = FakeDevice()
     copier = CudaCopier(device, PIECE)
-    made = [call for call in device.calls if call[0] == "pinned"]
+    made = [call for call in device.calls if call[0] in ("pinned", "buffer")]
     for _ in range(3):
-        copier.start(Copies(tensors[:1], views[:1]), lambda _error: None).join()
-    assert [call for call in device.calls if call[0] == "pinned"] == made == [("pinned", PIECE)] * cuda_copier.RING_BUFFERS
+        copier.copy(Copies(tensors, views))
+        copier.start(Copies(tensors, views), lambda _error: None).join()
+    assert [call for call in device.calls if call[0] in ("pinned", "buffer")] == made
+    assert sorted(made) == [("buffer", cuda_copier.GATHER_BYTES)] * 2 + [("pinned", PIECE)] * cuda_copier.RING_BUFFERS
     assert torch.equal(views[0], torch.arange(100.0))
     assert device.entered == ["everstep-copier"]
     copier.close()
@@ -322,4 +337,155 @@ def test_a_slot_that_is_let_go_is_not_registered_any_more(memory: tuple[SlotMemo
     copier.release(slot)
     settle(copier)
     assert device.registered == {}
+    copier.close()
+
+
+# -- small tensors, and those that are not contiguous ------------------------------------------------------------------------------------------
+
+
+def one_slot(tmp_path: Path, tensors: list[torch.Tensor]) -> tuple[SlotMemory, list[torch.Tensor], list[tuple[int, int]]]:
+    """Return a slot for these tensors, their places, and the gaps between them."""
+    plan = CapturePlan.make([StateTensor(str(number), tensor, True) for number, tensor in enumerate(tensors)])
+    path = tmp_path / "slot"
+    path.write_bytes(bytes(HEADER_BYTES + plan.capacity_bytes(b"")))
+    slot = SlotMemory(path, plan.capacity_bytes(b""))
+    return slot, slot.views(plan), list(plan.gaps)
+
+
+def small_tensors(count: int) -> list[torch.Tensor]:
+    dtypes = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
+    return [torch.arange(1, 4 + number).to(dtypes[number % len(dtypes)]) for number in range(count)]
+
+
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_small_tensors_leave_the_device_as_one_piece_with_zeros_between_them(tmp_path: Path, is_registered: bool) -> None:
+    tensors = [*small_tensors(40), torch.arange(12.0).view(3, 4).t()]
+    slot, views, gaps = one_slot(tmp_path, tensors)
+    device = FakeDevice()
+    copier = CudaCopier(device)
+    if is_registered:
+        copier.prepare(slot)
+        settle(copier)
+    for first in (1, 0):  # the second time, other tensors lie where the buffer had its gaps
+        copier.start(Copies(tensors[first:], views[first:]), lambda _error: None).join()
+    assert (len(device.gathered), device.copies()) == (2, 2)
+    assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
+    assert gaps
+    assert not any(slot.payload[begin:end].any() for begin, end in gaps)
+    copier.close()
+
+
+def test_what_is_fused_is_one_call_whatever_the_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused: list[set[torch.dtype]] = []
+    real = torch._foreach_copy_
+
+    def call(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        fused.append({tensor.dtype for tensor in (*targets, *sources)})
+        real(targets, sources)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", call)
+    sources = [*small_tensors(8), torch.arange(6.0).view(2, 3).t()]
+    memory = torch.full((128 * len(sources),), 0xAB, dtype=torch.uint8)
+    targets = [memory[128 * number :][: source.nbytes] for number, source in enumerate(sources)]
+    gather_now(memory, targets, sources)
+    assert fused == [{torch.uint8}]
+    assert all(torch.equal(target.view(source.dtype).view(source.shape), source) for target, source in zip(targets, sources, strict=True))
+
+
+def test_more_small_tensors_than_the_buffer_holds_are_gathered_in_turns(tmp_path: Path) -> None:
+    tensors = small_tensors(40)
+    _, views, _ = one_slot(tmp_path, tensors)
+    device = FakeDevice()
+    copier = CudaCopier(device, gather_bytes=512)
+    told: list[tuple[int, int]] = []
+    copier.start(Copies(tensors, views), lambda _error: None, lambda *progress: told.append(progress)).join()
+    assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
+    assert sum(count for _, count in device.gathered) == len(tensors)
+    assert 1 < len(device.gathered) == device.copies() < len(tensors) / 2
+    assert all(memory.numel() <= 512 for memory, _ in device.gathered)
+    copier.close()
+
+
+def test_what_lies_between_two_runs_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between them lie what the host copies, and what is large; all small ones are brought together in one call all the same."""
+    monkeypatch.setattr(cuda_copier, "SMALL_BYTES", 1024)
+    small, (first, second) = small_tensors(6), (torch.tensor(7.0), torch.tensor([8.0]))
+    tensors = [*small[:2], first, *small[2:4], torch.arange(1000.0), *small[4:], second]
+    slot, views, gaps = one_slot(tmp_path, tensors)
+    device = FakeDevice(host=(first, second))
+    copier = CudaCopier(device)
+    copier.prepare(slot)
+    settle(copier)
+    copier.copy(Copies(tensors, views))
+    device.catch_up()
+    assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
+    copier.start(Copies(tensors, views), lambda _error: None).join()
+    assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
+    assert not any(slot.payload[begin:end].any() for begin, end in gaps)
+    assert [count for _, count in device.gathered] == [6, 6]
+    assert device.copies() == 2 * 4
+    copier.close()
+
+
+def test_neighbours_that_are_no_part_of_one_slot_are_copied_one_by_one() -> None:
+    memory = bytearray(b"x" * 256)
+    at = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % 64
+    targets = [torch.frombuffer(memory, dtype=torch.uint8, offset=at + 64 * number, count=10) for number in range(2)]
+    device = FakeDevice()
+    copier = CudaCopier(device)
+    copier.start(Copies([torch.zeros(10, dtype=torch.uint8)] * 2, targets), lambda _error: None).join()
+    assert (len(device.gathered), device.copies()) == (0, 2)
+    assert bytes(memory[at + 10 : at + 64]) == b"x" * 54
+    copier.close()
+
+
+@pytest.mark.parametrize("shape", [(90, 7), (3, 50, 40), (1, 5000)])
+def test_a_large_tensor_that_is_not_contiguous_goes_through_the_buffer_in_parts(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    plain = torch.arange(2.0 * torch.Size(shape).numel()).view(*shape, 2)
+    tensor = plain[..., 0]
+    _, views, _ = one_slot(tmp_path, [torch.ones(5), tensor, torch.ones(3)])
+    assert not tensor.is_contiguous()
+    device = FakeDevice()
+    copier = CudaCopier(device, gather_bytes=1024)
+    told: list[tuple[int, int]] = []
+
+    def progress(complete_count: int, piece_bytes: int) -> None:
+        told.append((complete_count, piece_bytes))
+        assert torch.equal(views[1].reshape(-1)[: piece_bytes // 4], tensor.reshape(-1)[: piece_bytes // 4])
+
+    copier._piece_bytes = 1024  # so that there are marks
+    copies = Copies([torch.ones(5), tensor, torch.ones(3)], views)
+    copier.start(copies, lambda _error: None, progress).join()
+    assert all(torch.equal(view, source) for view, source in zip(views, copies.sources, strict=True))
+    assert len(device.gathered) > 1
+    assert all(memory.numel() <= 1024 for memory, _ in device.gathered)
+    assert told == sorted(set(told))
+    assert {complete for complete, size in told if size} == {1}
+    copier.close()
+
+
+def test_gaps_do_not_count_as_copied_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen times as many bytes leave the device as there are in the tensors: there are marks for the tensors only."""
+    monkeypatch.setattr(cuda_copier, "MARKS", 3)
+    tensors = [torch.tensor(float(number)) for number in range(300)]
+    _, views, _ = one_slot(tmp_path, tensors)
+    copier = CudaCopier(FakeDevice(), PIECE, gather_bytes=256)
+    told: list[tuple[int, int]] = []
+    errors: list[BaseException | None] = []
+    copier.start(Copies(tensors, views), errors.append, lambda *progress: told.append(progress)).join()
+    assert errors == [None]
+    assert 1 < len(told) <= 3
+    copier.close()
+
+
+def test_what_the_boundary_gathers_does_not_share_memory_with_the_copier(tmp_path: Path) -> None:
+    tensors = small_tensors(4)
+    _, views, _ = one_slot(tmp_path, tensors)
+    device = FakeDevice()
+    copier = CudaCopier(device)
+    copier.copy(Copies(tensors[:2], views[:2]))
+    copier.start(Copies(tensors[2:], views[2:]), lambda _error: None).join()
+    (now, _), (later, _) = device.gathered
+    assert now.untyped_storage().data_ptr() != later.untyped_storage().data_ptr()
+    assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
     copier.close()

@@ -80,6 +80,7 @@ BUCKET = "bucket"
 LAYOUT = digest(b"layout")
 STATE_BYTES = 96 * 1024
 CAPACITY_BYTES = 128 * 1024
+MEMORY_BYTES = 1 << 24
 KEY_BYTES = 32
 PATIENCE_SECONDS = 40.0
 TIMEOUTS = Timeouts(
@@ -420,7 +421,13 @@ class Node:
         self._objects = objects
         self.aws = MemoryAws(objects)
         self._settings = AgentSettings(
-            node_id=node_id, address="127.0.0.1", state=state_dir, slots=slots, memory_bytes=1 << 24, control_plane_urls=(url,), join_token="join"
+            node_id=node_id,
+            address="127.0.0.1",
+            state=state_dir,
+            slots=slots,
+            memory_bytes=MEMORY_BYTES,
+            control_plane_urls=(url,),
+            join_token="join",
         )
         self._task: asyncio.Task[None] | None = None
 

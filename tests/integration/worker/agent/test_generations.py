@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+<<<<<<< HEAD
 from everstep.protocol.agent_messages import (
     SOURCE_MISMATCH,
     SOURCE_UNAVAILABLE,
@@ -23,6 +24,10 @@ from everstep.protocol.agent_messages import (
     StopTraining,
     TakeCheckpoint,
 )
+=======
+import worker.agent
+from everstep.protocol.agent_messages import ExitClass, HaltRanks, Load, MemberPhase, Prepare, Start, StopTraining, TakeCheckpoint
+>>>>>>> capture
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.plan import ShardSource
 from everstep.protocol.rank_messages import read_agent_half
@@ -70,6 +75,16 @@ async def test_steps_are_committed_and_come_back(fleet: Fleet) -> None:
     await fleet.release()
     assert [path for node in fleet.nodes for path in node.slots.rglob("*") if path.is_file()] == []
     assert [node.shim.forgotten for node in fleet.nodes] == [[RUN]] * 3
+
+
+async def test_slots_of_own_ranks_are_made_near_their_gpus(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine need not have such a memory node: then the kernel refuses, and the slots lie where they always did."""
+    monkeypatch.setattr(worker.agent, "gpu_nodes", lambda: (1,))
+    await fleet.nodes[0].stop()
+    fleet.nodes[0].start()
+    await fleet.launch()
+    assert [node.agent._store.memory_nodes for node in fleet.nodes] == [{Rank(0): 1}, {}, {}]
+    await fleet.train(2)
 
 
 def copies(fleet: Fleet) -> list[tuple[Step, float]]:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.protocol.ids import Generation, Step
+from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.slot import SlotState
-from worker.core.slots import EMPTY, Content, SlotView, find_sealed, kept, slot_bytes_per_node, writable
+from worker.core.slots import EMPTY, Content, SlotView, find_sealed, kept, memory_nodes, slot_bytes_per_node, writable
 
 
 def content(step: int, origin: int = 1) -> Content:
@@ -89,6 +89,19 @@ def test_only_the_very_content_is_found_and_only_sealed() -> None:
     slots = (writing(7), sealed(7, origin=2), sealed(7))
     assert find_sealed(slots, content(7)) == 2
     assert find_sealed(slots[:2], content(7)) is None
+
+
+@pytest.mark.parametrize(
+    ("gpu_nodes", "expected"),
+    [
+        ((0, 0, 1, 1), {Rank(8): 0, Rank(9): 0, Rank(10): 1}),
+        ((1, -1, 0), {Rank(8): 1, Rank(10): 0}),
+        ((1,), {Rank(8): 1}),
+        ((), {}),
+    ],
+)
+def test_a_ranks_slots_lie_near_the_gpu_that_has_its_local_rank(gpu_nodes: Sequence[int], expected: dict[Rank, int]) -> None:
+    assert memory_nodes((Rank(8), Rank(9), Rank(10)), gpu_nodes) == expected
 
 
 def test_memory_of_a_node() -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import mmap
 import os
+<<<<<<< HEAD
 import threading
 from collections.abc import Collection
+=======
+from collections.abc import Collection, Iterator
+>>>>>>> capture
 from dataclasses import replace
 from pathlib import Path
 
@@ -433,6 +438,24 @@ class TestRoom:
         admitted = slot_bytes_per_node(copies=copies, ranks_per_node=ranks_per_node, shard_bytes=capacity + HEADER_BYTES)
         used = sum(path.stat().st_blocks * 512 for path in (tmpfs / "node" / RUN).iterdir())
         assert 0.95 * admitted <= used <= 1.05 * admitted
+        store.close()
+
+    async def test_a_ranks_slots_are_made_near_its_gpu_and_those_of_others_anywhere(self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = opened(tmpfs)
+        store.memory_nodes = {RANK: 1}
+        made: list[tuple[int | None, list[str]]] = []
+
+        @contextlib.contextmanager
+        def near(node: int | None) -> Iterator[None]:
+            before = set(os.listdir(tmpfs / "node" / RUN))
+            yield
+            made.append((node, sorted(set(os.listdir(tmpfs / "node" / RUN)) - before)))
+
+        monkeypatch.setattr(store_module, "near", near)
+        for rank in (RANK, Rank(7)):
+            await store.reserve(rank, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=1)
+        await grant(store, 1, capacity=2 * CAPACITY)
+        assert made == [(1, ["rank-0.slot-0"]), (None, ["rank-7.slot-0"]), (1, ["rank-0.slot-0"])]
         store.close()
 
     async def test_slots_made_at_the_same_time_share_the_room(self, tmpfs: Path) -> None:

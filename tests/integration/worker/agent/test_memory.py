@@ -1,0 +1,81 @@
+"""What a node really uses for slots and buffers while steps are kept, against what admission counts before a job may have them.
+
+The three agents and their scripted ranks are one process, whose own memory is looked at by the kernel's high-water mark: what was there for a moment
+counts, too. The ranks' states lie in one buffer that was there before.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everstep.protocol.slot import CHUNK_BYTES, SlotIndex, pack_index
+from tests.integration.worker.agent import fleet as harness
+from tests.integration.worker.agent.fleet import Fleet
+from worker import rank_lines
+
+pytestmark = pytest.mark.integration
+SHARD_BYTES = 32 * 1024**2
+ALLOWED_BYTES = 64 * 1024**2
+"""Per node, beside its slots."""
+STATUS = Path("/proc/self/status")
+CLEAR_REFS = Path("/proc/self/clear_refs")
+RESET_PEAK = "5"
+"""Makes `VmHWM` what is resident now. Source: Documentation/filesystems/proc.rst of Linux."""
+
+
+@pytest.fixture(autouse=True)
+def large_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have ranks capture states that take no memory of their own, every chunk another one with every step."""
+    index = pack_index(SlotIndex(tensors=(), values=b""))
+    index_offset = SHARD_BYTES - len(index)
+    state = bytearray(b"s" * index_offset + index)
+
+    def payload(rank: int, step: int) -> tuple[memoryview, int]:
+        for chunk in range(0, index_offset, CHUNK_BYTES):
+            state[chunk : chunk + 8] = rank.to_bytes(4, "big") + step.to_bytes(4, "big")
+        return memoryview(state), index_offset
+
+    monkeypatch.setattr(harness, "payload", payload)
+    monkeypatch.setattr(harness, "CAPACITY_BYTES", SHARD_BYTES)
+    monkeypatch.setattr(harness, "MEMORY_BYTES", 5 * SHARD_BYTES)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """What admission has counted for a node, in bytes."""
+    found: set[int] = set()
+    count = rank_lines.slot_bytes_per_node
+
+    def counting(**shape: int) -> int:
+        found.add(needed := count(**shape))
+        return needed
+
+    monkeypatch.setattr(rank_lines, "slot_bytes_per_node", counting)
+    return found
+
+
+def resident(name: str) -> int:
+    (line,) = (line for line in STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
+
+
+def tmpfs_bytes(folder: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*"))
+
+
+async def test_what_is_used_while_steps_are_kept_is_what_admission_counts(fleet: Fleet, counted: set[int]) -> None:
+    await fleet.connected()
+    CLEAR_REFS.write_text(RESET_PEAK)
+    before, shared_before = resident("VmRSS"), resident("RssShmem")
+    await fleet.launch()
+    await fleet.train(4)
+    # Slots are mapped once and for good: whatever else the peak holds is private.
+    private = resident("VmHWM") - before - (resident("RssShmem") - shared_before)
+    (needed,) = counted
+    for node in fleet.nodes:
+        slots = tmpfs_bytes(node.slots)
+        assert 0.95 * needed <= slots <= 1.05 * needed
+        assert slots + max(private, 0) <= 1.05 * needed + ALLOWED_BYTES, "all three agents' buffers beside one node's slots"
+    assert private < SHARD_BYTES / 2, "nowhere is there a copy of a shard"
