@@ -48,6 +48,8 @@ class Traffic:
         self._profile: IdleSpans | None = None
         self._passed_at: float | None = None
         self._has_captured = False
+        self._was_sending = False
+        """At the last boundary."""
 
     def captured(self, rank: Rank) -> None:
         """A snapshot of a rank is complete on this node."""
@@ -86,13 +88,14 @@ class Traffic:
     def _iteration(self, message: Boundary, *, is_sending: bool) -> float | None:
         begun_at, self._passed_at = self._passed_at, message.at_seconds
         has_captured, self._has_captured = self._has_captured, False
+        was_sending, self._was_sending = self._was_sending, is_sending
         if begun_at is None:
             return None
         before, seconds = self.budget, message.at_seconds - begun_at
         self.budget = before.iteration(
             seconds,
             blocked_seconds=message.blocked_seconds,
-            is_loaded=has_captured or is_sending,
+            is_loaded=has_captured or was_sending or is_sending,
             has_begun=has_captured,
         )
         if self.budget.interval != before.interval:

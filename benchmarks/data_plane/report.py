@@ -29,6 +29,7 @@ TITLES = {goal.metric + goal.suffix: goal.title for goal in GOALS} | {
     "blocked_tight": "training blocked per snapshot, spans of twice the copy",
     "restore_peer_fetch": "of a rank that waits: until all was verified on its own node",
     "restore_added": "fetch from the peer, and restore of a rank that comes when it is over",
+    "first_commit": "first snapshot (audited, so compared when the next change is due) ÷ later ones (not audited), to the commit",
     "first_raw": "first snapshot (audited) ÷ later ones (not audited), blocked",
     "tight_commits": "commits ÷ steps, spans of twice the copy",
     "agent": "private memory of an agent while nothing runs: a baseline, not counted above",

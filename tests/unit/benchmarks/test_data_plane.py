@@ -90,7 +90,6 @@ def test_what_reaches_every_goal_passes_every_row() -> None:
         ("blocked", [1.0] * 19 + [20.1], "blocked_p99"),
         ("unblocked", [0.1] * 19 + [20.1], "unblocked_p99"),
         ("first_blocked", [1.51], "first_blocked"),
-        ("first_commit", [1.51], "first_commit"),
         ("first_commit_audited", [1.51], "first_commit_audited"),
         ("commits", [0.94], "commits"),
         ("commit", [1.36 * (460 + 31)], "commit"),

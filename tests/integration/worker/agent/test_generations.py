@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-<<<<<<< HEAD
+import worker.agent
 from everstep.protocol.agent_messages import (
     SOURCE_MISMATCH,
     SOURCE_UNAVAILABLE,
@@ -24,10 +24,6 @@ from everstep.protocol.agent_messages import (
     StopTraining,
     TakeCheckpoint,
 )
-=======
-import worker.agent
-from everstep.protocol.agent_messages import ExitClass, HaltRanks, Load, MemberPhase, Prepare, Start, StopTraining, TakeCheckpoint
->>>>>>> capture
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.plan import ShardSource
 from everstep.protocol.rank_messages import read_agent_half

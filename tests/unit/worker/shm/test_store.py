@@ -7,12 +7,8 @@ import contextlib
 import errno
 import mmap
 import os
-<<<<<<< HEAD
 import threading
-from collections.abc import Collection
-=======
 from collections.abc import Collection, Iterator
->>>>>>> capture
 from dataclasses import replace
 from pathlib import Path
 
