@@ -122,20 +122,6 @@ def _no_thread_is_left() -> Iterator[None]:
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("s3-")]
 
 
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when a put has seen that a part is over."""
-    has_waited = threading.Event()
-
-    def wait(parts: Any, **options: Any) -> Any:
-        found = futures.wait(parts, **options)
-        has_waited.set()
-        return found
-
-    monkeypatch.setattr(s3, "wait", wait)
-    return has_waited
-
-
 # -- puts -----------------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -149,7 +135,7 @@ def test_parts_go_side_by_side_and_are_named_in_order() -> None:
         if number == 2:
             second.set()
         if number == 1:
-            second.wait(timeout=10)
+            assert_set(second)
 
     client.on_part = on_part
     stored = store_of(client).put_stream(WHERE, pieces_of(DATA), len(DATA))
@@ -206,15 +192,23 @@ def test_a_part_that_was_sent_is_held_by_nobody(monkeypatch: pytest.MonkeyPatch)
     assert size <= peak < 1.5 * size
 
 
-def test_a_part_that_fails_ends_the_put(waits: threading.Event) -> None:
+def test_a_part_that_fails_ends_the_put(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second fails while its neighbours are under way: they end, the fifth, which waits, never begins."""
-    client, together = FakeS3(), threading.Barrier(CONNECTIONS)
+    client, is_waiting, has_waited = FakeS3(), threading.Event(), threading.Event()
+
+    def wait(parts: Any, **options: Any) -> Any:
+        is_waiting.set()
+        found = futures.wait(parts, **options)
+        has_waited.set()
+        return found
 
     def on_part(number: int) -> None:
-        together.wait(timeout=10)
         if number == 2:
+            assert_set(is_waiting)
             raise refusal("SlowDown", 503)
-        assert_set(waits)
+        assert_set(has_waited)
+
+    monkeypatch.setattr(s3, "wait", wait)
 
     client.on_part = on_part
     with pytest.raises(StoreUnavailable, match="SlowDown"):
