@@ -193,7 +193,7 @@ def test_a_part_that_was_sent_is_held_by_nobody(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_part_that_fails_ends_the_put(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second fails while its neighbours are under way: they end, the fifth, which waits, never begins."""
+    """The second fails while its neighbours are under way: they end, as they will; the fifth, which waits, never begins."""
     client, is_waiting, has_waited = FakeS3(), threading.Event(), threading.Event()
 
     def wait(parts: Any, **options: Any) -> Any:
@@ -207,9 +207,9 @@ def test_a_part_that_fails_ends_the_put(monkeypatch: pytest.MonkeyPatch) -> None
             assert_set(is_waiting)
             raise refusal("SlowDown", 503)
         assert_set(has_waited)
+        raise refusal("AccessDenied", 403)
 
     monkeypatch.setattr(s3, "wait", wait)
-
     client.on_part = on_part
     with pytest.raises(StoreUnavailable, match="SlowDown"):
         store_of(client).put_stream(WHERE, pieces_of(DATA), len(DATA))
@@ -377,10 +377,27 @@ def test_another_range_than_the_one_asked_for_is_refused(told: str | None) -> No
         read_all(client)
 
 
+def test_a_range_that_is_shorter_than_what_was_asked_for_is_refused() -> None:
+    client = FakeS3(DATA)
+
+    def on_get(begin: int, answer: dict[str, Any]) -> None:
+        if begin == 3 * PART:
+            answer |= {"ContentLength": 10, "ContentRange": f"bytes 3000-3009/{len(DATA)}", "Body": StreamingBody(Raw(bytes(10)), 10)}
+
+    client.on_get = on_get
+    with pytest.raises(StoreUnavailable, match="3000"):
+        read_all(client)
+
+
 @pytest.mark.parametrize("told", ["bytes 1-1000/11123", "bytes 0-998/11123", "bytes 0-999/999", "nothing"])
 def test_a_first_range_that_is_another_is_refused(told: str) -> None:
     client = FakeS3(DATA)
-    client.on_get = lambda begin, answer: answer.update(ContentRange=told)
+
+    def on_get(begin: int, answer: dict[str, Any]) -> None:
+        if begin == 0:
+            answer["ContentRange"] = told
+
+    client.on_get = on_get
     with pytest.raises(StoreUnavailable):
         read_all(client)
 
