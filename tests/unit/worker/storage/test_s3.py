@@ -392,14 +392,10 @@ def test_a_range_that_is_shorter_than_what_was_asked_for_is_refused() -> None:
 @pytest.mark.parametrize("told", ["bytes 1-1000/11123", "bytes 0-998/11123", "bytes 0-999/999", "nothing"])
 def test_a_first_range_that_is_another_is_refused(told: str) -> None:
     client = FakeS3(DATA)
-
-    def on_get(begin: int, answer: dict[str, Any]) -> None:
-        if begin == 0:
-            answer["ContentRange"] = told
-
-    client.on_get = on_get
-    with pytest.raises(StoreUnavailable):
-        read_all(client)
+    client.on_get = lambda begin, answer: answer.update(ContentRange=told)
+    with pytest.raises(StoreUnavailable), store_of(client).open(WHERE):
+        pass
+    assert client.raws[0].closed
 
 
 @pytest.mark.parametrize("how", ["reset", "short"])
