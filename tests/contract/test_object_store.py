@@ -111,7 +111,7 @@ def test_an_empty_object_is_an_object(store: ObjectStore) -> None:
     assert store.get_bytes(reference("empty")) == b""
 
 
-@pytest.mark.parametrize("size", [1, PART_BYTES, PART_BYTES + 1, 2 * PART_BYTES, 2 * PART_BYTES + 12_345])
+@pytest.mark.parametrize("size", [1, PART_BYTES, PART_BYTES + 1, 2 * PART_BYTES, 2 * PART_BYTES + 12_345, 7 * PART_BYTES + 1])
 def test_a_stream_of_any_size_comes_back(store: ObjectStore, size: int) -> None:
     data = os.urandom(size)
     view = memoryview(data)
@@ -119,6 +119,7 @@ def test_a_stream_of_any_size_comes_back(store: ObjectStore, size: int) -> None:
     stored = store.put_stream(reference("stream"), (view[start : start + piece] for start in range(0, size, piece)), size)
     assert stored.bytes == size
     assert read_all(store, "stream") == data
+    assert store.get_bytes(reference("stream")) == data
     found = store.head(reference("stream"))
     assert found is not None
     assert found == stored
@@ -186,6 +187,49 @@ def test_reading_beyond_the_end_is_an_error(store: ObjectStore) -> None:
     store.put_bytes(reference("short"), b"12345")
     with store.open(reference("short")) as reader, pytest.raises(CorruptCheckpoint):
         reader.read_into(memoryview(bytearray(6)))
+
+
+def test_spans_of_a_target_are_filled_in_order(store: ObjectStore) -> None:
+    data = os.urandom(4 * PART_BYTES)
+    store.put_stream(reference("spans"), [data], len(data))
+    target = bytearray(5 * PART_BYTES)
+    spans = [(0, 100), (128, 4 * PART_BYTES), (4 * PART_BYTES + 64, 4 * PART_BYTES + 64 + 20)]
+    with store.open(reference("spans")) as reader, memoryview(target) as view:
+        reader.read_into(view, spans)
+        reader.read_into(view[-8:])
+    assert b"".join(target[begin:end] for begin, end in [*spans, (len(target) - 8, len(target))]) == data
+    assert not any(target[100:128])
+    assert not any(target[4 * PART_BYTES + 84 : -8])
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_what_is_read_is_of_one_object(store: ObjectStore, is_deleted: bool) -> None:
+    """One that is no longer there may be read on by a store that still has it; parts of two are never mixed."""
+    first, second = bytes(4 * PART_BYTES), b"\xff" * (4 * PART_BYTES)
+    store.put_bytes(reference("changing"), first)
+    target = bytearray(len(first))
+    with store.open(reference("changing")) as reader, memoryview(target) as view:
+        reader.read_into(view[:10])
+        if is_deleted:
+            delete(store, "changing")
+        else:
+            store.put_bytes(reference("changing"), second)
+        try:
+            reader.read_into(view[10:])
+        except ObjectMissing:
+            assert is_deleted
+        except ObjectChanged:
+            assert not is_deleted
+        else:
+            assert target == first
+
+
+def delete(store: ObjectStore, key: str) -> None:
+    if isinstance(store, MemoryObjectStore):
+        del store.objects[BUCKET][key]
+    else:
+        assert isinstance(store, S3ObjectStore)
+        store._client.delete_object(Bucket=BUCKET, Key=key)
 
 
 def test_objects_are_listed_by_key(store: ObjectStore) -> None:

@@ -28,13 +28,15 @@ from worker.core.slots import Content
 from worker.errors import CorruptCheckpoint, NoRoom, StorageError, StoreRefused
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore, in_thread
-from worker.storage.object_store import ObjectReader, ObjectStore
+from worker.storage.object_store import ObjectReader, ObjectStore, cut
 
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
 RETRY_SECONDS = 0.5
 _PIECE_BYTES = 4 * 1024 * 1024
+_FILL_BYTES = 128 * 1024 * 1024
+"""Asked of the store at once: as much as keeps several connections busy, and as little as lets a cancellation be seen soon."""
 
 
 class _Cancelled(Exception):
@@ -264,12 +266,11 @@ def _check(plan: Restore, source: ShardSource, where: ObjectReference) -> None:
 
 
 def _fill(reader: ObjectReader, plan: Restore, slot: SlotFile, cancelled: threading.Event) -> None:
-    for begin, end in plan.spans:
-        for start in range(begin, end, _PIECE_BYTES):
+    with slot.payload(0, plan.payload_bytes) as payload:
+        for spans in cut(plan.spans, _FILL_BYTES):
             if cancelled.is_set():
                 return
-            with slot.payload(start, min(end, start + _PIECE_BYTES)) as view:
-                reader.read_into(view)
+            reader.read_into(payload, spans)
     for begin, end in plan.gaps():
         for start in range(begin, end, _PIECE_BYTES):
             stop = min(end, start + _PIECE_BYTES)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from everstep.protocol.plan import ObjectReference
 from worker.errors import CorruptCheckpoint, ObjectChanged, ObjectMissing, StoreDenied, StoreRefused
 from worker.storage.aws import ROLE_SECONDS, RoleKeys, SecretPlace
-from worker.storage.object_store import ObjectReader, ObjectStore, Piece, StoredObject
+from worker.storage.object_store import ObjectReader, ObjectStore, Piece, Span, StoredObject
 
 
 class MemoryObjectStore:
@@ -131,7 +131,9 @@ class _MemoryReader:
         self.md5 = md5
         self.bytes = len(data)
 
-    def read_into(self, target: memoryview) -> None:
-        if len(self._data) < len(target):
-            raise CorruptCheckpoint(f"the object ends {len(target) - len(self._data)} bytes early")
-        target[:], self._data = self._data[: len(target)], self._data[len(target) :]
+    def read_into(self, target: memoryview, spans: Sequence[Span] | None = None) -> None:
+        for begin, end in [(0, len(target))] if spans is None else spans:
+            count = end - begin
+            if len(self._data) < count:
+                raise CorruptCheckpoint(f"the object ends {count - len(self._data)} bytes early")
+            target[begin:end], self._data = self._data[:count], self._data[count:]

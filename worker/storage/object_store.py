@@ -5,7 +5,7 @@ Invariant: `put_*` returns only when the object is complete and visible under it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,8 @@ from typing import Protocol
 from everstep.protocol.plan import ObjectReference
 
 Piece = bytes | bytearray | memoryview
+Span = tuple[int, int]
+"""Begin and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +36,17 @@ class ObjectReader(Protocol):
     md5: str
     """Of the whole object, in hex, where the store tells it; else empty."""
 
-    def read_into(self, target: memoryview) -> None:
-        """Fill `target` with the next bytes.
+    def read_into(self, target: memoryview, spans: Sequence[Span] | None = None) -> None:
+        """Fill `target` with the next bytes; after an error what it holds is undefined, and nothing more can be read.
 
         Args:
-            target: uint8, as long as is wanted.
+            target: uint8.
+            spans: of `target` that are filled, one after the other; None: all of it.
 
         Raises:
-            CorruptCheckpoint: the object ends before `target` is full.
+            CorruptCheckpoint: the object ends before they are full.
+            ObjectChanged: another object has taken its place: never are parts of two mixed.
+            ObjectMissing: it has been deleted.
             StoreUnavailable: the line broke.
         """
 
@@ -79,11 +84,11 @@ class ObjectStore(Protocol):
         """
 
     def put_stream(self, reference: ObjectReference, pieces: Iterable[Piece], size: int) -> StoredObject:
-        """Store what `pieces` yield, holding a part of it in memory at a time. What `pieces` raises ends the put and is passed on.
+        """Store what `pieces` yield, holding a few parts of it in memory at a time. What fails first, `pieces` or a part, ends the put and is raised.
 
         Args:
             reference: where.
-            pieces: each is used up before the next is asked for.
+            pieces: asked from the calling thread, each used up before the next is asked for; none after a part has failed.
             size: their bytes together.
 
         Returns:
@@ -148,3 +153,29 @@ class ObjectStore(Protocol):
         Raises:
             StorageError: of the type that says what can be done about it.
         """
+
+
+def cut(spans: Iterable[Span], limit: int, first: int = 0) -> Iterator[list[Span]]:
+    """Cut spans into lists of `limit` bytes together; the last takes the rest. Pure.
+
+    Args:
+        spans: in bytes.
+        limit: in bytes.
+        first: what the first list has instead; 0: as the others.
+
+    Yields:
+        The lists, in order; none is empty.
+    """
+    taken: list[Span] = []
+    room = first or limit
+    for begin, end in spans:
+        while begin < end:
+            stop = min(end, begin + room)
+            taken.append((begin, stop))
+            room -= stop - begin
+            begin = stop
+            if not room:
+                yield taken
+                taken, room = [], limit
+    if taken:
+        yield taken

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from everstep.protocol.plan import InputChannel, ObjectReference
 from worker.errors import InputRefused, StoreDenied, StoreUnavailable
 from worker.inputs import InputCache
 from worker.storage.memory import MemoryObjectStore
-from worker.storage.object_store import ObjectReader
+from worker.storage.object_store import ObjectReader, Span
 
 BUCKET = "data"
 RUN, OTHER_RUN = RunId("ab" * 16), RunId("cd" * 16)
@@ -242,9 +242,9 @@ def test_a_fetch_that_nobody_waits_for_ends_and_what_it_has_stays(tmp_path: Path
         def __init__(self, reader: ObjectReader) -> None:
             self.bytes, self.md5, self._reader = reader.bytes, reader.md5, reader
 
-        def read_into(self, target: memoryview) -> None:
+        def read_into(self, target: memoryview, spans: Sequence[Span] | None = None) -> None:
             cancelled.set()
-            self._reader.read_into(target)
+            self._reader.read_into(target, spans)
 
     class Cut(Store):
         @contextmanager

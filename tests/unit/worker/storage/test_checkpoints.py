@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from worker.shm.store import SlotStore
 from worker.storage import checkpoints
 from worker.storage.checkpoints import download_shard, upload_shard
 from worker.storage.memory import MemoryObjectStore
-from worker.storage.object_store import ObjectReader, Piece, StoredObject
+from worker.storage.object_store import ObjectReader, Piece, Span, StoredObject
 
 CONTENT = Content(Generation(2), Step(7))
 RANK = Rank(0)
@@ -34,6 +34,7 @@ PAYLOAD, OFFSET, SIZE = payload_of([("weight", "float32", (100,), bytes(range(20
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "_PIECE_BYTES", 100)
+    monkeypatch.setattr(checkpoints, "_FILL_BYTES", 100)
     monkeypatch.setattr(checkpoints, "RETRY_SECONDS", 0.0)
 
 
@@ -170,12 +171,12 @@ class _BreakingReader:
         self._store = store
         self._count = 0
 
-    def read_into(self, target: memoryview) -> None:
+    def read_into(self, target: memoryview, spans: Sequence[Span] | None = None) -> None:
         self._count += 1
         if self._count == 4 and self._store.breaks:
             self._store.breaks -= 1
             raise StoreUnavailable("reset by peer")
-        self._reader.read_into(target)
+        self._reader.read_into(target, spans)
 
 
 async def test_a_line_that_breaks_in_the_middle_leaves_an_empty_slot(tmp_path: Path) -> None:

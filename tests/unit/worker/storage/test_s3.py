@@ -1,0 +1,420 @@
+"""Several connections at once: what goes over each, how much is held meanwhile, and what is left when one of them fails."""
+
+from __future__ import annotations
+
+import io
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+from botocore.response import StreamingBody
+from urllib3.exceptions import ProtocolError
+
+from everstep.protocol.plan import ObjectReference
+from worker.errors import ObjectChanged, StorageError, StoreRefused, StoreUnavailable
+from worker.storage import s3
+from worker.storage.object_store import Span, cut
+from worker.storage.s3 import CONNECTIONS, S3ObjectStore
+
+WHERE = ObjectReference(bucket="bucket", key="key")
+PART = 1000
+DATA = bytes(number * 7 % 251 for number in range(11 * PART + 123))
+
+
+def refusal(code: str, status: int) -> ClientError:
+    return ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "call")  # type: ignore[typeddict-item]
+
+
+class Raw(io.BytesIO):
+    """What comes over one line; it may break after `breaks_after` bytes."""
+
+    breaks_after: int | None = None
+
+    def readinto(self, buffer: Any) -> int:
+        if self.breaks_after is not None and self.tell() + len(buffer) > self.breaks_after:
+            raise ProtocolError("reset by peer")
+        return super().readinto(buffer)
+
+
+class FakeS3:
+    """S3 as far as one object needs it; what a test does in the middle of a call is in `on_part` and `on_get`."""
+
+    def __init__(self, data: bytes = b"", etag: str = "first") -> None:
+        self.data, self.etag = data, etag
+        self.parts: dict[int, bytes] = {}
+        self.begun: list[int] = []
+        self.completed: list[dict[str, Any]] = []
+        self.aborted_count = 0
+        self.in_flight = self.most_in_flight = 0
+        self.gets: list[dict[str, str]] = []
+        self.raws: list[Raw] = []
+        self.on_part: Callable[[int], None] = lambda number: None
+        self.on_get: Callable[[int, dict[str, Any]], None] = lambda begin, answer: None
+        self.keeps_parts = True
+        self._lock = threading.Lock()
+
+    def create_multipart_upload(self, **_: object) -> dict[str, str]:
+        return {"UploadId": "upload"}
+
+    def upload_part(self, *, PartNumber: int, Body: bytearray, ChecksumCRC32: str, **_: object) -> dict[str, str]:
+        assert isinstance(Body, bytearray), "a copy"
+        with self._lock:
+            self.begun.append(PartNumber)
+            self.in_flight += 1
+            self.most_in_flight = max(self.in_flight, self.most_in_flight)
+        try:
+            self.on_part(PartNumber)
+            if self.keeps_parts:
+                self.parts[PartNumber] = bytes(Body)
+        finally:
+            with self._lock:
+                self.in_flight -= 1
+        return {"ETag": f'"{PartNumber}"'}
+
+    def complete_multipart_upload(self, *, MultipartUpload: dict[str, Any], **_: object) -> dict[str, str]:
+        self.completed = MultipartUpload["Parts"]
+        return {"ETag": '"whole-12"'}
+
+    def abort_multipart_upload(self, **_: object) -> None:
+        assert self.in_flight == 0, "a part that arrives after the abort is kept, and paid for"
+        self.aborted_count += 1
+
+    def get_object(self, *, Range: str = "", IfMatch: str = "", **_: object) -> dict[str, Any]:
+        with self._lock:
+            self.gets.append({"Range": Range, "IfMatch": IfMatch})
+        if IfMatch not in ("", f'"{self.etag}"'):
+            raise refusal("PreconditionFailed", 412)
+        begin, end = 0, len(self.data)
+        answer: dict[str, Any] = {"ETag": f'"{self.etag}"'}
+        if Range:
+            begin, last = map(int, Range.removeprefix("bytes=").split("-"))
+            if begin >= end:
+                raise refusal("InvalidRange", 416)
+            end = min(end, last + 1)
+            answer["ContentRange"] = f"bytes {begin}-{end - 1}/{len(self.data)}"
+        raw = Raw(self.data[begin:end])
+        answer |= {"ContentLength": end - begin, "Body": StreamingBody(raw, end - begin)}
+        self.on_get(begin, answer)
+        self.raws.append(answer["Body"]._raw_stream)
+        return answer
+
+    @property
+    def ranges(self) -> list[Span]:
+        asked = [each["Range"].removeprefix("bytes=").split("-") for each in self.gets]
+        return sorted((int(first), min(int(last) + 1, len(self.data))) for first, last in asked)
+
+
+def store_of(client: FakeS3) -> S3ObjectStore:
+    return S3ObjectStore(client, part_bytes=PART)  # type: ignore[arg-type]
+
+
+def pieces_of(data: bytes, size: int = 300) -> Iterator[bytes]:
+    return (data[start : start + size] for start in range(0, len(data), size))
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("s3-")]
+
+
+# -- puts -----------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_parts_go_side_by_side_and_are_named_in_order() -> None:
+    client, together, second = FakeS3(), threading.Barrier(CONNECTIONS), threading.Event()
+
+    def on_part(number: int) -> None:
+        assert threading.current_thread().name.startswith("s3-put")
+        if number <= CONNECTIONS:
+            together.wait(timeout=10)
+        if number == 2:
+            second.set()
+        if number == 1:
+            assert_set(second)
+
+    client.on_part = on_part
+    stored = store_of(client).put_stream(WHERE, pieces_of(DATA), len(DATA))
+    assert [part["PartNumber"] for part in client.completed] == list(range(1, 13))
+    assert [part["ETag"] for part in client.completed] == [f'"{number}"' for number in range(1, 13)]
+    assert b"".join(client.parts[number] for number in range(1, 13)) == DATA
+    assert (client.most_in_flight, client.aborted_count, stored.etag) == (CONNECTIONS, 0, "whole-12")
+
+
+@pytest.mark.parametrize(("max_parts", "part_bytes", "held"), [(10_000, PART, CONNECTIONS + 1), (6, 2 * PART, 2), (2, 6 * PART, 1)])
+def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch, max_parts: int, part_bytes: int, held: int) -> None:
+    """No part ends before the put waits for one, or asks for more than it may hold."""
+    monkeypatch.setattr(s3, "MAX_PARTS", max_parts)
+    client, go, data = FakeS3(), threading.Event(), bytes(12 * PART)
+    beyond: list[int] = []
+
+    def wait(parts: Any, **options: Any) -> Any:
+        go.set()
+        return futures.wait(parts, **options)
+
+    monkeypatch.setattr(s3, "wait", wait)
+    client.on_part = lambda number: assert_set(go)
+
+    def pieces() -> Iterator[bytes]:
+        for start in range(0, len(data), PART):
+            if (unsent := start + PART - len(client.parts) * part_bytes) > held * part_bytes:
+                beyond.append(unsent)
+                go.set()
+            yield data[start : start + PART]
+
+    store_of(client).put_stream(WHERE, pieces(), len(data))
+    assert not beyond
+    assert b"".join(client.parts[number] for number in sorted(client.parts)) == data
+    assert {len(part) for part in client.parts.values()} == {part_bytes}
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(timeout=10)
+
+
+def test_a_part_that_was_sent_is_held_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 1 << 20
+    monkeypatch.setattr(s3, "MAX_PARTS", 6)
+    client, buffer = FakeS3(), memoryview(bytes(size // 4))
+    client.keeps_parts = False
+    store = S3ObjectStore(client, part_bytes=size // 4)  # type: ignore[arg-type]
+    tracemalloc.start()
+    try:
+        store.put_stream(WHERE, (buffer for _ in range(24)), 6 * size)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(client.completed) == 6
+    assert size <= peak < 1.5 * size
+
+
+def test_a_part_that_fails_ends_the_put(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second fails while its neighbours are under way: they end, as they will; the fifth, which waits, never begins."""
+    client, is_waiting, has_waited = FakeS3(), threading.Event(), threading.Event()
+
+    def wait(parts: Any, **options: Any) -> Any:
+        is_waiting.set()
+        found = futures.wait(parts, **options)
+        has_waited.set()
+        return found
+
+    def on_part(number: int) -> None:
+        if number == 2:
+            assert_set(is_waiting)
+            raise refusal("SlowDown", 503)
+        assert_set(has_waited)
+        raise refusal("AccessDenied", 403)
+
+    monkeypatch.setattr(s3, "wait", wait)
+    client.on_part = on_part
+    with pytest.raises(StoreUnavailable, match="SlowDown"):
+        store_of(client).put_stream(WHERE, pieces_of(DATA), len(DATA))
+    assert sorted(client.begun) == [1, 2, 3, 4]
+    assert (client.in_flight, client.aborted_count, client.completed) == (0, 1, [])
+
+
+def test_nothing_is_asked_for_after_a_part_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "MAX_PARTS", 2)
+    client, asked = FakeS3(), []
+
+    def on_part(number: int) -> None:
+        raise refusal("AccessDenied", 403)
+
+    def pieces() -> Iterator[bytes]:
+        for number in range(12):
+            asked.append(number)
+            yield bytes(PART)
+
+    client.on_part = on_part
+    with pytest.raises(StorageError, match="AccessDenied"):
+        store_of(client).put_stream(WHERE, pieces(), 12 * PART)
+    assert asked == list(range(6))
+    assert client.aborted_count == 1
+
+
+def test_pieces_that_fail_end_the_put_when_its_parts_have_ended() -> None:
+    client, begun, go = FakeS3(), threading.Barrier(3), threading.Event()
+
+    class Broken(Exception):
+        pass
+
+    def on_part(number: int) -> None:
+        begun.wait(timeout=10)
+        assert_set(go)
+
+    def pieces() -> Iterator[bytes]:
+        yield from pieces_of(DATA[: 2 * PART], PART)
+        begun.wait(timeout=10)
+        go.set()
+        raise Broken
+
+    client.on_part = on_part
+    with pytest.raises(Broken):
+        store_of(client).put_stream(WHERE, pieces(), len(DATA))
+    assert sorted(client.parts) == [1, 2]
+    assert (client.aborted_count, client.completed) == (1, [])
+
+
+def test_a_last_part_that_fails_is_not_left_out() -> None:
+    client = FakeS3()
+
+    def on_part(number: int) -> None:
+        if number == 12:
+            raise refusal("InternalError", 500)
+
+    client.on_part = on_part
+    with pytest.raises(StoreUnavailable):
+        store_of(client).put_stream(WHERE, pieces_of(DATA), len(DATA))
+    assert (client.aborted_count, client.completed) == (1, [])
+
+
+@pytest.mark.parametrize("off", [-1, 1])
+def test_another_length_is_refused_when_parts_are_under_way(off: int) -> None:
+    client = FakeS3()
+    with pytest.raises(StoreRefused):
+        store_of(client).put_stream(WHERE, pieces_of(DATA), len(DATA) + off)
+    assert (client.aborted_count, client.completed) == (1, [])
+
+
+# -- reads ----------------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, PART])
+def test_a_small_object_is_one_request(size: int) -> None:
+    client = FakeS3(DATA[:size])
+    assert store_of(client).get_bytes(WHERE) == DATA[:size]
+    assert len(client.gets) == 1
+
+
+def test_an_empty_object_has_no_range() -> None:
+    client = FakeS3()
+    assert store_of(client).get_bytes(WHERE) == b""
+    assert [each["Range"] for each in client.gets] == [f"bytes=0-{PART - 1}", ""]
+
+
+def test_ranges_cover_an_object_exactly_and_come_side_by_side() -> None:
+    client, together = FakeS3(DATA), threading.Barrier(CONNECTIONS)
+
+    def on_get(begin: int, answer: dict[str, Any]) -> None:
+        if PART <= begin < (1 + 2 * CONNECTIONS) * PART:
+            assert threading.current_thread().name.startswith("s3-get")
+            together.wait(timeout=10)
+
+    client.on_get = on_get
+    target = bytearray(len(DATA))
+    with store_of(client).open(WHERE) as reader, memoryview(target) as view:
+        assert reader.bytes == len(DATA)
+        reader.read_into(view[:8])
+        reader.read_into(view[8:])
+    assert target == DATA
+    assert client.ranges == [(start, min(len(DATA), start + PART)) for start in range(0, len(DATA), PART)]
+    assert [each["IfMatch"] for each in client.gets] == ["", *['"first"'] * 11]
+    assert all(raw.closed for raw in client.raws)
+
+
+def test_spans_are_filled_in_order_and_nothing_between_them() -> None:
+    client = FakeS3(DATA)
+    spans = [(5, 1700), (1700, 1701), (1800, 9000), (9001, 9001 + len(DATA) - 8896)]
+    target = bytearray(b"\xaa" * 20_000)
+    with store_of(client).open(WHERE) as reader, memoryview(target) as view:
+        reader.read_into(view, spans)
+    assert b"".join(target[begin:end] for begin, end in spans) == DATA
+    assert target[:5] + target[1701:1800] + target[9000:9001] + target[spans[-1][1] :] == b"\xaa" * (len(target) - len(DATA))
+
+
+def test_small_targets_share_a_stream_which_a_large_one_leaves() -> None:
+    client, target = FakeS3(DATA), bytearray(len(DATA))
+    with store_of(client).open(WHERE) as reader, memoryview(target) as view:
+        for start in range(0, 2500, 100):
+            reader.read_into(view[start : start + 100])
+        assert client.ranges == [(0, PART), (PART, len(DATA))]
+        reader.read_into(view[2500:7000])
+        assert client.ranges[2:] == [(2500, 3500), (3500, 4500), (4500, 5500), (5500, 6500), (6500, 7000)]
+        for start in range(7000, len(DATA), 100):
+            reader.read_into(view[start : start + 100])
+    assert target == DATA
+    assert client.ranges[-1] == (7000, len(DATA))
+    assert len(client.gets) == 8
+    assert all(raw.closed for raw in client.raws)
+
+
+def read_all(client: FakeS3) -> None:
+    try:
+        store_of(client).get_bytes(WHERE)
+    finally:
+        assert all(raw.closed for raw in client.raws)
+
+
+def test_an_object_that_changes_between_two_ranges_is_not_mixed() -> None:
+    client = FakeS3(DATA)
+
+    def on_get(begin: int, answer: dict[str, Any]) -> None:
+        if begin == 2 * PART:
+            client.data, client.etag = bytes(len(DATA)), "second"
+
+    client.on_get = on_get
+    with pytest.raises(ObjectChanged):
+        read_all(client)
+    assert len(client.gets) < 12, "ranges are asked for after one has failed"
+
+
+@pytest.mark.parametrize(
+    "told", [None, "bytes 3001-4000/11123", "bytes 3000-3998/11123", "bytes 3000-3999/11124", "bytes 3000-3999/*", "bytes 3000-3999/3999"]
+)
+def test_another_range_than_the_one_asked_for_is_refused(told: str | None) -> None:
+    client = FakeS3(DATA)
+
+    def on_get(begin: int, answer: dict[str, Any]) -> None:
+        if begin == 3 * PART:
+            answer["ContentRange"] = told
+
+    client.on_get = on_get
+    with pytest.raises(StoreUnavailable, match="3000"):
+        read_all(client)
+
+
+def test_a_range_that_is_shorter_than_what_was_asked_for_is_refused() -> None:
+    client = FakeS3(DATA)
+
+    def on_get(begin: int, answer: dict[str, Any]) -> None:
+        if begin == 3 * PART:
+            answer |= {"ContentLength": 10, "ContentRange": f"bytes 3000-3009/{len(DATA)}", "Body": StreamingBody(Raw(bytes(10)), 10)}
+
+    client.on_get = on_get
+    with pytest.raises(StoreUnavailable, match="3000"):
+        read_all(client)
+
+
+@pytest.mark.parametrize("told", ["bytes 1-1000/11123", "bytes 0-998/11123", "bytes 0-999/999", "nothing"])
+def test_a_first_range_that_is_another_is_refused(told: str) -> None:
+    client = FakeS3(DATA)
+    client.on_get = lambda begin, answer: answer.update(ContentRange=told)
+    with pytest.raises(StoreUnavailable), store_of(client).open(WHERE):
+        pass
+    assert client.raws[0].closed
+
+
+@pytest.mark.parametrize("how", ["reset", "short"])
+@pytest.mark.parametrize("where", [0, 5 * PART])
+def test_a_line_that_breaks_in_the_middle_of_a_range_is_told(how: str, where: int) -> None:
+    client = FakeS3(DATA)
+
+    def on_get(begin: int, answer: dict[str, Any]) -> None:
+        if begin == where:
+            raw = Raw(bytes(PART if how == "reset" else PART - 1))
+            raw.breaks_after = 10 if how == "reset" else None
+            answer["Body"] = StreamingBody(raw, PART)
+
+    client.on_get = on_get
+    with pytest.raises(StoreUnavailable):
+        read_all(client)
+
+
+def test_spans_are_cut_to_a_limit() -> None:
+    assert list(cut([(0, 5), (5, 5), (7, 12)], 4)) == [[(0, 4)], [(4, 5), (7, 10)], [(10, 12)]]
+    assert list(cut([(0, 5), (7, 12)], 4, first=6)) == [[(0, 5), (7, 8)], [(8, 12)]]
+    assert list(cut([(0, 0)], 4)) == list(cut([], 4)) == []
