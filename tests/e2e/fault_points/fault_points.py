@@ -194,8 +194,8 @@ def _promises(module: Any) -> None:
 def _bases(module: Any) -> None:
     verify = module.SlotStore.verify
 
-    async def verified(self: Any, slot: Any) -> Any:
-        answer = await verify(self, slot)
+    async def verified(self: Any, slot: Any, **named: Any) -> Any:
+        answer = await verify(self, slot, **named)
         die(Moment.VERIFIED)
         return answer
 
