@@ -24,8 +24,9 @@ from everstep.protocol.agent_messages import SOURCE_MISMATCH, SOURCE_UNAVAILABLE
 from everstep.protocol.ids import NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
-SHARD_FAULTS = frozenset({SOURCE_MISMATCH, SOURCE_UNAVAILABLE, "agent_error"})
-"""What an agent reports when its shards may be why it could not load, rather than memory, a source archive or what else its ranks need."""
+SHARD_FAULTS = frozenset({SOURCE_MISMATCH, SOURCE_UNAVAILABLE})
+"""What an agent reports when its shards are why it could not load, rather than memory, a source archive, what else its ranks need, or a fault of its
+own: none of these says anything of the state."""
 COORDINATOR_FAULTS = frozenset({"coordinator_unreachable"})
 """What an agent reports while it cannot take part in the rounds."""
 

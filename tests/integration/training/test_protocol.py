@@ -6,7 +6,7 @@ import queue
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from everstep.protocol.slot import HEADER_BYTES, payload_digest, unpack_header, 
 from everstep.training import TrainingSession, agent_link, copier, snapshots
 from everstep.training.capture import SlotMemory, view_of
 from everstep.training.copier import Copies, CopyTicket, CpuCopier, Done, Progress
-from everstep.training.cuda_copier import CudaCopier
+from everstep.training.cuda_copier import CudaCopier, gather_now
 from tests.integration.training.fake_agent import JOB, RUN, FakeAgent
 
 pytestmark = pytest.mark.integration
@@ -694,6 +694,12 @@ class LateDevice:
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
         with torch.no_grad():
             target.copy_(source)
+
+    def gather(self, memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], stream: Any) -> None:
+        gather_now(memory, targets, sources)
+
+    def buffer(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.uint8)
 
     def pinned(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.uint8)

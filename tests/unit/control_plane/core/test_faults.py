@@ -169,7 +169,9 @@ def test_an_outage_of_s3_does_not_cost_a_checkpoint_and_a_mismatch_does() -> Non
     assert {item.is_object for item in faults.refused_sources(plan, reports, nodes)} == {False, True}
 
 
-@pytest.mark.parametrize("fault_code", ["memory_full", "archive_unavailable", "secret_unavailable", "requirements_failed", "source_refused"])
+@pytest.mark.parametrize(
+    "fault_code", ["memory_full", "agent_error", "archive_unavailable", "secret_unavailable", "requirements_failed", "source_refused"]
+)
 def test_what_has_nothing_to_do_with_shards_costs_none(fault_code: str) -> None:
     assert faults.refused_sources(*failed_load(fault_code)) == ()
 
