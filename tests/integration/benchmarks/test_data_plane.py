@@ -74,7 +74,7 @@ class Memory:
         self.calls.append("close")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def state() -> Iterator[State]:
     threads = torch.get_num_threads()
     yield State(1, 0)
