@@ -68,6 +68,7 @@ def aws(served: ServedAws) -> Iterator[ServedAws]:
     served.set_conditions(QUICK)
     for group in served.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]:
         served.client("autoscaling").delete_auto_scaling_group(AutoScalingGroupName=group["AutoScalingGroupName"], ForceDelete=True)
+    eventually(lambda: not served.pids())  # the next test may ask that none runs
 
 
 class Queue:
