@@ -95,14 +95,19 @@ def exit_of(fleet: Fleet, rank: int) -> ExitClass | None:
     return ended.exit_class if ended is not None else None
 
 
+async def come_back_empty(node: Node) -> None:
+    """End a node's machine, and start one in its place that has nothing."""
+    await node.gone()
+    for path in [*node.slots.rglob("*.slot-*"), node.state_dir / "promise"]:
+        path.unlink()
+    node.start()
+
+
 async def test_a_new_node_gets_its_shard_from_a_peer(fleet: Fleet) -> None:
     await fleet.launch()
     await fleet.train(4)
     lost = fleet.nodes[1]
-    await lost.gone()
-    for path in [*lost.slots.rglob("*.slot-*"), lost.state_dir / "promise"]:
-        path.unlink()
-    lost.start()
+    await come_back_empty(lost)
     await fleet.launch()
     check_restored(fleet)
     member = fleet.control.member(lost.id)
@@ -167,10 +172,7 @@ async def test_what_others_fetch_is_kept_where_another_attempt_may_need_it(
     await fleet.launch()
     await fleet.train(4)
     lost = fleet.nodes[1]
-    await lost.gone()
-    for path in [*lost.slots.rglob("*.slot-*"), lost.state_dir / "promise"]:
-        path.unlink()
-    lost.start()
+    await come_back_empty(lost)
     await fleet.prepare()
     failing, other = fleet.ranks_of(1)
     has_failed, fetched, fetch = asyncio.Event(), asyncio.Event(), Member._load_peer
