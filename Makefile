@@ -4,6 +4,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.set-up
+# A test that not even its own time limit can end takes its process with it, and says where it stood.
+HANGS := -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
 DASHBOARD := control_plane/static/index.html
 
 .PHONY: help setup demo check fix web pictures test test-full bad-day bench-first bench-interleave bench-data-plane bench-recovery bench-api bench-dashboard
@@ -49,8 +51,8 @@ pictures: setup web  ## docs/pictures: the dashboard over the recorded incidents
 	@$(BIN)/python -m tests.dashboard --pictures docs/pictures
 
 test: setup web  ## set-up, the dashboard's build, then every test but the long matrix: two at a time, and what needs the whole machine one by one
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not full and not e2e'
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'e2e and not full'
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) -n 2 --dist loadfile -m 'not full and not e2e'
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) -m 'e2e and not full'
 
 test-full: setup web  ## the whole matrix
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest

@@ -151,6 +151,7 @@ def test_an_enter_counts_while_answers_are_on_their_way_and_no_longer(desk: Page
             answer(held.pop())
 
     def seek() -> None:
+        expect(desk.get_by_role("button", name="Search")).to_be_visible()  # whoever sees that can press the key
         desk.keyboard.press("Control+k")
         expect(search).to_be_focused()
         desk.keyboard.type(name)

@@ -204,12 +204,12 @@ def test_a_late_announcement_makes_a_rank_abandon(seed: int) -> None:
     story = drive(2, 2, seed=seed)
     deaf: Callable[[Event], bool] = lambda event: event[:2] == ("hear", 1)  # noqa: E731
     story.until(lambda world: world.processes[1].boundary > world.coordinator.proposed > world.shards[1].proposed, without=deaf, limit=60_000)
-    late, lead = story.world.coordinator.proposed, story.world.coordinator.lead
+    late, lead = story.world.coordinator.proposed, story.world.coordinator.lead.steps
     story.do("hear", 1)
     story.until(lambda world: world.shards[1].vote is Vote.ABANDON or world.coordinator.proposed != late)
     assert story.world.shards[1].is_late
     story.until(lambda world: world.coordinator.proposed > late)
-    assert story.world.coordinator.lead == lead + 1
+    assert story.world.coordinator.lead.steps == lead + 1
     assert story.world.coordinator.committed < late
     commits(story, 2)
 

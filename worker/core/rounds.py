@@ -10,16 +10,15 @@ Invariant: C never falls within a generation, and no step is ever proposed twice
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from everstep.protocol.ids import FIRST_STEP, NodeId, Step
 from everstep.protocol.rank_messages import RankHalf, Standing, StopState, Vote
 from everstep.protocol.rounds import RankRound
+from worker.core.lead import Lead
 
 NONE = Step(-1)
 """No step."""
-CLEAN_ROUNDS = 32
-"""Rounds without a late rank after which the lead shrinks by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +175,7 @@ class Coordinator:
     """The highest step ever proposed or reported as proposed: the next is above it."""
     ranks: tuple[RankRound, ...] = ()
     """The newest report of every rank that has reported, by rank."""
-    lead: int = 1
-    clean_rounds: int = 0
+    lead: Lead = field(default_factory=Lead)
     cadence: int = 1
     """Steps between the last two commits."""
     persist: Step = NONE
@@ -274,18 +272,15 @@ class Coordinator:
         if abandoned:
             if self.proposed == self.final and not late:  # it cannot be captured, now or later
                 return replace(self, proposed=NONE, is_finished=True)
-            return replace(self, proposed=NONE, lead=self.lead + 1 if late else self.lead, clean_rounds=0)
+            return replace(self, proposed=NONE, lead=self.lead.late() if late else self.lead)
         if len(votes) < self.world_size or not all(each.vote is Vote.ACKED for each in votes):
             return self
-        clean = self.clean_rounds + 1
-        shrink = clean >= CLEAN_ROUNDS and self.lead > 1
         cadence = self.proposed - self.committed if self.committed != NONE else 1
         return replace(
             self,
             committed=self.proposed,
             proposed=NONE,
-            lead=self.lead - shrink,
-            clean_rounds=0 if shrink else clean,
+            lead=self.lead.clean(),
             cadence=max(1, cadence),
             persist=self._persist(self.proposed),
         )
@@ -315,7 +310,7 @@ class Coordinator:
             closing = any(each.standing >= Standing.CLOSING for each in self.ranks)
             if not self.stop_requested or closing or any(each.boundary == NONE for each in self.ranks):
                 return self
-            return replace(self, stop=Step(max(self.highest_boundary, self.stop) + self.lead), stop_state=StopState.ANNOUNCED)
+            return replace(self, stop=Step(max(self.highest_boundary, self.stop) + self.lead.steps), stop_state=StopState.ANNOUNCED)
         echoes = [each.echo for each in self.ranks if each.echo_step == self.stop]
         if any(echo == 2 for echo in echoes):
             return replace(self, stop_state=StopState.NONE)
@@ -360,7 +355,7 @@ class Coordinator:
             if self.final > self.newest or all(each.proposed != self.final for each in self.ranks):
                 return replace(self, proposed=self.final, newest=max(self.newest, self.final))
             return self
-        soonest = max(self.highest_boundary + self.lead, self.newest + 1)
+        soonest = max(self.highest_boundary + self.lead.steps, self.newest + 1)
         step = max(soonest, self.committed + self.distance)
         if self.every_steps:
             multiple = -(-soonest // self.every_steps) * self.every_steps

@@ -1,7 +1,7 @@
 /** The frame around every page: where one can go, how fresh the page is, who is signed in. */
 import { Button } from '@mantine/core'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
-import { lazy, Suspense, useEffect, useState } from 'react'
+import { lazy, Suspense, useEffect, useLayoutEffect, useState } from 'react'
 import { Link, NavLink, Outlet, useLocation, useNavigate } from 'react-router'
 
 import { contact, serverTime } from '../api/client'
@@ -44,7 +44,8 @@ export function Shell() {
     if (isSignedOut) void navigate(`/sign-in?next=${encodeURIComponent(location.pathname + location.search + location.hash)}`, { replace: true })
   }, [isSignedOut, location, navigate])
 
-  useEffect(() => {
+  // Before anything is painted: whoever sees the page may type.
+  useLayoutEffect(() => {
     let gone = 0
     const listen = (event: KeyboardEvent) => {
       if ((event.metaKey || event.ctrlKey) && event.key.toLowerCase() === 'k') {
