@@ -125,20 +125,6 @@ def test_a_stream_of_any_size_comes_back(store: ObjectStore, size: int) -> None:
     assert found == stored
 
 
-def test_each_piece_is_used_up_before_the_next(store: ObjectStore) -> None:
-    """A slot's pieces are views that are released, and a buffer may be used again."""
-    buffer = bytearray(MIB)
-
-    def pieces() -> Iterator[memoryview]:
-        for number in range(12):
-            buffer[:] = bytes([number]) * MIB
-            with memoryview(buffer) as view:
-                yield view
-
-    store.put_stream(reference("reused"), pieces(), 12 * MIB)
-    assert read_all(store, "reused") == b"".join(bytes([number]) * MIB for number in range(12))
-
-
 def test_a_stream_that_fails_leaves_what_was_there(store: ObjectStore) -> None:
     class Broken(Exception):
         pass

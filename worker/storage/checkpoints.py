@@ -125,9 +125,9 @@ def _upload(objects: ObjectStore, slot: SlotFile, header: SlotHeader, where: Obj
             for start in range(entry.offset, position, _PIECE_BYTES):
                 if cancelled.is_set():
                     raise _Cancelled
-                with slot.payload(start, min(position, start + _PIECE_BYTES)) as view:
-                    hasher.update(view)
-                    yield view
+                view = slot.payload(start, min(position, start + _PIECE_BYTES))
+                hasher.update(view)
+                yield view
         _digest(slot, hasher, position, header.payload_bytes)
         if hasher.digest() != header.payload_digest:
             raise CorruptCheckpoint(f"step {header.step} of rank {header.owner_rank} in memory no longer hashes to its digest")

@@ -84,11 +84,11 @@ class ObjectStore(Protocol):
         """
 
     def put_stream(self, reference: ObjectReference, pieces: Iterable[Piece], size: int) -> StoredObject:
-        """Store what `pieces` yield, holding a few parts of it in memory at a time. What fails first, `pieces` or a part, ends the put and is raised.
+        """Store what `pieces` yield, from where it lies: nothing of it is copied. What fails first, `pieces` or a part, ends the put and is raised.
 
         Args:
             reference: where.
-            pieces: asked from the calling thread, each used up before the next is asked for; none after a part has failed.
+            pieces: asked from the calling thread, none after a part has failed; each stays as it is until the call returns.
             size: their bytes together.
 
         Returns:

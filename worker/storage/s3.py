@@ -6,7 +6,7 @@ by its own digest (`checkpoints`, `source`), end to end, so checksums of answers
 
 A large object goes and comes over several connections, for one gives 85 to 95 MB/s at most:
 
-    put_stream   pieces ─▶ part being filled ─▶ up to CONNECTIONS parts in flight
+    put_stream   pieces ─▶ parts, which name them ─▶ up to CONNECTIONS parts in flight, each sent from where its pieces lie
     open         the first part_bytes, which tell how long the object is
     read_into    small targets from one stream; large ones in ranges of part_bytes, up to CONNECTIONS at once, of the ETag that was opened
 
@@ -49,6 +49,8 @@ MAX_PARTS = 10_000
 """Source: Amazon S3 User Guide, multipart upload limits."""
 _READ_BYTES = 1024 * 1024
 """Held by each connection that is read from: urllib3 reads into memory of its own."""
+_GATHERED_BYTES = 256 * 1024
+"""Pieces that are no larger together are sent in one go."""
 _CHECKSUM = "CRC32"
 
 
@@ -103,19 +105,25 @@ class S3ObjectStore:
         """See `ObjectStore.put_file`."""
         size = path.stat().st_size if size is None else size
         with path.open("rb") as file:
-            return self.put_stream(reference, _file_pieces(file, size), size)
+            return self._put(reference, _file_pieces(file, size), size, connections=1)
 
     def put_stream(self, reference: ObjectReference, pieces: Iterable[Piece], size: int) -> StoredObject:
         """See `ObjectStore.put_stream`."""
+        return self._put(reference, pieces, size, connections=CONNECTIONS)
+
+    def _put(self, reference: ObjectReference, pieces: Iterable[Piece], size: int, *, connections: int) -> StoredObject:
         part_bytes = max(self._part_bytes, -(-size // MAX_PARTS))
         if size <= part_bytes:
-            return self.put_bytes(reference, b"".join(_parts(pieces, part_bytes, size)))
+            (part,) = list(_parts(pieces, part_bytes, size)) or [_Part()]
+            with _errors(reference):
+                answer = self._client.put_object(**_place(reference), Body=part, **part.checksum)
+            return StoredObject(reference, size, _etag(answer))
         place = _place(reference)
         with _errors(reference):
             upload = {**place, "UploadId": self._client.create_multipart_upload(**place, ChecksumAlgorithm=_CHECKSUM)["UploadId"]}
         is_complete = False
         try:
-            sent = self._put_parts(reference, upload, pieces, part_bytes, size)
+            sent = self._put_parts(reference, upload, pieces, part_bytes, size, connections)
             with _errors(reference):
                 answer = self._client.complete_multipart_upload(**upload, MultipartUpload={"Parts": sent})
             is_complete = True
@@ -127,16 +135,17 @@ class S3ObjectStore:
         return StoredObject(reference, size, _etag(answer))
 
     def _put_parts(
-        self, reference: ObjectReference, upload: dict[str, str], pieces: Iterable[Piece], part_bytes: int, size: int
+        self, reference: ObjectReference, upload: dict[str, str], pieces: Iterable[Piece], part_bytes: int, size: int, connections: int
     ) -> list[dict[str, object]]:
-        """Send parts side by side; beyond MAX_PARTS they are larger, and so fewer are held, that of being filled included."""
-        held_count = max(1, min(CONNECTIONS + 1, (CONNECTIONS + 1) * self._part_bytes // part_bytes))
+        """Send parts side by side, while one more is put together."""
         sent: dict[int, dict[str, object]] = {}
 
-        def put(number: int, part: bytearray) -> None:
-            sent[number] = self._put_part(reference, upload, number, part)
+        def put(number: int, part: _Part) -> None:
+            with _errors(reference):
+                answer = self._client.upload_part(**upload, PartNumber=number, Body=part, **part.checksum)
+            sent[number] = {"PartNumber": number, "ETag": answer["ETag"], **part.checksum}
 
-        with _side_by_side("s3-put", max(1, held_count - 1)) as (begin, errors):
+        with _side_by_side("s3-put", connections) as (begin, errors):
 
             def asked() -> Iterator[Piece]:
                 for piece in pieces:
@@ -145,20 +154,13 @@ class S3ObjectStore:
                         raise errors[0]
 
             in_flight: set[Future[None]] = set()
-            numbers = count(1)  # `enumerate` would hold a part that was sent while the next one is filled
+            numbers = count(1)  # `enumerate` would hold a part that was sent while the next one is put together
             for part in _parts(asked(), part_bytes, size):
                 in_flight.add(begin(partial(put, next(numbers), part)))
                 del part
-                while len(in_flight) >= held_count:
+                while len(in_flight) > connections:
                     in_flight = wait(in_flight, return_when=FIRST_COMPLETED).not_done
         return [sent[number] for number in sorted(sent)]
-
-    def _put_part(self, reference: ObjectReference, upload: dict[str, str], number: int, part: bytearray) -> dict[str, object]:
-        # Given its checksum, botocore sends `part` itself; of its own it would copy it, under TLS.
-        checksum = base64.b64encode(zlib.crc32(part).to_bytes(4, "big")).decode()
-        with _errors(reference):
-            answer = self._client.upload_part(**upload, PartNumber=number, Body=part, **{f"Checksum{_CHECKSUM}": checksum})
-        return {"PartNumber": number, "ETag": answer["ETag"], f"Checksum{_CHECKSUM}": checksum}
 
     def get_bytes(self, reference: ObjectReference) -> bytes:
         """See `ObjectStore.get_bytes`."""
@@ -348,9 +350,58 @@ def _bytes_of(spans: Iterable[Span]) -> int:
     return sum(end - begin for begin, end in spans)
 
 
-def _parts(pieces: Iterable[Piece], part_bytes: int, size: int) -> Iterator[bytearray]:
+class _Part:
+    """Pieces that are sent as one body, from where they lie. A file to botocore, which reads it to its end, and again for a retry."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece] = []
+        self._next = 0
+        self._bytes = 0
+        self._crc32 = 0
+
+    def append(self, piece: Piece) -> None:
+        """Take a piece; who sends the part finds it as it is now, or S3 refuses the part for its checksum."""
+        self._pieces.append(piece)
+        self._bytes += len(piece)
+        self._crc32 = zlib.crc32(piece, self._crc32)
+
+    @property
+    def checksum(self) -> dict[str, str]:
+        """As a request names it."""
+        return {f"Checksum{_CHECKSUM}": base64.b64encode(self._crc32.to_bytes(4, "big")).decode()}
+
+    def __len__(self) -> int:
+        return self._bytes
+
+    def __bool__(self) -> bool:
+        return True  # an empty object is one, too
+
+    def read(self, _: int = -1) -> Piece:
+        """Return the next piece, whole: a socket takes any length. Small ones come together."""
+        first, gathered = self._next, 0
+        while self._next < len(self._pieces) and (gathered := gathered + len(self._pieces[self._next])) <= _GATHERED_BYTES:
+            self._next += 1
+        if self._next - first > 1:
+            return b"".join(self._pieces[first : self._next])
+        if first == len(self._pieces):
+            return b""
+        self._next = first + 1
+        return self._pieces[first]
+
+    def tell(self) -> int:
+        """Return how much has been read."""
+        return sum(len(piece) for piece in self._pieces[: self._next])
+
+    def seek(self, offset: int) -> int:
+        """Begin again: `offset` is 0."""
+        assert offset == 0, "parts are read from their beginning"
+        self._next = 0
+        return 0
+
+
+def _parts(pieces: Iterable[Piece], part_bytes: int, size: int) -> Iterator[_Part]:
     """Cut a stream into parts of equal size; the last takes the rest."""
-    part, left = bytearray(), size
+    part, left = _Part(), size
     for piece in pieces:
         left -= len(piece)
         if left < 0:
@@ -358,14 +409,14 @@ def _parts(pieces: Iterable[Piece], part_bytes: int, size: int) -> Iterator[byte
         view = memoryview(piece)
         while len(view):
             room = part_bytes - len(part)
-            part += view[:room]
+            part.append(view[:room])
             view = view[room:]
             if len(part) == part_bytes:
                 yield part
-                part = bytearray()
+                part = _Part()
     if left:
         raise StoreRefused(f"{size - left} bytes were given for an object of {size}")
-    if part:
+    if len(part):
         yield part
 
 
