@@ -1,6 +1,6 @@
 """The first measurements, all on one local cluster: `make bench-first`.
 
-    python -m benchmarks.first [--quick] [--only blocking|slowdown|recovery …]
+    python -m benchmarks.first [--quick] [--only blocking|slowdown|budget|recovery …]
 
 `--quick` takes few and small samples: it tries the harness, and says so in its report. A part that is left out is left out of the report.
 """
@@ -28,7 +28,9 @@ from infra.local_cloud.up import ClusterOptions, LocalCluster
 
 HOME = ROOT / ".everstep" / "bench"
 NODES, SPARES = 4, 1
-PARTS = ("blocking", "slowdown", "recovery")
+PARTS = ("blocking", "slowdown", "budget", "recovery")
+MAX_SLOWDOWN = 0.01
+"""What the service takes where a job says nothing; a local cluster takes no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,9 @@ class Sizes:
     floor_steps: int = 12
     slowdown_order: str = "ABBAABBA"
     slowdown_steps: int = 110
+    budget_order: str = "ABBA"
+    budget_steps: int = 900
+    budget_settle_steps: int = 500
     kills: int = 3
     steps_between: int = 25
 
@@ -49,7 +54,18 @@ class Sizes:
         return 4 * max(self.states_mib) * 1024**2 * 5 // 4 + 64 * 1024**2
 
 
-QUICK = Sizes(states_mib=(16,), snapshots=6, floor_steps=5, slowdown_order="AB", slowdown_steps=60, kills=1, steps_between=10)
+QUICK = Sizes(
+    states_mib=(16,),
+    snapshots=6,
+    floor_steps=5,
+    slowdown_order="AB",
+    slowdown_steps=60,
+    budget_order="AB",
+    budget_steps=80,
+    budget_settle_steps=40,
+    kills=1,
+    steps_between=10,
+)
 
 
 def main() -> int:
@@ -92,6 +108,11 @@ def measure(bench: Bench, sizes: Sizes, parts: tuple[str, ...]) -> report.Result
     return report.Results(
         blocking=snapshot_blocking.measure(bench, shapes, snapshots=sizes.snapshots, floor_steps=sizes.floor_steps),
         slowdown=slowdown.measure(bench, order=sizes.slowdown_order, steps=sizes.slowdown_steps) if "slowdown" in parts else None,
+        budget=slowdown.measure(
+            bench, order=sizes.budget_order, steps=sizes.budget_steps, settle_steps=sizes.budget_settle_steps, max_slowdown=MAX_SLOWDOWN
+        )
+        if "budget" in parts
+        else None,
         recovery=recovery.measure(bench, kills=sizes.kills, steps_between=sizes.steps_between) if "recovery" in parts else None,
     )
 

@@ -39,6 +39,8 @@ class Results:
 
     blocking: Sequence[BlockingRow] = ()
     slowdown: Slowdown | None = None
+    budget: Slowdown | None = None
+    """Of a job that says what snapshots may cost."""
     recovery: RecoveryRun | None = None
 
 
@@ -81,6 +83,8 @@ def render(run: Run, picture: str) -> str:
         sections.append(_blocking(run.results.blocking))
     if run.results.slowdown is not None:
         sections.append(_slowdown(run.results.slowdown))
+    if run.results.budget is not None:
+        sections.append(_budget(run.results.budget))
     if run.results.recovery is not None:
         sections.append(_recovery(run.results.recovery, picture))
     sections.append(_limits())
@@ -197,12 +201,38 @@ def _slowdown(slowdown: Slowdown) -> str:
         f"A snapshot held the training thread for {_ms(slowdown.blocked.median)} ms (median of {slowdown.blocked.count}; p99 "
         f"{_ms(slowdown.blocked.p99)} ms, worst {_ms(slowdown.blocked.maximum)} ms); snapshots ÷ steps {slowdown.snapshots_ratio:.2f}."
     )
+    return f"{text}\n\n{_launches(slowdown)}"
+
+
+def _budget(budget: Slowdown) -> str:
+    """Return what a job pays that allows for so much."""
+    allowed = budget.max_slowdown or 0.0
+    ratios = Summary.of(budget.ratios)
+    pairs = f"median of {ratios.count} pairs; {ratios.minimum:+.1%} to {ratios.maximum:+.1%}"
+    told = f"**{ratios.median:+.1%}** of the {allowed:.0%} that it allows ({pairs})"
+    if ratios.maximum <= allowed:
+        verdict = f"The mean step under an agent took {told}: pass."
+    elif budget.is_conclusive and ratios.minimum > allowed:
+        verdict = f"The mean step under an agent took {told}: **falls short**."
+    else:
+        verdict = f"**Inconclusive**: {told}; the script alone moved by {budget.plain_moved_ratio:.0%}."
+    text = (
+        "### What it costs under a budget\n\n"
+        f"The same under `Protection.MaxSlowdown` {allowed:g}, which the service takes where a job says nothing, in the order {budget.order}. "
+        "Steps are proposed less often until what they cost is allowed for. The mean step of rank 0, the first "
+        f"{budget.settle_steps} steps of a launch not counted, in which the cost is learnt.\n\n{verdict}\n\n"
+        f"Snapshots ÷ steps {budget.snapshots_ratio:.3f}."
+    )
+    return f"{text}\n\n{_launches(budget)}"
+
+
+def _launches(slowdown: Slowdown) -> str:
     head = ("launch", "", "median step ms", "p99", "fastest", "n")
     rows = [
         [str(number), "under an agent" if kind == "A" else "alone", _ms(each.median), _ms(each.p99), _ms(each.minimum), str(each.count)]
         for number, (kind, each) in enumerate(zip(slowdown.order, slowdown.step_seconds, strict=True), start=1)
     ]
-    return f"{text}\n\n{table(head, rows)}"
+    return table(head, rows)
 
 
 def _recovery(recovery: RecoveryRun, picture: str) -> str:

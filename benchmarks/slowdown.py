@@ -1,7 +1,9 @@
 """What Everstep costs a real model: the char-GPT's step under an agent (A) and as the same script alone (B), launch by launch in the order ABBA.
 
 The machine's drift falls on both sides of a pair; each pair gives one ratio. Alone means without agent, replicas, rounds and reports; the cluster's
-own processes stand idle beside it, as they do in A.
+own processes stand idle beside it, as they do in A. Measured twice: with every step kept, whatever it costs, and with a budget
+(`Protection.MaxSlowdown`), where the first steps, in which Everstep learns what snapshots cost, are not counted and means are compared: one
+iteration in many pays for all.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -30,13 +33,16 @@ class Slowdown:
     order: str
     """A under an agent, B alone."""
     step_seconds: tuple[Summary, ...]
-    """Of each launch, its first `WARM_UP_STEPS` steps not counted."""
+    """Of each launch, its first `settle_steps` not counted."""
     ratios: tuple[float, ...]
-    """A ÷ B − 1 of the median step, pair by pair."""
+    """A ÷ B − 1 of the median step, of the mean one with a budget, pair by pair."""
     blocked: Summary
     """Seconds per snapshot of all launches under an agent, warm-up and audits included."""
     snapshots_ratio: float
-    """Snapshots ÷ steps of those launches: 1 where every step was kept."""
+    """Snapshots ÷ steps that are counted of those launches: 1 where every step was kept."""
+    settle_steps: int = WARM_UP_STEPS
+    max_slowdown: float | None = None
+    """The budget; None: every step is kept."""
 
     @property
     def plain_moved_ratio(self) -> float:
@@ -55,54 +61,63 @@ class Slowdown:
         return self.plain_count > 1 and self.plain_moved_ratio <= FLOOR_TOLERANCE_RATIO
 
 
-def measure(bench: Bench, *, order: str, steps: int) -> Slowdown:
+def measure(bench: Bench, *, order: str, steps: int, settle_steps: int = WARM_UP_STEPS, max_slowdown: float | None = None) -> Slowdown:
     """Launch the model `len(order)` times.
 
     Args:
         bench: where.
         order: such as ABBA.
-        steps: of each launch, warm-up included.
+        steps: of each launch, those that are not counted included.
+        settle_steps: the first ones, which are not counted.
+        max_slowdown: the job's budget; None: every step is kept.
 
     Raises:
         BenchmarkFailed: a launch ended otherwise.
     """
-    summaries, blocked = [], []
+    name, center = ("slowdown", statistics.median) if max_slowdown is None else ("budget", statistics.fmean)
+    summaries, centers, blocked, snapshots = [], [], [], 0
     for number, kind in enumerate(order, start=1):
         bench.say(f"char-GPT on {RANKS} ranks {'under an agent' if kind == 'A' else 'alone'}, launch {number} of {len(order)}")
-        trace = bench.directory / "traces" / f"slowdown-{number}"
+        trace = bench.directory / "traces" / f"{name}-{number}"
         trace.mkdir(parents=True)
         if kind == "A":
-            blocked += _under_agent(bench, number, steps, trace)
+            blocked += _under_agent(bench, f"{name}-{number}", steps, trace, max_slowdown)
         else:
-            _alone(bench, number, steps, trace)
-        summaries.append(Summary.of(step_seconds(read_trace(trace, RANKS)[0])[WARM_UP_STEPS:]))
-        bench.say(f"  median step {1000 * summaries[-1].median:.1f} ms")
-    ratios = paired_ratios(order, [summary.median for summary in summaries])
+            _alone(bench, f"{name}-{number}", steps, trace)
+        ranks = read_trace(trace, RANKS)
+        snapshots += sum(passed[-1].snapshots - passed[settle_steps].snapshots for passed in ranks)
+        counted = step_seconds(ranks[0])[settle_steps:]
+        summaries.append(Summary.of(counted))
+        centers.append(center(counted))
+        bench.say(f"  {'median' if max_slowdown is None else 'mean'} step {1000 * centers[-1]:.1f} ms")
     return Slowdown(
         order=order,
         step_seconds=tuple(summaries),
-        ratios=tuple(ratios),
+        ratios=tuple(paired_ratios(order, centers)),
         blocked=Summary.of(blocked),
-        snapshots_ratio=len(blocked) / (order.count("A") * steps * RANKS),
+        snapshots_ratio=snapshots / (order.count("A") * (steps - 1 - settle_steps) * RANKS),
+        settle_steps=settle_steps,
+        max_slowdown=max_slowdown,
     )
 
 
-def _under_agent(bench: Bench, number: int, steps: int, trace: Path) -> list[float]:
+def _under_agent(bench: Bench, name: str, steps: int, trace: Path, max_slowdown: float | None) -> list[float]:
     """Return the seconds that each snapshot of each rank held its training thread."""
     job = bench.submit(
-        f"slowdown-{number}",
+        name,
         bench.traced_source(),
         "traced.py",
         nodes=RANKS,
         copies=2,
         hyperparameters={"steps": steps},
+        max_slowdown=max_slowdown,
         Environment={"BENCH_TRACE": str(trace)},
     )
     job.completed()
     return [seconds for rank in job.outputs("blocked.json") for seconds in rank]
 
 
-def _alone(bench: Bench, number: int, steps: int, trace: Path) -> None:
+def _alone(bench: Bench, name: str, steps: int, trace: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -119,7 +134,7 @@ def _alone(bench: Bench, number: int, steps: int, trace: Path) -> None:
         "EVERSTEP_HYPERPARAMETERS": json.dumps({"steps": str(steps)}),
         "BENCH_TRACE": str(trace),
     }
-    logs = [bench.directory / f"alone-{number}-rank{rank}.log" for rank in range(RANKS)]
+    logs = [bench.directory / f"{name}-alone-rank{rank}.log" for rank in range(RANKS)]
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank, log in enumerate(logs):

@@ -16,6 +16,8 @@ class Passed:
     step: int
     at: float
     """Seconds of the machine's monotonic clock."""
+    snapshots: int = 0
+    """That the rank's launch had taken by then, where the script writes that down."""
 
 
 def read_trace(directory: Path, ranks: int) -> list[list[Passed]]:
@@ -27,7 +29,7 @@ def parse(text: str) -> list[Passed]:
     """Return the boundaries of one rank's lines, in order."""
     whole = text[: text.rfind("\n") + 1]
     rows = (line.split() for line in whole.splitlines())
-    return [Passed(int(generation), int(step), float(at)) for generation, step, at in rows]
+    return [Passed(int(generation), int(step), float(at), *map(int, snapshots)) for generation, step, at, *snapshots in rows]
 
 
 def step_seconds(passed: Sequence[Passed]) -> list[float]:

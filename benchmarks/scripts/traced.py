@@ -1,7 +1,7 @@
 """Runs the train.py beside it, unchanged, and writes down when every boundary was passed and how long every snapshot held the training thread.
 
 One line per boundary in `$BENCH_TRACE/rank<r>`: generation, steps finished, seconds of the system's monotonic clock, which all processes of a
-machine share. A killed rank's lines stay.
+machine share, and snapshots that have held the training thread so far. A killed rank's lines stay.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ with (directory / f"rank{rank}").open("a", buffering=1) as trace:
     def traced_boundary(session: TrainingSession) -> Control:
         """Pass the boundary, then write it down."""
         control = boundary(session)
-        trace.write(f"{generation} {control.step} {time.monotonic():.6f}\n")
+        trace.write(f"{generation} {control.step} {time.monotonic():.6f} {len(session.blocked_seconds)}\n")
         sessions.add(session)
         return control
 

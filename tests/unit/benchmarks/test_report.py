@@ -59,6 +59,7 @@ SLOWDOWN = Slowdown(
     blocked=Summary.of([0.001]),
     snapshots_ratio=0.98,
 )
+BUDGET = replace(SLOWDOWN, ratios=(0.004, 0.009), snapshots_ratio=0.03, settle_steps=500, max_slowdown=0.01)
 RECOVERY = RecoveryRun(
     recoveries=tuple(
         Recovery(
@@ -94,6 +95,24 @@ def test_a_quiet_run_is_reported_without_reservations() -> None:
     assert "**+15.0%** (median of 2 pairs; +10.0% to +20.0%)" in text
     assert "| 64 MiB | 2 × 2 | wait | 10.0 | 100.0 | 40.0 | **3.00** | 4.00 | 4.00 | 3.00 | 4.50 | 3 | 0.30 |" in text
     assert "| rank killed 1 | local | 0.10 | 0.20 | 1.00 | 0.30 | 1.60 | 1.70 | 1.65 | 1 | 2 |" in text
+
+
+@pytest.mark.parametrize(
+    ("ratios", "alone", "told"),
+    [
+        ((0.004, 0.009), 0.12, "**+0.7%** of the 1% that it allows (median of 2 pairs; +0.4% to +0.9%): pass."),
+        ((0.02, 0.03), 0.12, "+2.0% to +3.0%): **falls short**."),
+        ((0.004, 0.03), 0.12, "**Inconclusive**: **+1.7%** of the 1%"),
+        ((0.02, 0.03), 0.13, "**Inconclusive**: **+2.5%** of the 1%"),  # alone it is 30 % slower at times
+    ],
+)
+def test_a_budget_is_kept_or_not(ratios: tuple[float, ...], alone: float, told: str) -> None:
+    steps = tuple(Summary.of([value]) for value in (0.11, 0.1, alone, 0.12))
+    budget = replace(BUDGET, order="ABBA", ratios=ratios, step_seconds=steps)
+    text = render(replace(RUN, results=Results(budget=budget)), "first.svg")
+    assert told in text
+    assert "the first 500 steps of a launch not counted" in text
+    assert "Snapshots ÷ steps 0.030." in text
 
 
 @pytest.mark.parametrize(

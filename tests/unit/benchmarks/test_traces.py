@@ -14,6 +14,7 @@ RANK1 = "1 3 10.1\n2 4 20.1\n2 5 20.9\n"
 
 def test_a_line_in_the_making_is_left_out() -> None:
     assert len(parse(RANK0 + "2 6 21")) == 4
+    assert [passed.snapshots for passed in parse("2 6 21\n2 7 22 3\n")] == [0, 3]
     assert parse("2 6") == []
 
 
