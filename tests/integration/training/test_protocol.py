@@ -205,16 +205,14 @@ def test_boundaries_say_when_they_were_passed_and_what_saving_took(tmp_path: Pat
     with FakeAgent(tmp_path, 1) as agent:
         session, step = begin(agent)
         begun = time.monotonic()
-        for _ in range(6):
-            step()
-            session.boundary()
+        last = train(session, step, agent.reached.is_set)
         ended = time.monotonic()
-        agent.wait_for(lambda: any(message.boundary == 6 for _, message in agent.of_kind(Boundary)))  # type: ignore[attr-defined]
+        agent.wait_for(lambda: any(message.boundary == last for _, message in agent.of_kind(Boundary)))  # type: ignore[attr-defined]
         passed = [message for _, message in agent.of_kind(Boundary) if message.at_seconds]  # type: ignore[attr-defined]
         times = [message.at_seconds for message in passed]
         assert times == sorted(set(times))
         assert all(begun <= at <= ended for at in times)
-        assert passed[-1].boundary == 6
+        assert passed[-1].boundary == last
         assert session.blocked_seconds
         told = sum(message.blocked_seconds for message in passed)
         assert 0 < told <= sum(session.blocked_seconds) + 1e-9
