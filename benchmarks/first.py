@@ -42,9 +42,9 @@ class Sizes:
     floor_steps: int = 12
     slowdown_order: str = "ABBAABBA"
     slowdown_steps: int = 110
-    budget_order: str = "ABBA"
+    budget_order: str = "ABBAABBA"
     budget_steps: int = 900
-    budget_settle_steps: int = 500
+    budget_settle_steps: int = 600
     kills: int = 3
     steps_between: int = 25
 

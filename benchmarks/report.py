@@ -212,10 +212,10 @@ def _budget(budget: Slowdown) -> str:
     told = f"**{ratios.median:+.1%}** of the {allowed:.0%} that it allows ({pairs})"
     if ratios.maximum <= allowed:
         verdict = f"The mean step under an agent took {told}: pass."
-    elif budget.is_conclusive and ratios.minimum > allowed:
+    elif budget.is_conclusive and ratios.minimum > allowed + budget.noise_ratio:
         verdict = f"The mean step under an agent took {told}: **falls short**."
     else:
-        verdict = f"**Inconclusive**: {told}; the script alone moved by {budget.plain_moved_ratio:.0%}."
+        verdict = f"**Inconclusive**: {told}; launches of the same kind differ by up to {budget.noise_ratio:.0%}."
     text = (
         "### What it costs under a budget\n\n"
         f"The same under `Protection.MaxSlowdown` {allowed:g}, which the service takes where a job says nothing, in the order {budget.order}. "

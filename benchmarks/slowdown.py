@@ -47,8 +47,16 @@ class Slowdown:
     @property
     def plain_moved_ratio(self) -> float:
         """By how much the slowest launch alone was slower than the fastest: the noise that a ratio must stand out from."""
-        plain = [summary.median for kind, summary in zip(self.order, self.step_seconds, strict=True) if kind == "B"]
-        return moved_ratio(min(plain), max(plain))
+        return self._moved("B")
+
+    @property
+    def noise_ratio(self) -> float:
+        """The same of all launches of a kind, those alone or those under an agent, whichever moved more."""
+        return max(self._moved("A"), self._moved("B"))
+
+    def _moved(self, kind: str) -> float:
+        medians = [summary.median for each, summary in zip(self.order, self.step_seconds, strict=True) if each == kind]
+        return moved_ratio(min(medians), max(medians))
 
     @property
     def plain_count(self) -> int:
