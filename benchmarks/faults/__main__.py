@@ -49,8 +49,7 @@ def main() -> int:
     shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir(parents=True)
     cases = [case for case in CASES if arguments.only is None or case.name in arguments.only]
-    largest_mib = max(sizes.state_mib, *(case.state_mib or 0 for case in cases))
-    node_memory_bytes = (2 * RANKS + 1) * (largest_mib + 16) * MIB  # two slots for each of two shards, and some room
+    node_memory_bytes = (2 * RANKS + 1) * (sizes.state_mib + 16) * MIB  # two slots for each of two shards, and some room
     observed: list[Observed] = []
 
     def say(text: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,21 +80,16 @@ def _head(run: Run) -> str:
         "",
         f"- Machine: {machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, {machine.kernel}, Python {machine.python}, "
         f"torch {machine.versions['torch']}. Load average before the run: {load}.",
-        f"- A job of two ranks, each on a node of its own in a network namespace of its own, {_sizes(run)}. Every step is proposed "
-        "(`MaxSlowdown` 1), two copies. A step is a **timed wait**, which leaves the processor free as a job on a GPU does, "
-        f"{_copies(run)}; one collective of a single number; and an optimizer step that changes every byte of the state.",
+        "- A job of two ranks, each on a node of its own in a network namespace of its own, a state of "
+        f"{run.observed[0].state_mib} MiB each. Every step is proposed (`MaxSlowdown` 1), two copies. A step is a **timed wait**, which leaves the "
+        f"processor free as a job on a GPU does, {_copies(run)}; one collective of a single number; and an optimizer step that changes every byte of "
+        "the state.",
         "- Faults are struck from outside, at processes, lines and memory of what runs; nothing of the product is replaced. Steps are timed by the "
         "script. The API is asked for the job's protection four times a second in all parts of a case alike.",
         "- *Before* and *after* are steps under whole protection. Where memory is taken from the start there is no before: the steps after it has "
         "healed stand for it, and the ones behind these for after.",
     ]
     return "\n".join(lines + caveats(machine, is_quick=run.is_quick))
-
-
-def _sizes(run: Run) -> str:
-    usual = Counter(each.state_mib for each in run.observed).most_common(1)[0][0]
-    others = [f"{each.state_mib} MiB in *{each.name}*" for each in run.observed if each.state_mib != usual]
-    return f"a state of {usual} MiB a rank" + (f" ({', '.join(others)})" if others else "")
 
 
 def _copies(run: Run) -> str:
@@ -149,8 +143,7 @@ def _protection(run: Run) -> str:
     return (
         f"## Protection\n\n{table(head, rows)}\n\n"
         "*Told*: what DescribeProtection said, and how long after the strike; *Protected again*: how long after the fault's end. A commit counts if "
-        "its rank has heard of it by the next boundary. Ranks are not restarted: a case whose job was launched twice has no figures. On a slow line "
-        "a step that takes less than `detection_seconds` of sending comes late and is not told: what is committed has all its copies."
+        "its rank has heard of it by the next boundary. Ranks are not restarted: a case whose job was launched twice has no figures."
     )
 
 

@@ -57,7 +57,7 @@ class Running:
     def look(self) -> str:
         """Ask the API how well the job is protected."""
         seen = self.job.bench.client.describe_protection(TrainingJobName=self.job.name)
-        word, reason = seen["ProtectionState"], seen["Reason"]
+        word, reason = str(seen["ProtectionState"]), str(seen["Reason"])
         if not self.told or self.told[-1][1:] != (word, reason):
             self.told.append((time.monotonic(), word, reason))
         self.word = word
@@ -146,7 +146,7 @@ def run_case(place: Place, case: Case, sizes: Sizes) -> Observed:
         did=struck.did,
         span_seconds=float(span),
         copy_seconds=float(copied),
-        state_mib=case.state_mib or sizes.state_mib,
+        state_mib=sizes.state_mib,
     )
 
 
@@ -155,14 +155,13 @@ def _submitted(place: Place, case: Case, sizes: Sizes) -> Running:
     name = re.sub(r"\W+", "-", case.name).strip("-")
     trace = place.bench.directory / "traces" / name
     trace.mkdir(parents=True)
-    state_mib = case.state_mib or sizes.state_mib
     job = place.bench.submit(
         name,
         SCRIPTS,
         "steady.py",
         nodes=RANKS,
         copies=COPIES,
-        hyperparameters={"state_mib": state_mib, "span_seconds": sizes.span_seconds},
+        hyperparameters={"state_mib": sizes.state_mib, "span_seconds": sizes.span_seconds},
         max_slowdown=EVERY_STEP,
         Environment={"BENCH_TRACE": str(trace)},
     )

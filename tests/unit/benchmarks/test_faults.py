@@ -132,7 +132,7 @@ def run_of(*cases: Observed) -> report.Run:
 
 
 def test_the_page_tells_verdicts_reasons_and_what_was_done(tmp_path: Path) -> None:
-    short = replace(observed(during=0.3), name="a link at 1 %", state_mib=192)
+    short = replace(observed(during=0.3), name="a link at 1 %")
     run = run_of(observed(), replace(observed(), name="connections reset"), short)
     assert run.falls_short
     assert not run_of(observed()).falls_short
@@ -140,7 +140,7 @@ def test_the_page_tells_verdicts_reasons_and_what_was_done(tmp_path: Path) -> No
     page = (tmp_path / "page.md").read_text()
     assert "| a link at 1 % | 200.0 | 300.0 | 200.0 | **1.500** |" in page
     assert "**falls short**: at least 1.500, 1.02 to reach" in page
-    assert "a state of 64 MiB a rank (192 MiB in *a link at 1 %*)" in page
+    assert "a state of 64 MiB each" in page
     assert "i-1 \\| is out of view: it does not answer." in page
     assert "(page.svg)" in page
     written = json.loads((tmp_path / "faults.json").read_text())
