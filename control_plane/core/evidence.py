@@ -190,6 +190,9 @@ def unvouched(nodes: Collection[NodeObserved], *, committed_at: float | None, no
         committed_at: Unix seconds of its newest commit; None: there is none.
         now: Unix seconds.
         timeouts: the ladder.
+
+    Returns:
+        Their ids.
     """
     if committed_at is not None and now - committed_at <= timeouts.lease_seconds:
         return frozenset()
