@@ -8,7 +8,7 @@ STAMP := .venv/.set-up
 HANGS := -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
 DASHBOARD := control_plane/static/index.html
 
-.PHONY: help setup demo check fix web pictures test test-full bad-day bench-first bench-interleave bench-data-plane bench-recovery bench-api bench-dashboard
+.PHONY: help setup demo check fix web pictures test test-full bad-day bench-first bench-interleave bench-data-plane bench-faults bench-recovery bench-api bench-dashboard
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -68,6 +68,9 @@ bench-data-plane: setup  ## Everstep's data plane beside its peers and this mach
 
 bench-interleave: setup  ## GEMINI's Figure 16 in network namespaces (needs root): snapshots between collectives; writes docs/benchmarks-interleave.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.interleave
+
+bench-faults: setup  ## what faults of the data plane cost training, in network namespaces (needs root); writes docs/benchmarks-faults.md
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults
 
 bench-api: setup  ## how fast the API, the agents' line, followed logs and the command line answer; writes docs/benchmarks-api.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.api

@@ -179,6 +179,26 @@ def is_silent(node: NodeObserved, timeouts: Timeouts) -> bool:
     return node.silent_seconds > timeouts.lease_seconds
 
 
+def unvouched(nodes: Collection[NodeObserved], *, committed_at: float | None, now: float, timeouts: Timeouts) -> frozenset[NodeId]:
+    """Return whose last word of the shards that it owns is worth nothing any more: it is silent, and no step was committed for as long.
+
+    A shard that its owner saw whole is not protected by that: an agent that stands still neither seals nor votes, and where it coordinates, nobody
+    is asked to. What is committed all the same has every owner's vote, however long the control plane has not heard of one.
+
+    Args:
+        nodes: of a job that trains.
+        committed_at: Unix seconds of its newest commit; None: there is none.
+        now: Unix seconds.
+        timeouts: the ladder.
+
+    Returns:
+        Their ids.
+    """
+    if committed_at is not None and now - committed_at <= timeouts.lease_seconds:
+        return frozenset()
+    return frozenset(node.node_id for node in nodes if is_silent(node, timeouts))
+
+
 def track_silences(
     known: Collection[Silence], nodes: Collection[NodeObserved], progress: Mapping[NodeId, Progress], now: float, timeouts: Timeouts
 ) -> tuple[Silence, ...]:

@@ -20,7 +20,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
@@ -32,6 +32,7 @@ from control_plane.core import fleets as core_fleets
 from control_plane.core import incidents as core_incidents
 from control_plane.core import jobs as core_jobs
 from control_plane.core.actions import Decision, FleetDecision, GroupAction, MemberAction, PutManifest, SendKeepEvidence
+from control_plane.core.evidence import unvouched
 from control_plane.core.observed import DrillObserved, JobObserved, Policy
 from control_plane.core.states import ENDED_JOBS, FleetStatus, IncidentState, JobState, NodeState
 from control_plane.core.timeouts import grace_seconds
@@ -207,7 +208,7 @@ class Runner:
                         self.executor.put_manifest(lease, action)
                     else:
                         self.executor.tell(action)
-                shards = self._shards(stored, now)
+                shards = self._shards(stored, observed, now)
                 if decision.record != observed.record or decision.events or decision.incidents or decision.implications or shards:
                     await asyncio.to_thread(self._apply_job, lease, stored, decision, shards, now)
                 for incident in decision.incidents:
@@ -437,16 +438,16 @@ class Runner:
                     session, events.NewEvent(at=moment, type="FleetStateChanged", message=message, project=fleet.project, fleet_name=fleet.name)
                 )
 
-    def _shards(self, stored: StoredJob, now: float) -> tuple[protection.ShardRecord, ...]:
+    def _shards(self, stored: StoredJob, observed: JobObserved, now: float) -> tuple[protection.ShardRecord, ...]:
         """Return the shards to write: when who holds what has changed, and for the steps at most once a second."""
         run = RunId(stored.job.run_id)
         if stored.plan is None or stored.job.state not in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
             return ()
-        views = self._context.registry.views()
-        reports = [view.report.member for view in views.values() if view.report is not None and view.report.member is not None]
+        silent = unvouched(observed.nodes.values(), committed_at=observed.record.committed_at, now=now, timeouts=self._context.timeouts)
         current = tuple(
-            shard
-            for report in reports
+            replace(shard, reason=f"the agent of {view.node_id} says nothing, and no step is committed") if view.node_id in silent else shard
+            for view in self._context.registry.views().values()
+            if view.report is not None and (report := view.report.member) is not None
             if report.run == run and report.generation == stored.plan.generation
             for shard in _shard_records(report, stored)
         )

@@ -132,6 +132,16 @@ def test_a_word_ends_a_silence() -> None:
     assert track((silence(30),), node(silent_seconds=0.5), 5) == ()
 
 
+def test_a_silent_agent_vouches_for_its_shards_only_while_steps_are_committed() -> None:
+    silent, heard = node(silent_seconds=3.1), replace(node(silent_seconds=2.9), node_id=NodeId("i-2"))
+
+    def unvouched(committed_at: float | None) -> frozenset[NodeId]:
+        return evidence.unvouched((silent, heard), committed_at=committed_at, now=NOW, timeouts=LADDER)
+
+    assert unvouched(NOW - 3.1) == unvouched(None) == {NODE}
+    assert unvouched(NOW - 3.0) == frozenset(), "a commit has the vote of every owner, whoever the control plane hears"
+
+
 def test_a_fleet_is_blind_when_most_of_three_or_more_are_silent() -> None:
     def fleet(silent: int, talking: int, ended: int = 0) -> list[NodeObserved]:
         return [node(silent_seconds=10.0)] * silent + [node()] * talking + [node(instance=InstanceCondition.ENDED, silent_seconds=10.0)] * ended

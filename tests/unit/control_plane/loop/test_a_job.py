@@ -75,6 +75,28 @@ async def test_it_is_stored_which_step_each_holder_holds_and_since_when(world: W
     assert all(each.at <= world.now for each in shard.verified)
 
 
+async def test_an_agent_that_says_nothing_while_nothing_is_committed_vouches_for_no_shard(world: World) -> None:
+    """It stands still: its ranks may train on, and what it saw of its shards last was that they were whole."""
+    run = world.submit()
+    await world.running()
+    await world.train(5)
+    silent = world.team()[0]
+
+    def told() -> set[str]:
+        with world.database.read() as session:
+            return {shard.reason for shard in protection.of_run(session, run) if shard.owner_node_id == silent.node_id}
+
+    await world.tick()
+    assert told() == {""}
+    silent.is_deaf = True
+    await world.until(lambda: told() == {f"the agent of {silent.node_id} says nothing, and no step is committed"})
+    with world.database.read() as session:
+        assert not any(shard.reason for shard in protection.of_run(session, run) if shard.owner_node_id != silent.node_id)
+    silent.is_deaf = False
+    await world.until(lambda: told() == {""})
+    assert world.job().generation == 1
+
+
 async def test_a_killed_rank_restarts_all_ranks_from_their_own_memory(world: World) -> None:
     world.submit()
     await world.running()

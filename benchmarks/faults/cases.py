@@ -1,0 +1,243 @@
+"""The faults: each is struck from outside at processes and lines of a running local cluster, and taken back when its context ends.
+
+Invariant: a fault that did not happen is an error, never a figure.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.cluster_jobs import Bench, Json, pause
+from benchmarks.errors import BenchmarkFailed
+from benchmarks.faults.lines import namespace
+from everstep.protocol.errors import CorruptSlot, UnknownVersion
+from everstep.protocol.slot import HEADER_BYTES, SlotState, unpack_header
+from infra.local_cloud.fault_kinds import FillMemory, SlowNetwork
+from infra.local_cloud.instance_init import memory_directory
+from infra.local_cloud.network import inside
+from infra.local_cloud.processes import Process, descendants, is_agent
+
+MIB = 1024**2
+LINK_PART = 0.01
+CARD_BYTES_PER_SECOND = 1.25e9
+"""10 Gbit/s: lines in one machine's memory carry several times as much, and a hundredth of that is not slow."""
+RESET_EVERY_SECONDS = 0.1
+LEFT_MIB = 16
+"""What filled memory has room for: pages of ranks, no slot."""
+SURE_SECONDS = 0.2
+"""A transfer that is under way for so long after its sender was stopped does not end."""
+STRIKE_SECONDS = 30.0
+"""How long a moment to strike is waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a fault strikes."""
+
+    bench: Bench
+    nodes: tuple[str, ...]
+    """By rank; before there is a job, all of the cluster."""
+    link_bytes_per_second: float
+    """What one connection between two nodes carries while nothing else does."""
+    node_memory_bytes: int
+    state_mib: int
+    """Of a rank, usually."""
+    coordinator: str = ""
+    """Of the job; empty before there is one."""
+
+    def of(self, seen: Json) -> Place:
+        """Return where a job runs that the API describes like this."""
+        return replace(self, nodes=tuple(seen["NodeIds"]), coordinator=seen["CoordinatorNodeId"])
+
+    @property
+    def member(self) -> str:
+        """The node that does not coordinate."""
+        return next(node for node in self.nodes if node != self.coordinator)
+
+    def agent(self, node: str) -> Process:
+        """Return a node's agent."""
+        (agent,) = [process for process in descendants(self.bench.cluster.instances()[node]) if is_agent(process.pid)]
+        return agent
+
+    def peer_port(self, node: str) -> int:
+        """Return where a node's agent listens for others, by its own file."""
+        (kept,) = (self.bench.cluster.nodes_directory / node).rglob("peer_port")
+        return int(kept.read_text())
+
+
+@dataclass(slots=True, kw_only=True)
+class Struck:
+    """A fault that has begun."""
+
+    at: float
+    """When, seconds of the monotonic clock."""
+    did: str = ""
+    """What was done, in figures; complete when it has been taken back."""
+
+
+Strike = Callable[[Place], AbstractContextManager[Struck]]
+"""Strikes on entering, takes it back on leaving."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One fault and what goes with it."""
+
+    name: str
+    strike: Strike
+    is_from_the_start: bool = False
+    """Struck before the job has slots: its steps are held against those after it has healed."""
+    is_told: bool = True
+    """Protection cannot be whole under it."""
+
+
+# -- processes --------------------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def peer_stopped(place: Place) -> Iterator[Struck]:
+    """Stop the agent that holds the other node's shard: it reads nothing any more, and its lines stay open."""
+    agent = place.agent(place.member)
+    with _stopped(agent) as at:
+        yield Struck(at=at, did=f"SIGSTOP of the holder's agent, {place.member}")
+
+
+@contextmanager
+def stopped_in_a_snapshot(place: Place) -> Iterator[Struck]:
+    """Stop the coordinator's agent while its own rank's shard is on its way to the other node."""
+    owner, holder = place.coordinator, place.member
+    rank, agent = place.nodes.index(owner), place.agent(owner)
+    deadline = time.monotonic() + STRIKE_SECONDS
+    while time.monotonic() < deadline:
+        if not _is_arriving(holder, rank):
+            continue  # a few milliseconds in each step are the moment
+        with _stopped(agent) as at:
+            pause(SURE_SECONDS)
+            if _is_arriving(holder, rank):
+                yield Struck(at=at, did=f"SIGSTOP of the agent of rank {rank}, {owner}, which coordinates, with that rank's snapshot half sent")
+                return
+    raise BenchmarkFailed(f"the agent of {owner} was never seen in the middle of a snapshot")
+
+
+@contextmanager
+def _stopped(agent: Process) -> Iterator[float]:
+    at = time.monotonic()
+    if not agent.send(signal.SIGSTOP):
+        raise BenchmarkFailed(f"the agent {agent.pid} is gone")
+    try:
+        while Path(f"/proc/{agent.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            pause(0.001)
+        yield at
+    finally:
+        agent.send(signal.SIGCONT)
+
+
+def _is_arriving(node: str, rank: int) -> bool:
+    """Say whether a part of a rank's shard is on a node that holds it for another."""
+    for path in memory_directory(node).glob(f"*/rank-{rank}.slot-*"):
+        try:
+            with path.open("rb") as file:
+                if unpack_header(file.read(HEADER_BYTES)).state is SlotState.WRITING:
+                    return True
+        except (CorruptSlot, UnknownVersion, FileNotFoundError):
+            continue  # being made, or written just now
+    return False
+
+
+# -- lines ------------------------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def slow_link(place: Place) -> Iterator[Struck]:
+    """Let a node's line carry a hundredth of what it carried before the job began, and no more than a hundredth of a usual network card."""
+    megabits = min(place.link_bytes_per_second, CARD_BYTES_PER_SECOND) * 8 / 1e6 * LINK_PART
+    whole = place.link_bytes_per_second / 1e6
+    struck = Struck(at=time.monotonic(), did=f"the line of {place.member} carries {megabits / 8:.1f} MB/s of {whole:,.0f}, each way")
+    place.bench.cluster.inject(SlowNetwork(target=place.member, megabits=megabits))
+    try:
+        yield struck
+    finally:
+        place.bench.cluster.clear_faults("slow-network")
+
+
+@contextmanager
+def resets(place: Place) -> Iterator[Struck]:
+    """Reset every connection between the two agents again and again: `ss -K` has the kernel do it, and the other end hears of it by a RST."""
+    ports = [place.peer_port(node) for node in place.nodes]
+    chosen = " or ".join(f"sport = :{port} or dport = :{port}" for port in ports)
+    node, over, count = place.member, threading.Event(), 0
+
+    def reset() -> None:
+        nonlocal count
+        while not over.wait(RESET_EVERY_SECONDS):
+            shown = subprocess.run(
+                ["ss", "-K", "-H", "-t", "-n", "state", "established", f"( {chosen} )"], capture_output=True, text=True, check=False
+            )
+            count += len(shown.stdout.splitlines())
+
+    resetting = threading.Thread(target=inside, args=(namespace(place.bench.cluster, node), reset))
+    struck = Struck(at=time.monotonic())
+    resetting.start()
+    try:
+        yield struck
+    finally:
+        over.set()
+        resetting.join()
+        lasted = time.monotonic() - struck.at
+        struck.did = f"all connections between the agents, every {RESET_EVERY_SECONDS:g} s: {count} in {lasted:.0f} s"
+    if not count:
+        raise BenchmarkFailed("no connection was reset: does this kernel have INET_DIAG_DESTROY?")
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def memory_full(place: Place) -> Iterator[Struck]:
+    """Take what all nodes have for slots before a job comes: neither owners nor holders get any."""
+    with _filled(place, place.nodes, LEFT_MIB) as struck:
+        yield struck
+
+
+@contextmanager
+def receiver_full(place: Place) -> Iterator[Struck]:
+    """Leave one node room for its own rank's slots, and none for those that it is to hold for the other."""
+    with _filled(place, place.nodes[:1], LEFT_MIB + 2 * (place.state_mib + LEFT_MIB // 2)) as struck:
+        yield struck
+
+
+@contextmanager
+def _filled(place: Place, nodes: Sequence[str], left_mib: int) -> Iterator[Struck]:
+    taken = place.node_memory_bytes // MIB - left_mib
+    did = f"{taken} of {place.node_memory_bytes // MIB} MiB are taken on {' and '.join(nodes)} before the job begins"
+    deadline = time.monotonic() + STRIKE_SECONDS
+    while any(
+        path for node in nodes for path in memory_directory(node).glob("*/rank-*.slot-*")
+    ):  # of the job before: freed later, they would leave room
+        if time.monotonic() > deadline:
+            raise BenchmarkFailed(f"{' or '.join(nodes)} still has slots of a job that has ended")
+        pause(0.05)
+    struck = Struck(at=time.monotonic(), did=did)
+    for node in nodes:
+        place.bench.cluster.inject(FillMemory(target=node, mib=taken))
+    try:
+        yield struck
+    finally:
+        place.bench.cluster.clear_faults("fill-memory")
+
+
+CASES = (
+    Case(name="no memory for slots", strike=memory_full, is_from_the_start=True),
+    Case(name="a receiver out of memory", strike=receiver_full, is_from_the_start=True),
+    Case(name="a peer that stops reading", strike=peer_stopped),
+    Case(name="the agent stopped in a snapshot", strike=stopped_in_a_snapshot),
+    Case(name="a link at 1 %", strike=slow_link),
+    Case(name="connections reset", strike=resets, is_told=False),
+)

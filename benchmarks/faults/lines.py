@@ -1,0 +1,47 @@
+"""The line between two nodes of a local cluster: where it can be entered, and what it carries."""
+
+from __future__ import annotations
+
+import mmap
+import socket
+import threading
+import time
+from pathlib import Path
+
+from infra.local_cloud.network import NAMESPACES, inside, listening_socket, network_name
+from infra.local_cloud.up import LocalCluster
+
+MIB = 1024**2
+PROBE_MIB = 512
+
+
+def namespace(cluster: LocalCluster, node: str) -> Path:
+    """Return where a node's network namespace can be entered."""
+    return NAMESPACES / f"{network_name(cluster.state_dir)}-{node}"
+
+
+def bytes_per_second(cluster: LocalCluster, source: str, target: str) -> float:
+    """Return what one connection between two nodes carries, while nothing else does: asked of the kernel, nothing of the product runs."""
+    with listening_socket(_address(cluster, target), namespace(cluster, target)) as server:
+        meeting = server.getsockname()
+        sender = threading.Thread(target=inside, args=(namespace(cluster, source), lambda: _send(meeting)))
+        sender.start()
+        line, _ = server.accept()
+        begun, received = time.perf_counter(), 0
+        with line, mmap.mmap(-1, MIB) as memory:
+            while count := line.recv_into(memory):
+                received += count
+        seconds = time.perf_counter() - begun
+        sender.join()
+    return received / seconds
+
+
+def _send(meeting: tuple[str, int]) -> None:
+    with socket.create_connection(meeting) as line, mmap.mmap(-1, MIB) as memory:
+        for _ in range(PROBE_MIB):
+            line.sendall(memory)
+
+
+def _address(cluster: LocalCluster, node: str) -> str:
+    (reservation,) = cluster.aws("ec2").describe_instances(InstanceIds=[node])["Reservations"]
+    return str(reservation["Instances"][0]["PrivateIpAddress"])

@@ -1,0 +1,168 @@
+"""One case: a job of two ranks, steps before, during and after its fault, and what the API says of its protection meanwhile."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.cluster_jobs import EVERY_STEP, SCRIPTS, BenchJob
+from benchmarks.errors import BenchmarkFailed
+from benchmarks.faults.cases import Case, Place
+from benchmarks.faults.figures import WHOLE, Boundary, Observed, Span, parse
+
+RANKS, COPIES = 2, 2
+LOOK_SECONDS = 0.25
+"""How often the API is asked, in all parts of a case alike."""
+TOLD_SECONDS = 60.0
+"""A word that has not come by then does not come."""
+SETTLE_STEPS = 40
+"""Behind these lie audited snapshots and the iterations that are profiled."""
+AUDITED_STEPS = 8
+"""Behind these lie the audited snapshots of a job that gets its slots late."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How much is measured."""
+
+    steps: int = 40
+    """Before, while and after a fault, at least."""
+    state_mib: int = 64
+    span_seconds: float = 0.15
+    """Of the wait that stands for forward and backward, at least."""
+
+
+QUICK = Sizes(steps=12)
+
+
+@dataclass(slots=True)
+class Running:
+    """A job under way, and what has been heard of its protection."""
+
+    job: BenchJob
+    trace: Path
+    word: str = ""
+    """What the API said last."""
+    told: list[tuple[float, str, str]] = field(default_factory=list)
+    """When it said another word or reason than before, and which."""
+
+    def boundaries(self) -> tuple[tuple[Boundary, ...], ...]:
+        """Return what ranks have written down so far."""
+        paths = [self.trace / f"rank{rank}" for rank in range(RANKS)]
+        return tuple(parse(path.read_text()) if path.exists() else () for path in paths)
+
+    def look(self) -> str:
+        """Ask the API how well the job is protected."""
+        seen = self.job.bench.client.describe_protection(TrainingJobName=self.job.name)
+        word, reason = str(seen["ProtectionState"]), str(seen["Reason"])
+        if not self.told or self.told[-1][1:] != (word, reason):
+            self.told.append((time.monotonic(), word, reason))
+        self.word = word
+        return word
+
+    def wait(self, what: str, arrived: Callable[[], bool]) -> float:
+        """Look until it is so, and return when that was.
+
+        Raises:
+            BenchmarkFailed: it is not so in time, or the job ended.
+        """
+        deadline = time.monotonic() + TOLD_SECONDS
+
+        def looked(_: object) -> bool:
+            self.look()
+            if time.monotonic() > deadline:
+                raise BenchmarkFailed(f"job {self.job.name}: waited {TOLD_SECONDS:.0f} s for {what}; heard {self.told[-3:]}")
+            return arrived()
+
+        self.job.wait(what, looked, LOOK_SECONDS)
+        return time.monotonic()
+
+    def wait_steps(self, count: int) -> Span:
+        """Wait for so many more steps of all ranks, and return when they were made."""
+        begin = time.monotonic()
+        end = self.wait(f"{count} steps", lambda: all(sum(each.at > begin for each in passed) > count for passed in self.boundaries()))
+        return Span(begin, end)
+
+    def wait_whole(self) -> float:
+        """Wait until the API says Protected, and return when that was."""
+        return self.wait("protection", lambda: self.word == WHOLE)
+
+
+def run_case(place: Place, case: Case, sizes: Sizes) -> Observed:
+    """Run one case from beginning to end.
+
+    Args:
+        place: the cluster.
+        case: which.
+        sizes: how much of it.
+
+    Returns:
+        What was seen.
+
+    Raises:
+        BenchmarkFailed: the fault did not happen, its word did not come or did not go, or the job was disturbed.
+    """
+    if case.is_from_the_start:
+        with case.strike(place) as struck:
+            running = _submitted(place, case, sizes)
+            running.wait_steps(SETTLE_STEPS)
+            heard = len(running.told) - 1  # what stands
+            during = running.wait_steps(sizes.steps)
+            told, told_at = running.told[heard:], None  # there was no step before it
+        healed_at = running.wait_whole()
+        running.wait_steps(AUDITED_STEPS)
+        before, after = running.wait_steps(sizes.steps), running.wait_steps(sizes.steps)
+    else:
+        running = _submitted(place, case, sizes)
+        running.wait_whole()
+        running.wait_steps(SETTLE_STEPS)
+        before = running.wait_steps(sizes.steps)
+        heard = len(running.told)
+        with case.strike(place.of(running.job.describe())) as struck:
+            told_at = running.wait("protection that is not whole", lambda: running.word != WHOLE) if case.is_told else None
+            during = Span(struck.at, running.wait_steps(sizes.steps).end)
+            told = running.told[heard:]
+        healed_at = running.wait_whole()
+        after = running.wait_steps(sizes.steps)
+    (running.trace / "finish").touch()
+    running.job.completed()
+    unsound = [(word, reason) for _, word, reason in told if word != WHOLE]
+    if case.is_told and not (unsound and all(reason for _, reason in unsound)):
+        raise BenchmarkFailed(f"job {running.job.name}: that protection was not whole, or why, was not told; heard {told}")
+    copied, span = (running.trace / "copy0").read_text().split()
+    return Observed(
+        name=case.name,
+        ranks=running.boundaries(),
+        before=before,
+        during=during,
+        after=after,
+        healed_at=healed_at,
+        told_at=told_at,
+        word=unsound[-1][0] if unsound else WHOLE,
+        reasons=tuple(dict.fromkeys(reason for _, reason in unsound)),
+        did=struck.did,
+        span_seconds=float(span),
+        copy_seconds=float(copied),
+        state_mib=sizes.state_mib,
+    )
+
+
+def _submitted(place: Place, case: Case, sizes: Sizes) -> Running:
+    """Submit a case's job, and wait for its first steps."""
+    name = re.sub(r"\W+", "-", case.name).strip("-")
+    trace = place.bench.directory / "traces" / name
+    trace.mkdir(parents=True)
+    job = place.bench.submit(
+        name,
+        SCRIPTS,
+        "steady.py",
+        nodes=RANKS,
+        copies=COPIES,
+        hyperparameters={"state_mib": sizes.state_mib, "span_seconds": sizes.span_seconds},
+        max_slowdown=EVERY_STEP,
+        Environment={"BENCH_TRACE": str(trace)},
+    )
+    return Running(job, trace)
