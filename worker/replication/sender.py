@@ -23,6 +23,7 @@ from everstep.protocol.peer_messages import (
 )
 from worker.core.rounds import NONE
 from worker.core.slots import Content
+from worker.core.slow_link import SlowLink
 from worker.core.transfers import StreamCount
 from worker.errors import PeerError
 from worker.owned_shard import OwnedShard
@@ -82,6 +83,9 @@ class ReplicaSender:
         self._queue: ChunkQueue | None = None
         """Of the transfer under way; None between two."""
         self._best_rate = FLOW_BYTES_PER_SECOND
+        self._link = SlowLink()
+        self._streams = Streams()
+        """Of the session that is open, or was last."""
 
     async def run(self) -> None:
         """Keep the holder supplied until cancelled; a broken line is dialled again, without end and without hurry."""
@@ -89,7 +93,7 @@ class ReplicaSender:
         failures = 0
         try:
             while True:
-                streams = Streams()
+                streams = self._streams = Streams()
                 try:
                     session = await self._dialler.session()
                     failures = 0
@@ -175,6 +179,7 @@ class ReplicaSender:
 
         begin = announcement(digests.header, transfer=transfer, committed=self._shard.core.committed)
         pacer = None if isinstance(self._pacer.current, Unpaced) else self._pacer
+        self._held_to(self._link.next_transfer())
         queue = self._queue = ChunkQueue(asyncio.get_running_loop().time, self._pacer.link)
         outcome: ShardSealed | ShardRefused | bool = False
 
@@ -194,6 +199,9 @@ class ReplicaSender:
                 queue.cancel()  # whether or not it came to sending
         if isinstance(outcome, ShardSealed) and not self._is_slow(queue):
             self._shard.told_slow(self._peer, "")
+            if self._link.carries:
+                self._held_to(SlowLink())
+                streams.shrink(0)  # a connection that was limited once is timed by the kernel for good
         return outcome
 
     async def _dropped(self, step: Step, digests: ChunkDigests) -> None:
@@ -208,6 +216,11 @@ class ReplicaSender:
         each may have had a way of its own.
         """
         return queue.busy_seconds > self._deadline and queue.taken_bytes / queue.part_seconds < SLOW_RATIO * self._best_rate
+
+    def _held_to(self, link: SlowLink) -> None:
+        """Send no more than is right now."""
+        self._link = link
+        self._streams.limit(link.limit)
 
     async def _fit(self, session: Session, streams: Streams) -> None:
         """Have as many streams as carry the most."""
@@ -234,6 +247,17 @@ class ReplicaSender:
     def _paused(self, count: int) -> None:
         self._paused_count += count
 
+    def _look(self, queue: ChunkQueue) -> None:
+        """See how the transfer under way gets on over its link, and leave training its part of one that is slow."""
+        sent, seconds = queue.taken_bytes, queue.part_seconds
+        link = self._link
+        if self._is_slow(queue):
+            link = link.found(sent / seconds, sent, seconds)
+            self._shard.told_slow(
+                self._peer, f"its link carries {link.carries / 1e6:.3g} MB/s; a step has taken {queue.busy_seconds:.0f} s of sending so far"
+            )
+        self._held_to(link.looked(sent, seconds, sound=SLOW_RATIO * self._best_rate))
+
     async def _watch(self) -> None:
         """Drop the holder from the view when it has been owed something for the holder deadline without any progress."""
         now = asyncio.get_running_loop().time
@@ -246,9 +270,8 @@ class ReplicaSender:
                 self._owed_since = now()
             if not is_owed:
                 self._failing_since = None
-            if self._queue is not None and self._is_slow(self._queue):
-                seconds, rate = self._queue.busy_seconds, self._queue.taken_bytes / self._queue.part_seconds / 1e6
-                self._shard.told_slow(self._peer, f"its link carries {rate:.3g} MB/s; a step has taken {seconds:.0f} s of sending so far")
+            if self._queue is not None:
+                self._look(self._queue)
             since = min((each for each in (self._owed_since, self._failing_since) if each is not None), default=now())
             if now() - since > self._deadline and self._peer in self._shard.core.view:
                 trouble = self._shard.holder_troubles.setdefault(self._peer, "it does not answer")

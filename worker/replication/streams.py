@@ -16,6 +16,7 @@ import contextlib
 import os
 import queue
 import socket
+import struct
 import threading
 import time
 from collections import deque
@@ -45,6 +46,8 @@ PROGRESS_SECONDS = 0.05
 UNSENT_BYTES = 128 * 1024
 """What the kernel keeps unsent of a paced stream: a chunk that was admitted into an idle span leaves in it, or holds up the next one's asking."""
 _TCP_NOTSENT_LOWAT = 25
+_SO_MAX_PACING_RATE = 47
+_UNLIMITED = 2 ** (8 * struct.calcsize("L")) - 1
 
 
 class Payload(Protocol):
@@ -61,6 +64,7 @@ class Streams:
         self.lines: list[socket.socket] = []
         self.attached = asyncio.Event()
         """Set once there is a stream."""
+        self._limit: float | None = None
         self._working: set[asyncio.Future[None]] = set()
         self._threads: dict[socket.socket, queue.SimpleQueue[Callable[[], None] | None]] = {}
         """What the thread of each stream that has one does next."""
@@ -70,6 +74,8 @@ class Streams:
         for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             line.setsockopt(socket.SOL_SOCKET, buffer, BUFFER_BYTES)
         self.lines.append(line)
+        if self._limit is not None:
+            self._hold_to(self._limit)
         self.attached.set()
 
     async def run(self, line: socket.socket, work: Callable[[socket.socket], None]) -> None:
@@ -108,6 +114,18 @@ class Streams:
                 _cut(line)
                 await asyncio.wait([done])
             self._working.discard(done)
+
+    def limit(self, bytes_per_second: float | None) -> None:
+        """Have the kernel send no more than so much over all of them together, now and later; None: whatever there is."""
+        if bytes_per_second != self._limit:
+            self._limit = bytes_per_second
+            self._hold_to(bytes_per_second)
+
+    def _hold_to(self, bytes_per_second: float | None) -> None:
+        rate = _UNLIMITED if bytes_per_second is None else max(1, int(bytes_per_second / max(1, len(self.lines))))
+        for line in self.lines:
+            with contextlib.suppress(OSError):  # it is gone, as who uses it will notice
+                line.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("L", rate))
 
     def shrink(self, count: int) -> None:
         """Close streams beyond `count`; nothing runs on them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from worker.traffic import ALPHA_SECONDS
 
 pytestmark = pytest.mark.integration
 PAYLOAD_BYTES = 24 << 20
+SO_MAX_PACING_RATE = 47
+UNLIMITED = 2**64 - 1
 
 
 @pytest.mark.parametrize("paced", [False, True], ids=["at_once", "paced"])
@@ -36,14 +40,22 @@ def test_a_slow_holder_stays_in_view_is_named_with_its_rate_and_heals_by_itself(
     in_own_network(body)
 
 
+def pacing_rate(line: socket.socket) -> int:
+    """Return how many bytes a second the kernel sends over a connection at most."""
+    (rate,) = struct.unpack("L", line.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.calcsize("L")))
+    return int(rate)
+
+
 async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     pair.listen()
-    pair.send(deadline_seconds=2.0)
+    sender = pair.send(deadline_seconds=2.0)
     pair.hear(-1, 1)
     loopback.limit(4_000_000)
     await pair.capture(1)
     await pair.until(lambda: HOLDER in pair.shard.slow_holders)
     assert "its link carries" in pair.shard.slow_holders[HOLDER]
+    (limit,) = set(map(pacing_rate, sender._streams.lines))
+    assert 0 < limit < 4_000_000, "training's part is left to it"
     assert pair.shard.core.view == {HOLDER}
     assert pair.shard.core.vote is Vote.NONE
     changes = pair.changes
@@ -56,4 +68,5 @@ async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
         await pair.capture(step)
         await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert pair.changes > changes
+    assert all(pacing_rate(line) == UNLIMITED for line in sender._streams.lines)
     assert pair.held()[step] == payload(step, PAYLOAD_BYTES)

@@ -1,0 +1,50 @@
+"""A slow link is left half to training, and tried again."""
+
+from __future__ import annotations
+
+from worker.core.slow_link import LOOK_SECONDS, RETRY_SECONDS, SlowLink
+
+SOUND = 60e6
+FOUND = SlowLink().found(10e6, 30_000_000, 3.0)
+
+
+def after(link: SlowLink, seconds: float, rate: float) -> SlowLink:
+    """Look again after so long at so many bytes a second."""
+    sent, begun = link.begun
+    return link.looked(int(sent + rate * seconds), begun + seconds, sound=SOUND)
+
+
+def test_a_sound_link_is_not_limited() -> None:
+    assert SlowLink().looked(10_000_000, 5.0, sound=SOUND) == SlowLink()
+
+
+def test_one_that_is_found_slow_is_limited_to_half_of_what_it_carried() -> None:
+    assert (FOUND.carries, FOUND.limit) == (10e6, 5e6)
+    assert FOUND.found(5e6, 40_000_000, 5.0) == FOUND, "what is limited carries no more"
+
+
+def test_it_is_let_go_now_and_then_and_limited_again_as_long_as_it_is_slow() -> None:
+    assert after(FOUND, RETRY_SECONDS - 0.1, 5e6) == FOUND
+    tried = after(FOUND, RETRY_SECONDS, 5e6)
+    assert (tried.carries, tried.limit) == (10e6, None)
+    assert after(tried, LOOK_SECONDS / 2, 0.0) == tried, "nothing is known yet"
+    assert after(tried, 2 * LOOK_SECONDS, 20e6).limit == 5e6, "chunks are counted whole: such a moment says too much"
+
+
+def test_one_that_is_sound_again_stays_without_a_limit() -> None:
+    tried = after(FOUND, RETRY_SECONDS, 5e6)
+    assert after(tried, 2 * LOOK_SECONDS, 1.1 * SOUND) == tried
+    assert after(FOUND.next_transfer(), 0.5, 2 * SOUND).limit is None
+
+
+def test_each_transfer_begins_without_a_limit() -> None:
+    begun = FOUND.next_transfer()
+    assert (begun.carries, begun.limit) == (10e6, None)
+    assert after(begun, 2 * LOOK_SECONDS, 10e6).limit == 5e6
+
+
+def test_one_that_has_become_slower_still_is_limited_to_half_of_that() -> None:
+    tried = after(FOUND, RETRY_SECONDS, 2e6)
+    assert after(tried, 2 * LOOK_SECONDS, 2e6).limit == 1e6
+    stalled = after(FOUND, RETRY_SECONDS, 0.0)
+    assert stalled.carries > 0, "it is slow still"
