@@ -74,8 +74,6 @@ class Streams:
         for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             line.setsockopt(socket.SOL_SOCKET, buffer, BUFFER_BYTES)
         self.lines.append(line)
-        if self._limit is not None:
-            self._hold_to(self._limit)
         self.attached.set()
 
     async def run(self, line: socket.socket, work: Callable[[socket.socket], None]) -> None:
@@ -116,12 +114,10 @@ class Streams:
             self._working.discard(done)
 
     def limit(self, bytes_per_second: float | None) -> None:
-        """Have the kernel send no more than so much over all of them together, now and later; None: whatever there is."""
-        if bytes_per_second != self._limit:
-            self._limit = bytes_per_second
-            self._hold_to(bytes_per_second)
-
-    def _hold_to(self, bytes_per_second: float | None) -> None:
+        """Have the kernel send no more than so much over all that there are, together; None: whatever there is."""
+        if bytes_per_second == self._limit:
+            return
+        self._limit = bytes_per_second
         rate = _UNLIMITED if bytes_per_second is None else max(1, int(bytes_per_second / max(1, len(self.lines))))
         for line in self.lines:
             with contextlib.suppress(OSError):  # it is gone, as who uses it will notice
