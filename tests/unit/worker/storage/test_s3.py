@@ -9,6 +9,7 @@ import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,8 +126,8 @@ def as_sent(body: Any) -> bytes:
     return first
 
 
-def store_of(client: FakeS3) -> S3ObjectStore:
-    return S3ObjectStore(client, part_bytes=PART)  # type: ignore[arg-type]
+def store_of(client: FakeS3, part_bytes: int = PART) -> S3ObjectStore:
+    return S3ObjectStore(client, part_bytes=part_bytes)  # type: ignore[arg-type]
 
 
 def pieces_of(data: bytes, size: int = 300) -> Iterator[bytes]:
@@ -222,7 +223,7 @@ def test_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     size = 1 << 20
     client, buffer = FakeS3(), memoryview(bytes(size))
     monkeypatch.setattr(FakeS3, "upload_part", lambda self, **_: {"ETag": '"1"'})
-    store = S3ObjectStore(client, part_bytes=size)  # type: ignore[arg-type]
+    store = store_of(client, size)
     tracemalloc.start()
     try:
         store.put_stream(WHERE, (buffer for _ in range(24)), 24 * size)
@@ -231,6 +232,22 @@ def test_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
         tracemalloc.stop()
     assert len(client.completed) == 24
     assert peak < size / 4
+
+
+def test_of_a_file_three_parts_are_held_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is sent, one waits, one is read."""
+    size, path = 1 << 20, tmp_path / "log"
+    path.write_bytes(bytes(12 * size))
+    client = FakeS3()
+    monkeypatch.setattr(FakeS3, "upload_part", lambda self, **_: {"ETag": '"1"'})
+    tracemalloc.start()
+    try:
+        store_of(client, size).put_file(WHERE, path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(client.completed) == 12
+    assert peak < 3.5 * size
 
 
 def test_a_part_that_fails_ends_the_put(monkeypatch: pytest.MonkeyPatch) -> None:
