@@ -23,14 +23,13 @@ from benchmarks.machine import Machine
 from benchmarks.snapshot_blocking import Shape
 from everstep import failures
 from everstep.errors import EverstepError
+from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN
 from infra.local_cloud.errors import LocalCloudError
 from infra.local_cloud.up import ClusterOptions, LocalCluster
 
 HOME = ROOT / ".everstep" / "bench"
 NODES, SPARES = 4, 1
 PARTS = ("blocking", "slowdown", "budget", "recovery")
-MAX_SLOWDOWN = 0.01
-"""What the service takes where a job says nothing; a local cluster takes no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +108,7 @@ def measure(bench: Bench, sizes: Sizes, parts: tuple[str, ...]) -> report.Result
         blocking=snapshot_blocking.measure(bench, shapes, snapshots=sizes.snapshots, floor_steps=sizes.floor_steps),
         slowdown=slowdown.measure(bench, order=sizes.slowdown_order, steps=sizes.slowdown_steps) if "slowdown" in parts else None,
         budget=slowdown.measure(
-            bench, order=sizes.budget_order, steps=sizes.budget_steps, settle_steps=sizes.budget_settle_steps, max_slowdown=MAX_SLOWDOWN
+            bench, order=sizes.budget_order, steps=sizes.budget_steps, settle_steps=sizes.budget_settle_steps, max_slowdown=DEFAULT_MAX_SLOWDOWN
         )
         if "budget" in parts
         else None,
