@@ -99,6 +99,11 @@ def train(session: TrainingSession, step: Callable[[], None], until: Callable[[]
     raise AssertionError("it never happened")
 
 
+def wait_told(agent: FakeAgent, boundary: int) -> None:
+    """Wait until the agent has been told of a boundary."""
+    agent.wait_for(lambda: any(message.boundary == boundary for _, message in agent.of_kind(Boundary)))  # type: ignore[attr-defined]
+
+
 def rank_half(agent: FakeAgent) -> RankHalf:
     half = read_rank_half(agent.lines[0].page)
     assert half is not None
@@ -197,7 +202,7 @@ def test_the_base_is_never_captured_again(tmp_path: Path, begin: Begin) -> None:
         for _ in range(5):
             step()
             session.boundary()
-        agent.wait_for(lambda: any(message.boundary == 5 for _, message in agent.of_kind(Boundary)))  # type: ignore[attr-defined]
+        wait_told(agent, 5)
         assert agent.of_kind(Abandoned) == agent.of_kind(Captured) == []
 
 
@@ -207,7 +212,7 @@ def test_boundaries_say_when_they_were_passed_and_what_saving_took(tmp_path: Pat
         begun = time.monotonic()
         last = train(session, step, agent.reached.is_set)
         ended = time.monotonic()
-        agent.wait_for(lambda: any(message.boundary == last for _, message in agent.of_kind(Boundary)))  # type: ignore[attr-defined]
+        wait_told(agent, last)
         passed = [message for _, message in agent.of_kind(Boundary) if message.at_seconds]  # type: ignore[attr-defined]
         times = [message.at_seconds for message in passed]
         assert times == sorted(set(times))
@@ -237,7 +242,7 @@ def test_a_small_capture_is_told_with_its_boundary_in_one_go(tmp_path: Path, beg
     with FakeAgent(tmp_path, 1, commit_target=6) as agent:
         session, step = begin(agent)
         last = train(session, step, agent.reached.is_set)
-        agent.wait_for(lambda: any(message.boundary == last for _, message in agent.of_kind(Boundary)))  # type: ignore[attr-defined]
+        wait_told(agent, last)
         passed = [message.boundary for _, message in agent.of_kind(Boundary) if message.at_seconds]  # type: ignore[attr-defined]
         assert passed == list(range(1, last + 1)), "each boundary is told once"
         audited = [message.step for _, message in agent.of_kind(Captured)][:3]  # type: ignore[attr-defined]
