@@ -98,7 +98,7 @@ class ReplicaSender:
                     session = await self._dialler.session()
                     failures = 0
                     try:
-                        await self._serve(session, streams)
+                        await self._serve(session)
                     finally:
                         session.close()
                         await finish(streams.close())
@@ -110,14 +110,14 @@ class ReplicaSender:
         finally:
             await end(watching)
 
-    async def _serve(self, session: Session, streams: Streams) -> None:
+    async def _serve(self, session: Session) -> None:
         first = await session.receive()
         if not isinstance(first, HolderInventory) or first.owner_rank != self._shard.rank:
             raise MalformedMessage("a holder that does not begin with its inventory")
         self._shard.inventory(self._peer, first.sealed)
         self._progress()
         answers: asyncio.Queue[Answer] = asyncio.Queue()
-        await first_of(self._listen(session, answers), self._feed(session, streams, answers))
+        await first_of(self._listen(session, answers), self._feed(session, answers))
 
     async def _listen(self, session: Session, answers: asyncio.Queue[Answer]) -> None:
         while True:
@@ -132,7 +132,7 @@ class ReplicaSender:
                 case _:
                     raise MalformedMessage(f"{type(message).__name__} from a holder")
 
-    async def _feed(self, session: Session, streams: Streams, answers: asyncio.Queue[Answer]) -> None:
+    async def _feed(self, session: Session, answers: asyncio.Queue[Answer]) -> None:
         """Send what is wanted, one shard after the other."""
         shard = self._shard
         sealed: set[Content] = set()
@@ -150,9 +150,9 @@ class ReplicaSender:
             if slot is None:
                 await shard.changed.wait(seen)
                 continue
-            await self._fit(session, streams)
+            await self._fit(session)
             self._transfer += 1
-            outcome = await self._store.reading(slot, self._send(session, streams, answers, step, slot, self._transfer))
+            outcome = await self._store.reading(slot, self._send(session, answers, step, slot, self._transfer))
             if not outcome:
                 await session.send(CancelShard(transfer=self._transfer))
             elif isinstance(outcome, ShardSealed):
@@ -165,7 +165,7 @@ class ReplicaSender:
                 await asyncio.sleep(REFUSED_SECONDS)
 
     async def _send(
-        self, session: Session, streams: Streams, answers: asyncio.Queue[Answer], step: Step, slot: Slot, transfer: int
+        self, session: Session, answers: asyncio.Queue[Answer], step: Step, slot: Slot, transfer: int
     ) -> ShardSealed | ShardRefused | bool:
         """Send one slot, as far as it is there; False: it is no longer what it was, or nobody awaits what is captured into it any more."""
         digests = await self._store.digests(slot)
@@ -186,7 +186,7 @@ class ReplicaSender:
         async def send() -> None:
             nonlocal outcome
             outcome = await send_shard(
-                session, streams, answer, slot.file, digests, begin, queue, pacer=pacer, progress=self._progress, paused=self._paused
+                session, self._streams, answer, slot.file, digests, begin, queue, pacer=pacer, progress=self._progress, paused=self._paused
             )
 
         with self._pacer.counted(queue):
@@ -201,7 +201,7 @@ class ReplicaSender:
             self._shard.told_slow(self._peer, "")
             if self._link.carries:
                 self._held_to(SlowLink())
-                streams.shrink(0)  # a connection that was limited once is timed by the kernel for good
+                self._streams.shrink(0)  # a connection that was limited once is timed by the kernel for good
         return outcome
 
     async def _dropped(self, step: Step, digests: ChunkDigests) -> None:
@@ -222,8 +222,9 @@ class ReplicaSender:
         self._link = link
         self._streams.limit(link.limit)
 
-    async def _fit(self, session: Session, streams: Streams) -> None:
+    async def _fit(self, session: Session) -> None:
         """Have as many streams as carry the most."""
+        streams = self._streams
         while len(streams.lines) < self.stream_count.count:
             streams.add(await self._dialler.stream(session, len(streams.lines)))
         streams.shrink(self.stream_count.count)
