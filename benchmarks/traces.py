@@ -27,9 +27,12 @@ def read_trace(directory: Path, ranks: int) -> list[list[Passed]]:
 
 def parse(text: str) -> list[Passed]:
     """Return the boundaries of one rank's lines, in order."""
-    whole = text[: text.rfind("\n") + 1]
-    rows = (line.split() for line in whole.splitlines())
-    return [Passed(int(generation), int(step), float(at), *map(int, snapshots)) for generation, step, at, *snapshots in rows]
+    return [Passed(int(generation), int(step), float(at), *map(int, snapshots)) for generation, step, at, *snapshots in whole_rows(text)]
+
+
+def whole_rows(text: str) -> list[list[str]]:
+    """Return the words of each line that a rank has written; one that is being written is left out."""
+    return [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def step_seconds(passed: Sequence[Passed]) -> list[float]:

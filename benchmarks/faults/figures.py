@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from benchmarks.data_plane.rows import Verdict
 from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Summary, bootstrap_interval, moved_ratio, percentile
+from benchmarks.traces import whole_rows
 
 FULL_SPEED_RATIO = 1.02
 """A median step during a fault ÷ one without that is full speed still."""
@@ -106,8 +107,7 @@ class Figure:
 
 def parse(text: str) -> tuple[Boundary, ...]:
     """Return the boundaries of one rank's lines, in order; a line that is being written is left out."""
-    rows = (line.split() for line in text[: text.rfind("\n") + 1].splitlines())
-    return tuple(Boundary(int(step), float(at), float(held), int(committed)) for step, at, held, committed in rows)
+    return tuple(Boundary(int(step), float(at), float(held), int(committed)) for step, at, held, committed in whole_rows(text))
 
 
 def steps_in(passed: Sequence[Boundary], span: Span) -> list[tuple[Boundary, Boundary]]:

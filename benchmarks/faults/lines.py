@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from infra.local_cloud.network import NAMESPACES, inside, listening_socket, network_name
+from infra.local_cloud.network import inside, listening_socket, namespace_path, network_name
 from infra.local_cloud.up import LocalCluster
 
 MIB = 1024**2
@@ -17,7 +17,7 @@ PROBE_MIB = 512
 
 def namespace(cluster: LocalCluster, node: str) -> Path:
     """Return where a node's network namespace can be entered."""
-    return NAMESPACES / f"{network_name(cluster.state_dir)}-{node}"
+    return namespace_path(network_name(cluster.state_dir), node)
 
 
 def bytes_per_second(cluster: LocalCluster, source: str, target: str) -> float:

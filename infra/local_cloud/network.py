@@ -43,6 +43,11 @@ def network_name(state_dir: Path) -> str:
     return f"ev{sha256(os.fsencode(state_dir)).hexdigest()[:6]}"
 
 
+def namespace_path(network: str, instance_id: str) -> Path:
+    """Return where an instance's namespace in the network of that name can be opened."""
+    return NAMESPACES / f"{network}-{instance_id}"
+
+
 def obstacle() -> str | None:
     """Return why this machine cannot have such a network, in one sentence; None when it can."""
     if os.geteuid() != 0:
@@ -144,7 +149,7 @@ class Network:
 
     def namespace(self, instance_id: str) -> Path:
         """Return where an instance's namespace can be opened."""
-        return NAMESPACES / f"{self.name}-{instance_id}"
+        return namespace_path(self.name, instance_id)
 
     @_locked
     def attach(self, instance_id: str, address: str) -> Path:
