@@ -99,6 +99,10 @@ class LogJournal:
         before = dict(self._positions)
         return self._append(list(self._new_lines(is_last=False)), before)
 
+    def has_news(self) -> bool:
+        """Say whether a stream has grown since it was read. Takes microseconds."""
+        return any(_size(path) > self._positions[key] for key, path in self._streams.items())
+
     def end(self) -> list[LogLine]:
         """Append all that is left, and the end. The ranks are gone. Again does nothing.
 

@@ -141,7 +141,8 @@ class LogShipper:
 
     async def _read_on(self) -> None:
         while True:
-            await self._read()
+            if self._journal is None or self._journal.has_news():  # mostly not: a thread for each look would take a core's time from training
+                await self._read()
             await asyncio.sleep(READ_SECONDS)
 
     async def _ship_on(self) -> None:

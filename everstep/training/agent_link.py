@@ -86,7 +86,7 @@ class AgentLink(Protocol):
         """Send what may be lost. Any thread."""
 
     def hold(self, message: Boundary) -> None:
-        """Send what may be lost with the next message that `send` is given, or at `let_go`: the agent is woken once. Any thread."""
+        """Send what may be lost, in order, with the next message that `send` is given, or at `let_go`: the agent is woken once. Any thread."""
 
     def let_go(self) -> None:
         """Send what is held. Any thread."""
@@ -249,7 +249,8 @@ class UnixAgentLink:
 
     def hold(self, message: Boundary) -> None:
         with self._lock:
-            self._held = frame(message) if self._socket is not None and not self._outbox else b""
+            if self._socket is not None and not self._outbox:
+                self._held += frame(message)
 
     def let_go(self) -> None:
         with self._lock:

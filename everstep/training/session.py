@@ -58,6 +58,8 @@ from everstep.training.step_rules import Decision, RankView, decide, is_final_ro
 
 LOOK_SECONDS = 0.05
 """A rank that stands still looks at the page at least this often: `WordChanged` may be lost."""
+QUIET_SECONDS = 0.25
+"""Boundaries from which nothing follows are told together, this long after the last word at most: a small part of what people or peers wait for."""
 
 logger = logging.getLogger("everstep.training")
 
@@ -111,6 +113,8 @@ class TrainingSession:
         self._is_stopped = False
         self._is_closed = False
         self._told_blocked_seconds = 0.0
+        self._told_at = -math.inf
+        """When the newest boundary was passed that the agent was told of at once."""
         self._profiler: NetworkProfiler | None = None
         if link.has_agent and environment.world_size > 1:
             self._profiler = NetworkProfiler(self._report_spans, TorchTrace())
@@ -217,8 +221,9 @@ class TrainingSession:
             if self._profiler is not None:
                 self._profiler.boundary(passed_at)
             decision = self._attend()
-            if self._snapshotter.telling != self._boundary:
+            if self._snapshotter.telling != self._boundary and not self._may_wait(decision, passed_at):
                 self._link.let_go()
+                self._told_at = passed_at
             self._snapshotter.prepare()
             if decision is not None and decision.must_wait:
                 decision = self._await_stop()
@@ -323,6 +328,10 @@ class TrainingSession:
         """Look at the agent's word and act on it; None without one."""
         half = self._link.poll()
         return None if half is None else self._act(half)
+
+    def _may_wait(self, decision: Decision | None, passed_at: float) -> bool:
+        """Say whether the agent hears of this boundary together with a later one: each word takes processor time from the step that is made then."""
+        return decision is not None and decision.is_quiet and passed_at - self._told_at < QUIET_SECONDS
 
     def _act(self, half: AgentHalf) -> Decision:
         if half.proposed != self._snapshotter.settled:

@@ -46,6 +46,8 @@ class Decision:
     must_wait: bool = False
     """The stop at this very boundary is announced and not yet confirmed: stand still and look again."""
     is_stopped: bool = False
+    is_quiet: bool = False
+    """Nothing follows from this boundary: the step that is proposed lies ahead. The agent need not hear of it at once."""
 
 
 def decide(view: RankView, half: AgentHalf) -> Decision:
@@ -66,6 +68,7 @@ def decide(view: RankView, half: AgentHalf) -> Decision:
         echo=_on_stop(view, half),
         must_wait=is_here and half.stop_state is StopState.ANNOUNCED,
         is_stopped=is_here and half.stop_state is StopState.CONFIRMED,
+        is_quiet=half.proposed > view.boundary and half.stop_state is not StopState.ANNOUNCED,
     )
 
 

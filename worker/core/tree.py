@@ -117,6 +117,16 @@ class Reports:
                 return True
         return self._voted(members) not in (None, told._voted(members))
 
+    def is_progress(self, told: Reports) -> bool:
+        """Say whether all that is new are steps that were made and what the coordinator itself has said, while a step is proposed: nothing that it
+        does depends on that before all have voted, and the votes say it again.
+        """
+        return all(
+            before is not None and len(before.ranks) == len(each.ranks) and all(map(_is_progress, each.ranks, before.ranks))
+            for each in self.since(told)
+            for before in (told.newest.get(each.node_id),)
+        )
+
     def _voted(self, members: frozenset[NodeId]) -> Step | None:
         """Return the step that all ranks of `members` have voted on."""
         if len(self.newest) < len(members):
@@ -142,6 +152,11 @@ def messages(reports: Sequence[NodeReport]) -> Iterator[tuple[NodeReport, ...]]:
 def _presses(now: RankRound, before: RankRound) -> bool:
     abandoned = now.vote is Vote.ABANDON and (before.vote, before.proposed) != (now.vote, now.proposed)
     return abandoned or _rare(now) != _rare(before)
+
+
+def _is_progress(now: RankRound, before: RankRound) -> bool:
+    is_voted = now.vote is not Vote.NONE and (before.vote, before.proposed) != (now.vote, now.proposed)
+    return not is_voted and now.proposed >= 0 and now.out_of_view == before.out_of_view and _rare(now) == _rare(before)
 
 
 def _rare(rank: RankRound) -> tuple[object, ...]:

@@ -28,6 +28,10 @@ from worker.tasks import Signal, first_of
 log = logging.getLogger(__name__)
 COMPANY_SECONDS = 0.02
 """A change that does not press waits this long for company (design §3)."""
+PROGRESS_SECONDS = 0.25
+"""So long, where nothing at the coordinator waits for it (the vote on the step that is proposed brings it along, mostly sooner): but never so long
+that a line seems silent, so at most `PROGRESS_RATIO` of the deadline."""
+PROGRESS_RATIO = 1 / 12
 RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5)
 
 Send = Callable[[Sequence[NodeReport]], Awaitable[None]]
@@ -238,8 +242,12 @@ class RoundMember:
                 await send(())
 
     async def _company(self, told: Reports) -> None:
-        """Wait until something presses, at most `COMPANY_SECONDS`."""
+        """Wait until something presses; at most `COMPANY_SECONDS`, for mere progress `PROGRESS_SECONDS`."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + COMPANY_SECONDS
-        while (left := until - loop.time()) > 0 and not self._newest().is_pressing(told, self._members):
+        begun = loop.time()
+        while not (newest := self._newest()).is_pressing(told, self._members):
+            patience = min(PROGRESS_SECONDS, PROGRESS_RATIO * self._deadline) if newest.is_progress(told) else COMPANY_SECONDS
+            left = begun + patience - loop.time()
+            if left <= 0:
+                return
             await self.changed.wait(self.changed.version, left)

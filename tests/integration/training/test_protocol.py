@@ -41,6 +41,7 @@ from everstep.training import TrainingSession, agent_link, copier, snapshots
 from everstep.training.capture import SlotMemory, view_of
 from everstep.training.copier import Copies, CopyTicket, CpuCopier, Done, Progress
 from everstep.training.cuda_copier import CudaCopier, gather_now
+from everstep.training.session import QUIET_SECONDS
 from tests.integration.training.fake_agent import JOB, RUN, FakeAgent
 
 pytestmark = pytest.mark.integration
@@ -102,6 +103,24 @@ def train(session: TrainingSession, step: Callable[[], None], until: Callable[[]
 def wait_told(agent: FakeAgent, boundary: int) -> None:
     """Wait until the agent has been told of a boundary."""
     agent.wait_for(lambda: any(message.boundary == boundary for _, message in agent.of_kind(Boundary)))  # type: ignore[attr-defined]
+
+
+def note_written(monkeypatch: pytest.MonkeyPatch) -> list[list[object]]:
+    """Return what is written to agents from now on, one list for each time that one is woken."""
+    written: list[list[object]] = []
+    flush = agent_link.UnixAgentLink._flush
+
+    def noting(link: agent_link.UnixAgentLink) -> None:
+        data, found = bytes(link._outbox), []
+        while data:
+            end = LENGTH.size + frame_length(data[: LENGTH.size])
+            found.append(decode(data[LENGTH.size : end], RankToAgent))  # type: ignore[arg-type]
+            data = data[end:]
+        written.append(found)
+        flush(link)
+
+    monkeypatch.setattr(agent_link.UnixAgentLink, "_flush", noting)
+    return written
 
 
 def rank_half(agent: FakeAgent) -> RankHalf:
@@ -225,20 +244,21 @@ def test_boundaries_say_when_they_were_passed_and_what_saving_took(tmp_path: Pat
         assert all(0 < message.seconds < time.monotonic() - begun for _, message in agent.of_kind(Captured))  # type: ignore[attr-defined]
 
 
+def test_boundaries_from_which_nothing_follows_are_told_together(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = note_written(monkeypatch)
+    with FakeAgent(tmp_path, 1, lead=12) as agent:
+        session, step = begin(agent)
+        agent.wait_for(lambda: agent.proposed == 12)
+        for boundary in range(1, 13):
+            monkeypatch.setattr(session, "_clock", lambda boundary=boundary: boundary * QUIET_SECONDS / 2)
+            train(session, step, lambda: True)
+        wait_told(agent, 12)
+    told = [[message.boundary for message in found if isinstance(message, Boundary) and message.at_seconds] for found in written]
+    assert [found for found in told if found and found[-1] <= 12] == [[1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11], [12]]
+
+
 def test_a_small_capture_is_told_with_its_boundary_in_one_go(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[list[object]] = []
-    flush = agent_link.UnixAgentLink._flush
-
-    def noting(link: agent_link.UnixAgentLink) -> None:
-        data, found = bytes(link._outbox), []
-        while data:
-            end = LENGTH.size + frame_length(data[: LENGTH.size])
-            found.append(decode(data[LENGTH.size : end], RankToAgent))  # type: ignore[arg-type]
-            data = data[end:]
-        written.append(found)
-        flush(link)
-
-    monkeypatch.setattr(agent_link.UnixAgentLink, "_flush", noting)
+    written = note_written(monkeypatch)
     with FakeAgent(tmp_path, 1, commit_target=6) as agent:
         session, step = begin(agent)
         last = train(session, step, agent.reached.is_set)
@@ -248,7 +268,7 @@ def test_a_small_capture_is_told_with_its_boundary_in_one_go(tmp_path: Path, beg
         audited = [message.step for _, message in agent.of_kind(Captured)][:3]  # type: ignore[attr-defined]
     told = [found for found in written if any(isinstance(message, Captured) and message.step not in audited for message in found)]
     assert len(told) >= 3
-    for boundary, captured in told:
+    for *_, boundary, captured in told:
         assert isinstance(boundary, Boundary)
         assert isinstance(captured, Captured)
         assert boundary.boundary == captured.step

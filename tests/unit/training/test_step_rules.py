@@ -16,7 +16,7 @@ def half(**changes: object) -> AgentHalf:
     return AgentHalf(1, **changes)  # type: ignore[arg-type]
 
 
-NOTHING = Decision()
+NOTHING, QUIET = Decision(), Decision(is_quiet=True)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,9 @@ NOTHING = Decision()
         (view(), half(), NOTHING),
         (view(), half(proposed=5, slot=1), Decision(capture_slot=1)),
         (view(), half(proposed=5, slot=0), Decision(capture_slot=0)),
-        (view(), half(proposed=6, slot=1), NOTHING),  # still to come
+        (view(), half(proposed=6, slot=1), QUIET),  # still to come
+        (view(), half(proposed=6, stop=4, stop_state=StopState.ANNOUNCED), Decision(echo=(4, ECHO_NO))),
+        (view(), half(proposed=8, stop=7, stop_state=StopState.CONFIRMED), QUIET),
         (view(), half(proposed=5, slot=NONE), NOTHING),  # may be granted yet
         (view(has_slots=False), half(proposed=5, slot=1), NOTHING),
         (view(), half(proposed=4, slot=1), Decision(abandon=(4, LATE))),
@@ -36,7 +38,7 @@ NOTHING = Decision()
         (view(base=5), half(proposed=5, slot=1), NOTHING),
         (view(base=5), half(proposed=4, slot=1), NOTHING),
         (view(obstacle="no room"), half(proposed=5, slot=1), Decision(abandon=(5, "no room"))),
-        (view(obstacle="no room"), half(proposed=6, slot=1), NOTHING),
+        (view(obstacle="no room"), half(proposed=6, slot=1), QUIET),
         (view(), half(proposed=FINISHED), NOTHING),
         (view(), half(stop=7, stop_state=StopState.ANNOUNCED), Decision(echo=(7, ECHO_YES))),
         (view(echo_step=7), half(stop=7, stop_state=StopState.ANNOUNCED), NOTHING),
@@ -82,6 +84,9 @@ def test_invariants(view: RankView, half: AgentHalf) -> None:
         assert half.stop == view.boundary
     if decision.echo is not None:
         assert (decision.echo[1] == ECHO_YES) == (view.boundary <= half.stop)
+    if decision.is_quiet:
+        assert decision == Decision(is_stopped=decision.is_stopped, is_quiet=True)
+        assert half.proposed > view.boundary
     assert decide(view, half) == decision
 
 

@@ -64,6 +64,18 @@ def test_whole_lines_are_kept_with_their_time_and_the_rest_when_it_is_whole(benc
     assert bench.kept() == ["one", "oh", "two", "last", ""]
 
 
+def test_it_is_known_without_reading_whether_something_was_printed(bench) -> None:
+    journal = bench.journal()
+    assert not journal.has_news(), "no stream is there yet"
+    bench.say("one\n", "stderr")
+    assert journal.has_news()
+    journal.read()
+    assert not journal.has_news()
+    assert not bench.journal().has_news(), "another agent takes up where it was"
+    bench.say("tw")
+    assert journal.has_news()
+
+
 def test_another_agent_goes_on_where_the_first_stopped(bench, monkeypatch) -> None:
     monkeypatch.setattr(log_journal, "CHUNK_BYTES", 200)
     lines = [f"line {number}" for number in range(40)]

@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
-from everstep.protocol.rank_messages import Standing, Vote
+from everstep.protocol.rank_messages import Standing, StopState, Vote
 from everstep.protocol.rounds import Announcement, NodeReport, RankRound, RoundReport
 from tests.integration.worker.replication.pair import GENERATION, credentials
 from worker.core.rounds import NONE, Coordinator
 from worker.core.tree import RoundTree
 from worker.errors import PeerLost
+from worker.replication import round_member
 from worker.replication.coordinator import RoundServer
 from worker.replication.round_member import RoundMember
 from worker.replication.tcp import PeerListener, TcpSession, dial
@@ -146,6 +147,19 @@ class Network:
         self.server.close()
 
 
+def note_reports(network: Network, node: Node) -> list[RankRound]:
+    """Return what the coordinator is told of a node's rank from now on, told twice or not."""
+    told: list[RankRound] = []
+    take = network.server.take
+
+    def noting(reports: Sequence[NodeReport]) -> None:
+        told.extend(rank for report in reports if report.node_id == node.id for rank in report.ranks)
+        take(reports)
+
+    network.server.take = noting  # type: ignore[method-assign]
+    return told
+
+
 @pytest.fixture
 async def pair() -> AsyncIterator[Network]:
     """The coordinator and one member, who vote when they are told to."""
@@ -180,6 +194,22 @@ async def test_boundaries_alone_are_reported_too(pair: Network) -> None:
     for boundary in range(1, 6):
         pair.nodes[1].say(boundary=Step(boundary))
     await pair.nodes[1].until_reported(boundary=5)
+
+
+async def test_a_step_that_was_made_comes_with_the_vote_that_the_coordinator_waits_for(pair: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_member, "PROGRESS_SECONDS", 1e9)
+    monkeypatch.setattr(round_member, "PROGRESS_RATIO", 1e9)
+    monkeypatch.setattr(round_member, "COMPANY_SECONDS", 0.0)
+    first, second = pair.nodes
+    await second.until_heard(proposed=1)
+    await first.until_reported(boundary=0)
+    told = note_reports(pair, second)
+    second.say(boundary=Step(3))
+    pair.server.request_stop()
+    await second.until_heard(stop_state=StopState.ANNOUNCED)  # there and back: a report of the boundary alone would have left by now
+    second.say(boundary=Step(4), vote=Vote.ABANDON)
+    await second.until_reported(boundary=4)
+    assert [(state.boundary, state.vote) for state in told if state.boundary > 0] == [(4, Vote.ABANDON)]
 
 
 async def test_a_broken_line_is_dialled_again_and_the_newest_state_is_said_anew(pair: Network) -> None:

@@ -106,6 +106,38 @@ def test_what_moves_the_coordinator_presses(fields: dict[str, object]) -> None:
     assert TOLD.take(report(1, sequence=2, **fields)).is_pressing(TOLD, MEMBERS)
 
 
+MADE = {"boundary": 8, "committed": 7, "proposed": 9, "heard_stop": 11}
+
+
+def test_steps_that_were_made_and_heard_of_are_mere_progress() -> None:
+    assert TOLD.take(report(1, sequence=2, **MADE), report(2, sequence=2, boundary=8)).is_progress(TOLD)
+    voted = TOLD.take(report(1, sequence=2, vote=Vote.ACKED))
+    assert voted.take(report(1, sequence=3, vote=Vote.ACKED, boundary=8)).is_progress(voted), "the vote was told"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"vote": Vote.ACKED},
+        {"vote": Vote.ABANDON},
+        {"proposed": -1},
+        {"out_of_view": ("i-9",)},
+        {"standing": Standing.CLOSING},
+        {"echo_step": 9, "echo": 1},
+        {"pinned_step": 6},
+    ],
+    ids=["a vote", "abandoned", "a step forgotten", "a holder dropped", "standing", "an answer to a stop", "pinned"],
+)
+def test_what_the_coordinator_may_wait_for_is_more_than_progress(fields: dict[str, object]) -> None:
+    assert not TOLD.take(report(1, sequence=2, **MADE | fields), report(2, sequence=2, boundary=8)).is_progress(TOLD)
+
+
+def test_a_node_that_was_not_heard_before_is_more_than_progress() -> None:
+    assert not TOLD.take(report(7)).is_progress(TOLD)
+    two = report(1, sequence=2)
+    assert not TOLD.take(msgspec.structs.replace(two, ranks=(*two.ranks, *report(5).ranks))).is_progress(TOLD)
+
+
 def test_the_last_vote_presses_once() -> None:
     two = TOLD.take(*all_voted(2))
     assert not two.is_pressing(TOLD, MEMBERS)
