@@ -28,6 +28,7 @@ from everstep.protocol.rank_messages import (
     SlotsRefused,
     SlotsRequest,
     Standing,
+    StopState,
     Welcome,
     WordChanged,
 )
@@ -355,7 +356,7 @@ class RankLines:
                 self._send(shard, SlotsGranted(layout_hash=layout[0], capacity_bytes=layout[1], paths=self._paths(shard)))
             shard.granted_slot = index
             shard.publish()
-            self._send(shard, WordChanged())
+            self._wake(shard, shard.page.agent.stop_state)
 
     def _files(self, shard: OwnedShard) -> list[SlotFile]:
         return [slot.file for slot in self._store.shards.get(shard.rank, [])]
@@ -441,15 +442,22 @@ class RankLines:
     def hear(self, announcement: Announcement) -> None:
         """Bring an announcement down to the shards and their ranks."""
         for shard in self._shards.values():
+            stop_before = shard.page.agent.stop_state
             shard.apply(shard.core.hear(announcement.committed, announcement.proposed))
             shard.publish(finished=announcement.finished, stop=announcement.stop_step, stop_state=announcement.stop_state)
-            self._send(shard, WordChanged())
+            self._wake(shard, stop_before)
             if shard.core.proposed not in (NONE, self._plan.base_step) and shard.granted_slot < 0:
                 if shard.rank not in self._layouts:  # also while they are being made: the grant waits for that
                     self._unprepared[shard.rank] = shard.core.proposed
                 unmet = self._unmet.pop(shard.rank, None)
                 self._begin(self._grant(shard) if unmet is None else self._reserve(shard, unmet))
         self._on_round_change()
+
+    def _wake(self, shard: OwnedShard, stop_before: StopState) -> None:
+        """Have a rank look at its page that may be waiting for it; one that moves looks at every boundary, and a word takes time from its step."""
+        may_wait = StopState.ANNOUNCED in (stop_before, shard.page.agent.stop_state)
+        if may_wait or shard.page.rank().standing is not Standing.MOVING:
+            self._send(shard, WordChanged())
 
     def _send(self, shard: OwnedShard, message: Message) -> None:
         line = self._lines.get(shard.rank)

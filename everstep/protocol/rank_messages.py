@@ -326,7 +326,7 @@ class IdleSpans(Message, frozen=True):
 
 
 class WordChanged(Message, frozen=True):
-    """Look at the page: the agent's half changed. Wakes a rank that waits."""
+    """Look at the page: the agent's half changed. Said to a rank that may be waiting for that; one that moves looks at every boundary."""
 
 
 class LogRecord(Message, frozen=True):

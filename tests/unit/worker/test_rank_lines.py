@@ -28,6 +28,8 @@ from everstep.protocol.rank_messages import (
     RankHello,
     SlotsGranted,
     SlotsRequest,
+    Standing,
+    StopState,
     Vote,
     Welcome,
     WordChanged,
@@ -62,15 +64,11 @@ class Line:
     def __init__(self) -> None:
         self.sent: list[Message] = []
         self.has_slots = asyncio.Event()
-        self.is_told = asyncio.Event()
-        """Something on the page has changed."""
 
     def send(self, message: Message) -> None:
         self.sent.append(message)
         if isinstance(message, SlotsGranted):
             self.has_slots.set()
-        elif isinstance(message, WordChanged):
-            self.is_told.set()
 
     def close(self) -> None: ...
 
@@ -114,12 +112,13 @@ class Place:
         )
         self.line = Line()
 
-    def stand_at(self, boundary: int) -> None:
+    def stand_at(self, boundary: int, standing: Standing = Standing.MOVING) -> None:
         with self.page.path.open("r+b") as file, mmap.mmap(file.fileno(), RANK_WORD_BYTES) as page, memoryview(page) as view:
-            write_rank_half(view, RankHalf(PLAN.generation, boundary=boundary))
+            write_rank_half(view, RankHalf(PLAN.generation, boundary=boundary, standing=standing))
 
-    def propose(self, step: int) -> None:
-        self.lines.hear(Announcement(generation=PLAN.generation, term=1, sequence=step, committed=NONE, proposed=Step(step)))
+    def propose(self, step: int, stop_step: int = NONE, stop_state: StopState = StopState.NONE) -> None:
+        said = Announcement(generation=PLAN.generation, term=1, sequence=step, committed=NONE, proposed=Step(step))
+        self.lines.hear(structs.replace(said, stop_step=Step(stop_step), stop_state=stop_state))
 
     async def request(self) -> None:
         self.lines.message(RANK, SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacity_bytes=4096))
@@ -290,11 +289,43 @@ async def test_no_slot_is_granted_before_the_holders_have_made_theirs(place: Pla
     assert (core.vote, core.is_late, core.reason) == (Vote.ABANDON, False, f"{PEER} makes slots for it")
     place.propose(5)
     assert place.shard.reserved is not None
-    place.line.is_told.clear()
     place.shard.ready(PEER, *place.shard.reserved)
-    await place.line.is_told.wait()
+    await done(place)
     assert place.shard.granted_slot != NONE
     await place.lines.close()
+
+
+@pytest.mark.parametrize(
+    ("standing", "states", "words"),
+    [
+        (Standing.MOVING, (StopState.NONE, StopState.NONE), 0),
+        (Standing.MOVING, (StopState.NONE, StopState.CONFIRMED), 0),
+        (Standing.STOPPED, (StopState.CONFIRMED, StopState.CONFIRMED), 2),
+        (Standing.CLOSING, (StopState.NONE, StopState.NONE), 2),
+        (Standing.MOVING, (StopState.NONE, StopState.ANNOUNCED), 1),
+        (Standing.MOVING, (StopState.ANNOUNCED, StopState.CONFIRMED), 2),
+        (Standing.MOVING, (StopState.ANNOUNCED, StopState.NONE), 2),
+    ],
+    ids=["it trains", "it is on its way to a stop", "it stands", "it closes", "it may come to a stop", "it may wait at one", "it need not wait any more"],
+)
+async def test_a_rank_is_woken_where_it_may_be_waiting(place: Place, standing: Standing, states: tuple[StopState, StopState], words: int) -> None:
+    """By an announcement, and by a grant; one that trains looks at its next boundary, and is left alone."""
+    await begin(place)
+    place.stand_at(2, standing)
+    before = place.line.sent.count(WordChanged())
+    for step, state in enumerate(states, start=3):
+        place.lines._layouts.clear()  # nothing is granted: announcements alone
+        place.propose(step, stop_step=9, stop_state=state)
+    assert place.line.sent.count(WordChanged()) - before == words
+
+
+async def test_a_rank_that_stands_is_woken_when_its_slot_is_granted(place: Place) -> None:
+    await begin(place)
+    for step, standing in ((3, Standing.MOVING), (4, Standing.CLOSING)):
+        place.stand_at(step - 1, standing)
+        before = place.line.sent.count(WordChanged())
+        await granted(place, step)
+        assert place.line.sent.count(WordChanged()) - before == (0 if standing is Standing.MOVING else 2), "heard of, and granted"
 
 
 async def test_a_step_heard_of_too_late_is(place: Place) -> None:
@@ -409,17 +440,16 @@ async def test_a_copy_that_was_told_of_on_its_way_is_digested_here(place: Place,
 
 async def granted(place: Place, step: int) -> int:
     """Have a step proposed and granted."""
-    place.line.is_told.clear()
     place.propose(step)
     while place.shard.granted_slot == NONE:
-        place.line.is_told.clear()
-        await place.line.is_told.wait()
+        await asyncio.wait(list(place.lines._tasks), return_when=asyncio.FIRST_COMPLETED)
     return place.shard.granted_slot
 
 
 async def done(place: Place) -> None:
     """Wait until everything that a message has begun has ended."""
-    await asyncio.wait(list(place.lines._tasks))
+    while place.lines._tasks:
+        await asyncio.wait(list(place.lines._tasks))
 
 
 async def test_a_step_that_is_proposed_again_finds_what_its_rank_captured_for_the_first_time(place: Place) -> None:
