@@ -20,14 +20,14 @@ from control_plane.core.observed import (
     Remedy,
     Silence,
 )
-from everstep.protocol.agent_messages import SOURCE_MISMATCH, SOURCE_UNAVAILABLE, ExitClass, MemberPhase, MemberReport, NodeFault, RankStatus
+from everstep.protocol.agent_messages import ExitClass, FaultCode, MemberPhase, MemberReport, NodeFault, RankStatus
 from everstep.protocol.ids import NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
-SHARD_FAULTS = frozenset({SOURCE_MISMATCH, SOURCE_UNAVAILABLE})
+SHARD_FAULTS = frozenset({FaultCode.SOURCE_MISMATCH, FaultCode.SOURCE_UNAVAILABLE})
 """What an agent reports when its shards are why it could not load, rather than memory, a source archive, what else its ranks need, or a fault of its
 own: none of these says anything of the state."""
-COORDINATOR_FAULTS = frozenset({"coordinator_unreachable"})
+COORDINATOR_FAULTS = frozenset({FaultCode.COORDINATOR_UNREACHABLE})
 """What an agent reports while it cannot take part in the rounds."""
 
 
@@ -252,7 +252,7 @@ def refused_sources(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]
         if report is None or report.phase is not MemberPhase.LOAD_FAILED:
             continue
         codes = {fault.code for fault in report.faults}
-        is_mismatch = SOURCE_MISMATCH in codes
+        is_mismatch = FaultCode.SOURCE_MISMATCH in codes
         if not codes & SHARD_FAULTS:
             continue
         for source in (source for rank in member.ranks for source in plan.ranks[rank].sources):

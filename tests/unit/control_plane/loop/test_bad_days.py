@@ -15,8 +15,8 @@ from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import grace_seconds
 from control_plane.db import fleets, jobs
 from everstep.protocol.agent_messages import (
-    SOURCE_UNAVAILABLE,
     ExitClass,
+    FaultCode,
     HaltRanks,
     Hello,
     Load,
@@ -101,7 +101,7 @@ async def test_without_any_copy_left_the_job_begins_again(world: World) -> None:
     assert incident.lost_steps == 10
 
 
-@pytest.mark.parametrize(("fault", "base"), [(SOURCE_UNAVAILABLE, 9), ("memory_full", 10), ("archive_unavailable", 10)])
+@pytest.mark.parametrize(("fault", "base"), [(FaultCode.SOURCE_UNAVAILABLE, 9), (FaultCode.MEMORY_FULL, 10), ("archive_unavailable", 10)])
 async def test_a_load_that_fails_for_its_shards_walks_back_to_an_older_step(world: World, fault: str, base: int) -> None:
     world.submit()
     await world.running()
