@@ -92,7 +92,7 @@ class Agent:
     uploads: tuple[UploadedShard, ...] = ()
     restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
     fails_load: bool = False
-    load_fault: str = FaultCode.SOURCE_UNAVAILABLE
+    load_fault: str = FaultCode.SOURCE_MISMATCH
     is_told_to_stop: bool = False
     is_deaf: bool = False
     """Takes no messages and sends none, but lives: a cut control link."""
