@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import signal
 import sys
-import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import recovery, report, slowdown, snapshot_blocking
+from benchmarks.begin import begin
 from benchmarks.cluster_jobs import ROOT, Bench
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.machine import Machine
 from benchmarks.snapshot_blocking import Shape
 from everstep import failures
 from everstep.errors import EverstepError
@@ -76,14 +74,11 @@ def main() -> int:
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks.md", help="where the tables go, with a picture beside them")
     arguments = parser.parse_args()
     sizes = QUICK if arguments.quick else Sizes()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a terminated run ends its cluster, too
-    machine, begun = Machine.observe(), time.monotonic()
+    begun = begin()
+    machine, say = begun.machine, begun.say
     home = HOME / "first"  # other benchmarks keep theirs beside it
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
-
-    def say(text: str) -> None:
-        print(f"{time.monotonic() - begun:6.1f} s  {text}", flush=True)
 
     cluster = LocalCluster(home / "cluster")
     say(f"load average {machine.load_average[0]:.2f} on {machine.cores} cores; starting {NODES} nodes and {SPARES} spare")
@@ -95,7 +90,7 @@ def main() -> int:
     except (BenchmarkFailed, LocalCloudError, EverstepError, OSError) as error:
         print(f"the benchmark failed: {error}\nlogs: {cluster.logs}/*.log, {cluster.nodes_directory}/*/", file=sys.stderr)
         return 1
-    run = report.Run(machine=machine, results=results, is_quick=arguments.quick, seconds=time.monotonic() - begun)
+    run = report.Run(machine=machine, results=results, is_quick=arguments.quick, seconds=begun.seconds)
     report.write(run, arguments.json, arguments.document)
     say(f"written: {arguments.json} and {arguments.document}")
     return 0

@@ -37,6 +37,16 @@ class Machine:
             load_average=os.getloadavg(),
         )
 
+    def words(self, *packages: str) -> str:
+        """Return what it is, and which versions of some packages it has, as a page says it."""
+        versions = (f"{name} {self.versions[name]}" for name in packages)
+        return ", ".join([self.processor, f"{self.cores} cores", f"{self.memory_gib} GiB", self.kernel, f"Python {self.python}", *versions])
+
+    @property
+    def load(self) -> str:
+        """How busy it was, as a page says it."""
+        return ", ".join(f"{value:.2f}" for value in self.load_average)
+
 
 def _processor() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():

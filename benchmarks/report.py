@@ -6,15 +6,13 @@ Invariant: a document says on what machine, how busy, from how many samples and 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.chart import stacked_bars
-from benchmarks.document import table, with_section
-from benchmarks.machine import Machine
-from benchmarks.measures import BUSY_LOAD_RATIO, FLOOR_TOLERANCE_RATIO, Summary, is_busy
+from benchmarks.document import BUSY, BenchmarkRun, caveats, opening, table, with_section, write_figures
+from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Summary
 from benchmarks.recovery import (
     CLOCKS_TOLERANCE_RATIO,
     CLOCKS_TOLERANCE_SECONDS,
@@ -45,13 +43,10 @@ class Results:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(BenchmarkRun):
     """One run of the benchmarks."""
 
-    machine: Machine
     results: Results
-    is_quick: bool
-    seconds: float
 
 
 def write(run: Run, figures: Path, document: Path) -> None:
@@ -62,8 +57,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
         figures: the JSON file.
         document: the Markdown file; the picture goes beside it, under the same name with another ending.
     """
-    figures.parent.mkdir(parents=True, exist_ok=True)
-    figures.write_text(json.dumps(dataclasses.asdict(run), indent=1) + "\n")
+    write_figures(figures, dataclasses.asdict(run))
     picture = document.with_suffix(".svg")
     before = document.read_text() if document.exists() else ""
     document.write_text(with_section(before, COMMAND, render(run, picture.name)))
@@ -103,27 +97,17 @@ def draw(recovery: RecoveryRun) -> str:
 
 def _head(run: Run) -> str:
     machine = run.machine
-    load = ", ".join(f"{value:.2f}" for value in machine.load_average)
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     lines = [
-        "## First measurements",
-        "",
-        f"Written by `{COMMAND}` ({run.seconds:.0f} s); every figure is in `.everstep/bench/first.json`.",
-        "",
-        f"- Machine: {machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, {machine.kernel}, Python {machine.python}, {versions}.",
-        f"- Load average before the run (1, 5, 15 minutes): {load}.",
+        *opening(run, "## First measurements", COMMAND, "first.json"),
+        f"- Machine: {machine.words(*machine.versions)}.",
+        f"- Load average before the run (1, 5, 15 minutes): {machine.load}.",
         "- Everything runs on this one machine: all nodes with their agents and ranks, the control plane and the local AWS share its cores, its "
         "memory and one loopback. More cores and a network per node change every figure; ratios to a floor of the same run are what carries over.",
         f"- A floor is measured before and after what stands beside it. Where the two differ by more than {FLOOR_TOLERANCE_RATIO:.0%} the row says "
         "**inconclusive**: the machine changed, and the figure says nothing.",
     ]
-    if run.is_quick:
-        lines += ["", "**This was a quick run with few and small samples: it tries the harness and measures nothing.**"]
-    if is_busy(machine.load_average[0], machine.cores):
-        busy = (
-            f"**The machine was busy with other work when the run began (more than {BUSY_LOAD_RATIO} per core). These are no results: run it again.**"
-        )
-        lines += ["", busy]
+    quick = "This was a quick run with few and small samples: it tries the harness and measures nothing."
+    lines += caveats(machine, is_quick=run.is_quick, quick=quick, busy=f"{BUSY}. These are no results: run it again.")
     return "\n".join(lines)
 
 

@@ -28,6 +28,7 @@ from everstep.protocol.agent_messages import (
     SEND_LINES_SECONDS,
     AgentReport,
     EndedRanks,
+    FaultCode,
     HaltRanks,
     Hello,
     KeepEvidence,
@@ -555,7 +556,7 @@ class Agent:
         try:
             await self._supervisor.prove_gone(membership.run)
         except RanksNotGone as error:
-            self._faults = (NodeFault(code="ranks_not_gone", message=str(error), is_permanent=False),)
+            self._faults = (NodeFault(code=FaultCode.RANKS_NOT_GONE, message=str(error), is_permanent=False),)
         self._store.open_run(membership.job, membership.run)
         self._inventory = self._store.inventory()
         self._ended_ranks = self._store.ended_ranks()

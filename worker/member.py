@@ -20,7 +20,7 @@ from typing import Literal
 
 from msgspec import structs
 
-from everstep.protocol.agent_messages import SOURCE_MISMATCH, SOURCE_UNAVAILABLE, NodeFault, RankStatus, RoundStatus, ShardProtection, UploadedShard
+from everstep.protocol.agent_messages import FaultCode, NodeFault, RankStatus, RoundStatus, ShardProtection, UploadedShard
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.peer_messages import SessionKind
@@ -200,7 +200,7 @@ class Member:
         try:
             self._open_shards()
         except OSError as error:  # tmpfs is full to the last page; another attempt, or another node, may find room
-            raise LoadFailed("memory_full", f"the ranks' pages cannot be made on tmpfs: {error.strerror}", is_permanent=False) from error
+            raise LoadFailed(FaultCode.MEMORY_FULL, f"the ranks' pages cannot be made on tmpfs: {error.strerror}", is_permanent=False) from error
         return entry
 
     async def load(self) -> None:
@@ -218,7 +218,7 @@ class Member:
             try:
                 await self._load_rank(self.plan.ranks[rank])
             except LoadFailed as error:
-                if error.code == SOURCE_MISMATCH:
+                if error.code == FaultCode.SOURCE_MISMATCH:
                     raise
                 failed[rank] = error
 
@@ -299,7 +299,7 @@ class Member:
             self._restored_from[rank.rank] = source.kind
             return
         if rank.sources:
-            code = SOURCE_MISMATCH if is_mismatch else SOURCE_UNAVAILABLE if has_room else "memory_full"
+            code = FaultCode.SOURCE_MISMATCH if is_mismatch else FaultCode.SOURCE_UNAVAILABLE if has_room else FaultCode.MEMORY_FULL
             raise LoadFailed(code, f"step {self.plan.base_step} of rank {rank.rank}: " + "; ".join(refusals), is_permanent=False)
 
     async def _regain_base(self, shard: OwnedShard) -> None:
@@ -599,7 +599,7 @@ class Member:
         if since is None or asyncio.get_running_loop().time() - since <= deadline:
             return faults
         message = f"{self._node.node_id} has not reached the coordinator {self.plan.coordinator} for {deadline:g} s"
-        return (*faults, NodeFault(code="coordinator_unreachable", message=message, is_permanent=False))
+        return (*faults, NodeFault(code=FaultCode.COORDINATOR_UNREACHABLE, message=message, is_permanent=False))
 
     def round_status(self) -> RoundStatus | None:
         """Return what the coordinator knows; None on every other node."""

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from everstep.protocol.agent_messages import FaultCode
 from everstep.protocol.ids import RunId
 from everstep.protocol.plan import GenerationPlan, PlanNode, channel_variable
 from worker.credentials import RoleCredentials
@@ -106,7 +107,7 @@ class Supplies:
         try:
             return await self._credentials.begin(plan, key)
         except StorageError as error:
-            raise _failed(plan, "role_unavailable", f"RoleArn: {error}", is_passing=error.retryable) from error
+            raise _failed(plan, FaultCode.ROLE_UNAVAILABLE, f"RoleArn: {error}", is_passing=error.retryable) from error
 
     async def _secrets(self, plan: GenerationPlan, keys: RoleKeys | None) -> dict[str, str]:
         """Read them anew for each launch: one that was changed meanwhile has its new value, and none is kept on the node."""
@@ -141,7 +142,7 @@ class Supplies:
         except InputRefused as error:
             raise _failed(plan, "input_unavailable", str(error), is_passing=error.is_passing) from error
         except StorageError as error:
-            raise _failed(plan, "role_unavailable", f"RoleArn: {error}", is_passing=error.retryable) from error
+            raise _failed(plan, FaultCode.ROLE_UNAVAILABLE, f"RoleArn: {error}", is_passing=error.retryable) from error
         paths = {name: str(path) for name, path in found.items()}
         return {"EVERSTEP_INPUT_CHANNELS": json.dumps(paths), **{channel_variable(name): path for name, path in paths.items()}}
 

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -27,9 +26,9 @@ from typing import Any
 
 from benchmarks.api import report
 from benchmarks.api.load import answer_seconds, for_seconds, heartbeats, request
+from benchmarks.begin import begin
 from benchmarks.cluster_jobs import ROOT, SCRIPTS, Bench
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.machine import Machine
 from control_plane.db import events
 from control_plane.db.session import Database
 from everstep import failures
@@ -205,11 +204,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=HOME.with_name("api.json"), help="where the figures go")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks-api.md", help="where the tables go")
     given = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends what was started
-    machine, begun = Machine.observe(), time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"{time.monotonic() - begun:6.1f} s  {text}", flush=True)
+    begun = begin()
+    machine, say = begun.machine, begun.say
 
     shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir(parents=True)
@@ -232,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BenchmarkFailed, EverstepError, LocalCloudError) as error:
         print(f"the benchmark failed: {error}", file=sys.stderr)
         return 1
-    run = report.Run(machine=machine, is_quick=given.quick, seconds=time.monotonic() - begun, **found)
+    run = report.Run(machine=machine, is_quick=given.quick, seconds=begun.seconds, **found)
     report.write(run, given.json, given.document)
     say(f"{given.document}, {given.json}")
     for row in report.rows(run):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.document import caveats, table
-from benchmarks.machine import Machine
+from benchmarks.document import BenchmarkRun, caveats, judged, opening, table, write_figures
 from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Summary, moved_ratio
 
 COMMAND = "make bench-api"
@@ -23,12 +21,9 @@ COMMAND_MILLISECONDS = 500.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(BenchmarkRun):
     """One run. What was left out is empty."""
 
-    machine: Machine
-    is_quick: bool
-    seconds: float
     bare_rates: Sequence[float] = ()
     """Answers per second of the bare route, before and after the others."""
     describe_rates: Sequence[float] = ()
@@ -144,9 +139,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
         figures: the JSON file.
         document: the Markdown file.
     """
-    figures.parent.mkdir(parents=True, exist_ok=True)
-    content = dataclasses.asdict(run) | {"rows": [dataclasses.asdict(row) | {"falls_short": row.falls_short} for row in rows(run)]}
-    figures.write_text(json.dumps(content, indent=1) + "\n")
+    write_figures(figures, dataclasses.asdict(run) | {"rows": judged(rows(run))})
     document.write_text(render(run))
 
 
@@ -157,14 +150,9 @@ def render(run: Run) -> str:
 
 def _head(run: Run) -> str:
     machine = run.machine
-    load = ", ".join(f"{value:.2f}" for value in machine.load_average)
     lines = [
-        "# How fast the service answers",
-        "",
-        f"Written by `{COMMAND}` ({run.seconds:.0f} s); every figure is in `.everstep/bench/api.json`.",
-        "",
-        f"- Machine: {machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, {machine.kernel}, Python {machine.python}. "
-        f"Load average before the run: {load}.",
+        *opening(run, "# How fast the service answers", COMMAND, "api.json"),
+        f"- Machine: {machine.words()}. Load average before the run: {machine.load}.",
         "- The server is one process with SQLite; the load comes from one other process, over loopback. 16 requests are under way at one time "
         "for rates, one for latencies.",
     ]

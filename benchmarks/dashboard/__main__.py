@@ -10,17 +10,16 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Final
 
 from playwright.sync_api import Browser, expect
 
+from benchmarks.begin import begin
 from benchmarks.cluster_jobs import ROOT
 from benchmarks.dashboard import report
 from benchmarks.dashboard.crowd import SMALL, WIDE, crowd, small, write_log
 from benchmarks.dashboard.watching import frames, incidents_stored, seconds_until_interactive, seconds_until_shown
-from benchmarks.machine import Machine
 from tests.dashboard.browsing import chromium, open_job, sign_in_unseen, signed_in, watched
 from tests.dashboard.service import Living
 from tests.unit.control_plane.loop.world import World
@@ -38,11 +37,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=ROOT / ".everstep" / "bench" / "dashboard.json", help="where the figures go")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks-dashboard.md", help="where the table goes")
     arguments = parser.parse_args()
-    machine, begun = Machine.observe(), time.monotonic()
+    begun = begin()
+    machine, say = begun.machine, begun.say
     jobs, nodes, lines, loads, faults = (60, 8, 3_000, 2, 2) if arguments.quick else (JOBS, NODES, LINES, LOADS, FAULTS)
-
-    def say(text: str) -> None:
-        print(f"{time.monotonic() - begun:6.1f} s  {text}", flush=True)
 
     with tempfile.TemporaryDirectory(prefix="everstep-dashboard-") as directory, chromium() as browser:
         say(f"{jobs} jobs, one of them on {nodes} nodes")
@@ -69,7 +66,7 @@ def main() -> int:
         shown_seconds=shown,
         frames_ms=scrolled,
         is_quick=arguments.quick,
-        seconds=time.monotonic() - begun,
+        seconds=begun.seconds,
     )
     report.write(run, arguments.json, arguments.document)
     short = [row for row in report.rows(run) if row.falls_short]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.document import caveats, table
-from benchmarks.machine import Machine
+from benchmarks.document import BenchmarkRun, caveats, judged, opening, table, write_figures
 from benchmarks.measures import percentile
 
 COMMAND: Final = "make bench-dashboard"
@@ -22,10 +20,9 @@ FRAME_MS: Final = 1000 / 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(BenchmarkRun):
     """One run of the benchmark."""
 
-    machine: Machine
     chromium: str
     jobs: int
     nodes: int
@@ -34,8 +31,6 @@ class Run:
     shown_seconds: Sequence[float]
     frames_ms: dict[str, Sequence[float]]
     """By what was scrolled."""
-    is_quick: bool
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,23 +73,16 @@ def write(run: Run, figures: Path, document: Path) -> None:
         figures: the JSON file.
         document: the Markdown file.
     """
-    figures.parent.mkdir(parents=True, exist_ok=True)
-    content = dataclasses.asdict(run) | {"rows": [dataclasses.asdict(row) | {"falls_short": row.falls_short} for row in rows(run)]}
-    figures.write_text(json.dumps(content, indent=1) + "\n")
+    write_figures(figures, dataclasses.asdict(run) | {"rows": judged(rows(run))})
     document.write_text(render(run))
 
 
 def render(run: Run) -> str:
     """Return the document."""
     machine = run.machine
-    load = ", ".join(f"{value:.2f}" for value in machine.load_average)
     lines = [
-        "# How fast the dashboard is",
-        "",
-        f"Written by `{COMMAND}` ({run.seconds:.0f} s); every figure is in `.everstep/bench/dashboard.json`.",
-        "",
-        f"- Machine: {machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, {machine.kernel}, "
-        f"Python {machine.python}, {run.chromium}, drawing without a graphics card. Load average before the run: {load}.",
+        *opening(run, "# How fast the dashboard is", COMMAND, "dashboard.json"),
+        f"- Machine: {machine.words()}, {run.chromium}, drawing without a graphics card. Load average before the run: {machine.load}.",
         "- Browser, server and simulated fleet share the machine; server and fleet share one process.",
         f"- {run.jobs:,} jobs in the list; one of them on {run.nodes} nodes, with {run.nodes} shards; its log has {run.lines:,} lines.",
         "- A page *answers* when a filter that was typed has narrowed its list, counted from asking for the page, by somebody who is signed in, "

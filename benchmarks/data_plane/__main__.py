@@ -15,14 +15,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shutil
-import signal
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.begin import begin
 from benchmarks.cluster_jobs import ROOT, Bench
 from benchmarks.data_plane import char_gpt, report
 from benchmarks.data_plane.everstep import NODES, EverstepLaunch, run_everstep
@@ -44,7 +43,6 @@ from benchmarks.data_plane.rows import (
 from benchmarks.data_plane.samples import of_everstep, of_peer, per_gib
 from benchmarks.data_plane.systems import PEERS, System, install
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.machine import Machine
 from benchmarks.measures import Summary, is_busy
 from everstep import __version__, failures
 from everstep.errors import EverstepError
@@ -130,11 +128,8 @@ def main() -> int:
     peers = tuple(peer for peer in PEERS if arguments.peers is None or peer.name in arguments.peers)
     sizes = sizes_of([256], (), is_quick=True) if arguments.quick else sizes_of(arguments.sizes, peers, is_quick=False)
     has_model = not (arguments.quick or arguments.without_model)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a terminated run ends its cluster, too
-    machine, begun = Machine.observe(), time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"{time.monotonic() - begun:6.1f} s  {text}", flush=True)
+    begun = begin()
+    machine, say = begun.machine, begun.say
 
     document = arguments.document or (HOME / "data_plane_quick.md" if arguments.quick else ROOT / "docs" / "benchmarks.md")
     home = HOME / "data_plane"
@@ -149,7 +144,7 @@ def main() -> int:
     was_busy = is_busy(machine.load_average[0], machine.cores)
     if was_busy:
         figures = of_a_busy_machine(figures)
-    run = report.Run(machine=machine, figures=figures, floors=floors, is_quick=arguments.quick, seconds=time.monotonic() - begun)
+    run = report.Run(machine=machine, figures=figures, floors=floors, is_quick=arguments.quick, seconds=begun.seconds)
     report.write(run, arguments.json, document)
     say(f"written: {arguments.json} and {document}")
     for figure in figures:

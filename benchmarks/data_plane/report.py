@@ -6,7 +6,6 @@ Invariant: every row says how many samples, between which bounds, and what its f
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,8 @@ from pathlib import Path
 from benchmarks.data_plane.char_gpt import KINDS
 from benchmarks.data_plane.picture import draw
 from benchmarks.data_plane.rows import EVERSTEP, GOALS, PEER_TOLERANCE_RATIO, Figure, LaunchFloor, Verdict, moved_together
-from benchmarks.document import table, with_section
-from benchmarks.machine import Machine
-from benchmarks.measures import BUSY_LOAD_RATIO, FLOOR_TOLERANCE_RATIO, is_busy
+from benchmarks.document import BenchmarkRun, caveats, opening, table, with_section, write_figures
+from benchmarks.measures import BUSY_LOAD_RATIO, FLOOR_TOLERANCE_RATIO
 
 Seconds = Mapping[str, Sequence[float]]
 """Of both processes, by floor."""
@@ -55,14 +53,11 @@ FLOOR_TITLES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(BenchmarkRun):
     """One run."""
 
-    machine: Machine
     figures: Sequence[Figure]
     floors: Floors
-    is_quick: bool
-    seconds: float
 
 
 def write(run: Run, figures: Path, document: Path) -> None:
@@ -73,8 +68,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
         figures: the JSON file.
         document: Markdown; a section that is missing is appended.
     """
-    figures.parent.mkdir(parents=True, exist_ok=True)
-    figures.write_text(json.dumps([dataclasses.asdict(figure) for figure in run.figures], indent=1) + "\n")
+    write_figures(figures, [dataclasses.asdict(figure) for figure in run.figures])
     picture = document.with_name(f"{document.stem}-data-plane.svg")
     picture.write_text(draw(run.figures, run.floors))
     before = document.read_text() if document.exists() else ""
@@ -105,14 +99,10 @@ def line(figure: Figure) -> str:
 
 def _head(run: Run) -> str:
     machine = run.machine
-    versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     lines = [
-        "## The data plane, beside its peers",
-        "",
-        f"Written by `{COMMAND}` ({run.seconds:.0f} s); every figure is in `.everstep/bench/data_plane.json`.",
-        "",
-        f"- Machine: {machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, {machine.kernel}, Python {machine.python}, {versions}; "
-        f"load average before the run {machine.load_average[0]:.2f}. No GPU; both nodes share the cores and one loopback.",
+        *opening(run, "## The data plane, beside its peers", COMMAND, "data_plane.json"),
+        f"- Machine: {machine.words(*machine.versions)}; load average before the run {machine.load_average[0]:.2f}. "
+        "No GPU; both nodes share the cores and one loopback.",
         "- Two ranks on two nodes, each with a state of its own: fp32 parameters of a transformer's shapes and Adam's two moments, one thread. "
         "Forward and backward are **timed waits** that leave the processor free; the optimizer's step is real. All times are per GiB of state.",
         "- Every system is launched on the way out and on the way back, in the order A B C … Z, A B C, Z … C B A: Everstep and those that it is held "
@@ -122,15 +112,10 @@ def _head(run: Run) -> str:
         f"the highest launch, or a peer was more than {PEER_TOLERANCE_RATIO:.0%} away from what is known of it, scaled by the floors.",
         "- *verified*: after the run the bytes on the holder, or in the restored model, were compared with the owner's, without any digest.",
     ]
-    if run.is_quick:
-        lines += ["", "**A quick run with few samples: it tries the harness and measures nothing.**"]
-    if is_busy(machine.load_average[0], machine.cores):
-        lines += [
-            "",
-            f"**The machine was busy when the run began (more than {BUSY_LOAD_RATIO} per core). These are no results, and nothing is judged: run it "
-            "again.**",
-        ]
-    return "\n".join(lines)
+    quick = "A quick run with few samples: it tries the harness and measures nothing."
+    busy = f"The machine was busy when the run began (more than {BUSY_LOAD_RATIO} per core). "
+    busy += "These are no results, and nothing is judged: run it again."
+    return "\n".join(lines + caveats(machine, is_quick=run.is_quick, quick=quick, busy=busy))
 
 
 def _floors(floors: Floors) -> str:

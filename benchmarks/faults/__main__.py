@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import signal
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 
+from benchmarks.begin import begin
 from benchmarks.cluster_jobs import ROOT, Bench
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.faults import lines, report
 from benchmarks.faults.cases import CASES, MIB, Place
 from benchmarks.faults.figures import Figure, Observed, evaluate
 from benchmarks.faults.runs import QUICK, RANKS, Sizes, run_case
-from benchmarks.machine import Machine
 from everstep import failures
 from everstep.errors import EverstepError
 from infra.local_cloud.errors import LocalCloudError
@@ -43,17 +41,14 @@ def main() -> int:
     if reason is not None:
         print(f"the benchmark cannot run: {reason}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a terminated run ends its cluster, too
     sizes = QUICK if arguments.quick else Sizes()
-    machine, begun = Machine.observe(), time.monotonic()
+    begun = begin()
+    machine, say = begun.machine, begun.say
     shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir(parents=True)
     cases = [case for case in CASES if arguments.only is None or case.name in arguments.only]
     node_memory_bytes = (2 * RANKS + 1) * (sizes.state_mib + 16) * MIB  # two slots for each of two shards, and some room
     observed: list[Observed] = []
-
-    def say(text: str) -> None:
-        print(f"{time.monotonic() - begun:6.1f} s  {text}", flush=True)
 
     cluster = LocalCluster(HOME / "cluster")
     say(f"load average {machine.load_average[0]:.2f} on {machine.cores} cores; starting {RANKS} nodes, each in a namespace")
@@ -73,7 +68,7 @@ def main() -> int:
     except (BenchmarkFailed, LocalCloudError, EverstepError, OSError) as error:
         print(f"the benchmark failed: {error}\nlogs: {cluster.logs}/*.log, {cluster.nodes_directory}/*/", file=sys.stderr)
         return 1
-    run = report.Run(machine=machine, observed=observed, is_quick=arguments.quick, seconds=time.monotonic() - begun)
+    run = report.Run(machine=machine, observed=observed, is_quick=arguments.quick, seconds=begun.seconds)
     report.write(run, arguments.json, arguments.document)
     say(f"written: {arguments.json} and {arguments.document}")
     return 1 if run.falls_short else 0

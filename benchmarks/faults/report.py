@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.data_plane.rows import Verdict
-from benchmarks.document import caveats, table
+from benchmarks.document import BenchmarkRun, caveats, opening, table, write_figures
 from benchmarks.faults.figures import FULL_SPEED_RATIO, WHOLE, Figure, Observed, evaluate
 from benchmarks.faults.picture import draw
-from benchmarks.machine import Machine
 from benchmarks.measures import FLOOR_TOLERANCE_RATIO
 
 COMMAND = "make bench-faults"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(BenchmarkRun):
     """One run of the benchmark."""
 
-    machine: Machine
     observed: Sequence[Observed]
     """At least one."""
-    is_quick: bool
-    seconds: float
 
     @property
     def figures(self) -> list[Figure]:
@@ -47,14 +42,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
         figures: the JSON file.
         document: the Markdown file; the picture goes beside it, under the same name with another ending.
     """
-    figures.parent.mkdir(parents=True, exist_ok=True)
-    content = {
-        "machine": dataclasses.asdict(run.machine),
-        "is_quick": run.is_quick,
-        "seconds": run.seconds,
-        "cases": [dataclasses.asdict(figure) for figure in run.figures],
-    }
-    figures.write_text(json.dumps(content, indent=1) + "\n")
+    write_figures(figures, run.with_found(cases=[dataclasses.asdict(figure) for figure in run.figures]))
     picture = document.with_suffix(".svg")
     document.write_text(render(run, picture.name))
     picture.write_text(draw(run.observed))
@@ -72,14 +60,9 @@ def render(run: Run, picture: str) -> str:
 
 def _head(run: Run) -> str:
     machine = run.machine
-    load = ", ".join(f"{value:.2f}" for value in machine.load_average)
     lines = [
-        "# What faults of the data plane cost training",
-        "",
-        f"Written by `{COMMAND}` ({run.seconds:.0f} s); every figure is in `.everstep/bench/faults.json`.",
-        "",
-        f"- Machine: {machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, {machine.kernel}, Python {machine.python}, "
-        f"torch {machine.versions['torch']}. Load average before the run: {load}.",
+        *opening(run, "# What faults of the data plane cost training", COMMAND, "faults.json"),
+        f"- Machine: {machine.words('torch')}. Load average before the run: {machine.load}.",
         "- A job of two ranks, each on a node of its own in a network namespace of its own, a state of "
         f"{run.observed[0].state_mib} MiB each. Every step is proposed (`MaxSlowdown` 1), two copies. A step is a **timed wait**, which leaves the "
         f"processor free as a job on a GPU does, {_copies(run)}; one collective of a single number; and an optimizer step that changes every byte of "

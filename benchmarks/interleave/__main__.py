@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import signal
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.begin import begin
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.interleave import report
 from benchmarks.interleave.network import obstacle
 from benchmarks.interleave.runs import ROOT, run_case
 from benchmarks.interleave.schemes import Case, Scheme
 from benchmarks.interleave.verdicts import Verdict, judge
-from benchmarks.machine import Machine
 
 HOME = ROOT / ".everstep" / "bench" / "interleave"
 FIGURE_16 = Case(name="figure 16", schemes=tuple(Scheme), block_iterations=5)
@@ -65,15 +63,15 @@ def main() -> int:
     if reason is not None:
         print(f"the benchmark cannot run: {reason}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a terminated run takes its network away, too
-    machine, begun = Machine.observe(), time.monotonic()
+    begun = begin()
+    machine, say = begun.machine, begun.say
     shutil.rmtree(HOME, ignore_errors=True)
     cases = [case for case in CASES if arguments.only is None or case.name in arguments.only]
     if arguments.quick:
         cases = [replace(case, blocks=2, block_iterations=3, settle_iterations=min(case.settle_iterations, 10)) for case in cases]
     figures = []
     for case in cases:
-        print(f"{time.monotonic() - begun:6.1f} s  {case.name}: {case.nodes} nodes, m = {case.copies}, {case.state_kib} KiB", flush=True)
+        say(f"{case.name}: {case.nodes} nodes, m = {case.copies}, {case.state_kib} KiB")
         try:
             figure = run_case(case, HOME / case.name.replace(" ", "-"))
         except BenchmarkFailed as error:
@@ -83,9 +81,9 @@ def main() -> int:
         for row in figure.rows:
             print(f"          {row.scheme.title:30} {row.seconds * 1000:6.1f} ms {row.slowdown:+7.2%} [{row.low:+.2%}, {row.high:+.2%}]", flush=True)
         print(f"          {judge(figure).verdict}: {judge(figure).reason}", flush=True)
-    run = report.Run(machine=machine, figures=figures, is_quick=arguments.quick, seconds=time.monotonic() - begun)
+    run = report.Run(machine=machine, figures=figures, is_quick=arguments.quick, seconds=begun.seconds)
     report.write(run, arguments.json, arguments.document)
-    print(f"{run.seconds:6.1f} s  {arguments.document}, {arguments.json}")
+    say(f"{arguments.document}, {arguments.json}")
     return 1 if any(judge(figure).verdict is Verdict.FALLS_SHORT for figure in figures) else 0
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from benchmarks.document import table
+from benchmarks.document import BUSY, BenchmarkRun, caveats, opening, table, write_figures
 from benchmarks.interleave.figures import Figure, Row
 from benchmarks.interleave.schemes import BUFFER_BYTES, BUFFERS, KIB, MAX_SLOWDOWN, Scheme
 from benchmarks.interleave.verdicts import BLOCKING_COST, KEPT_RATIO, LEAST_KEPT, SLOWDOWN_LIMIT, beats_uniform, judge
-from benchmarks.machine import Machine
-from benchmarks.measures import BUSY_LOAD_RATIO, is_busy
 
 COMMAND = "make bench-interleave"
 WIDTH, LEFT, RIGHT, ROW, BAR, TOP = 860, 220, 150, 30, 16, 40
@@ -22,13 +19,10 @@ FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(BenchmarkRun):
     """One run of the benchmark."""
 
-    machine: Machine
     figures: Sequence[Figure]
-    is_quick: bool
-    seconds: float
 
 
 def write(run: Run, figures: Path, document: Path) -> None:
@@ -39,23 +33,14 @@ def write(run: Run, figures: Path, document: Path) -> None:
         figures: the JSON file.
         document: the Markdown file; the picture goes beside it, under the same name with another ending.
     """
-    figures.parent.mkdir(parents=True, exist_ok=True)
-    figures.write_text(json.dumps(_json(run), indent=1) + "\n")
+    write_figures(figures, run.with_found(cases=[_judged(figure) for figure in run.figures]))
     picture = document.with_suffix(".svg")
     document.write_text(render(run, picture.name))
     picture.write_text(draw(run.figures[0]))
 
 
-def _json(run: Run) -> dict[str, object]:
-    return {
-        "machine": dataclasses.asdict(run.machine),
-        "is_quick": run.is_quick,
-        "seconds": run.seconds,
-        "cases": [
-            dataclasses.asdict(figure) | {"load_ratio": figure.load_ratio, "verdict": judge(figure).verdict, "reason": judge(figure).reason}
-            for figure in run.figures
-        ],
-    }
+def _judged(figure: Figure) -> dict[str, object]:
+    return dataclasses.asdict(figure) | {"load_ratio": figure.load_ratio, "verdict": judge(figure).verdict, "reason": judge(figure).reason}
 
 
 def render(run: Run, picture: str) -> str:
@@ -74,25 +59,13 @@ def render(run: Run, picture: str) -> str:
 
 def _head(run: Run) -> str:
     machine = run.machine
-    load = ", ".join(f"{value:.2f}" for value in machine.load_average)
     lines = [
-        "# Snapshots between collectives",
-        "",
-        f"GEMINI's Figure 16 on one machine. Written by `{COMMAND}` ({run.seconds:.0f} s); every figure is in `.everstep/bench/interleave.json`.",
-        "",
-        f"- Machine: {machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, {machine.kernel}, Python {machine.python}, "
-        f"torch {machine.versions['torch']}.",
-        f"- Load average before the run (1, 5, 15 minutes): {load}.",
+        *opening(run, "# Snapshots between collectives", COMMAND, "interleave.json", preface="GEMINI's Figure 16 on one machine. "),
+        f"- Machine: {machine.words('torch')}.",
+        f"- Load average before the run (1, 5, 15 minutes): {machine.load}.",
     ]
-    if run.is_quick:
-        lines += ["", "**This was a quick run with few samples: it tries the harness and measures nothing.**"]
-    if is_busy(machine.load_average[0], machine.cores):
-        lines += [
-            "",
-            f"**The machine was busy with other work when the run began (more than {BUSY_LOAD_RATIO} per core): collectives and timers were late for "
-            "reasons that have nothing to do with snapshots. These are no results: run it again.**",
-        ]
-    return "\n".join(lines)
+    late = "collectives and timers were late for reasons that have nothing to do with snapshots. These are no results: run it again."
+    return "\n".join(lines + caveats(machine, is_quick=run.is_quick, busy=f"{BUSY}: {late}"))
 
 
 def _setting(figure: Figure) -> str:

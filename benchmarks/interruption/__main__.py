@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from benchmarks.begin import begin
 from benchmarks.cluster_jobs import ROOT, Bench
 from benchmarks.data_plane.systems import PEERS, install
 from benchmarks.errors import BenchmarkFailed
@@ -23,7 +22,6 @@ from benchmarks.interruption import report
 from benchmarks.interruption.contenders import RANKS, SPARES, UnderEverstep, UnderTorchft, UnderTorchrun, running, source
 from benchmarks.interruption.faults import Blackout, Silence, blackout, interrupt, repeated, silence
 from benchmarks.interruption.outcomes import Fault, Interruption, Job
-from benchmarks.machine import Machine
 from everstep import failures
 from everstep.errors import EverstepError
 from infra.local_cloud.errors import LocalCloudError
@@ -107,11 +105,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=HOME.with_name("recovery.json"), help="where the figures go")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks-recovery.md", help="where the tables go, a picture beside them")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends what was started
-    machine, begun = Machine.observe(), time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"{time.monotonic() - begun:6.1f} s  {text}", flush=True)
+    begun = begin()
+    machine, say = begun.machine, begun.say
 
     shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir(parents=True)
@@ -132,7 +127,7 @@ def main() -> int:
         silences=race.silences,
         blackouts=race.blackouts,
         is_quick=arguments.quick,
-        seconds=time.monotonic() - begun,
+        seconds=begun.seconds,
     )
     report.write(run, arguments.json, arguments.document)
     say(f"{arguments.document}, {arguments.json}")

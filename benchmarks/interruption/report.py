@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.chart import stacked_bars
-from benchmarks.document import caveats, table
+from benchmarks.document import BenchmarkRun, caveats, judged, opening, table, write_figures
 from benchmarks.interruption.faults import Blackout, Silence
 from benchmarks.interruption.outcomes import Fault, Interruption, Job
-from benchmarks.machine import Machine
 from benchmarks.measures import bootstrap_interval
 
 COMMAND = "make bench-recovery"
@@ -29,15 +27,12 @@ MOST_DRAWN_SECONDS = 9.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(BenchmarkRun):
     """One run of the benchmark."""
 
-    machine: Machine
     interruptions: Sequence[Interruption]
     silences: Sequence[Silence]
     blackouts: Sequence[Blackout]
-    is_quick: bool
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +124,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
         figures: the JSON file.
         document: the Markdown file; the picture goes beside it, under the same name with another ending.
     """
-    figures.parent.mkdir(parents=True, exist_ok=True)
-    content = dataclasses.asdict(run) | {"rows": [dataclasses.asdict(row) | {"falls_short": row.falls_short} for row in rows(run)]}
-    figures.write_text(json.dumps(content, indent=1) + "\n")
+    write_figures(figures, dataclasses.asdict(run) | {"rows": judged(rows(run))})
     picture = document.with_suffix(".svg")
     document.write_text(render(run, picture.name))
     picture.write_text(draw(run))
@@ -152,14 +145,9 @@ def render(run: Run, picture: str) -> str:
 
 def _head(run: Run) -> str:
     machine = run.machine
-    load = ", ".join(f"{value:.2f}" for value in machine.load_average)
     lines = [
-        "# How long a failure holds training",
-        "",
-        f"Written by `{COMMAND}` ({run.seconds:.0f} s); every figure is in `.everstep/bench/recovery.json`.",
-        "",
-        f"- Machine: {machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, {machine.kernel}, Python {machine.python}, "
-        f"torch {machine.versions['torch']}, deepspeed {machine.versions['deepspeed']}. Load average before the run: {load}.",
+        *opening(run, "# How long a failure holds training", COMMAND, "recovery.json"),
+        f"- Machine: {machine.words('torch', 'deepspeed')}. Load average before the run: {machine.load}.",
         f"- A small GPT on two ranks, each on a node of its own; the same model and batches under every system. "
         f"No step takes less than {STEP_SECONDS:g} s: "
         "what its computing leaves of that is waited for, but not before a process's first step. The interruption is from the fault to "

@@ -10,12 +10,12 @@ import binascii
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi import Path as PathParameter
@@ -35,6 +35,8 @@ from control_plane.loop.event_feed import EventFeed
 from control_plane.loop.figures import LoopFigures
 from everstep.protocol import constraints
 from everstep.protocol.plan import Timeouts
+
+T = TypeVar("T")
 
 
 class Router(APIRouter):
@@ -181,9 +183,21 @@ class SortOrder(StrEnum):
     DESCENDING = "Descending"
 
 
-def page_token(*position: Any) -> str:
-    """Return an opaque token for the position after which the next page begins."""
-    return base64.urlsafe_b64encode(json.dumps(position).encode()).decode()
+def page_of(found: Sequence[T], max_results: int, position: Callable[[T], tuple[Any, ...]]) -> tuple[list[T], str | None]:
+    """Return what a page of a list shows, and the token of the next page.
+
+    Args:
+        found: what comes next in the list, read at least one entry further than the page may be long.
+        max_results: how long it may be, at least 1.
+        position: an entry's place in the list, in JSON values; `page_position` gives it back.
+
+    Returns:
+        The entries, and an opaque token; None where nothing comes after them.
+    """
+    shown = list(found[:max_results])
+    if len(found) <= max_results:
+        return shown, None
+    return shown, base64.urlsafe_b64encode(json.dumps(position(shown[-1])).encode()).decode()
 
 
 def same_order(order: SortOrder) -> Callable[[Any], SortOrder]:
@@ -198,7 +212,7 @@ def same_order(order: SortOrder) -> Callable[[Any], SortOrder]:
 
 
 def page_position(token: str, *kinds: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """Return the position in a token that `page_token` made.
+    """Return the position in a token that `page_of` made.
 
     Args:
         token: what the caller gave back.

@@ -24,11 +24,11 @@ from enum import StrEnum
 
 from control_plane.core import remedies
 from control_plane.core.observed import NO_STEP, Cause, Impairment, InstanceCondition, NodeObserved, Remedy, Silence
-from everstep.protocol.agent_messages import MemberReport
+from everstep.protocol.agent_messages import FaultCode, MemberReport
 from everstep.protocol.ids import Generation, NodeId, RunId, Step
 from everstep.protocol.plan import Timeouts
 
-NODE_FAULTS = frozenset({"ranks_not_gone"})
+NODE_FAULTS = frozenset({FaultCode.RANKS_NOT_GONE})
 """Faults of a live agent that make its node unusable; other faults are the job's."""
 COUNTER_EVIDENCE_BOUNDARIES = 2
 """Boundaries completed since a silence began that prove the silent node's ranks alive: one may still have been under way."""

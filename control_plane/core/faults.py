@@ -5,8 +5,8 @@ Invariant: nothing here acts; a fault carries its cause, its moment and one sent
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from control_plane.core.evidence import NODE_FAULTS, Standing, Verdict, is_silent
 from control_plane.core.incidents import Fault
@@ -20,14 +20,14 @@ from control_plane.core.observed import (
     Remedy,
     Silence,
 )
-from everstep.protocol.agent_messages import SOURCE_MISMATCH, SOURCE_UNAVAILABLE, ExitClass, MemberPhase, MemberReport, NodeFault, RankStatus
+from everstep.protocol.agent_messages import ExitClass, FaultCode, MemberPhase, MemberReport, NodeFault, RankStatus
 from everstep.protocol.ids import NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
-SHARD_FAULTS = frozenset({SOURCE_MISMATCH, SOURCE_UNAVAILABLE})
+SHARD_FAULTS = frozenset({FaultCode.SOURCE_MISMATCH, FaultCode.SOURCE_UNAVAILABLE})
 """What an agent reports when its shards are why it could not load, rather than memory, a source archive, what else its ranks need, or a fault of its
 own: none of these says anything of the state."""
-COORDINATOR_FAULTS = frozenset({"coordinator_unreachable"})
+COORDINATOR_FAULTS = frozenset({FaultCode.COORDINATOR_UNREACHABLE})
 """What an agent reports while it cannot take part in the rounds."""
 
 
@@ -232,40 +232,52 @@ def of_loads(reports: Mapping[NodeId, MemberReport], now: float) -> tuple[Fault,
     )
 
 
-def refused_sources(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], nodes: Mapping[NodeId, NodeObserved]) -> tuple[RefusedSource, ...]:
-    """Return the sources that a later plan must not ask again.
+@dataclass(frozen=True, slots=True)
+class FailedSources:
+    """The sources that a generation could not load from, each once, in the order of nodes and ranks."""
 
-    Slots in memory: when the agent says that it is about them, and every node that should have served them was there. Objects in S3: only when the
-    agent says that they are not what the manifest says; an outage of S3 must not cost a job its checkpoint, nor full memory its newest step.
+    refused: tuple[RefusedSource, ...] = ()
+    """A later plan must not ask them again."""
+    doubted: tuple[RefusedSource, ...] = ()
+    """Slots in memory that were out of reach for the first time: the next plan asks them once more."""
+
+
+def failed_sources(
+    plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], nodes: Mapping[NodeId, NodeObserved], doubted: Collection[RefusedSource]
+) -> FailedSources:
+    """Return what loads that failed say of the sources that they were told.
+
+    Slots in memory: when the agent says that it is about them, and every node that should have served them was there; where they were merely out of
+    reach, the second time. Objects in S3: only when the agent says that they are not what the manifest says. One line that was cut must not cost a
+    job its newest step, nor an outage of S3 its checkpoint, nor full memory either.
 
     Args:
         plan: of the generation.
         reports: of its members.
         nodes: as observed.
+        doubted: slots that were out of reach before.
 
     Returns:
-        Each source once, in the order of nodes and ranks.
+        Both kinds; nothing where no load failed for its shards.
     """
-    refused = []
+    failed = []
     for member in plan.nodes:
         report = reports.get(member.node_id)
         if report is None or report.phase is not MemberPhase.LOAD_FAILED:
             continue
         codes = {fault.code for fault in report.faults}
-        is_mismatch = SOURCE_MISMATCH in codes
+        is_mismatch = FaultCode.SOURCE_MISMATCH in codes
         if not codes & SHARD_FAULTS:
             continue
         for source in (source for rank in member.ranks for source in plan.ranks[rank].sources):
             is_object = source.kind == "s3"
             if is_mismatch if is_object else _is_there(nodes, source.node_id):
-                refused.append((member, source, is_object))
-    return tuple(
-        dict.fromkeys(
-            RefusedSource(rank=rank, origin_generation=source.origin_generation, step=source.step, is_object=is_object)
-            for member, source, is_object in refused
-            for rank in member.ranks
-        )
-    )
+                failed += [
+                    (RefusedSource(rank=rank, origin_generation=source.origin_generation, step=source.step, is_object=is_object), is_mismatch)
+                    for rank in member.ranks
+                ]
+    refused = tuple(dict.fromkeys(source for source, is_mismatch in failed if is_mismatch or source in doubted))
+    return FailedSources(refused, tuple(dict.fromkeys(source for source, _ in failed if source not in refused)))
 
 
 def failure_of_loads(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step, now: float) -> FailureRecord | None:

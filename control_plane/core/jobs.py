@@ -967,6 +967,7 @@ def _with_progress(view: _View) -> _View:
         committed_at=committed_at,
         incident=incident,
         refused=() if is_safe else record.refused,
+        doubted=() if is_safe else record.doubted,
         pace=hangs.learned(record.pace, plan.world_size, view.reports),
         upload_seconds=checkpoints.upload_seconds(view.reports) or record.upload_seconds,
     )
@@ -1129,7 +1130,9 @@ def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecor
     assert incident is not None  # opened above
     view = _implicating(replace_record(view, exclusions=exclusions), found, incident)
     record = view.record
+    failed = faults.failed_sources(plan, view.reports, view.nodes, record.doubted)
     is_own_making = all(fault.cause in (Cause.RANK_EXIT, Cause.HANG, Cause.LOAD_FAILED, Cause.NOTICE, Cause.REQUESTED) for fault in found)
+    is_passing = bool(failed.doubted) and not failed.refused
     record = replace(
         record,
         issued_generation=issued,
@@ -1137,8 +1140,9 @@ def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecor
         suspicion=None,
         boundary=reached,
         max_boundary=max(record.max_boundary, reached),
-        failures=breakers.remembered(record.failures, failure if is_own_making else None, view.spec),
-        refused=tuple(dict.fromkeys([*record.refused, *faults.refused_sources(plan, view.reports, view.nodes)])),
+        failures=breakers.remembered(record.failures, failure if is_own_making and not is_passing else None, view.spec),
+        refused=tuple(dict.fromkeys([*record.refused, *failed.refused])),
+        doubted=tuple(dict.fromkeys([*record.doubted, *failed.doubted])),
     )
     halts = tuple(
         SendHalt(node_id=node.node_id, job=view.spec.job, run=view.spec.run, generation=plan.generation, reason=found[0].evidence)

@@ -397,6 +397,8 @@ class JobRecord:
     exclusions: tuple[Exclusion, ...] = ()
     silences: tuple[Silence, ...] = ()
     refused: tuple[RefusedSource, ...] = ()
+    doubted: tuple[RefusedSource, ...] = ()
+    """Slots in memory that were out of reach once: they are refused the next time."""
     impairments: tuple[Impairment, ...] = ()
     moves: tuple[Departure, ...] = ()
     moves_after: float = 0.0

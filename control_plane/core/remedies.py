@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from control_plane.core.observed import Implication, Remedy
-from everstep.protocol.agent_messages import NodeFault
+from everstep.protocol.agent_messages import FaultCode, NodeFault
 
 LEMON_INCIDENTS = 3
 LEMON_WINDOW_SECONDS = 24 * 3600.0
@@ -48,18 +48,18 @@ XID: Mapping[int, Remedy] = {
 https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html: IGNORE is NONE, RESTART_APP is RESTART, RESET_GPU and RESTART_VM are REBOOT,
 RESTART_BM and CHECK_MECHANICALS are REPLACE. 154 only repeats what another Xid calls for."""
 FAULTS: Mapping[str, Remedy] = {
-    "ranks_not_gone": Remedy.REPLACE,
-    "gpu_ecc": Remedy.REBOOT,
-    "gpu_lost": Remedy.REPLACE,
-    "gpu_throttled": Remedy.NONE,
-    "gpu_silent": Remedy.NONE,
-    "nic_down": Remedy.REBOOT,
-    "nic_errors": Remedy.NONE,
-    "disk_full": Remedy.NONE,
-    "disk_read_only": Remedy.REPLACE,
-    "disk_silent": Remedy.REBOOT,
-    "memory_low": Remedy.NONE,
-    "memory_killed": Remedy.NONE,
+    FaultCode.RANKS_NOT_GONE: Remedy.REPLACE,
+    FaultCode.GPU_ECC: Remedy.REBOOT,
+    FaultCode.GPU_LOST: Remedy.REPLACE,
+    FaultCode.GPU_THROTTLED: Remedy.NONE,
+    FaultCode.GPU_SILENT: Remedy.NONE,
+    FaultCode.NIC_DOWN: Remedy.REBOOT,
+    FaultCode.NIC_ERRORS: Remedy.NONE,
+    FaultCode.DISK_FULL: Remedy.NONE,
+    FaultCode.DISK_READ_ONLY: Remedy.REPLACE,
+    FaultCode.DISK_SILENT: Remedy.REBOOT,
+    FaultCode.MEMORY_LOW: Remedy.NONE,
+    FaultCode.MEMORY_KILLED: Remedy.NONE,
 }
 """By code; `gpu_xid` goes by its number. A GPU that is lost is an Xid 79 whose line was not seen. A disk that does not answer keeps in the kernel
 whoever touches it: nothing short of a reboot brings them back, and a node that does not return from that is replaced. Throttling, errors of a card,
@@ -88,7 +88,7 @@ def xid_of(fault: NodeFault) -> int | None:
 
 def name_of(fault: NodeFault) -> str:
     """Return a fault's code with its number: `gpu_xid 79`."""
-    number = xid_of(fault) if fault.code == "gpu_xid" else None
+    number = xid_of(fault) if fault.code == FaultCode.GPU_XID else None
     return fault.code if number is None else f"{fault.code} {number}"
 
 
@@ -132,7 +132,7 @@ def worst(faults: Sequence[NodeFault], history: Sequence[Implication], now: floa
 
 
 def _by_kind(fault: NodeFault) -> Remedy:
-    if fault.code == "gpu_xid":
+    if fault.code == FaultCode.GPU_XID:
         return XID.get(xid_of(fault) or 0, Remedy.RESTART)
     return FAULTS.get(fault.code, Remedy.RESTART)
 

@@ -56,6 +56,7 @@ class Memo(msgspec.Struct, frozen=True, kw_only=True):
     exclusions: tuple[Exclusion, ...] = ()
     silences: tuple[Silence, ...] = ()
     refused: tuple[RefusedSource, ...] = ()
+    doubted: tuple[RefusedSource, ...] = ()
     impairments: tuple[Impairment, ...] = ()
     moves: tuple[Departure, ...] = ()
     moves_after: float = 0.0
@@ -155,6 +156,7 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
         exclusions=memo.exclusions,
         silences=memo.silences,
         refused=memo.refused,
+        doubted=memo.doubted,
         impairments=memo.impairments,
         moves=memo.moves,
         moves_after=memo.moves_after,
@@ -185,6 +187,7 @@ def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobU
         exclusions=record.exclusions,
         silences=record.silences,
         refused=record.refused,
+        doubted=record.doubted,
         impairments=record.impairments,
         moves=record.moves,
         moves_after=record.moves_after,

@@ -191,18 +191,44 @@ DEVICE_SILENT_SECONDS = 15.0
 by its driver takes seconds."""
 
 
-SOURCE_MISMATCH = "source_mismatch"
-"""Of a `NodeFault`: what should have been loaded is not what the plan says, wherever it was looked for."""
-SOURCE_UNAVAILABLE = "source_unavailable"
-"""Of a `NodeFault`: a shard was not to be had, and at least one place was out of reach."""
+class FaultCode(StrEnum):
+    """Codes of a `NodeFault` that more than one place speaks of; there are others, and a newer agent may have more.
+
+    Of a job's member. SOURCE_MISMATCH: what should have been loaded is not what the plan says, wherever it was looked for. SOURCE_UNAVAILABLE: a
+    shard was not to be had, and at least one place was out of reach. MEMORY_FULL: there was no room for a shard or a rank's pages. ROLE_UNAVAILABLE:
+    there are no keys of the job's role. RANKS_NOT_GONE: processes of an older generation will not end. COORDINATOR_UNREACHABLE: it takes no part in
+    the rounds.
+
+    Of a node's devices, as docs/operations.md has them. GPU_XID, GPU_ECC, GPU_LOST, GPU_THROTTLED, GPU_SILENT: of a GPU or its driver. NIC_DOWN,
+    NIC_ERRORS: of a network card. DISK_FULL, DISK_READ_ONLY, DISK_SILENT: of a volume. MEMORY_LOW, MEMORY_KILLED: of the node's memory.
+    """
+
+    SOURCE_MISMATCH = "source_mismatch"
+    SOURCE_UNAVAILABLE = "source_unavailable"
+    MEMORY_FULL = "memory_full"
+    ROLE_UNAVAILABLE = "role_unavailable"
+    RANKS_NOT_GONE = "ranks_not_gone"
+    COORDINATOR_UNREACHABLE = "coordinator_unreachable"
+    GPU_XID = "gpu_xid"
+    GPU_ECC = "gpu_ecc"
+    GPU_LOST = "gpu_lost"
+    GPU_THROTTLED = "gpu_throttled"
+    GPU_SILENT = "gpu_silent"
+    NIC_DOWN = "nic_down"
+    NIC_ERRORS = "nic_errors"
+    DISK_FULL = "disk_full"
+    DISK_READ_ONLY = "disk_read_only"
+    DISK_SILENT = "disk_silent"
+    MEMORY_LOW = "memory_low"
+    MEMORY_KILLED = "memory_killed"
 
 
 class NodeFault(Message, frozen=True):
     """A typed fault that the live agent reports about its own node or job."""
 
     code: str
-    """`protection_does_not_fit`, `entry_point_missing`, `source_refused`, `cannot_resume`, `ranks_not_gone`, `upload_failed`, `memory_full`,
-    `coordinator_unreachable`, `archive_unavailable`, `input_unavailable`, `secret_unavailable`, `requirements_failed`, `role_unavailable` …"""
+    """A `FaultCode`, or what one place alone reports: `protection_does_not_fit`, `source_refused`, `cannot_resume`, `upload_failed`,
+    `archive_unavailable`, `input_unavailable`, `secret_unavailable`, `requirements_failed`, `agent_error` …"""
     message: str
     """A sentence for the user, with the figures."""
     is_permanent: bool
@@ -293,8 +319,7 @@ class AgentReport(Message, frozen=True):
     refused_count: int = 0
     """Sessions and lines of other agents and of ranks that this agent has refused, or closed for what they said, since it started."""
     faults: tuple[NodeFault, ...] = ()
-    """Of the node itself, whether or not a job is here: `gpu_xid`, `gpu_ecc`, `gpu_lost`, `gpu_throttled`, `gpu_silent`, `nic_down`, `nic_errors`,
-    `disk_full`, `disk_read_only`, `disk_silent`, `memory_low`, `memory_killed`: typed, and no longer told when they are over."""
+    """Of the node itself, whether or not a job is here: typed, and no longer told when they are over."""
     notices: tuple[NodeNotice, ...] = ()
     """What the instance's metadata announces; empty when it announces nothing."""
     evidence_key: str = ""

@@ -18,6 +18,7 @@ from everstep.protocol.agent_messages import (
     AgentWelcome,
     ControlToAgent,
     ExitClass,
+    FaultCode,
     HaltRanks,
     KeepEvidence,
     KeepSources,
@@ -177,8 +178,9 @@ class Teller:
             case ["unfreeze"]:
                 with world.database.write() as session:
                     fleets.lift_blindness(session, "main", world.now)
-            case ["loads", "fail", place]:
+            case ["loads", "fail", place, *fault]:
                 world.team()[int(place)].fails_load = True
+                world.team()[int(place)].load_fault = "".join(fault) or FaultCode.SOURCE_MISMATCH
             case ["loads", "work"]:
                 for agent in world.agents.values():
                     agent.fails_load = False

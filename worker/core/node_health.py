@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from everstep.protocol.agent_messages import DEVICE_SILENT_SECONDS, NodeFault
+from everstep.protocol.agent_messages import DEVICE_SILENT_SECONDS, FaultCode, NodeFault
 
 FIRST_SILENT_SECONDS = 60.0
 """A volume of which nobody has seen yet that it finishes anything may be an idle one whose driver shows what is long finished. What the agent writes
@@ -174,16 +174,18 @@ def _of_gpus(gpus: Sequence[GpuFacts], xids: Mapping[tuple[int, int], float], sl
         device = f"gpu {gpu.index}"
         name = f"{device} ({gpu.name})" if gpu.name else device
         if gpu.is_lost:
-            faults.append(_fault("gpu_lost", f"the driver cannot reach {name} any more", device))
+            faults.append(_fault(FaultCode.GPU_LOST, f"the driver cannot reach {name} any more", device))
         for index, xid in sorted(xids):
             if index == gpu.index:
-                faults.append(NodeFault(code="gpu_xid", message=f"{name}: Xid {xid}", is_permanent=False, device=device, xid=xid))
+                faults.append(NodeFault(code=FaultCode.GPU_XID, message=f"{name}: Xid {xid}", is_permanent=False, device=device, xid=xid))
         if gpu.ecc_uncorrectable:
-            faults.append(_fault("gpu_ecc", f"{name}: {gpu.ecc_uncorrectable} uncorrectable memory errors since the driver was loaded", device))
+            faults.append(
+                _fault(FaultCode.GPU_ECC, f"{name}: {gpu.ecc_uncorrectable} uncorrectable memory errors since the driver was loaded", device)
+            )
         if gpu.is_remapping_failed:
-            faults.append(_fault("gpu_ecc", f"{name}: broken memory rows can be replaced no more", device))
+            faults.append(_fault(FaultCode.GPU_ECC, f"{name}: broken memory rows can be replaced no more", device))
         if gpu.index in slowed:
-            faults.append(_fault("gpu_throttled", f"{name} is slowed down: {', '.join(gpu.slowed_by)}", device))
+            faults.append(_fault(FaultCode.GPU_THROTTLED, f"{name} is slowed down: {', '.join(gpu.slowed_by)}", device))
     return faults
 
 
@@ -191,10 +193,10 @@ def _of_links(links: Sequence[LinkFacts], seen_up: frozenset[str], errors: Mappi
     faults = []
     for link in links:
         if not link.is_up and link.name in seen_up:
-            faults.append(_fault("nic_down", f"network card {link.name} was up and is down", link.name))
+            faults.append(_fault(FaultCode.NIC_DOWN, f"network card {link.name} was up and is down", link.name))
         if _grown(errors[link.name]) >= NIC_ERRORS:
             words = f"network card {link.name} has counted {NIC_ERRORS} errors or more within {WINDOW_SECONDS:g} s"
-            faults.append(_fault("nic_errors", words, link.name))
+            faults.append(_fault(FaultCode.NIC_ERRORS, words, link.name))
     return faults
 
 
@@ -213,25 +215,25 @@ def _wait(before: DiskWait | None, queue: DiskQueue, now: float) -> DiskWait:
 def _of_disk(disk: DiskFacts, *, is_stuck: bool) -> list[NodeFault]:
     if is_stuck:
         words = f"the disk below {disk.path} has finished none of its requests for {DEVICE_SILENT_SECONDS:g} s"
-        return [_fault("disk_silent", words, disk.path)]
+        return [_fault(FaultCode.DISK_SILENT, words, disk.path)]
     if disk.is_read_only:
-        return [_fault("disk_read_only", f"{disk.path} can only be read: the kernel has taken it out of use", disk.path)]
+        return [_fault(FaultCode.DISK_READ_ONLY, f"{disk.path} can only be read: the kernel has taken it out of use", disk.path)]
     if disk.free_bytes < disk.least_bytes:
-        return [_fault("disk_full", f"less than {disk.least_bytes:,} bytes are free on {disk.path}", disk.path)]
+        return [_fault(FaultCode.DISK_FULL, f"less than {disk.least_bytes:,} bytes are free on {disk.path}", disk.path)]
     return []
 
 
 def _of_memory(*, is_low: bool, kill_count: int) -> list[NodeFault]:
     faults = []
     if is_low:
-        faults.append(_fault("memory_low", f"less than {LOW_MEMORY_SHARE:.0%} of the node's memory can be allocated", "memory"))
+        faults.append(_fault(FaultCode.MEMORY_LOW, f"less than {LOW_MEMORY_SHARE:.0%} of the node's memory can be allocated", "memory"))
     if kill_count > 0:
         words = f"the kernel has ended a process for want of memory within the last {WINDOW_SECONDS:g} s"
-        faults.append(_fault("memory_killed", words, "memory"))
+        faults.append(_fault(FaultCode.MEMORY_KILLED, words, "memory"))
     return faults
 
 
-def _fault(code: str, message: str, device: str) -> NodeFault:
+def _fault(code: FaultCode, message: str, device: str) -> NodeFault:
     return NodeFault(code=code, message=message, is_permanent=False, device=device)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from everstep.protocol.agent_messages import DEVICE_SILENT_SECONDS, NodeFault
+from everstep.protocol.agent_messages import DEVICE_SILENT_SECONDS, FaultCode, NodeFault
 from worker.core.node_health import DiskFacts, NodeFacts, NodeHealth, judge
 from worker.core.own_metrics import NodeUsage
 from worker.health import devices
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 PERIOD_SECONDS = 1.0
 _BUSY_READINGS = 10
 _CLOSE_SECONDS = 1.0
+_SILENT = {"gpu": FaultCode.GPU_SILENT, "disk": FaultCode.DISK_SILENT}
+"""By what the thread asks."""
 _T = TypeVar("_T")
 
 
@@ -79,7 +81,7 @@ class HealthWatch:
             return self._health.faults
         what = asked[0]
         words = f"the {what} has not answered for {DEVICE_SILENT_SECONDS:g} s"
-        return (*self._health.faults, NodeFault(code=f"{what}_silent", message=words, is_permanent=False, device=what))
+        return (*self._health.faults, NodeFault(code=_SILENT[what], message=words, is_permanent=False, device=what))
 
     def gpu_percent(self, index: int) -> float | None:
         """Return how busy a GPU was at the most in the last ten readings; None where that is not known."""

@@ -9,7 +9,7 @@ from fastapi import Query
 
 from control_plane.api import schemas, views
 from control_plane.api.auth import Admin, Reader
-from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, page_position, page_token
+from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, page_of, page_position
 from control_plane.api.errors import Forbidden, InUse, InvalidRequest
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import FieldError
@@ -73,11 +73,8 @@ def list_drills(
         after = (requested_at, drill_id)
     with services.database.read() as session:
         page = drills.page(session, job_name=training_job_name, project=caller.project_filter, after=after, limit=max_results + 1)
-    last = page[max_results - 1] if len(page) > max_results else None
-    return schemas.ListDrillsResponse(
-        drills=[views.drill(record) for record in page[:max_results]],
-        next_token=None if last is None else page_token(last.requested_at.isoformat(), last.id),
-    )
+    shown, more = page_of(page, max_results, lambda record: (record.requested_at.isoformat(), record.id))
+    return schemas.ListDrillsResponse(drills=[views.drill(record) for record in shown], next_token=more)
 
 
 def _target(request: schemas.StartDrillRequest, plan: GenerationPlan) -> tuple[str, int | None]:

@@ -26,7 +26,7 @@ from pydantic import AwareDatetime
 
 from control_plane.api import errors, schemas, views
 from control_plane.api.auth import Reader
-from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, SortOrder, page_position, page_token, same_order
+from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, SortOrder, page_of, page_position, same_order
 from control_plane.api.live import LiveResponse
 from control_plane.db import events
 from control_plane.db.events import EventFilter
@@ -72,10 +72,8 @@ def list_events(
     )
     with services.database.read() as session:
         page = events.page(session, which, limit=max_results + 1, is_ascending=is_ascending)
-    last = page[max_results - 1] if len(page) > max_results else None
-    return schemas.ListEventsResponse(
-        events=[views.event(record) for record in page[:max_results]], next_token=None if last is None else page_token(sort_order, last.id)
-    )
+    shown, more = page_of(page, max_results, lambda record: (sort_order, record.id))
+    return schemas.ListEventsResponse(events=[views.event(record) for record in shown], next_token=more)
 
 
 @router.get(

@@ -8,7 +8,7 @@ from typing import Final
 
 from control_plane.api import schemas, views
 from control_plane.api.auth import Admin, Reader
-from control_plane.api.deps import FleetNamePath, MaxResults, NextToken, Router, Services, ServicesDep, page_position, page_token
+from control_plane.api.deps import FleetNamePath, MaxResults, NextToken, Router, Services, ServicesDep, page_of, page_position
 from control_plane.api.errors import InUse, InvalidRequest
 from control_plane.api.schemas import FieldError
 from control_plane.cloud import contract
@@ -61,10 +61,8 @@ def list_fleets(_caller: Reader, services: ServicesDep, max_results: MaxResults 
     after = None if next_token is None else page_position(next_token, str)[0]
     with services.database.read() as session:
         page = fleets.page(session, after=after, limit=max_results + 1)
-    return schemas.ListFleetsResponse(
-        fleets=[_shown(services, fleet) for fleet in page[:max_results]],
-        next_token=page_token(page[max_results - 1].name) if len(page) > max_results else None,
-    )
+    shown, more = page_of(page, max_results, lambda fleet: (fleet.name,))
+    return schemas.ListFleetsResponse(fleets=[_shown(services, fleet) for fleet in shown], next_token=more)
 
 
 @router.get("/{FleetName}", operation_id="DescribeFleet")

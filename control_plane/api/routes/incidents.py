@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.api import schemas, views
 from control_plane.api.auth import Reader, User
-from control_plane.api.deps import IncidentIdPath, MaxResults, NextToken, Router, ServicesDep, SortOrder, page_position, page_token, same_order
+from control_plane.api.deps import IncidentIdPath, MaxResults, NextToken, Router, ServicesDep, SortOrder, page_of, page_position, same_order
 from control_plane.api.routes.jobs import find_job
 from control_plane.core import accounting, hangs
 from control_plane.db import events, fleets, incidents, jobs
@@ -55,12 +55,9 @@ def list_incidents(
             find_job(session, training_job_name, caller)
         is_ascending = sort_order is SortOrder.ASCENDING
         page = incidents.page(session, which, after=after, limit=max_results + 1, is_ascending=is_ascending)
-        costs = [_cost_usd(session, record, services.now()) for record in page[:max_results]]
-    last = page[max_results - 1] if len(page) > max_results else None
-    return schemas.ListIncidentsResponse(
-        incidents=[views.incident(record, cost) for record, cost in zip(page, costs, strict=False)],
-        next_token=None if last is None else page_token(sort_order, last.opened_at.isoformat(), last.id),
-    )
+        shown, more = page_of(page, max_results, lambda record: (sort_order, record.opened_at.isoformat(), record.id))
+        costs = [_cost_usd(session, record, services.now()) for record in shown]
+    return schemas.ListIncidentsResponse(incidents=[views.incident(record, cost) for record, cost in zip(shown, costs, strict=True)], next_token=more)
 
 
 @router.get("/{IncidentId}", operation_id="DescribeIncident")

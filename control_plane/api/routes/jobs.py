@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from control_plane.api import plans, schemas, views
 from control_plane.api.admission import admit
 from control_plane.api.auth import Caller, Reader, User
-from control_plane.api.deps import MaxResults, NextToken, Router, Services, ServicesDep, SortOrder, TrainingJobNamePath, page_position, page_token
+from control_plane.api.deps import MaxResults, NextToken, Router, Services, ServicesDep, SortOrder, TrainingJobNamePath, page_of, page_position
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import FieldError
 from control_plane.cloud.errors import CloudError
@@ -134,9 +134,8 @@ def list_training_jobs(
     is_ascending = sort_order is SortOrder.ASCENDING
     with services.database.read() as session:
         page = job_lists.page(session, which, after=after, limit=max_results + 1, sort_by=sort_by, is_ascending=is_ascending)
-        shown = page[:max_results]
+        shown, more = page_of(page, max_results, lambda job: _place(job, sort_by, sort_order))
         summaries = _summaries(session, services, shown)
-    more = _token(shown[-1], sort_by, sort_order) if len(page) > max_results else None
     return schemas.ListTrainingJobsResponse(training_job_summaries=summaries, next_token=more)
 
 
@@ -224,10 +223,9 @@ def list_training_job_nodes(
     given_back = [transition.at for transition in job.transitions if transition.state == JobState.QUEUED]
     spans = membership.spans(launches, given_back, job.ended_at)
     found = [span for span in spans if after is None or (span.start.timestamp(), span.node_id) > after]
-    last = found[max_results - 1] if len(found) > max_results else None
+    shown, more = page_of(found, max_results, lambda span: (span.start.timestamp(), span.node_id))
     return schemas.ListTrainingJobNodesResponse(
-        nodes=[schemas.TrainingJobNode(node_id=span.node_id, start_time=span.start, end_time=span.end) for span in found[:max_results]],
-        next_token=None if last is None else page_token(last.start.timestamp(), last.node_id),
+        nodes=[schemas.TrainingJobNode(node_id=span.node_id, start_time=span.start, end_time=span.end) for span in shown], next_token=more
     )
 
 
@@ -245,11 +243,8 @@ def list_checkpoints(
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
         page = checkpoints.page(session, job.run_id, min_step=min_step, before=before, limit=max_results + 1)
-    last = page[max_results - 1] if len(page) > max_results else None
-    return schemas.ListCheckpointsResponse(
-        checkpoints=[views.checkpoint(record) for record in page[:max_results]],
-        next_token=None if last is None else page_token(last.step, last.generation),
-    )
+    shown, more = page_of(page, max_results, lambda record: (record.step, record.generation))
+    return schemas.ListCheckpointsResponse(checkpoints=[views.checkpoint(record) for record in shown], next_token=more)
 
 
 def _summaries(session: Session, services: Services, shown: Sequence[JobRecord]) -> list[schemas.TrainingJobSummary]:
@@ -387,9 +382,9 @@ def _max_node_count(services: Services, fleet: FleetRecord) -> int:
         return fleet.max_node_count
 
 
-def _token(job: JobRecord, sort_by: SortBy, order: SortOrder) -> str:
+def _place(job: JobRecord, sort_by: SortBy, order: SortOrder) -> tuple[str, ...]:
     value, run_id = job_lists.position_of(job, sort_by)
-    return page_token(sort_by.value, order.value, value.isoformat() if isinstance(value, datetime) else value, run_id)
+    return sort_by.value, order.value, value.isoformat() if isinstance(value, datetime) else value, run_id
 
 
 def _position(token: str, sort_by: SortBy, order: SortOrder) -> job_lists.Position:

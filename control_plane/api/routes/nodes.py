@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.api import schemas, views
 from control_plane.api.auth import Admin, Caller, Reader
-from control_plane.api.deps import MaxResults, NextToken, NodeIdPath, Router, Services, ServicesDep, page_position, page_token
+from control_plane.api.deps import MaxResults, NextToken, NodeIdPath, Router, Services, ServicesDep, page_of, page_position
 from control_plane.api.errors import InUse
 from control_plane.core import requests
 from control_plane.core.observed import Hold, NodeRequest
@@ -42,11 +42,8 @@ def list_nodes(
         page = nodes.page(session, fleet_name, with_ended=include_ended, after=after, limit=max_results + 1)
         owners = jobs.owners(session, {record.run_id for record in page if record.run_id is not None})
     agents = services.registry.views()
-    last = page[max_results - 1] if len(page) > max_results else None
-    return schemas.ListNodesResponse(
-        nodes=[_view(services, record, agents, owners, caller) for record in page[:max_results]],
-        next_token=None if last is None else page_token(last.created_at.isoformat(), last.id),
-    )
+    shown, more = page_of(page, max_results, lambda record: (record.created_at.isoformat(), record.id))
+    return schemas.ListNodesResponse(nodes=[_view(services, record, agents, owners, caller) for record in shown], next_token=more)
 
 
 @router.get("/{NodeId}", operation_id="DescribeNode")

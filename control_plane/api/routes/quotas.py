@@ -8,7 +8,7 @@ from fastapi import Path
 
 from control_plane.api import schemas
 from control_plane.api.auth import Admin, Reader
-from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, page_position, page_token
+from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, page_of, page_position
 from control_plane.db import events, quotas
 from control_plane.db.events import NewEvent
 from control_plane.db.quotas import QuotaRecord
@@ -25,10 +25,8 @@ def list_project_quotas(
     after = None if next_token is None else page_position(next_token, str)[0]
     with services.database.read() as session:
         page = quotas.page(session, only_project=caller.project_filter, after=after, limit=max_results + 1)
-    return schemas.ListProjectQuotasResponse(
-        quotas=[_shown(quota) for quota in page[:max_results]],
-        next_token=page_token(page[max_results - 1].project) if len(page) > max_results else None,
-    )
+    shown, more = page_of(page, max_results, lambda quota: (quota.project,))
+    return schemas.ListProjectQuotasResponse(quotas=[_shown(quota) for quota in shown], next_token=more)
 
 
 @router.put("/{Project}", operation_id="PutProjectQuota")

@@ -16,7 +16,7 @@ from fastapi.responses import StreamingResponse
 
 from control_plane.api import deps, schemas
 from control_plane.api.auth import Caller, Reader
-from control_plane.api.deps import MaxResults, NextToken, Router, Services, ServicesDep, TrainingJobNamePath, page_position, page_token
+from control_plane.api.deps import MaxResults, NextToken, Router, Services, ServicesDep, TrainingJobNamePath, page_of, page_position
 from control_plane.api.errors import NotFound
 from control_plane.api.routes.jobs import find_job
 from control_plane.cloud.objects import ObjectInfo
@@ -48,9 +48,8 @@ def list_logs(
         for number in numbers
         for entry in _logs_of(services, job, number, launched.get(number), alive, since=after[1] if number == after[0] else 0)
     )
-    page = list(islice((entry for entry in found if _log_position(entry) > after), max_results + 1))
-    more = page_token(*_log_position(page[max_results - 1])) if len(page) > max_results else None
-    return schemas.ListLogsResponse(logs=page[:max_results], next_token=more)
+    shown, more = page_of(list(islice((entry for entry in found if _log_position(entry) > after), max_results + 1)), max_results, _log_position)
+    return schemas.ListLogsResponse(logs=shown, next_token=more)
 
 
 @router.get("/logs/content", operation_id="GetLog", response_class=StreamingResponse, responses=deps.binary_answer("text/plain"))
@@ -67,9 +66,8 @@ def list_outputs(
     prefix = _reference(_find(services, training_job_name, caller).spec.output_uri)
     after = "" if next_token is None else page_position(next_token, str)[0]
     found = (info for info in services.objects.list(prefix, after=after) if not info.reference.key.endswith("/"))
-    page = list(islice(found, max_results + 1))
-    more = page_token(page[max_results - 1].reference.key) if len(page) > max_results else None
-    entries = [entry for info in page[:max_results] if (entry := _output_entry(prefix, info)) is not None]
+    shown, more = page_of(list(islice(found, max_results + 1)), max_results, lambda info: (info.reference.key,))
+    entries = [entry for info in shown if (entry := _output_entry(prefix, info)) is not None]
     return schemas.ListOutputsResponse(outputs=entries, next_token=more)
 
 

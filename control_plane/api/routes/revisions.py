@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.api import schemas
 from control_plane.api.auth import Reader, User
-from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, TrainingJobNamePath, page_position, page_token
+from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, TrainingJobNamePath, page_of, page_position
 from control_plane.api.revisions import Surroundings, revised
 from control_plane.api.routes.jobs import find_job
 from control_plane.db import events, fleets, nodes, protection, revisions
@@ -54,12 +54,12 @@ def list_training_job_revisions(
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
         page = revisions.page(session, job, after=after, limit=max_results + 1)
+    shown, more = page_of(page, max_results, lambda each: (each.number,))
     return schemas.ListTrainingJobRevisionsResponse(
         revisions=[
-            schemas.TrainingJobRevision(revision=each.number, time=each.at, changes=[_shown(change) for change in each.changes])
-            for each in page[:max_results]
+            schemas.TrainingJobRevision(revision=each.number, time=each.at, changes=[_shown(change) for change in each.changes]) for each in shown
         ],
-        next_token=page_token(page[max_results - 1].number) if len(page) > max_results else None,
+        next_token=more,
     )
 
 

@@ -13,7 +13,7 @@ from fastapi import Query
 
 from control_plane.api import schemas, views
 from control_plane.api.auth import Admin, Reader
-from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, TokenIdPath, page_position, page_token
+from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, TokenIdPath, page_of, page_position
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import FieldError
 from control_plane.db import events, tokens
@@ -61,11 +61,8 @@ def list_tokens(
         after = (created_at, token_id)
     with services.database.read() as session:
         page = tokens.page(session, project=project, with_ended=include_ended, now=services.now(), after=after, limit=max_results + 1)
-    last = page[max_results - 1] if len(page) > max_results else None
-    return schemas.ListTokensResponse(
-        tokens=[views.token(record) for record in page[:max_results]],
-        next_token=None if last is None else page_token(last.created_at.isoformat(), last.id),
-    )
+    shown, more = page_of(page, max_results, lambda record: (record.created_at.isoformat(), record.id))
+    return schemas.ListTokensResponse(tokens=[views.token(record) for record in shown], next_token=more)
 
 
 @router.post("/tokens/{TokenId}/revoke", operation_id="RevokeToken", status_code=202)

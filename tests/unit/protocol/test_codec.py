@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from everstep.protocol import agent_messages, peer_messages, plan, rank_messages, rounds
+from everstep.protocol.agent_messages import FaultCode, NodeFault
 from everstep.protocol.codec import LENGTH, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Message, decode, encode, frame, frame_length
 from everstep.protocol.errors import MalformedMessage, OversizedMessage, UnknownVersion
 from everstep.protocol.ids import RunId
@@ -127,6 +128,15 @@ def test_a_message_of_another_line_is_refused() -> None:
 def test_an_untagged_map_is_refused() -> None:
     with pytest.raises(MalformedMessage):
         decode(b"\x00\x01\x80", PeerMessage)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("code", FaultCode)
+def test_a_code_of_a_fault_is_a_plain_word_on_the_line(code: FaultCode) -> None:
+    fault = NodeFault(code=code, message="", is_permanent=False)
+    assert encode(fault) == encode(msgspec.structs.replace(fault, code=str(code.value)))
+    read = decode(encode(fault), NodeFault)
+    assert read == fault
+    assert read.code in {code}  # as the control plane looks it up
 
 
 def test_an_oversized_message_is_neither_sent_nor_read() -> None:

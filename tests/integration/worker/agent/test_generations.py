@@ -12,9 +12,8 @@ from msgspec import structs
 
 import worker.agent
 from everstep.protocol.agent_messages import (
-    SOURCE_MISMATCH,
-    SOURCE_UNAVAILABLE,
     ExitClass,
+    FaultCode,
     HaltRanks,
     Load,
     MemberPhase,
@@ -163,7 +162,9 @@ async def test_the_ranks_of_a_node_are_loaded_side_by_side(fleet: Fleet, monkeyp
     assert [member.restored_from for member in members if member is not None] == [("local", "local"), ("peer", "local"), ("local", "local")]
 
 
-@pytest.mark.parametrize(("error", "code", "is_kept"), [(PeerLost("cut"), SOURCE_UNAVAILABLE, True), (ShardRejected("no"), SOURCE_MISMATCH, False)])
+@pytest.mark.parametrize(
+    ("error", "code", "is_kept"), [(PeerLost("cut"), FaultCode.SOURCE_UNAVAILABLE, True), (ShardRejected("no"), FaultCode.SOURCE_MISMATCH, False)]
+)
 async def test_what_others_fetch_is_kept_where_another_attempt_may_need_it(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, is_kept: bool
 ) -> None:

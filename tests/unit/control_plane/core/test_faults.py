@@ -164,22 +164,42 @@ def failed_load(fault_code: str | None):
 def test_an_outage_of_s3_does_not_cost_a_checkpoint_and_a_mismatch_does() -> None:
     plan, reports, nodes = failed_load("source_unavailable")
     assert {source.kind for source in plan.ranks[1].sources} == {"local", "peer", "s3"}
-    assert {item.is_object for item in faults.refused_sources(plan, reports, nodes)} == {False}
+    once = faults.failed_sources(plan, reports, nodes, ())
+    again = faults.failed_sources(plan, reports, nodes, once.doubted)
+    assert {item.is_object for item in (*once.doubted, *again.refused)} == {False}
     plan, reports, nodes = failed_load("source_mismatch")
-    assert {item.is_object for item in faults.refused_sources(plan, reports, nodes)} == {False, True}
+    assert {item.is_object for item in faults.failed_sources(plan, reports, nodes, ()).refused} == {False, True}
+
+
+def test_slots_that_were_out_of_reach_are_asked_once_more() -> None:
+    plan, reports, nodes = failed_load("source_unavailable")
+    once = faults.failed_sources(plan, reports, nodes, ())
+    assert [item.rank for item in once.doubted] == [1]
+    assert once.refused == ()
+    again = faults.failed_sources(plan, reports, nodes, once.doubted)
+    assert (again.refused, again.doubted) == (once.doubted, ())
+    other = [replace(item, step=Step(item.step - 1)) for item in once.doubted]
+    assert faults.failed_sources(plan, reports, nodes, other) == once
+
+
+def test_slots_that_do_not_verify_are_not_asked_again() -> None:
+    plan, reports, nodes = failed_load("source_mismatch")
+    found = faults.failed_sources(plan, reports, nodes, ())
+    assert {item.rank for item in found.refused} == {1}
+    assert found.doubted == ()
 
 
 @pytest.mark.parametrize(
     "fault_code", ["memory_full", "agent_error", "archive_unavailable", "secret_unavailable", "requirements_failed", "source_refused"]
 )
 def test_what_has_nothing_to_do_with_shards_costs_none(fault_code: str) -> None:
-    assert faults.refused_sources(*failed_load(fault_code)) == ()
+    assert faults.failed_sources(*failed_load(fault_code), ()) == faults.FailedSources()
 
 
 def test_slots_of_nodes_that_were_away_are_not_refused() -> None:
     plan, reports, nodes = failed_load("source_unavailable")
     away = {node_id: replace(node, is_connected=False) for node_id, node in nodes.items()}
-    assert faults.refused_sources(plan, reports, away) == ()
+    assert faults.failed_sources(plan, reports, away, ()) == faults.FailedSources()
 
 
 def test_newcomers_take_the_places_of_the_lost_in_the_order_they_came() -> None:

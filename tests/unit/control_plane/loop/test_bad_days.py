@@ -14,9 +14,10 @@ from control_plane.cloud.operator import Ec2State
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import grace_seconds
 from control_plane.db import fleets, jobs
+from control_plane.loop import records
 from everstep.protocol.agent_messages import (
-    SOURCE_UNAVAILABLE,
     ExitClass,
+    FaultCode,
     HaltRanks,
     Hello,
     Load,
@@ -101,7 +102,10 @@ async def test_without_any_copy_left_the_job_begins_again(world: World) -> None:
     assert incident.lost_steps == 10
 
 
-@pytest.mark.parametrize(("fault", "base"), [(SOURCE_UNAVAILABLE, 9), ("memory_full", 10), ("archive_unavailable", 10)])
+@pytest.mark.parametrize(
+    ("fault", "base"),
+    [(FaultCode.SOURCE_MISMATCH, 9), (FaultCode.SOURCE_UNAVAILABLE, 10), (FaultCode.MEMORY_FULL, 10), ("archive_unavailable", 10)],
+)
 async def test_a_load_that_fails_for_its_shards_walks_back_to_an_older_step(world: World, fault: str, base: int) -> None:
     world.submit()
     await world.running()
@@ -117,6 +121,26 @@ async def test_a_load_that_fails_for_its_shards_walks_back_to_an_older_step(worl
     (incident,) = world.incidents()
     assert "could not load" in " ".join(incident.evidence)
     assert incident.from_step == base
+
+
+async def test_a_step_that_is_out_of_reach_twice_is_given_up_and_counts_once(world: World) -> None:
+    world.submit(max_attempts=2)
+    await world.running()
+    await world.train(10)
+    bad = world.team()[2]
+    world.kill_rank(world.team()[0])
+    bad.fails_load, bad.load_fault = True, FaultCode.SOURCE_UNAVAILABLE
+    await world.until(lambda: world.job().generation == 2 and bad.phase is MemberPhase.LOAD_FAILED)
+    await world.until(lambda: world.job().generation == 3 and bad.phase is MemberPhase.LOAD_FAILED)
+    assert world.plan().base_step == 10
+    assert [failure["base_step"] for failure in world.job().failures] == [0]  # of the rank that was killed
+    bad.fails_load = False
+    await world.until(lambda: is_running(world, 4))
+    assert world.plan().base_step == 9
+    assert [failure["base_step"] for failure in world.job().failures] == [0, 10]
+    await world.train(2)
+    record = records.job_record(world.job())
+    assert (record.refused, record.doubted) == ((), ())
 
 
 async def test_loads_that_always_fail_end_the_job(world: World) -> None:

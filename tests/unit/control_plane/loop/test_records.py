@@ -57,6 +57,7 @@ async def test_a_job_record_survives_the_database(world: World) -> None:
         exclusions=(Exclusion(node_id=NodeId("i-1"), evidence="e", may_terminate=True),),
         silences=(Silence(node_id=NodeId("i-1"), since=1.0, boundary=Step(2), committed=Step(3)),),
         refused=(RefusedSource(rank=Rank(1), origin_generation=Generation(2), step=Step(3), is_object=True),),
+        doubted=(RefusedSource(rank=Rank(2), origin_generation=Generation(2), step=Step(3)),),
         stop_reason="s",
         microseconds={"train": 1_250_000},
         node_microseconds=5_000_000,

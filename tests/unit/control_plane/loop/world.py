@@ -24,11 +24,11 @@ from control_plane.db.session import Database
 from control_plane.loop.agents import AgentConnection, AgentRegistry
 from control_plane.loop.runner import LoopContext, Runner
 from everstep.protocol.agent_messages import (
-    SOURCE_UNAVAILABLE,
     AgentReport,
     ControlToAgent,
     EndedRanks,
     ExitClass,
+    FaultCode,
     HaltRanks,
     Hello,
     KeepEvidence,
@@ -92,7 +92,7 @@ class Agent:
     uploads: tuple[UploadedShard, ...] = ()
     restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
     fails_load: bool = False
-    load_fault: str = SOURCE_UNAVAILABLE
+    load_fault: str = FaultCode.SOURCE_MISMATCH
     is_told_to_stop: bool = False
     is_deaf: bool = False
     """Takes no messages and sends none, but lives: a cut control link."""
