@@ -34,7 +34,6 @@ from benchmarks.data_plane.rows import (
     Figure,
     LaunchFloor,
     Of,
-    Verdict,
     broken,
     judged,
     of_a_busy_machine,
@@ -45,7 +44,7 @@ from benchmarks.data_plane.samples import of_everstep, of_peer, per_gib
 from benchmarks.data_plane.systems import PEERS, System, install
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.machine import Machine
-from benchmarks.measures import Summary, is_busy
+from benchmarks.measures import Summary, Verdict, is_busy
 from everstep import __version__, failures
 from everstep.errors import EverstepError
 from infra.local_cloud.errors import LocalCloudError

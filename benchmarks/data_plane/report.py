@@ -13,10 +13,10 @@ from pathlib import Path
 
 from benchmarks.data_plane.char_gpt import KINDS
 from benchmarks.data_plane.picture import draw
-from benchmarks.data_plane.rows import EVERSTEP, GOALS, PEER_TOLERANCE_RATIO, Figure, LaunchFloor, Verdict, moved_together
+from benchmarks.data_plane.rows import EVERSTEP, GOALS, PEER_TOLERANCE_RATIO, Figure, LaunchFloor, moved_together
 from benchmarks.document import table, with_section
 from benchmarks.machine import Machine
-from benchmarks.measures import BUSY_LOAD_RATIO, FLOOR_TOLERANCE_RATIO, is_busy
+from benchmarks.measures import BUSY_LOAD_RATIO, FLOOR_TOLERANCE_RATIO, Verdict, is_busy
 
 Seconds = Mapping[str, Sequence[float]]
 """Of both processes, by floor."""

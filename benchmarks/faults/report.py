@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.data_plane.rows import Verdict
 from benchmarks.document import caveats, table
 from benchmarks.faults.figures import FULL_SPEED_RATIO, WHOLE, Figure, Observed, evaluate
 from benchmarks.faults.picture import draw
 from benchmarks.machine import Machine
-from benchmarks.measures import FLOOR_TOLERANCE_RATIO
+from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Verdict
 
 COMMAND = "make bench-faults"
 
