@@ -8,7 +8,7 @@ STAMP := .venv/.set-up
 HANGS := -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
 DASHBOARD := control_plane/static/index.html
 
-.PHONY: help setup demo check fix web pictures test test-full bad-day bench-first bench-interleave bench-data-plane bench-faults bench-recovery bench-api bench-dashboard
+.PHONY: help setup demo check fix web pictures test test-full bad-day bench-first bench-interleave bench-data-plane bench-faults bench-device bench-recovery bench-api bench-dashboard
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -71,6 +71,9 @@ bench-interleave: setup  ## GEMINI's Figure 16 in network namespaces (needs root
 
 bench-faults: setup  ## what faults of the data plane cost training, in network namespaces (needs root); writes docs/benchmarks-faults.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults
+
+bench-device: setup  ## capture, restore and every-step snapshots on a GPU, where there is one; writes docs/benchmarks-device.md
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.device $(ARGUMENTS)
 
 bench-api: setup  ## how fast the API, the agents' line, followed logs and the command line answer; writes docs/benchmarks-api.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.api

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGES = ("torch", "deepspeed", "xxhash", "moto")
@@ -33,7 +33,7 @@ class Machine:
             memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3, 1),
             kernel=f"{platform.system()} {platform.release().partition('-')[0]}",
             python=platform.python_version(),
-            versions={name: version(name) for name in PACKAGES},
+            versions={name: _version(name) for name in PACKAGES},
             load_average=os.getloadavg(),
         )
 
@@ -46,6 +46,13 @@ class Machine:
     def load(self) -> str:
         """How busy it was, as a page says it."""
         return ", ".join(f"{value:.2f}" for value in self.load_average)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # not every benchmark needs every package
+        return "not installed"
 
 
 def _processor() -> str:

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from random import Random
 
 FLOOR_TOLERANCE_RATIO = 0.2
@@ -14,6 +15,17 @@ BOOTSTRAP_ROUNDS = 1000
 CONFIDENCE = 0.95
 BUSY_LOAD_RATIO = 0.5
 """Load average per core above which a machine has other things to do."""
+LEAST_COMMITS_RATIO = 0.95
+"""Commits ÷ steps without which nothing passes that claims every step."""
+
+
+class Verdict(StrEnum):
+    """PASS: reached. SHORT: not reached. INCONCLUSIVE: the run cannot say. NONE: there is nothing to reach."""
+
+    PASS = "pass"
+    SHORT = "falls short"
+    INCONCLUSIVE = "inconclusive"
+    NONE = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,6 @@ from benchmarks.data_plane.rows import (
     Figure,
     LaunchFloor,
     Of,
-    Verdict,
     broken,
     judged,
     of_a_busy_machine,
@@ -43,7 +42,7 @@ from benchmarks.data_plane.rows import (
 from benchmarks.data_plane.samples import of_everstep, of_peer, per_gib
 from benchmarks.data_plane.systems import PEERS, System, install
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.measures import Summary, is_busy
+from benchmarks.measures import Summary, Verdict, is_busy
 from everstep import __version__, failures
 from everstep.errors import EverstepError
 from infra.local_cloud.errors import LocalCloudError

@@ -12,10 +12,10 @@ from pathlib import Path
 from benchmarks.cluster_jobs import EVERY_STEP, ROOT, Bench, Json
 from benchmarks.data_plane.everstep import agents_of
 from benchmarks.data_plane.launches import RANKS, run_ranks
-from benchmarks.data_plane.rows import EVERSTEP, LEAST_COMMITS_RATIO, Figure, Verdict
+from benchmarks.data_plane.rows import EVERSTEP, Figure
 from benchmarks.data_plane.systems import PEERS
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.measures import FLOOR_TOLERANCE_RATIO, bootstrap_interval, moved_ratio
+from benchmarks.measures import FLOOR_TOLERANCE_RATIO, LEAST_COMMITS_RATIO, Verdict, bootstrap_interval, moved_ratio
 
 SCRIPT = Path(__file__).parent / "rank" / "char_gpt.py"
 EXAMPLE = ROOT / "examples" / "char_gpt"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from benchmarks.data_plane.char_gpt import KINDS
 from benchmarks.data_plane.picture import draw
-from benchmarks.data_plane.rows import EVERSTEP, GOALS, PEER_TOLERANCE_RATIO, Figure, LaunchFloor, Verdict, moved_together
+from benchmarks.data_plane.rows import EVERSTEP, GOALS, PEER_TOLERANCE_RATIO, Figure, LaunchFloor, moved_together
 from benchmarks.document import BenchmarkRun, caveats, opening, table, with_section, write_figures
-from benchmarks.measures import BUSY_LOAD_RATIO, FLOOR_TOLERANCE_RATIO
+from benchmarks.measures import BUSY_LOAD_RATIO, FLOOR_TOLERANCE_RATIO, Verdict
 
 Seconds = Mapping[str, Sequence[float]]
 """Of both processes, by floor."""

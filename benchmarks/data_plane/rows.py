@@ -9,10 +9,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from enum import StrEnum
 
 from benchmarks.data_plane.samples import Measured
-from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Summary, bootstrap_interval, moved_ratio, percentile
+from benchmarks.measures import FLOOR_TOLERANCE_RATIO, LEAST_COMMITS_RATIO, Summary, Verdict, bootstrap_interval, moved_ratio, percentile
 
 EVERSTEP = "Everstep"
 PEER_TOLERANCE_RATIO = 0.25
@@ -40,20 +39,9 @@ KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
     ("DCP async, process", "memory"): (3.0, 3.0, ()),
 }
 """Lowest and highest median that are known of a peer, in the metric's unit, and the floors with whose sum they scale; none: they do not."""
-LEAST_COMMITS_RATIO = 0.95
-"""Commits ÷ steps without which nothing passes that claims every step."""
 BUSY = "the machine was busy when the run began"
 EVERY_STEP = "snapshots ÷ steps 1.00"
 """Of a peer: the loop calls it at every step, and the next call waits for what it still does; none says what it has committed."""
-
-
-class Verdict(StrEnum):
-    """PASS: reached. SHORT: not reached. INCONCLUSIVE: the run cannot say. NONE: there is nothing to reach."""
-
-    PASS = "pass"
-    SHORT = "falls short"
-    INCONCLUSIVE = "inconclusive"
-    NONE = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

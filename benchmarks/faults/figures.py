@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from benchmarks.data_plane.rows import Verdict
-from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Summary, bootstrap_interval, moved_ratio, percentile
+from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Summary, Verdict, bootstrap_interval, moved_ratio, percentile
 from benchmarks.traces import whole_rows
 
 FULL_SPEED_RATIO = 1.02

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.data_plane.rows import Verdict
 from benchmarks.document import BenchmarkRun, caveats, opening, table, write_figures
 from benchmarks.faults.figures import FULL_SPEED_RATIO, WHOLE, Figure, Observed, evaluate
 from benchmarks.faults.picture import draw
-from benchmarks.measures import FLOOR_TOLERANCE_RATIO
+from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Verdict
 
 COMMAND = "make bench-faults"
 

@@ -16,6 +16,7 @@ after `__init__`. Checked with a fake of the few calls it makes; its speed on a 
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +39,8 @@ RING_BUFFERS = 2
 MARKS = 64
 """Events of one copy at most that tell how far it has come."""
 REGISTERED_BYTES = 256 * 1024 * 1024
-"""At once: registration holds locks of the driver that launches need too."""
+"""At once: registration holds locks of the driver that launches need too. No copy lies across the end of such a piece: the driver refuses one of
+which it knows a part only, and does not say that two parts known to it by themselves are one to it."""
 
 
 class Event(Protocol):
@@ -68,6 +70,9 @@ class Device(Protocol):
 
     def current_stream(self) -> Any:
         """Return the calling thread's current stream."""
+
+    def is_capturing(self) -> bool:
+        """Say whether the script captures a graph on the calling thread's current stream."""
 
     def new_event(self) -> Event:
         """Return an event without timing."""
@@ -110,9 +115,8 @@ class CudaDevice:
     def enter_thread(self) -> None:
         torch.cuda.set_device(self._index)
         # In the mode of a new thread, any of its calls that a capture forbids would spoil the capture of another thread.
-        runtime = ctypes.CDLL(f"libcudart.so.{(torch.version.cuda or '').split('.')[0]}")
         thread_local = ctypes.c_int(1)
-        runtime.cudaThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
+        _runtime().cudaThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
 
     def new_stream(self) -> Any:
         return torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
@@ -120,8 +124,11 @@ class CudaDevice:
     def current_stream(self) -> Any:
         return torch.cuda.current_stream(self._index)
 
+    def is_capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
     def new_event(self) -> Event:
-        return torch.cuda.Event()  # type: ignore[no-untyped-call]
+        return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # else who waits for it keeps a core busy meanwhile
 
     def wait(self, stream: Any, event: Event) -> None:
         stream.wait_event(event)
@@ -141,10 +148,19 @@ class CudaDevice:
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)  # whatever the script has made the default
 
     def register(self, address: int, size: int) -> bool:
-        return int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0  # type: ignore[no-untyped-call]
+        if int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0:  # type: ignore[no-untyped-call]
+            return True
+        _runtime().cudaGetLastError()  # takes the refusal back: this thread's next launch would be taken to have failed
+        return False
 
     def unregister(self, address: int) -> None:
         torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def _runtime() -> ctypes.CDLL:
+    """Return the CUDA runtime that torch has loaded: it is found by its soname, wherever it lies."""
+    return ctypes.CDLL(f"libcudart.so.{(torch.version.cuda or '').split('.')[0]}")
 
 
 @dataclass(slots=True)
@@ -165,6 +181,16 @@ class _Registered:
     end: int
     pieces: list[int] = field(default_factory=list)
     """Addresses."""
+
+    def holds(self, address: int) -> bool:
+        """Say whether an address lies in the mapping."""
+        begin, size = self.memory.span
+        return begin <= address < begin + size
+
+    def piece_end(self, address: int) -> int:
+        """Return where the piece ends that an address lies in, whether it is registered or will be."""
+        begin, size = self.memory.span
+        return min(begin + size, begin + ((address - begin) // REGISTERED_BYTES + 1) * REGISTERED_BYTES)
 
 
 @dataclass(slots=True)
@@ -285,7 +311,10 @@ class CudaTicket(CopyTicket):
 
     def wait(self) -> None:
         self.enqueued.wait()
-        self._device.wait(self._device.current_stream(), self._event)
+        if self._device.is_capturing():
+            self.join()  # a wait for what the graph does not contain would spoil it, and is no part of what is replayed
+        else:
+            self._device.wait(self._device.current_stream(), self._event)
 
 
 class CudaCopier:
@@ -318,7 +347,8 @@ class CudaCopier:
         copy_now(self._of_host(copies))
         stream = self._device.current_stream()
         for run, source in self._gather_now.runs(copies, stream):
-            self._device.copy(run.place, source, stream)
+            for to, of in self._cut(run.place, source):
+                self._device.copy(to, of, stream)
 
     def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
         if self._last is not None:
@@ -330,6 +360,7 @@ class CudaCopier:
 
     def prepare(self, memory: SlotMemory) -> None:
         """Register the slot in the background, a piece between two copies: no copy waits for all of it."""
+        self._registered[memory.span[0]] = _Registered(memory, memory.span[0])  # known from now on: no copy may lie across what is registered first
         self._thread.put(lambda: self._register(memory))
 
     def release(self, memory: SlotMemory) -> None:
@@ -389,10 +420,11 @@ class CudaCopier:
         return marks
 
     def _enqueue(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        if self._is_registered(target):
-            self._device.copy(target, source, self._stream)
-        else:
-            self._bounce(target, source)
+        for to, of in self._cut(target, source):
+            if self._is_registered(to):
+                self._device.copy(to, of, self._stream)
+            else:
+                self._bounce(to, of)
 
     def _bounce(self, target: torch.Tensor, source: torch.Tensor) -> None:
         buffer = self._ring[self._turn]
@@ -415,7 +447,9 @@ class CudaCopier:
 
     def _register(self, memory: SlotMemory) -> None:
         begin, size = memory.span
-        registered = self._registered.setdefault(begin, _Registered(memory, begin))
+        registered = self._registered.get(begin)
+        if registered is None:
+            return  # let go between two pieces
         piece = min(begin + size - registered.end, REGISTERED_BYTES)
         # Where locked memory is limited, the ring serves for the rest, slower.
         if piece > 0 and self._device.register(registered.end, piece):
@@ -433,8 +467,21 @@ class CudaCopier:
             self._unregister(registered.memory)
 
     def _is_registered(self, piece: torch.Tensor) -> bool:
-        begin, end = piece.data_ptr(), piece.data_ptr() + piece.numel()
-        return any(start <= begin and end <= registered.end for start, registered in self._registered.items())
+        slot = self._slot_at(piece.data_ptr())
+        return slot is not None and piece.data_ptr() + piece.numel() <= slot.end
+
+    def _cut(self, target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield uint8[n] of both in parts, none of which lies across the end of a registered piece."""
+        begin, done = target.data_ptr(), 0
+        slot = self._slot_at(begin)
+        while done < target.numel():
+            end = target.numel() if slot is None else min(target.numel(), slot.piece_end(begin + done) - begin)
+            yield target[done:end], source[done:end]
+            done = end
+
+    def _slot_at(self, address: int) -> _Registered | None:
+        # A copy of the list: the training thread adds slots.
+        return next((slot for slot in list(self._registered.values()) if slot.holds(address)), None)
 
     def _of_host(self, copies: Copies) -> Copies:
         pairs = [pair for pair in zip(copies.targets, copies.sources, strict=True) if not self._device.holds(pair[1])]

@@ -273,10 +273,15 @@ class Snapshotter:
         )
         marks = tensors.later.marks()
         self._on_copying(capture.step)
-        self._copier.copy(now)
-        if is_audited:
-            # Compared with a copy made later, a tensor that changed before it was copied would look as if it had not changed at all.
-            self._copier.copy(later)
+        try:
+            self._copier.copy(now)
+            if is_audited:
+                # Compared with a copy made later, a tensor that changed before it was copied would look as if it had not changed at all.
+                self._copier.copy(later)
+        except RuntimeError as error:  # what a driver says by torch
+            self._on_copying(NONE)
+            self.abandon(capture.step, f"the copy failed: {error}")
+            return
         index_bytes = memory.write_values(plan, observed.values)
         written = _Written(capture.step, capture.slot, plan.index_offset, index_bytes)
         self._fly(written, plan, memory, later, marks, is_audited=is_audited, begun=capture.begun)

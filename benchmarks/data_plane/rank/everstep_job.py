@@ -13,6 +13,7 @@ import mmap
 import os
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -23,7 +24,7 @@ import everstep.training
 from benchmarks.data_plane.rank.memory import own_tree, private_bytes
 from benchmarks.data_plane.rank.state import State, pause
 from everstep.protocol.rank_messages import RANK_WORD_BYTES, read_agent_half
-from everstep.protocol.slot import HEADER_BYTES, SlotState, unpack_header, unpack_index
+from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, unpack_header, unpack_index
 from everstep.training.session import TrainingSession
 
 LOOK_SECONDS = 0.001
@@ -183,22 +184,45 @@ def holder_has(session: TrainingSession, memory: Path, page: Path, step: int, ra
     Returns:
         One other node holds every tensor of it; a session that has none has nothing that could be held.
     """
-    live = session.state_tensors()
+    found = held(memory, page, step, rank)
+    if found is None:
+        return False
+    path, header = found
+    file = torch.from_file(str(path), shared=True, size=HEADER_BYTES + header.payload_bytes, dtype=torch.uint8)
+    return equals(file[HEADER_BYTES:], header, session.state_tensors())
+
+
+def held(memory: Path, page: Path, step: int, rank: int) -> tuple[Path, SlotHeader] | None:
+    """Return the slot in which another node holds a rank's shard of a step, sealed; None: none does. For the arguments see `holder_has`."""
     for path in sorted(memory.parent.glob(f"everstep-*/{page.parent.name}/rank-{rank}.slot-*")):
         if memory in path.parents:
             continue
-        with path.open("rb") as file:
-            header = unpack_header(file.read(HEADER_BYTES))
-        if header.state is not SlotState.SEALED or header.step != step:
-            continue
-        held = torch.from_file(str(path), shared=True, size=HEADER_BYTES + header.payload_bytes, dtype=torch.uint8)[HEADER_BYTES:]
-        index = unpack_index(bytes(held[header.index_offset : header.index_offset + header.index_bytes].numpy()), header.index_offset)
-        places = {entry.name: (entry.offset, entry.offset + entry.bytes) for entry in index.tensors}
-        return bool(live) and all(
-            name in places and torch.equal(held[slice(*places[name])], tensor.contiguous().reshape(-1).view(torch.uint8))
-            for name, tensor in live.items()
-        )
-    return False
+        header = header_of(path)
+        if header.state is SlotState.SEALED and header.step == step:
+            return path, header
+    return None
+
+
+def header_of(path: Path) -> SlotHeader:
+    """Return a slot's header as it is now."""
+    with path.open("rb") as file:
+        return unpack_header(file.read(HEADER_BYTES))
+
+
+def equals(payload: torch.Tensor, header: SlotHeader, live: Mapping[str, torch.Tensor]) -> bool:
+    """Say whether a payload holds every one of these tensors, byte by byte, and there is one at least.
+
+    Args:
+        payload: uint8[payload_bytes].
+        header: of its slot.
+        live: by the names that they have in it, on any device.
+    """
+    index = unpack_index(bytes(payload[header.index_offset : header.index_offset + header.index_bytes].numpy()), header.index_offset)
+    places = {entry.name: (entry.offset, entry.offset + entry.bytes) for entry in index.tensors}
+    return bool(live) and all(
+        name in places and torch.equal(payload[slice(*places[name])], tensor.contiguous().reshape(-1).view(torch.uint8).cpu())
+        for name, tensor in live.items()
+    )
 
 
 def main() -> None:

@@ -709,6 +709,9 @@ class LateDevice:
     def current_stream(self) -> str:
         return "training"
 
+    def is_capturing(self) -> bool:
+        return False
+
     def new_event(self) -> LateEvent:
         return LateEvent(self)
 

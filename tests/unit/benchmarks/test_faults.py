@@ -10,12 +10,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.data_plane.rows import Verdict
 from benchmarks.faults import report
 from benchmarks.faults.cases import CASES
 from benchmarks.faults.figures import FULL_SPEED_RATIO, Boundary, Observed, Span, commits_ratio, evaluate, judge, parse, step_seconds, steps_in
 from benchmarks.faults.picture import draw
 from benchmarks.machine import Machine
+from benchmarks.measures import Verdict
 
 MACHINE = Machine(processor="P", cores=2, memory_gib=8.0, kernel="Linux 6", python="3.11", versions={"torch": "2.13.0"}, load_average=(0.1, 0.2, 0.3))
 COUNT = 40

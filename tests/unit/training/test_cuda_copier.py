@@ -15,7 +15,7 @@ from everstep.protocol.slot import HEADER_BYTES
 from everstep.training import cuda_copier
 from everstep.training.capture import CapturePlan, SlotMemory, StateTensor
 from everstep.training.copier import Copies
-from everstep.training.cuda_copier import CudaCopier, gather_now
+from everstep.training.cuda_copier import CudaCopier, CudaDevice, gather_now
 
 PIECE = 64
 
@@ -64,6 +64,7 @@ class FakeDevice:
         self.registered: dict[int, int] = {}
         self.limit = 1 << 40
         self.entered: list[str] = []
+        self.is_capturing_now = False
         self.gathered: list[tuple[torch.Tensor, int]] = []
         """What was brought together: the memory that was written, and how many tensors."""
 
@@ -87,6 +88,9 @@ class FakeDevice:
     def current_stream(self) -> Any:
         return self.training
 
+    def is_capturing(self) -> bool:
+        return self.is_capturing_now
+
     def new_event(self) -> FakeEvent:
         return FakeEvent(self)
 
@@ -96,6 +100,10 @@ class FakeDevice:
         self.do(stream, "wait", lambda: marker.stream.run_until(lambda: marker.is_reached))
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+        begin, end = target.data_ptr(), target.data_ptr() + target.nbytes
+        known = [(at, at + size) for at, size in list(self.registered.items()) if at < end and begin < at + size]
+        if known and not (len(known) == 1 and known[0][0] <= begin and end <= known[0][1]):
+            raise RuntimeError("CUDA error: invalid argument")  # as the driver does with what it knows in part
         self.do(stream, "copy", lambda: target.copy_(source))
 
     def gather(self, memory: torch.Tensor, targets: Any, sources: Any, stream: Any) -> None:
@@ -338,6 +346,106 @@ def test_a_slot_that_is_let_go_is_not_registered_any_more(memory: tuple[SlotMemo
     settle(copier)
     assert device.registered == {}
     copier.close()
+
+
+@pytest.mark.parametrize("piece_bytes", [HEADER_BYTES + 100, HEADER_BYTES + 200, 4096 + 300])
+@pytest.mark.parametrize("limit", [0, HEADER_BYTES + 250, 1 << 40])
+def test_no_copy_lies_across_what_is_registered_by_itself(
+    memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor], piece_bytes: int, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_copier, "REGISTERED_BYTES", piece_bytes)
+    slot, views = memory
+    device = FakeDevice()
+    device.limit = limit
+    copier = CudaCopier(device)
+    copier.prepare(slot)
+    settle(copier)
+    assert len(device.registered) >= 1 or limit < piece_bytes
+    errors: list[BaseException | None] = []
+    copier.copy(Copies(tensors, views))
+    device.catch_up()
+    assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
+    slot.payload[: views[0].nbytes] = 0
+    copier.start(Copies(tensors, views), errors.append).join()
+    assert errors == [None]
+    assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
+    copier.close()
+
+
+def test_what_the_boundary_copies_is_cut_before_the_first_piece_is_registered(
+    memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look and the copy, the copier's thread may register a piece: it must lie all within or all without."""
+    monkeypatch.setattr(cuda_copier, "REGISTERED_BYTES", HEADER_BYTES + 100)
+    slot, views = memory
+    device = FakeDevice()
+    copier = CudaCopier(device)
+    is_free = threading.Event()
+    copier._thread.put(lambda: is_free.wait() and None)
+    copier.prepare(slot)
+    assert device.registered == {}
+    copier.copy(Copies(tensors[:1], views[:1]))
+    assert device.copies() == 2
+    is_free.set()
+    copier.close()
+
+
+def test_a_slot_that_is_let_go_between_two_pieces_is_not_registered_again(
+    memory: tuple[SlotMemory, list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_copier, "REGISTERED_BYTES", 4096)
+    slot, _ = memory
+    device = FakeDevice()
+    copier = CudaCopier(device, PIECE)
+    register = device.register
+
+    def let_go_meanwhile(address: int, size: int) -> bool:
+        if len(device.registered) == 1:
+            copier.release(slot)
+        return register(address, size)
+
+    device.register = let_go_meanwhile  # type: ignore[method-assign]
+    copier.prepare(slot)
+    settle(copier)
+    assert device.registered == {}
+    copier.close()
+
+
+def test_a_graph_that_the_script_captures_is_not_made_to_wait(memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]) -> None:
+    _, views = memory
+    device = FakeDevice()
+    copier = CudaCopier(device, PIECE)
+    device.is_capturing_now = True
+    ticket = copier.start(Copies(tensors, views), lambda _error: None)
+    ticket.wait()
+    assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True)), "the host has waited instead"
+    assert ("wait", "training") not in device.calls
+    copier.close()
+
+
+class Runtime:
+    """The few calls of the CUDA runtime that refuse, or are asked why."""
+
+    def __init__(self, answer: int) -> None:
+        self.answer = answer
+        self.last_error = 0
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.last_error = self.answer or self.last_error
+        return self.answer
+
+    def cudaGetLastError(self) -> int:
+        last, self.last_error = self.last_error, 0
+        return last
+
+
+@pytest.mark.parametrize("answer", [0, 2])
+def test_a_refused_registration_leaves_no_error_for_the_next_launch(answer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime(answer)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(cuda_copier, "_runtime", lambda: runtime)
+    assert CudaDevice(0).register(4096, 4096) is (answer == 0)
+    assert runtime.last_error == 0
 
 
 # -- small tensors, and those that are not contiguous ------------------------------------------------------------------------------------------

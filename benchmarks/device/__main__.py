@@ -1,0 +1,125 @@
+"""What a GPU says of Everstep: `make bench-device`.
+
+    python -m benchmarks.device [--quick] [--only PART …] [--gib 8] [--layers 16 --width 1024 …]
+
+A part that is left out keeps what an earlier run on the same device measured, so that parts can be run one by one where time is short.
+Exit code: 0 every row passes or is inconclusive, 1 a row falls short, 2 there is no device, and nothing is reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.begin import begin
+from benchmarks.device import report
+from benchmarks.device.parts import GIB, GPT, PARTS, QUICK, ROOT, Sizes, probe, run_part
+from benchmarks.device.report import Outcome
+from benchmarks.errors import BenchmarkFailed
+
+HOME = ROOT / ".everstep" / "bench"
+CUDA = "cuda"
+MODEL = ("layers", "width", "heads", "context", "batch", "accumulate", "warm_up", "block_steps", "verified_steps")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, write the report, and return the process's exit code."""
+    arguments = parse(argv)
+    begun = begin()
+    say = begun.say
+    try:
+        device = probe()
+    except BenchmarkFailed as error:
+        print(
+            f"there is no device to measure: {error}; run it on a machine with an NVIDIA GPU, its driver and a torch built for CUDA",
+            file=sys.stderr,
+        )
+        return 2
+    machine = begun.machine
+    say(f"{device['name']}, driver {device['driver']}, torch {device['torch']}; load average {machine.load_average[0]:.2f} on {machine.cores} cores")
+    outcomes = report.earlier(arguments.json, device, is_quick=arguments.quick)
+    for part in arguments.only:
+        outcomes[part] = attempt(part, lambda name: measure(name, sizes_of(arguments), HOME / "device", say), say)
+        run = report.Run(machine=machine, device=device, outcomes=outcomes, is_quick=arguments.quick)
+        report.write(run, arguments.json, arguments.document)  # after each part: what comes later may take the process with it
+    say(f"written: {arguments.json} and {arguments.document}")
+    for row in run.rows:
+        print(report.line(row))
+    return 1 if run.falls_short else 0
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the command line's arguments."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.device", description="Capture, restore and every-step snapshots on a GPU.")
+    parser.add_argument("--quick", action="store_true", help="small and few, to try the harness on the device; no judged figures")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="leave the others as an earlier run left them")
+    parser.add_argument("--gib", type=float, help="of the state that is captured and restored; 8")
+    for name in MODEL:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"of the GPT's part; {getattr(Sizes(), name)}")
+    parser.add_argument("--order", help="of the GPT's blocks, A with snapshots, B without; ABBA four times")
+    parser.add_argument("--json", type=Path, default=HOME / "device.json", help="where the figures go")
+    parser.add_argument("--document", type=Path, help="where the tables go; docs/benchmarks-device.md, or with --quick a draft")
+    arguments = parser.parse_args(argv)
+    if arguments.document is None:
+        arguments.document = HOME / "device_quick.md" if arguments.quick else ROOT / "docs" / "benchmarks-device.md"
+    return arguments
+
+
+def sizes_of(arguments: argparse.Namespace) -> Sizes:
+    """Return how much is measured."""
+    given = {name: value for name in (*MODEL, "order") if (value := getattr(arguments, name)) is not None}
+    if arguments.gib is not None:
+        given["state_bytes"] = round(arguments.gib * GIB)
+    return dataclasses.replace(QUICK if arguments.quick else Sizes(), **given)
+
+
+def attempt(part: str, work: Callable[[str], dict[str, Any]], say: Callable[[str], None]) -> Outcome:
+    """Run a part and return what became of it: none takes the others with it.
+
+    Args:
+        part: which.
+        work: does it.
+        say: told what is being done.
+    """
+    at, begun = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", time.monotonic()
+    say(f"part {part}")
+    try:
+        found, failure = work(part), ""
+    except Exception as error:  # whatever it is, it is this part's alone
+        found, failure = None, str(error) if isinstance(error, BenchmarkFailed) else f"{type(error).__name__}: {error}"
+        say(f"  part {part} failed: {failure}")
+    return Outcome(found=found, failure=failure, at=at, seconds=time.monotonic() - begun)
+
+
+def measure(part: str, sizes: Sizes, home: Path, say: Callable[[str], None], *, device: str = CUDA) -> dict[str, Any]:
+    """Run one part.
+
+    Args:
+        part: which.
+        sizes: of it.
+        home: folder for what it leaves; that of an earlier run of it is emptied.
+        say: told what is being done.
+        device: cuda; cpu tries the harness.
+    """
+    folder = home / part
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    if part != GPT:
+        return run_part(part, sizes, folder, device=device)
+    from benchmarks.device import gpt  # the other parts need neither the local cloud nor what it imports
+
+    return gpt.measure(folder, sizes, device=device, say=say)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,91 @@
+"""The part that needs a cluster: a GPT on the device, every step kept on another node by a real agent, beside steps of which none is kept.
+
+Two nodes on loopback with one rank each, because two copies need a holder that is another node of the job. Rank 0 has the device to itself; rank 1
+only keeps step (`rank/train.py`). The holder's memory and the line to it are those of one machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cluster_jobs import EVERY_STEP, ROOT, Bench
+from benchmarks.device.parts import MIB, Sizes
+from benchmarks.errors import BenchmarkFailed
+from everstep import failures
+from everstep.errors import EverstepError
+from infra.local_cloud.errors import LocalCloudError
+from infra.local_cloud.up import ClusterOptions, LocalCluster
+
+NODES, COPIES = 2, 2
+SCRIPT = Path(__file__).parent / "rank" / "train.py"
+PASSED_ON = ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "CUDA_HOME")
+"""Of this process's environment, what a rank may need to find the driver; the local cloud hands nothing on by itself."""
+HYPERPARAMETERS = (
+    "layers", "width", "heads", "context", "batch", "accumulate", "warm_up", "order", "block_steps", "verified_steps"
+)  # fmt: skip
+
+
+def measure(home: Path, sizes: Sizes, *, device: str, say: Callable[[str], None]) -> dict[str, Any]:
+    """Run the job once.
+
+    Args:
+        home: folder for logs and what the script leaves.
+        sizes: of model and run.
+        device: cuda; cpu tries the harness.
+        say: told what is being done.
+
+    Returns:
+        What `rows.of_gpt` takes; what was measured before a failure, and the failure, if there was one.
+
+    Raises:
+        BenchmarkFailed: nothing was measured; says why, and where the logs are.
+    """
+    slots_bytes = 2 * NODES * sizes.model_bytes * 5 // 4 + 256 * MIB
+    cluster = LocalCluster(home / "cluster")
+    try:
+        with cluster:
+            cluster.up(ClusterOptions(nodes=NODES, spares=0, node_memory_bytes=slots_bytes, environment=environment_of(os.environ)))
+            with contextlib.closing(cluster.client()) as client, failures.translated():
+                bench = Bench(cluster, client, home, say)
+                bench.wait_until_warm(NODES)
+                return _run(bench, sizes, device)
+    except (LocalCloudError, EverstepError, OSError) as error:
+        raise BenchmarkFailed(f"{error}; logs: {cluster.logs}/*.log, {cluster.nodes_directory}/*/") from error
+
+
+def environment_of(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return what the nodes get of an environment: where the driver is, and where this benchmark's own modules are."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [variables.get("PYTHONPATH")])])
+    return {**{name: variables[name] for name in PASSED_ON if name in variables}, "PYTHONPATH": path}
+
+
+def _run(bench: Bench, sizes: Sizes, device: str) -> dict[str, Any]:
+    source = bench.directory / "source"
+    source.mkdir()
+    shutil.copy(SCRIPT, source / "train.py")
+    job = bench.submit(
+        "device-gpt",
+        source,
+        "train.py",
+        nodes=NODES,
+        copies=COPIES,
+        hyperparameters={"device": device, **{name: getattr(sizes, name) for name in HYPERPARAMETERS}},
+        max_slowdown=EVERY_STEP,
+        Environment={"BENCH_DIRECTORY": str(bench.directory), "BENCH_EXAMPLE": str(ROOT / "examples" / "char_gpt")},
+        RetryStrategy={"MaxAttempts": 1},
+    )
+    failure = ""
+    try:
+        job.completed()
+    except BenchmarkFailed as error:
+        failure = f"{error}; logs: {bench.cluster.nodes_directory}/*/"
+    result = bench.directory / "rank0.json"
+    if not result.exists():
+        raise BenchmarkFailed(failure or f"job {job.name} left no {result}")
+    return {**json.loads(result.read_text()), **({"failure": failure} if failure else {})}

@@ -1,0 +1,282 @@
+"""What the parts need of a device. `Cuda` is the real one; `Host` runs every line but its calls, and its figures are of no device.
+
+Invariant: a part asks for nothing else of CUDA, so that what has run on the host has only these calls left to go wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+
+from everstep.training.copier import Copier, CopyTicket, CpuCopier
+from everstep.training.cuda_copier import CudaCopier, CudaDevice
+
+CUDA, HOST = "cuda", "cpu"
+SYNCHRONIZING = "synchronizing CUDA operation"
+"""In torch's warning of a call that waits for the device."""
+REGISTRATION_SECONDS = 120.0
+
+
+class Registration:
+    """What a copier registers, and how long each piece takes it. Written by the copier's thread."""
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[int, float]] = []
+        """(bytes, seconds)."""
+        self.refused_bytes = 0
+        self._changed = threading.Condition()
+
+    def add(self, size: int, seconds: float, *, is_taken: bool) -> None:
+        """Note a piece."""
+        with self._changed:
+            if is_taken:
+                self.pieces.append((size, seconds))
+            else:
+                self.refused_bytes += size
+            self._changed.notify_all()
+
+    @property
+    def registered_bytes(self) -> int:
+        """So far."""
+        return sum(size for size, _ in self.pieces)
+
+    def wait(self, size: int) -> None:
+        """Return when so many bytes are registered.
+
+        Raises:
+            RuntimeError: the driver refused a piece, or it takes too long.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self.refused_bytes or self.registered_bytes >= size, REGISTRATION_SECONDS)
+            if self.registered_bytes < size:
+                told = f"{self.registered_bytes} of {size} bytes are registered, {self.refused_bytes} were refused"
+                raise RuntimeError(f"{told}: is locked memory limited (ulimit -l)?")
+
+
+class WatchedDevice(CudaDevice):
+    """The product's device, watched: registration is timed, and copies can be held up until something has begun.
+
+    Args:
+        index: of the device.
+        registration: where pieces are noted.
+        gate: waited for before each copy.
+    """
+
+    def __init__(self, index: int, registration: Registration, gate: Callable[[], object]) -> None:
+        super().__init__(index)
+        self._registration = registration
+        self._gate = gate
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: object) -> None:
+        self._gate()
+        super().copy(target, source, stream)
+
+    def register(self, address: int, size: int) -> bool:
+        begun = time.perf_counter()
+        is_taken = super().register(address, size)
+        self._registration.add(size, time.perf_counter() - begun, is_taken=is_taken)
+        return is_taken
+
+
+class Timeline(Protocol):
+    """Moments of the training stream."""
+
+    def mark(self) -> None:
+        """Note where the stream will be when it comes here. Waits for nothing."""
+
+    def seconds(self) -> list[float]:
+        """Return the times between neighbouring marks, and forget them. Waits for the device."""
+
+
+class Hardware(Protocol):
+    """A device and what is asked of it."""
+
+    device: torch.device
+
+    def copier(self, registration: Registration, gate: Callable[[], object] = lambda: None) -> Copier:
+        """Return the product's copier for this device."""
+
+    def pinned(self, size: int) -> torch.Tensor:
+        """Return pinned host memory, uint8[size]."""
+
+    def synchronize(self) -> None:
+        """Wait for all of the device's work."""
+
+    def allocation_count(self) -> int:
+        """Return how often memory of the device, or pinned memory, was asked for in this process so far."""
+
+    def free_bytes(self) -> int:
+        """Return the device's free memory."""
+
+    def timeline(self) -> Timeline:
+        """Return an empty one."""
+
+    def synchronizations(self) -> AbstractContextManager[list[str]]:
+        """Collect what calls that wait for the device say, by torch's own watch."""
+
+    def graph(self, step: Callable[[], object], during: Callable[[], object], *, warm_up: int) -> Callable[[], object]:
+        """Make `step` so many times, then capture it as a graph; `during` is called while the capture is under way. Return what replays it."""
+
+    def fence(self, ticket: CopyTicket) -> None:
+        """Let what the training stream is given from now on come behind a copy, as the guard does."""
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context of forward."""
+
+
+class _CudaTimeline:
+    def __init__(self) -> None:
+        self._events: list[torch.cuda.Event] = []
+
+    def mark(self) -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._events.append(event)
+
+    def seconds(self) -> list[float]:
+        events, self._events = self._events, []
+        if events:
+            events[-1].synchronize()
+        return [earlier.elapsed_time(later) / 1000 for earlier, later in pairwise(events)]
+
+
+class Cuda:
+    """A GPU.
+
+    Args:
+        index: of the device.
+    """
+
+    def __init__(self, index: int = 0) -> None:
+        torch.cuda.set_device(index)
+        self.device = torch.device("cuda", index)
+
+    def copier(self, registration: Registration, gate: Callable[[], object] = lambda: None) -> Copier:
+        return CudaCopier(WatchedDevice(self.device.index, registration, gate))
+
+    def pinned(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def allocation_count(self) -> int:
+        stats = torch.cuda.memory_stats(self.device)
+        count = int(stats.get("allocation.all.allocated", 0)) + int(stats.get("segment.all.allocated", 0))
+        of_host = getattr(torch.cuda, "host_memory_stats", dict)()
+        return count + sum(int(of_host.get(name, 0)) for name in ("allocations.allocated", "num_host_alloc"))
+
+    def free_bytes(self) -> int:
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
+    def timeline(self) -> Timeline:
+        return _CudaTimeline()
+
+    @contextlib.contextmanager
+    def synchronizations(self) -> Iterator[list[str]]:
+        said: list[str] = []
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield said
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+                said += [f"{each.filename}:{each.lineno}" for each in caught if SYNCHRONIZING in str(each.message)]
+
+    def graph(self, step: Callable[[], object], during: Callable[[], object], *, warm_up: int) -> Callable[[], object]:
+        side = torch.cuda.Stream()  # as torch's documentation has it: on the stream that training uses, backward would remember that one
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(warm_up):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+            during()
+        return graph.replay
+
+    def fence(self, ticket: CopyTicket) -> None:
+        ticket.wait()
+
+    def autocast(self) -> AbstractContextManager[object]:
+        return torch.autocast("cuda", dtype=torch.bfloat16)
+
+
+class _HostTimeline:
+    def __init__(self) -> None:
+        self._marks: list[float] = []
+
+    def mark(self) -> None:
+        self._marks.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        marks, self._marks = self._marks, []
+        return [later - earlier for earlier, later in pairwise(marks)]
+
+
+class Host:
+    """Host memory, for tests.
+
+    Args:
+        make_copier: what stands for the device's copier.
+    """
+
+    def __init__(self, make_copier: Callable[[Registration, Callable[[], object]], Copier] = lambda _registration, _gate: CpuCopier()) -> None:
+        self.device = torch.device("cpu")
+        self._make_copier = make_copier
+
+    def copier(self, registration: Registration, gate: Callable[[], object] = lambda: None) -> Copier:
+        return self._make_copier(registration, gate)
+
+    def pinned(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+    def synchronize(self) -> None: ...
+
+    def allocation_count(self) -> int:
+        return 0
+
+    def free_bytes(self) -> int:
+        return 1 << 30
+
+    def timeline(self) -> Timeline:
+        return _HostTimeline()
+
+    def synchronizations(self) -> AbstractContextManager[list[str]]:
+        return contextlib.nullcontext([])
+
+    def graph(self, step: Callable[[], object], during: Callable[[], object], *, warm_up: int) -> Callable[[], object]:
+        for _ in range(warm_up):
+            step()
+        during()
+        return step
+
+    def fence(self, ticket: CopyTicket) -> None:
+        ticket.join()  # the host has no stream in which a step could stand behind it
+
+    def autocast(self) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+
+def hardware_of(name: str) -> Hardware:
+    """Return the hardware of that name.
+
+    Raises:
+        RuntimeError: torch sees no such device.
+    """
+    if name == HOST:
+        return Host()
+    if not torch.cuda.is_available():
+        raise RuntimeError("torch sees no CUDA device")
+    return Cuda()

@@ -1,0 +1,171 @@
+"""A model and its optimizer of a chosen size as the session sees them, and slots for them, without an agent.
+
+Invariant: what captures and restores is the product's: `RankState` and its adapter, `CapturePlan`, `SlotMemory`, `read_snapshot`. Only the header is
+written here, which the agent writes elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from everstep.protocol.ids import Generation, Step
+from everstep.protocol.rank_messages import Welcome
+from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, pack_header
+from everstep.training.adapters.plain import PlainAdapter
+from everstep.training.agent_link import NullLink
+from everstep.training.capture import CapturePlan, SlotMemory
+from everstep.training.copier import Copies
+from everstep.training.restore import Arrival, Expected, map_ahead, read_snapshot
+from everstep.training.script import Environment
+from everstep.training.state import Observed, RankState
+
+RUN = "d" * 32
+WIDTH = 2048
+BLOCK = ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH), *((WIDTH,),) * 4)
+SMALL = (16, 64, 256, 1024, 4096)
+"""Elements of small parameters: norms, biases, gates."""
+SMALL_COUNT = 1000
+BYTES_A_PARAMETER = 12
+"""fp32, and Adam's two moments."""
+SHARE_OF_SMALL = 0.05
+"""Of a state that is itself small, what small parameters take at most."""
+
+
+def shapes(size: int) -> Iterator[tuple[int, ...]]:
+    """Yield parameters' shapes of a state of at least `size` bytes: whole blocks of a transformer as far as they fit, and many small ones."""
+    elements = -(-size // BYTES_A_PARAMETER)
+    small = 0
+    for number in range(SMALL_COUNT):
+        count = SMALL[number % len(SMALL)]
+        if small + count > SHARE_OF_SMALL * elements:
+            break
+        yield (count,)
+        small += count
+    left, block = elements - small, sum(math.prod(shape) for shape in BLOCK)
+    for _ in range(left // block):
+        yield from BLOCK
+    if rest := left % block:
+        yield (-(-rest // WIDTH), WIDTH)
+
+
+class State:
+    """Parameters under Adam after its first step, registered as a session registers them.
+
+    Args:
+        device: of all but Adam's step counts, which lie on the host.
+        size: of the state in bytes, at least.
+    """
+
+    def __init__(self, device: torch.device, size: int) -> None:
+        torch.manual_seed(7)
+        self.model = torch.nn.ParameterList(torch.randn(shape, device=device) for shape in shapes(size))
+        for parameter in self.model:
+            parameter.grad = torch.full_like(parameter, 1e-3)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, betas=(0.99, 0.999))
+        self.environment = Environment.read({"EVERSTEP_JOB_NAME": "device", "EVERSTEP_RUN_ID": RUN})
+        self.advance()
+        self.rank_state = RankState([PlainAdapter({"": self.model}, {"": self.optimizer})], {}, {}, self.environment)
+
+    def advance(self) -> None:
+        """Change every tensor."""
+        self.optimizer.step()
+
+    def observe(self) -> Observed:
+        """Return the state of the moment."""
+        return self.rank_state.observe()
+
+    def forget(self) -> None:
+        """Leave what a rank has that was started anew: other parameters, and no moments."""
+        for parameter in self.model:
+            parameter.grad = None
+            with torch.no_grad():
+                parameter.zero_()
+        self.optimizer.state.clear()
+
+    def live(self) -> dict[str, torch.Tensor]:
+        """Return the live tensors by the names that they have in a slot."""
+        return {item.name: item.tensor.detach() for items in self.observe().lists for item in items}
+
+
+class Slot:
+    """A slot file for a state.
+
+    Args:
+        path: of the file, on tmpfs; made here, without pages.
+        state: that it is for.
+    """
+
+    def __init__(self, path: Path, state: State) -> None:
+        observed = state.observe()
+        self.path = path
+        self.state = state
+        self.plan = CapturePlan.make(observed.tensors)
+        capacity = self.plan.capacity_bytes(observed.values)
+        with path.open("wb") as file:
+            file.truncate(HEADER_BYTES + capacity)
+        self.memory = SlotMemory(path, capacity)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Header and all."""
+        return self.memory.span[1]
+
+    def copies(self) -> Copies:
+        """Return what a capture of the moment copies."""
+        observed = self.state.observe()
+        assert self.plan.fits(observed.tensors)
+        return Copies([item.tensor.detach() for item in observed.tensors], self.memory.views(self.plan))
+
+    def seal(self) -> None:
+        """Complete a captured payload, as session and agent do."""
+        observed = self.state.observe()
+        index_bytes = self.memory.write_values(self.plan, observed.values)
+        environment = self.state.environment
+        header = SlotHeader(
+            job=environment.job,
+            run=environment.run,
+            owner_rank=environment.rank,
+            origin_generation=Generation(1),
+            step=Step(1),
+            state=SlotState.SEALED,
+            capacity_bytes=self.memory.capacity_bytes,
+            payload_bytes=self.plan.index_offset + index_bytes,
+            index_offset=self.plan.index_offset,
+            index_bytes=index_bytes,
+            layout_hash=self.state.rank_state.layout_hash,
+        )
+        with self.path.open("r+b") as file:
+            file.write(pack_header(header))
+
+    def is_equal(self) -> bool:
+        """Compare the file with the live state, byte by byte: over a mapping of its own, and not by the way of the copies."""
+        file = torch.from_file(str(self.path), shared=True, size=HEADER_BYTES + self.plan.index_offset, dtype=torch.uint8)
+        places = {entry.name: (HEADER_BYTES + entry.offset, HEADER_BYTES + entry.offset + entry.bytes) for entry in self.plan.entries}
+        live = self.state.live()
+        return bool(live) and all(torch.equal(file[slice(*places[name])], bytes_of(tensor).cpu()) for name, tensor in live.items())
+
+    def restore(self) -> tuple[float, float]:
+        """Bring the live state to the slot's content as a session does.
+
+        Returns:
+            Seconds until the host has gone on, of which the mapping took so many.
+        """
+        environment = self.state.environment
+        named = Welcome(generation=Generation(1), word_path="", base_step=Step(1), base_slot_path=str(self.path))
+        arrival = Arrival(NullLink(), named)
+        expected = Expected(environment.run, environment.rank, Step(1), self.state.rank_state.facts)
+        begun = time.perf_counter()
+        mapped = map_ahead(self.path, self.state.rank_state.expect_restore())
+        mapping = time.perf_counter() - begun
+        self.state.rank_state.load(read_snapshot(named, mapped, arrival, expected))
+        return time.perf_counter() - begun, mapping
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's bytes, uint8[nbytes]."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

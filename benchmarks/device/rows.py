@@ -1,0 +1,299 @@
+"""What the parts measured becomes rows, and rows verdicts. Pure.
+
+Invariant: a verdict follows from the run alone. A row whose floor moved is inconclusive, whatever it says; wrong bytes fall short on any machine; a
+part that failed is a row that falls short.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.device.parts import CAPTURE, GIB, GPT, GRAPH, RESTORE
+from benchmarks.measures import (
+    FLOOR_TOLERANCE_RATIO,
+    LEAST_COMMITS_RATIO,
+    Floor,
+    Summary,
+    Verdict,
+    bootstrap_interval,
+    moved_ratio,
+    paired_ratios,
+    percentile,
+)
+
+LEAST_STATE_BYTES = 8 * GIB
+"""What a capture must have moved to be judged."""
+LEAST_RATE_RATIO = 0.9
+"""Of the rate of pinned memory: registered pages are copied as fast."""
+MOST_SLOWDOWN_RATIO = 0.01
+LEAST_PAIRS = 4
+"""Of blocks, below which an interval says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row of `.everstep/bench/device.json`."""
+
+    part: str
+    title: str
+    value: float
+    unit: str
+    low: float | None = None
+    high: float | None = None
+    n: int = 1
+    limit: float | None = None
+    is_least: bool = False
+    """The value must not be below the limit."""
+    against: str = ""
+    """What the limit is made of, or what stands beside the figure."""
+    floor_moved_ratio: float | None = None
+    verified: bool | None = None
+    """By a compare of bytes; None where there is nothing to compare."""
+    verdict: Verdict = Verdict.NONE
+    reason: str = ""
+
+
+def of_part(part: str, found: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of a part; what it lacks is told by a row that falls short.
+
+    Args:
+        part: capture, restore, gpt or graph.
+        found: what it left.
+    """
+    makers: Mapping[str, Callable[[Mapping[str, Any]], list[Row]]] = {CAPTURE: of_capture, RESTORE: of_restore, GPT: of_gpt, GRAPH: of_graph}
+    rows = makers[part](found)
+    return [*rows, broken(part, str(found["failure"]))] if found.get("failure") else rows
+
+
+def broken(part: str, reason: str) -> Row:
+    """Return the row of a part that failed, or went no further."""
+    return Row(part=part, title="the part ran to its end", value=0.0, unit="", n=0, verdict=Verdict.SHORT, reason=reason)
+
+
+def floor_of(found: Mapping[str, Any]) -> Floor:
+    """Return the rate of pinned memory, GiB/s, of the first half of the measurements and of the second."""
+    rates = [rate(found["bytes"], seconds) for seconds in found["seconds"]]
+    half = max(1, len(rates) // 2)
+    return Floor(Summary.of(rates[:half]), Summary.of(rates[half:] or rates[:half]))
+
+
+def rate(size: int, seconds: float) -> float:
+    """Return GiB/s."""
+    return size / GIB / seconds
+
+
+def of_capture(found: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of what `copying.capture` left, as far as it came."""
+    size, rows = found["payload_bytes"], []
+    if "registered" in found:
+        rows += _registered(found["registered"], size, floor_of(found["floor"]))
+    if "bounce" in found:
+        rows.append(_rates(CAPTURE, "capture through the bounce ring, nothing registered", found["bounce"], size, skip=1))
+        rows.append(_allocations("bounce ring", found["bounce"]))
+    if "fresh" in found:
+        rows.append(_rates(CAPTURE, "capture into a slot that was registered before anybody touched it", found["fresh"], size))
+    for name, title in (("registration", "registration, pages that are there"), ("cold_registration", "registration, pages that nobody has touched")):
+        if name in found:
+            each = found[name]
+            rows.append(Row(part=CAPTURE, title=title, value=each["seconds"] * GIB / each["bytes"], unit="s/GiB"))
+    if "floor" in found:
+        rows.append(_pinned(CAPTURE, "pinned memory, device to host", floor_of(found["floor"]), len(found["floor"]["seconds"])))
+    return rows
+
+
+def _registered(captures: Mapping[str, Any], size: int, floor: Floor) -> list[Row]:
+    figure = _rates(CAPTURE, "capture into a registered slot", captures, size)
+    judged = against_floor(replace(figure, limit=LEAST_RATE_RATIO * floor.median, is_least=True), floor, size)
+    gib = size / GIB
+    held = [1000 * seconds for seconds in captures["begin_seconds"]]
+    waited = [1000 * seconds for seconds in captures["wait_seconds"]]
+    cpu = [seconds / gib for seconds in captures["cpu_seconds"]]
+    return [
+        judged,
+        _allocations("registered", captures),
+        _shown(CAPTURE, "the training thread held where a capture begins", held, "ms"),
+        _shown(CAPTURE, "and if its next change came at once", waited, "ms"),
+        _shown(CAPTURE, "processor time of a capture", cpu, "s/GiB"),
+    ]
+
+
+def against_floor(row: Row, floor: Floor, size: int) -> Row:
+    """Return a rate with its verdict against the floor's.
+
+    Args:
+        row: with its limit.
+        floor: that the limit is made of.
+        size: bytes that were moved.
+    """
+    moved = floor.moved_ratio
+    told = replace(row, floor_moved_ratio=moved, against=f"{LEAST_RATE_RATIO:g} × pinned memory's {floor.median:.1f}")
+    assert row.limit is not None
+    if row.verified is False:
+        return replace(told, verdict=Verdict.SHORT, reason="the bytes in the slot are not the device's")
+    if moved > FLOOR_TOLERANCE_RATIO:
+        return replace(told, verdict=Verdict.INCONCLUSIVE, reason=f"its floor moved by {moved:.0%} in the run")
+    if size < LEAST_STATE_BYTES:
+        return replace(told, verdict=Verdict.INCONCLUSIVE, reason=f"{size / GIB:.2f} GiB, at least {LEAST_STATE_BYTES / GIB:.0f} are wanted")
+    return replace(told, verdict=Verdict.PASS if row.value >= row.limit else Verdict.SHORT)
+
+
+def of_restore(found: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of what `copying.restore` left."""
+    floor, size = floor_of(found["floor"]), found["payload_bytes"]
+    figure = _rates(RESTORE, "restore into the device, from a slot that is not registered", found, size)
+    share = f"{figure.value / floor.median:.2f} of pinned memory's {floor.median:.1f}"
+    mapped = [1000 * seconds for seconds in found["mapping_seconds"]]
+    return [
+        replace(figure, against=share, floor_moved_ratio=floor.moved_ratio),
+        _shown(RESTORE, "of that, until the slot was mapped", mapped, "ms"),
+        _pinned(RESTORE, "pinned memory, host to device", floor, len(found["floor"]["seconds"])),
+    ]
+
+
+def of_gpt(found: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of what `rank/train.py` left."""
+    commits = found["commits"] / max(1, found["kept_steps"])
+    blocked = [1000 * seconds for seconds in found["blocked_seconds"]]
+    rows = [
+        slowdown(found["order"], found["step_seconds"], commits),
+        Row(
+            part=GPT,
+            title="commits ÷ steps, a snapshot at every step",
+            value=commits,
+            unit="ratio",
+            n=found["kept_steps"],
+            limit=LEAST_COMMITS_RATIO,
+            is_least=True,
+            verdict=Verdict.PASS if commits >= LEAST_COMMITS_RATIO else Verdict.SHORT,
+        ),
+        _zero(
+            GPT, "calls in the loop that waited for the device", len(found["synchronizations"]), ", ".join(sorted(set(found["synchronizations"]))[:3])
+        ),
+    ]
+    if "verified" in found:
+        rows.append(whole(found["verified"]))
+    if blocked:
+        rows.append(_shown(GPT, "the training thread held by a snapshot, p50", blocked, "ms"))
+        rows.append(Row(part=GPT, title="the training thread held by a snapshot, p99", value=percentile(blocked, 0.99), unit="ms", n=len(blocked)))
+    return rows
+
+
+def slowdown(order: str, blocks: Sequence[Sequence[float]], commits: float) -> Row:
+    """Return by how much longer a step takes of which a snapshot is kept.
+
+    Args:
+        order: of the blocks, A with snapshots and B without.
+        blocks: seconds of each one's steps.
+        commits: ÷ steps, of the blocks with snapshots.
+    """
+    means = [statistics.fmean(block) for block in blocks]
+    ratios = paired_ratios(order, means)
+    low, high = bootstrap_interval(lambda samples: statistics.fmean(samples[0]), ratios)
+    plain = [mean for letter, mean in zip(order, means, strict=True) if letter == "B"]
+    moved = moved_ratio(min(plain), max(plain))
+    row = Row(
+        part=GPT,
+        title="a step's mean time, every step kept, beyond one of which nothing is",
+        value=statistics.fmean(ratios),
+        unit="ratio",
+        low=low,
+        high=high,
+        n=len(ratios),
+        limit=MOST_SLOWDOWN_RATIO,
+        against=f"steps of {1000 * statistics.fmean(plain):.0f} ms, pairs of blocks",
+        floor_moved_ratio=moved,
+    )
+    told = f"commits ÷ steps {commits:.2f}"
+    if moved > FLOOR_TOLERANCE_RATIO:
+        return replace(row, verdict=Verdict.INCONCLUSIVE, reason=f"{told}; steps without snapshots moved by {moved:.0%} in the run")
+    if low > MOST_SLOWDOWN_RATIO:
+        return replace(row, verdict=Verdict.SHORT, reason=told)
+    if commits < LEAST_COMMITS_RATIO:
+        return replace(row, verdict=Verdict.SHORT, reason=f"{told}, {LEAST_COMMITS_RATIO} to reach: fewer snapshots cost less")
+    if len(ratios) < LEAST_PAIRS:
+        return replace(row, verdict=Verdict.INCONCLUSIVE, reason=f"{told}; {len(ratios)} pairs, at least {LEAST_PAIRS} are wanted")
+    if high > MOST_SLOWDOWN_RATIO:
+        return replace(row, verdict=Verdict.INCONCLUSIVE, reason=f"{told}; the interval has the limit in it")
+    return replace(row, verdict=Verdict.PASS, reason=told)
+
+
+def whole(found: Mapping[str, Any]) -> Row:
+    """Return the row of the steps of which every kept byte was compared.
+
+    Args:
+        found: `Verified`, as a mapping.
+    """
+    committed, torn, unseen = (len(found[name]) for name in ("committed", "torn", "unseen"))
+    row = replace(
+        _zero(GPT, "kept steps whose bytes on the holder were not those of their boundary", torn, ""), n=committed - unseen, verified=not torn
+    )
+    told = f"{len(found['equal'])} of {len(found['steps'])} steps compared whole on the holder and equal"
+    if torn:
+        return replace(row, reason=f"torn: steps {', '.join(str(step) for step in found['torn'])}; {told}")
+    if unseen or not committed:
+        return replace(row, verdict=Verdict.INCONCLUSIVE, verified=None, reason=f"{unseen} were written over before they were read; {told}")
+    return replace(row, reason=told)
+
+
+def of_graph(found: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of what `graph.survives` left."""
+    title = "a graph captured while a copy was under way, and what it computes"
+    faults = []
+    if found["copy_error"]:
+        faults.append(f"the copy failed: {found['copy_error']}")
+    if not found["slot_equal"]:
+        faults.append("the bytes in the slot are not the device's")
+    if found["weights_differ"] > found["tolerance"]:
+        faults.append(f"its weights differ from those without a graph by {found['weights_differ']:.1e}")
+    survived = Row(part=GRAPH, title=title, value=found["weights_differ"], unit="relative difference", limit=found["tolerance"], n=found["replays"])
+    if faults:
+        survived = replace(survived, verdict=Verdict.SHORT, reason="; ".join(faults))
+    elif not found["was_in_flight"]:
+        survived = replace(survived, verdict=Verdict.INCONCLUSIVE, reason="the copy had ended before the capture began")
+    else:
+        survived = replace(survived, verdict=Verdict.PASS)
+    torn = _zero(GRAPH, "snapshots between replays that were torn", found["torn"], "")
+    return [replace(survived, verified=found["slot_equal"]), replace(torn, n=found["kept"], verified=not found["torn"])]
+
+
+def _rates(part: str, title: str, found: Mapping[str, Any], size: int, *, skip: int = 0) -> Row:
+    rates = [rate(size, seconds) for seconds in found["seconds"][skip:]]
+    low, high = bootstrap_interval(lambda samples: statistics.median(samples[0]), rates)
+    is_equal = all(found["equal"]) and bool(found["equal"])
+    verdict = Verdict.NONE if is_equal else Verdict.SHORT
+    reason = "" if is_equal else "the bytes differ"
+    return Row(
+        part=part,
+        title=title,
+        value=statistics.median(rates),
+        unit="GiB/s",
+        low=low,
+        high=high,
+        n=len(rates),
+        verified=is_equal,
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def _pinned(part: str, title: str, floor: Floor, count: int) -> Row:
+    return Row(part=part, title=title, value=floor.median, unit="GiB/s", n=count, floor_moved_ratio=floor.moved_ratio)
+
+
+def _allocations(kind: str, captures: Mapping[str, Any]) -> Row:
+    title = f"requests for device or pinned memory while a snapshot is taken, {kind}"
+    return replace(_zero(CAPTURE, title, captures["allocation_count"], ""), n=len(captures["seconds"]))
+
+
+def _zero(part: str, title: str, count: int, reason: str) -> Row:
+    return Row(
+        part=part, title=title, value=count, unit="count", limit=0.0, verdict=Verdict.SHORT if count else Verdict.PASS, reason=reason if count else ""
+    )
+
+
+def _shown(part: str, title: str, values: Sequence[float], unit: str) -> Row:
+    low, high = bootstrap_interval(lambda samples: statistics.median(samples[0]), values)
+    return Row(part=part, title=title, value=statistics.median(values), unit=unit, low=low, high=high, n=len(values))

@@ -1,0 +1,77 @@
+"""What goes wrong at a boundary costs a snapshot, and training goes on: the agent is told, the script is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from everstep.protocol.ids import Generation
+from everstep.protocol.rank_messages import NONE, Abandoned, Captured, SlotsGranted
+from everstep.protocol.slot import HEADER_BYTES
+from everstep.training.capture import StateTensor
+from everstep.training.copier import Copies, CpuCopier
+from everstep.training.guard import Guard
+from everstep.training.snapshots import Snapshotter
+from everstep.training.state import Observed
+
+
+class Refusing(CpuCopier):
+    """A copier whose driver refuses what the boundary asks for, as often as is said."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def copy(self, copies: Copies) -> None:
+        if self.times:
+            self.times -= 1
+            raise RuntimeError("CUDA error: invalid argument")
+        super().copy(copies)
+
+
+class State:
+    layout_hash = b"h" * 16
+
+    def __init__(self) -> None:
+        self.lists = [[StateTensor("weight", torch.arange(8.0), True)]]
+
+    def observe(self) -> Observed:
+        return Observed(self.lists, [], b"values")
+
+
+class Link:
+    generation = Generation(1)
+    slots: Any = None
+
+    def __init__(self) -> None:
+        self.sent: list[object] = []
+
+    def send(self, message: object) -> None:
+        self.sent.append(message)
+
+    def let_go(self) -> None: ...
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_copy_that_the_driver_refuses_at_the_boundary_is_an_abandoned_snapshot(tmp_path: Path, times: int) -> None:
+    link, guard, copying = Link(), Guard(), []
+    copier = Refusing(times=0)
+    snapshotter = Snapshotter(State(), link, copier, guard, copying.append, cores=1.0)  # type: ignore[arg-type]
+    snapshotter.prepare()
+    capacity = link.sent.pop().capacity_bytes  # type: ignore[attr-defined]
+    (tmp_path / "slot").write_bytes(bytes(HEADER_BYTES + capacity))
+    link.slots = SlotsGranted(layout_hash=State.layout_hash, capacity_bytes=capacity, paths=(str(tmp_path / "slot"),))
+    copier.times = times
+    for step in range(1, times + 1):
+        snapshotter.capture(step, 0)
+        assert isinstance(link.sent[-1], Abandoned)
+        assert "invalid argument" in link.sent[-1].reason
+        assert (copying[-1], snapshotter.settled) == (NONE, step)
+        guard.reach()
+    snapshotter.capture(times + 1, 0)
+    guard.reach()
+    assert isinstance(link.sent[-1], Captured), "the next one is taken"
+    snapshotter.close()
