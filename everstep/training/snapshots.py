@@ -279,6 +279,8 @@ class Snapshotter:
                 # Compared with a copy made later, a tensor that changed before it was copied would look as if it had not changed at all.
                 self._copier.copy(later)
         except RuntimeError as error:  # what a driver says by torch
+            with contextlib.suppress(RuntimeError):
+                self._copier.start(Copies((), ()), lambda _: None).join()  # what was asked for before may still be on its way into the slot
             self._on_copying(NONE)
             self.abandon(capture.step, f"the copy failed: {error}")
             return

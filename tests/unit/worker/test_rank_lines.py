@@ -306,7 +306,15 @@ async def test_no_slot_is_granted_before_the_holders_have_made_theirs(place: Pla
         (Standing.MOVING, (StopState.ANNOUNCED, StopState.CONFIRMED), 2),
         (Standing.MOVING, (StopState.ANNOUNCED, StopState.NONE), 2),
     ],
-    ids=["it trains", "it is on its way to a stop", "it stands", "it closes", "it may come to a stop", "it may wait at one", "it need not wait any more"],
+    ids=[
+        "it trains",
+        "it is on its way to a stop",
+        "it stands",
+        "it closes",
+        "it may come to a stop",
+        "it may wait at one",
+        "it need not wait any more",
+    ],
 )
 async def test_a_rank_is_woken_where_it_may_be_waiting(place: Place, standing: Standing, states: tuple[StopState, StopState], words: int) -> None:
     """By an announcement, and by a grant; one that trains looks at its next boundary, and is left alone."""
