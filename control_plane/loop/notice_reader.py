@@ -1,14 +1,17 @@
 """Reads the queue of events: notices into the database, and everything as a hint to look at AWS now.
 
 Invariant: a message is deleted after what it says is stored, or after it is recorded that it says nothing; so a replica that dies in between has it
-delivered again, and the second delivery changes nothing. A queue that fails is tried again ever more slowly: AWS is polled all the same.
+delivered again, and the second delivery changes nothing. A server that stops counts on that as well: it does not wait for the end of a long poll,
+since until then its jobs and its address would be nobody's. A queue that fails is tried again ever more slowly: AWS is polled all the same.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 
 from control_plane.cloud.errors import CloudError, MalformedEvent
@@ -37,7 +40,7 @@ class NoticeReader:
     """The loop that reads one queue of events. One per server; any number of servers may read the same queue.
 
     Args:
-        queue: what EventBridge delivers to; called in threads.
+        queue: what EventBridge delivers to; called in threads, and left behind in one when the server stops.
         database: where notices go.
         operator: asked for the instances of a capacity block.
         registry: whose loops are woken.
@@ -60,6 +63,7 @@ class NoticeReader:
         self._registry = registry
         self._cloud = cloud
         self._now = now
+        self._stop = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Read until `stop` is set.
@@ -67,6 +71,7 @@ class NoticeReader:
         Args:
             stop: set by the server when it ends.
         """
+        self._stop = stop
         pause_seconds = FIRST_PAUSE_SECONDS
         while not stop.is_set():
             try:
@@ -90,7 +95,7 @@ class NoticeReader:
         Raises:
             CloudError: the queue or EC2 did not answer; what was not deleted is delivered again.
         """
-        messages = await asyncio.to_thread(self._queue.receive)
+        messages = await self._received()
         is_news, is_close = False, False
         for message in messages:
             taken = await asyncio.to_thread(self._take, message)
@@ -103,6 +108,33 @@ class NoticeReader:
         if is_news:
             self._registry.hint()
         return len(messages)
+
+    async def _received(self) -> tuple[QueuedMessage, ...]:
+        """Wait for messages in a thread that nobody has to wait for; once the server stops there are none."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[tuple[QueuedMessage, ...]] = loop.create_future()
+
+        def settle(settled: Callable[[], None]) -> None:
+            with suppress(RuntimeError):  # the loop is closed: the server has stopped
+                loop.call_soon_threadsafe(lambda: None if answer.done() else settled())
+
+        def receive() -> None:
+            try:
+                messages = self._queue.receive()
+            except Exception as error:
+                failed = error
+                settle(lambda: answer.set_exception(failed))
+            else:
+                settle(lambda: answer.set_result(messages))
+
+        threading.Thread(target=receive, name="events", daemon=True).start()
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((answer, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return answer.result() if answer.done() else ()
+        finally:
+            answer.cancel()
+            stopping.cancel()
 
     def _take(self, message: QueuedMessage) -> CloudEvent | None:
         """Store what one message says, then delete it."""

@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 PASS_SECONDS = 0.1
 """Longest time between two passes; every request that may have changed something brings the next one forward."""
+STOP_POLL_SECONDS = 0.05
+"""How often the server looks whether it is to stop."""
 ADMIN_PREFIX = "/_everstep/"
 """No bucket can have this name."""
 MAX_ADMIN_BODY_BYTES = 64 * 1024
@@ -122,7 +124,7 @@ class LocalAws:
                 control_plane_addresses=tuple(address for address, _ in self.control_planes),
             )
         )
-        self._serving = threading.Thread(target=self._server.serve_forever, name="serve", daemon=True)
+        self._serving = threading.Thread(target=self._server.serve_forever, args=(STOP_POLL_SECONDS,), name="serve", daemon=True)
 
     def start(self) -> None:
         """Begin to answer requests; `run` must follow."""

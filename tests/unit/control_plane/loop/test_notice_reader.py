@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from datetime import timedelta
 
 import pytest
@@ -167,3 +168,24 @@ async def test_a_queue_that_fails_is_tried_ever_more_seldom_and_one_that_answers
     monkeypatch.setattr(reader, "read", read)
     await reader.run(asyncio.Event())
     assert pauses.seconds == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 1.0, 2.0]
+
+
+async def test_a_server_that_stops_does_not_wait_for_the_end_of_a_long_poll(world: World) -> None:
+    polled, ends = threading.Event(), threading.Event()
+
+    class LongPoll(Queue):
+        def receive(self) -> tuple[QueuedMessage, ...]:
+            polled.set()
+            ends.wait()
+            return super().receive()
+
+    queue, stop = LongPoll(aws_events.state_change()), asyncio.Event()
+    running = asyncio.create_task(reader_of(world, queue).run(stop))
+    try:
+        await asyncio.to_thread(polled.wait)
+        stop.set()
+        await running
+        assert not ends.is_set()
+        assert queue.waiting, "what comes after that is for the next server"
+    finally:
+        ends.set()
