@@ -19,7 +19,7 @@ from control_plane.cloud.operator import GroupState, ScheduledEvent
 from control_plane.core.observed import NO_GENERATION
 from control_plane.core.states import FleetStatus, JobState, NodeState
 from control_plane.core.timeouts import ladder
-from control_plane.db import checkpoints, events, fleets, incidents, jobs, nodes, schema
+from control_plane.db import checkpoints, events, fleets, incidents, jobs, nodes
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentConnection, AgentRegistry
 from control_plane.loop.runner import LoopContext, Runner
@@ -58,6 +58,7 @@ from everstep.protocol.agent_messages import (
 )
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord
+from tests.sqlite import make_migrated
 
 BUCKET = "everstep"
 GROUP = "group"
@@ -376,8 +377,9 @@ class World:
         self.operator = FakeOperator(now=START, boot_delay=timedelta(seconds=boot_seconds))
         self.groups: dict[FleetName, str] = {}
         self.objects = MemoryObjectStore(BUCKET)
+        if not database_url:
+            make_migrated(directory / "everstep.db")
         self.database = Database(database_url or f"sqlite:///{directory / 'everstep.db'}")
-        schema.migrate(self.database)
         self.timeouts = ladder(3.0)
         self.agents: dict[NodeId, Agent] = {}
         self.said: list[tuple[NodeId, ControlToAgent]] = []
