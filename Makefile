@@ -52,7 +52,7 @@ pictures: setup web  ## docs/pictures: the dashboard over the recorded incidents
 
 test: setup web  ## set-up, the dashboard's build, then every test but the long matrix: two at a time, and what needs the whole machine one by one
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) -n 2 --dist loadfile -m 'not full and not e2e'
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) -m 'e2e and not full'
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) -m 'e2e and not full' tests/e2e tests/bad_day
 
 test-full: setup web  ## the whole matrix
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest

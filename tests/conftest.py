@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import sys
 from collections.abc import Iterator
@@ -47,6 +48,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         dropped.update(draw.sample(some, max(0, len(some) - marker.args[0])))
     items[:] = [item for item in items if item not in dropped]
     config.hook.pytest_deselected(items=list(dropped))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Take what collecting has made out of the garbage collector's sight: it all stays, and every full collection would look through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

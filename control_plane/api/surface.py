@@ -9,11 +9,13 @@ Invariant: nothing here knows what stands behind the routes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, Final
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute
 
 from control_plane.api import auth, errors
 from control_plane.api.event_stream import MEDIA_TYPE
@@ -97,11 +99,10 @@ def make_surface(**options: Any) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         separate_input_output_schemas=False,
+        routes=list(_routes()),
         **options,
     )
     errors.install(app)
-    for room in ROOMS:
-        app.include_router(room.router)
     known: list[Json] = []
 
     def openapi() -> Json:
@@ -111,6 +112,15 @@ def make_surface(**options: Any) -> FastAPI:
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to another document
     return app
+
+
+@cache
+def _routes() -> tuple[BaseRoute, ...]:
+    """Return the routes of every room. What each of them takes is worked out once in a process, not anew for every application."""
+    whole = APIRouter()
+    for room in ROOMS:
+        whole.include_router(room.router)
+    return tuple(whole.routes)
 
 
 def operations(document: Json) -> Iterator[tuple[str, str, Json]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
-from control_plane.db import schema
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
 from tests.dashboard.recording import every, load
 from tests.dashboard.shuffle import deal, shuffled
+from tests.sqlite import make_migrated
 
 
 class Replay:
@@ -32,8 +32,8 @@ class Replay:
         self.operator = FakeOperator(now=self.now)
         self.objects = MemoryObjectStore(*(f"everstep-{each.fleet}" for each in dealt))
         self.registry = AgentRegistry()
+        make_migrated(directory / "everstep.db")
         self.database = Database(f"sqlite:///{directory / 'everstep.db'}")
-        schema.migrate(self.database)
         load((shuffled(recording, each) for recording, each in zip(recordings, dealt, strict=True)), self.database, self.objects)
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ EVERSTEP_UPDATE_GOLDEN=1 and read the difference.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from everstep.protocol.agent_messages import (
     TakeStacks,
 )
 from everstep.protocol.ids import NodeId
-from tests.unit.control_plane.loop.world import START, Agent, World
+from tests.unit.control_plane.loop.world import START, Agent, InTurn, World
 
 SCRIPTS = sorted((Path(__file__).parent / "incidents").glob("*.txt"))
 MARK = "----\n"
@@ -42,6 +43,7 @@ MARK = "----\n"
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 async def test_incident(script: Path, tmp_path: Path) -> None:
     story, _, expected = script.read_text().partition(MARK)
+    asyncio.get_running_loop().set_default_executor(InTurn())
     world = World(tmp_path)
     try:
         teller = Teller(world)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import shutil
 import ssl
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from everstep import config, failures
 from everstep.errors import ConfigurationError, EverstepError
 from everstep.protocol.agent_messages import AgentReport, Hello
 from everstep.protocol.ids import NodeId
-from tests.unit.control_plane.api import conftest
+from tests.sqlite import make_migrated
 from worker.__main__ import settings as agent_settings
 from worker.control_client import ControlClient
 
@@ -67,7 +66,7 @@ def server(tmp_path_factory, files):
     ready = directory / "ready.json"
     state = directory / "state"
     state.mkdir(mode=0o700)
-    shutil.copyfile(conftest._migrated(), state / "everstep.db")
+    make_migrated(state / "everstep.db")
     arguments = ["--state-dir", str(state), "--port", "0", "--bucket", "b", "--ready-file", str(ready)]
     tls = ["--tls-certificate", str(files[0]), "--tls-key", str(files[1])]
     program = (

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
-import functools
-import shutil
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -23,28 +19,17 @@ from control_plane.api import envelope
 from control_plane.app import Server, create_app
 from control_plane.cloud.connection import CloudMode
 from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
-from control_plane.db import schema, tokens
+from control_plane.db import tokens
 from control_plane.db.session import Database
 from control_plane.db.tokens import NewToken, Role, TokenKind
 from control_plane.settings import Settings
 from everstep import failures
 from everstep.errors import ServiceFailed
+from tests.sqlite import make_migrated
 
 BUCKET = "everstep"
 GROUP = "training-group"
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
-
-
-@functools.cache
-def _migrated() -> Path:
-    """A database with the newest schema, made once: migrating takes longer than most tests."""
-    directory = tempfile.TemporaryDirectory(prefix="everstep-test-")
-    atexit.register(directory.cleanup)
-    path = Path(directory.name) / "template.db"
-    database = Database(f"sqlite:///{path}")
-    schema.migrate(database)
-    database.close()
-    return path
 
 
 class Clock:
@@ -77,7 +62,7 @@ class Service:
         )
         self.settings.state_directory.mkdir()
         if not database_url:
-            shutil.copyfile(_migrated(), self.settings.state_directory / "everstep.db")
+            make_migrated(self.settings.state_directory / "everstep.db")
         self.database = Database(self.settings.database)
         self._is_ready = threading.Event()
         self.app = create_app(

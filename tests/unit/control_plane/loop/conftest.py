@@ -1,11 +1,19 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.unit.control_plane.loop.world import World
+from tests.unit.control_plane.loop.world import InTurn, World
+
+
+@pytest.fixture(autouse=True)
+async def in_turn(engine: str) -> None:
+    """On SQLite without threads; on PostgreSQL with them."""
+    if engine == "sqlite":
+        asyncio.get_running_loop().set_default_executor(InTurn())
 
 
 @pytest.fixture

@@ -171,18 +171,18 @@ async def test_a_queue_that_fails_is_tried_ever_more_seldom_and_one_that_answers
 
 
 async def test_a_server_that_stops_does_not_wait_for_the_end_of_a_long_poll(world: World) -> None:
-    polled, ends = threading.Event(), threading.Event()
+    polled, ends, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
 
     class LongPoll(Queue):
         def receive(self) -> tuple[QueuedMessage, ...]:
-            polled.set()
+            loop.call_soon_threadsafe(polled.set)
             ends.wait()
             return super().receive()
 
     queue, stop = LongPoll(aws_events.state_change()), asyncio.Event()
     running = asyncio.create_task(reader_of(world, queue).run(stop))
     try:
-        await asyncio.to_thread(polled.wait)
+        await polled.wait()
         stop.set()
         await running
         assert not ends.is_set()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Literal, ParamSpec, TypeVar
 
 from control_plane.cloud.contract import ensure
 from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
@@ -19,7 +20,7 @@ from control_plane.cloud.operator import GroupState, ScheduledEvent
 from control_plane.core.observed import NO_GENERATION
 from control_plane.core.states import FleetStatus, JobState, NodeState
 from control_plane.core.timeouts import ladder
-from control_plane.db import checkpoints, events, fleets, incidents, jobs, nodes, schema
+from control_plane.db import checkpoints, events, fleets, incidents, jobs, nodes
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentConnection, AgentRegistry
 from control_plane.loop.runner import LoopContext, Runner
@@ -58,11 +59,30 @@ from everstep.protocol.agent_messages import (
 )
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord
+from tests.sqlite import make_migrated
 
 BUCKET = "everstep"
 GROUP = "group"
 FLEET = FleetName("main")
 START = datetime(2026, 3, 1, tzinfo=UTC)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class InTurn(ThreadPoolExecutor):
+    """What an event loop gives to threads is done at once, in the order in which it was given: handing it over and back takes a sixth of a test.
+
+    A world whose time is virtual waits for all of it anyway. On PostgreSQL the tests keep the threads.
+    """
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        done = Future[T]()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
 
 
 @dataclass
@@ -376,8 +396,9 @@ class World:
         self.operator = FakeOperator(now=START, boot_delay=timedelta(seconds=boot_seconds))
         self.groups: dict[FleetName, str] = {}
         self.objects = MemoryObjectStore(BUCKET)
+        if not database_url:
+            make_migrated(directory / "everstep.db")
         self.database = Database(database_url or f"sqlite:///{directory / 'everstep.db'}")
-        schema.migrate(self.database)
         self.timeouts = ladder(3.0)
         self.agents: dict[NodeId, Agent] = {}
         self.said: list[tuple[NodeId, ControlToAgent]] = []
