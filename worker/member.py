@@ -331,7 +331,7 @@ class Member:
         slot = self._node.store.sealed(rank, Content(source.origin_generation, source.step))
         if slot is None or slot.file.header.payload_digest != source.digest:
             raise ShardRejected("no slot here holds it")
-        if not await self._node.store.verify(slot, threads=self._share(VERIFY_THREADS)):
+        if not await self._node.store.verify(slot, threads=self._share(VERIFY_THREADS), is_pressing=True):
             raise ShardRejected("the slot no longer hashes to its digest")
 
     async def _load_peer(self, rank: Rank, source: ShardSource) -> None:

@@ -1,21 +1,23 @@
 """What the iterations of a node's ranks say about snapshots: when they may use the network, and how often they are worth it.
 
     Boundary, Captured ──▶ Budget ──distance──▶ Coordinator
-    IdleSpans ──▶ SpanPacer ──▶ senders
+    IdleSpans ──▶ SpanPacer ──▶ PacingTrial ──▶ senders
 
 One local rank speaks for all: collectives make their iterations one. Invariant: what is not known changes nothing: without a profile chunks go at
-once, without measurements every step is proposed.
+once, without measurements every step is proposed. What makes iterations longer than no pacing does is not kept up.
 """
 
 from __future__ import annotations
 
 import logging
+import statistics
 from collections.abc import Callable, Sequence
 
-from everstep.protocol.ids import Rank
+from everstep.protocol.ids import Rank, Step
 from everstep.protocol.rank_messages import Boundary, IdleSpans, Phase, RankHalf, Standing
 from worker.core.budget import Budget
 from worker.core.chunks import Link, usable
+from worker.core.pacing_trial import PacingTrial
 from worker.replication.pacing import NodePacer, SpanPacer, Unpaced
 
 log = logging.getLogger(__name__)
@@ -23,6 +25,9 @@ ALPHA_SECONDS = 0.0002
 """Start-up time of a chunk: a wake-up and a system call."""
 WORTH_RATIO = 0.02
 """Below this part of an iteration, transfers are too short to be in anybody's way, or idle spans to hold anything: chunks go at once."""
+UNPACED = Unpaced()
+STALE_RATIO = 1.5
+"""Iterations that take so much longer or shorter are another training: whether pacing pays is tried anew."""
 
 
 class Traffic:
@@ -45,7 +50,16 @@ class Traffic:
         self._pacer = pacer
         self._replica_count = replica_count
         self._on_distance = on_distance
+        self.trial = PacingTrial()
         self._profile: IdleSpans | None = None
+        self._planned: SpanPacer | None = None
+        """For the profile; None until the link is known, and where there is nothing to gain."""
+        self._tried_seconds: float | None = None
+        """What an iteration took when the trial began."""
+        self._is_paced: bool | None = None
+        """Whether what is sent in this iteration waits for idle spans; None: there are none to wait for."""
+        self._was_paced: bool | None = None
+        """In the iteration before."""
         self._passed_at: float | None = None
         self._has_captured = False
         self._was_sending = False
@@ -58,8 +72,11 @@ class Traffic:
     def spans(self, rank: Rank, message: IdleSpans) -> None:
         """Take what a rank's profiler found; a later profile replaces it."""
         if rank == self._speaker:
-            self._profile = message
+            self._profile, self._planned = message, None
             self._pacer.unpace()
+            tried, seconds = self._tried_seconds, message.iteration_seconds
+            if tried is not None and not 1 / STALE_RATIO <= seconds / tried <= STALE_RATIO:
+                self.trial, self._tried_seconds = PacingTrial(), None
 
     def boundary(self, rank: Rank, message: Boundary, half: RankHalf, *, is_sending: bool) -> float | None:
         """Take a boundary into account, or that a rank no longer passes any.
@@ -80,7 +97,8 @@ class Traffic:
             self._pacer.pause()
         elif message.at_seconds > (self._passed_at or 0.0):
             seconds = self._iteration(message, is_sending=is_sending)
-            self._pace()
+            self._plan()
+            self._pace(message.boundary)
             self._pacer.boundary(message.at_seconds)
             return seconds
         return None
@@ -92,6 +110,8 @@ class Traffic:
         if begun_at is None:
             return None
         before, seconds = self.budget, message.at_seconds - begun_at
+        if has_captured and self._is_paced is not None and (not was_sending or self._was_paced == self._is_paced):
+            self._try(seconds, is_paced=self._is_paced)
         self.budget = before.iteration(
             seconds,
             blocked_seconds=message.blocked_seconds,
@@ -104,16 +124,30 @@ class Traffic:
             self._on_distance(self.budget.distance)
         return seconds
 
-    def _pace(self) -> None:
+    def _try(self, seconds: float, *, is_paced: bool) -> None:
+        before, self.trial = self.trial, self.trial.iteration(seconds, is_paced=is_paced)
+        if before.verdict is None and self.trial.verdict is not None:
+            how = "wait for idle spans" if self.trial.verdict else "go at once"
+            paced, at_once = (statistics.median(tried) for tried in (self.trial.paced, self.trial.at_once))
+            log.info("replicas %s: an iteration takes %.3f s where they wait, and %.3f s where they do not", how, paced, at_once)
+
+    def _plan(self) -> None:
         """Put the profile to use as soon as the link is known, if there is anything to gain.
 
         A snapshot that the idle spans of one iteration cannot hold would be late: it goes at once as long as the budget pays for that.
         """
         profile, rate = self._profile, self._pacer.bytes_per_second
-        if profile is None or rate is None or not isinstance(self._pacer.current, Unpaced):
+        if profile is None or rate is None or self._planned is not None:
             return
         least, idle = WORTH_RATIO * profile.iteration_seconds, sum(usable(span).seconds for span in profile.spans)
         needed = self._replica_count * self._pacer.transfer_bytes / rate
         if min(needed, idle) >= least and (needed <= idle or self.budget.interval > 1):
-            self._pacer.current = SpanPacer(profile.spans, Link(rate, ALPHA_SECONDS), iteration_seconds=profile.iteration_seconds)
-            log.info("replicas go into %d idle spans of an iteration of %.3f s", len(profile.spans), profile.iteration_seconds)
+            self._planned = SpanPacer(profile.spans, Link(rate, ALPHA_SECONDS), iteration_seconds=profile.iteration_seconds)
+            self._tried_seconds = self._tried_seconds or profile.iteration_seconds
+            log.info("there are %d idle spans for replicas in an iteration of %.3f s", len(profile.spans), profile.iteration_seconds)
+
+    def _pace(self, step: Step) -> None:
+        """Say how what is captured at a boundary is sent."""
+        self._was_paced, self._is_paced = self._is_paced, None if self._planned is None else self.trial.is_paced(step)
+        if self._planned is not None:
+            self._pacer.hold(self._planned if self._is_paced else UNPACED)

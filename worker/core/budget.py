@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+from worker.core.medians import median_error
 
 KEPT = 192
 """Iterations of either kind that are remembered."""
@@ -28,8 +29,6 @@ LIKELY = 1.0
 REST_EVERY = 48
 """Where every iteration is loaded, one proposal in so many is put off, so that there is something to compare with: 0.98 commits per step."""
 MAX_INTERVAL = 1000
-_MEDIAN_ERROR = 1.2533 * 1.4826
-"""Standard error of a median from the median absolute deviation, times the root of the count; both factors for normal noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +110,5 @@ class Budget:
         extra = statistics.median(self.blocked)  # an audit, now and then, is no usual cost
         if len(self.quiet) >= ENOUGH_QUIET:
             difference = statistics.median(self.loaded) - statistics.median(self.quiet)
-            extra = max(extra, difference + errors * math.hypot(_error(self.loaded), _error(self.quiet)))
+            extra = max(extra, difference + errors * math.hypot(median_error(self.loaded), median_error(self.quiet)))
         return extra * self.iterations_per_snapshot
-
-
-def _error(values: Sequence[float]) -> float:
-    middle = statistics.median(values)
-    spread = statistics.median(abs(value - middle) for value in values)
-    return _MEDIAN_ERROR * spread / math.sqrt(len(values))

@@ -285,10 +285,16 @@ class NodePacer:
         if bytes_count >= TELLING_BYTES and seconds > 0:
             self._rates.append(bytes_count / seconds)
 
+    def hold(self, pacer: Pacer) -> None:
+        """Go on with another pacer: what waits for the one before waits no longer."""
+        if pacer is not self.current:
+            self.pause()
+            self.current = pacer
+
     def unpace(self) -> None:
         """Let every chunk go at once until the link is known anew: nothing has been measured for as long as chunks were paced."""
         if not isinstance(self.current, Unpaced):
-            self.current = Unpaced()
+            self.hold(Unpaced())
             self._rates.clear()
             self._sizes.clear()
 

@@ -33,7 +33,7 @@ from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.numa import near
 from worker.shm.rank_page import last_half
 from worker.shm.slot_file import SlotFile
-from worker.tasks import end, work_as_ranks_do
+from worker.tasks import end, work_as_ranks_do, work_at
 
 log = logging.getLogger(__name__)
 INLINE_DIGEST_BYTES = 1024 * 1024
@@ -411,19 +411,20 @@ class SlotStore:
                 for task in slot.readers:
                     task.cancel()
 
-    async def verify(self, slot: Slot, *, threads: int = 1) -> bool:
+    async def verify(self, slot: Slot, *, threads: int = 1, is_pressing: bool = False) -> bool:
         """Digest a sealed slot again; one that no longer hashes to its own digest becomes empty.
 
         Args:
             slot: the slot.
             threads: that each digest a part of it.
+            is_pressing: nothing trains here before it is done, so it goes before ranks that are starting.
 
         Returns:
             Whether it holds what its header says.
         """
         found = ChunkDigests(slot.file.header)
         found.complete()
-        if await self.reading(slot, self._digest_at_once(slot, found, threads)) is None:
+        if await self.reading(slot, self._digest_at_once(slot, found, threads, is_pressing)) is None:
             return False
         if found.payload_digest != slot.file.header.payload_digest:
             self._void(slot)
@@ -458,7 +459,7 @@ class SlotStore:
         return None if task.cancelled() else task.result()
 
     @staticmethod
-    async def _digest_at_once(slot: Slot, digests: ChunkDigests, threads: int) -> ChunkDigests:
+    async def _digest_at_once(slot: Slot, digests: ChunkDigests, threads: int, is_pressing: bool) -> ChunkDigests:
         """Digest a payload that is whole; nobody hears of a part, and ranks wait for all of it."""
         size = digests.header.payload_bytes
         if size <= INLINE_DIGEST_BYTES:
@@ -467,7 +468,7 @@ class SlotStore:
         each = -(-digests.chunk_count // threads)
         parts = [range(first, min(first + each, digests.chunk_count)) for first in range(0, digests.chunk_count, each)]
         async with asyncio.TaskGroup() as group:
-            begun = [group.create_task(in_thread(partial(_digest_chunks, slot.file, size, part))) for part in parts]
+            begun = [group.create_task(in_thread(partial(_digest_chunks, slot.file, size, part), is_pressing=is_pressing)) for part in parts]
         for task in begun:
             digests.add(task.result())
         return digests
@@ -519,11 +520,12 @@ def _digest_chunks(file: SlotFile, size: int, chunks: range, cancelled: threadin
     return bytes(found)
 
 
-async def in_thread(work: Callable[[threading.Event], T]) -> T:
+async def in_thread(work: Callable[[threading.Event], T], *, is_pressing: bool = False) -> T:
     """Run `work` in a thread, which has always ended when this returns, also when the caller is cancelled.
 
     Args:
         work: given an event that is set on cancellation; it looks at it between pieces, and returns early then.
+        is_pressing: it has the loop's priority; else that of the ranks.
 
     Returns:
         What `work` returned.
@@ -532,9 +534,13 @@ async def in_thread(work: Callable[[threading.Event], T]) -> T:
         asyncio.CancelledError: cancelled, and the thread has returned.
     """
     cancelled = threading.Event()
+    own = os.getpriority(os.PRIO_PROCESS, 0)
 
     def body() -> T:
-        work_as_ranks_do()
+        if is_pressing:
+            work_at(own)
+        else:
+            work_as_ranks_do()
         return work(cancelled)
 
     thread = asyncio.ensure_future(asyncio.to_thread(body))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 
 import pytest
+
+from msgspec.structs import replace
 
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.rank_messages import Boundary, IdleSpan, IdleSpans, Phase, RankHalf, Standing, Vote
@@ -13,6 +16,7 @@ from everstep.protocol.rounds import RankRound
 from tests.unit.worker.replication.wire import Wire
 from worker.core.budget import ENOUGH
 from worker.core.chunks import Link
+from worker.core.pacing_trial import RUN_STEPS, PacingTrial
 from worker.core.rounds import Coordinator
 from worker.replication.pacing import ENOUGH_TRANSFERS, SpanPacer, Unpaced
 from worker.traffic import ALPHA_SECONDS, Traffic
@@ -43,6 +47,11 @@ class Node:
         message = Boundary(generation=Generation(1), boundary=Step(self.step), at_seconds=self.now, blocked_seconds=blocked)
         self.traffic.boundary(Rank(rank), message, MOVING, is_sending=sending)
 
+    def try_pacing(self, gained: float = 0.1) -> None:
+        """Keep steps until it is known whether pacing pays; an iteration in which nothing waits takes so much longer than one in which chunks do."""
+        while self.traffic.trial.verdict is None:
+            self.iterate(1.0 if isinstance(self.pacer.current, SpanPacer) else 1.0 + gained, captured=True)
+
     def transfers(self, seconds: float = 0.1, *, at_once: int = 1) -> None:
         """Send a million bytes in so many seconds, often enough to know the link; or in so many each, when several go at once."""
         self.wire.bytes_per_second = 1_000_000 / seconds
@@ -64,9 +73,9 @@ def test_replicas_are_paced_once_spans_and_link_are_known() -> None:
         node.iterate()
         assert isinstance(node.pacer.current, Unpaced)
         node.transfers()
-        node.iterate()
-        assert isinstance(node.pacer.current, SpanPacer)
+        node.try_pacing()
         paced = node.pacer.current
+        assert isinstance(paced, SpanPacer)
         node.iterate()
         assert node.pacer.current is paced
         node.traffic.spans(Rank(4), SPANS)  # iterations have drifted
@@ -86,7 +95,7 @@ def test_the_shards_of_a_node_that_leave_at_one_boundary_are_not_counted_one_aft
         node = Node(replica_count=count)
         node.transfers(0.3 / count, at_once=count)  # together 0.3 s of the link; the spans hold 0.34 s
         node.traffic.spans(Rank(4), SPANS)
-        node.iterate()
+        node.try_pacing()
         assert isinstance(node.pacer.current, SpanPacer)
         assert node.pacer.current._link.bandwidth_bytes_per_second == pytest.approx(count * 1_000_000 / 0.3)
 
@@ -106,10 +115,86 @@ def test_chunks_go_at_once_where_pacing_has_nothing_to_gain(spans: tuple[IdleSpa
         node = Node()
         node.transfers(transfer_seconds)
         node.traffic.spans(Rank(4), IdleSpans(generation=Generation(1), iteration_seconds=1.0, spans=spans))
-        node.iterate()
-        assert isinstance(node.pacer.current, Unpaced)
+        for _ in range(2 * RUN_STEPS):
+            node.iterate(captured=True)
+            assert isinstance(node.pacer.current, Unpaced)
+        assert node.traffic.trial == PacingTrial()
 
     with_loop(work)
+
+
+def test_chunks_go_at_once_where_iterations_are_no_shorter_for_pacing() -> None:
+    """Agents and ranks share the cores, say."""
+
+    def work() -> None:
+        node = Node()
+        node.transfers()
+        node.traffic.spans(Rank(4), SPANS)
+        for _ in range(4 * RUN_STEPS):
+            node.iterate()
+        assert node.traffic.trial == PacingTrial(), "nothing was sent"
+        node.try_pacing(gained=-0.05)
+        assert node.traffic.trial.verdict is False
+        for _ in range(4 * RUN_STEPS):
+            node.iterate(captured=True)
+            assert isinstance(node.pacer.current, Unpaced)
+
+    with_loop(work)
+
+
+def test_what_was_found_out_holds_until_iterations_take_a_time_that_is_quite_another() -> None:
+    def work() -> None:
+        node = Node()
+        node.transfers()
+        node.traffic.spans(Rank(4), SPANS)
+        node.try_pacing(gained=-0.05)
+        node.traffic.spans(Rank(4), replace(SPANS, iteration_seconds=1.3))  # they have drifted
+        node.iterate()
+        assert node.traffic.trial.verdict is False
+        node.traffic.spans(Rank(4), replace(SPANS, iteration_seconds=1.6))
+        node.iterate()
+        assert node.traffic.trial == PacingTrial()
+        node.try_pacing()
+        assert isinstance(node.pacer.current, SpanPacer)
+
+    with_loop(work)
+
+
+def test_an_iteration_that_began_with_chunks_of_the_other_way_counts_for_neither() -> None:
+    def work() -> None:
+        node = Node()
+        node.transfers()
+        node.traffic.spans(Rank(4), SPANS)
+        ways = []
+        for _ in range(8 * RUN_STEPS):
+            ways.append(isinstance(node.pacer.current, SpanPacer))
+            node.iterate(captured=True, sending=True)
+        unlike = sum(way != before for before, way in itertools.pairwise(ways[1:]))
+        assert unlike >= 2
+        trial = node.traffic.trial
+        assert len(trial.paced) + len(trial.at_once) == len(ways) - 2 - unlike, "the first ends at no boundary, the second was not planned"
+
+    with_loop(work)
+
+
+def test_what_waits_for_a_span_waits_no_longer_when_chunks_are_to_go_at_once() -> None:
+    async def work() -> None:
+        node = Node()
+        node.transfers()
+        node.traffic.spans(Rank(4), SPANS)
+        node.now = asyncio.get_running_loop().time() - 1.0
+        while not isinstance(node.pacer.current, SpanPacer):
+            node.iterate(0.0001)
+        waiting = asyncio.create_task(node.pacer.admit(10_000_000))  # a second of the link: no span holds it
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        while isinstance(node.pacer.current, SpanPacer):
+            node.iterate(0.0001)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert waiting.done(), "without waiting for any span"
+
+    asyncio.run(work())
 
 
 def test_a_snapshot_that_the_spans_cannot_hold_is_spread_over_them_only_when_the_budget_is_exceeded() -> None:
@@ -124,6 +209,7 @@ def test_a_snapshot_that_the_spans_cannot_hold_is_spread_over_them_only_when_the
         for _ in range(ENOUGH):
             node.iterate(1.4, captured=True)
         assert node.traffic.budget.interval > 1
+        node.try_pacing()
         assert isinstance(node.pacer.current, SpanPacer)
 
     with_loop(work)
@@ -151,13 +237,15 @@ def test_a_rank_that_does_not_iterate_leaves_the_network_to_snapshots(half: Rank
         node.transfers()
         node.traffic.spans(Rank(4), SPANS)
         node.now = asyncio.get_running_loop().time() - 1.0
-        node.iterate(1.0)
+        while not isinstance(node.pacer.current, SpanPacer):
+            node.iterate(0.0001)
         waiting = asyncio.create_task(node.pacer.admit(10_000_000))  # a second of the link: no span holds it
         await asyncio.sleep(0)
         assert not waiting.done()
         node.traffic.boundary(Rank(4), Boundary(generation=Generation(1), boundary=Step(1)), half, is_sending=True)
-        async with asyncio.timeout(30):
-            await waiting
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert waiting.done(), "without waiting for any span"
 
     asyncio.run(work())
 

@@ -148,10 +148,11 @@ async def test_the_ranks_of_a_node_are_loaded_side_by_side(fleet: Fleet, monkeyp
     begun: dict[SlotStore, set[Rank]] = {}
     verify, both = SlotStore.verify, asyncio.Barrier(2 * len(fleet.nodes))
 
-    async def verify_with_all_others(store: SlotStore, slot: Slot, *, threads: int) -> bool:
+    async def verify_with_all_others(store: SlotStore, slot: Slot, *, threads: int, is_pressing: bool) -> bool:
         begun.setdefault(store, set()).add(slot.file.header.owner_rank)
+        assert is_pressing, "the ranks wait for it"
         await both.wait()
-        return await verify(store, slot, threads=threads)
+        return await verify(store, slot, threads=threads, is_pressing=is_pressing)
 
     monkeypatch.setattr(SlotStore, "verify", verify_with_all_others)
     await fleet.load()

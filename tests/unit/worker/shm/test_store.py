@@ -9,6 +9,7 @@ import mmap
 import os
 import threading
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -178,6 +179,32 @@ async def test_every_thread_finds_what_was_flipped_in_its_part(tmpfs: Path, monk
     assert not await store.verify(slot, threads=threads)
     assert on_disk(slot).state is SlotState.EMPTY
     store.close()
+
+
+def test_what_presses_is_verified_before_ranks_that_start_and_all_else_beside_them(tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "INLINE_DIGEST_BYTES", 0)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    above = -10 if os.geteuid() == 0 else own
+    found: list[int] = []
+
+    def digest_and_look(file: SlotFile, size: int, chunks: range, cancelled: threading.Event) -> bytes:
+        found.append(os.getpriority(os.PRIO_PROCESS, 0))
+        return digest_chunks(file, size, chunks, cancelled)
+
+    async def verify() -> None:
+        os.setpriority(os.PRIO_PROCESS, 0, above)  # of this thread alone, which is the loop's
+        store = opened(tmpfs)
+        slot = await fill(store, 1)
+        found.clear()
+        for is_pressing in (True, False, True):
+            assert await store.verify(slot, is_pressing=is_pressing)
+        store.close()
+
+    digest_chunks = store_module._digest_chunks
+    monkeypatch.setattr(store_module, "_digest_chunks", digest_and_look)
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, verify()).result()
+    assert found == [above, 0 if above < 0 else own, above]
 
 
 async def test_two_slots_of_a_shard_are_made_at_the_same_time(tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

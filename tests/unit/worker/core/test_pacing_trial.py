@@ -1,0 +1,63 @@
+"""Whether pacing pays: iterations that are tried both ways, and what is made of them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.protocol.ids import Step
+from worker.core.pacing_trial import ENOUGH, LEAST, RUN_STEPS, PacingTrial
+
+
+def tried(*, paced: float, at_once: float, noise: float = 0.0, seed: int = 1) -> tuple[PacingTrial, int]:
+    """Iterate until there is a verdict; returns the trial and the iterations that it took."""
+    rng, trial = random.Random(seed), PacingTrial()
+    for step in range(100_000):
+        is_paced = trial.is_paced(Step(step))
+        if trial.verdict is not None:
+            return trial, step
+        trial = trial.iteration((paced if is_paced else at_once) * (1 + rng.gauss(0, noise)), is_paced=is_paced)
+    raise AssertionError("no verdict")
+
+
+@pytest.mark.parametrize(("paced", "at_once", "pays"), [(1.0, 1.2, True), (1.1, 1.0, False)])
+def test_a_clear_difference_is_known_after_a_few_iterations(paced: float, at_once: float, pays: bool) -> None:
+    trial, iterations = tried(paced=paced, at_once=at_once)
+    assert trial.verdict is pays
+    assert iterations <= 2 * (LEAST + RUN_STEPS)
+    assert {trial.is_paced(Step(step)) for step in range(50)} == {pays}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_ends_no_trial_early_on_the_wrong_side(seed: int) -> None:
+    """Iterations that differ by 10 % among themselves, of which those that are paced are 8 % shorter."""
+    trial, iterations = tried(paced=0.92, at_once=1.0, noise=0.1, seed=seed)
+    assert trial.verdict is True
+    assert iterations <= 2 * (ENOUGH + RUN_STEPS)
+
+
+def test_where_nothing_is_gained_nothing_is_paced() -> None:
+    trial, _ = tried(paced=1.0, at_once=1.0)
+    assert trial.verdict is False
+    assert (len(trial.paced), len(trial.at_once)) == (ENOUGH, ENOUGH)
+
+
+def test_a_verdict_stays() -> None:
+    trial, _ = tried(paced=1.0, at_once=1.2)
+    for _ in range(10 * ENOUGH):
+        assert trial.iteration(9.0, is_paced=True) is trial
+
+
+@given(first=st.integers(0, 1_000_000), distance=st.integers(1, 64))
+def test_steps_at_any_distance_are_tried_both_ways_equally_often(first: int, distance: int) -> None:
+    ways = [PacingTrial().is_paced(Step(first + distance * number)) for number in range(256)]
+    assert 0.25 < sum(ways) / len(ways) < 0.75
+
+
+def test_all_nodes_try_the_same_at_the_same_time() -> None:
+    """One that has seen nothing yet, and one in the middle of it."""
+    begun = PacingTrial().iteration(1.0, is_paced=True).iteration(2.0, is_paced=False)
+    assert [begun.is_paced(Step(step)) for step in range(1000)] == [PacingTrial().is_paced(Step(step)) for step in range(1000)]
