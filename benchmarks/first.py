@@ -38,7 +38,7 @@ class Sizes:
     snapshots: int = 30
     floor_steps: int = 12
     slowdown_order: str = "ABBAABBA"
-    slowdown_steps: int = 110
+    slowdown_steps: int = 190
     budget_order: str = "ABBAABBA"
     budget_steps: int = 900
     budget_settle_steps: int = 600
@@ -56,7 +56,7 @@ QUICK = Sizes(
     snapshots=6,
     floor_steps=5,
     slowdown_order="AB",
-    slowdown_steps=60,
+    slowdown_steps=130,
     budget_order="AB",
     budget_steps=80,
     budget_settle_steps=40,

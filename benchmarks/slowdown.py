@@ -23,7 +23,8 @@ from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Summary, moved_ratio, pai
 from benchmarks.traces import read_trace, step_seconds
 
 RANKS = 2
-WARM_UP_STEPS = 30
+WARM_UP_STEPS = 110
+"""In which the network is profiled and pacing is tried, for as long as that may take (`worker.core.pacing_trial`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

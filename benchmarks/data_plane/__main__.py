@@ -54,7 +54,7 @@ SPAN_SECONDS_PER_GIB, SPAN_SECONDS = 1.0, 0.15
 TIGHT_SECONDS_PER_GIB, TIGHT_SECONDS = 0.15, 0.02
 """Short spans: twice the copy."""
 LAUNCH_SECONDS = 150.0
-MODEL_STEPS = 40
+MODEL_STEPS = 110
 LARGE_STATE_MIB = 512
 HELD_AGAINST = tuple(dict.fromkeys(goal.peer[0] for goal in GOALS if goal.peer is not None))
 LARGE_PEERS = (*HELD_AGAINST, "DLRover flash checkpoint")

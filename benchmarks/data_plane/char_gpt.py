@@ -21,7 +21,8 @@ SCRIPT = Path(__file__).parent / "rank" / "char_gpt.py"
 EXAMPLE = ROOT / "examples" / "char_gpt"
 KINDS = {"ddp": "DDP", "zero3": "ZeRO-3"}
 NOBODY, LM_RESILIENCY = "none", "lm_resiliency"
-WARM_UP_STEPS = 12
+WARM_UP_STEPS = 60
+"""In which the network is profiled and, mostly, pacing is tried (`worker.core.pacing_trial`)."""
 GIB = 1024**3
 
 

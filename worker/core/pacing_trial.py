@@ -25,6 +25,8 @@ LEAST, ENOUGH = 8, 32
 """Iterations of either kind before anything is concluded, and after which the trial ends whatever they say."""
 BEYOND_DOUBT = 2.0
 """Standard errors between the medians that end it before."""
+WORTH_RATIO = 0.01
+"""Of an iteration, that pacing has to gain: less is noise, and going at once is simpler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class PacingTrial:
     """Pacing pays; None: not known yet."""
 
     def is_paced(self, step: Step) -> bool:
-        """Say whether the snapshot of a step waits for idle spans. While it is tried, without a pattern that steps at a regular distance could meet."""
+        """Say whether the snapshot of a step waits for idle spans; while that is tried, without a pattern that steps at a regular distance meet."""
         if self.verdict is not None:
             return self.verdict
         pair, place = divmod(step // RUN_STEPS, 2)
@@ -67,4 +69,4 @@ class PacingTrial:
             return self
         gained = statistics.median(self.at_once) - statistics.median(self.paced)
         doubt = BEYOND_DOUBT * math.hypot(median_error(self.paced), median_error(self.at_once))
-        return replace(self, verdict=gained > 0) if fewest == ENOUGH or abs(gained) > doubt else self
+        return replace(self, verdict=gained > WORTH_RATIO * statistics.median(self.at_once)) if fewest == ENOUGH or abs(gained) > doubt else self

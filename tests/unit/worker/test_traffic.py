@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-
 from msgspec.structs import replace
 
 from everstep.protocol.ids import Generation, Rank, Step

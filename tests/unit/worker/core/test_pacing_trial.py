@@ -39,10 +39,12 @@ def test_noise_ends_no_trial_early_on_the_wrong_side(seed: int) -> None:
     assert iterations <= 2 * (ENOUGH + RUN_STEPS)
 
 
-def test_where_nothing_is_gained_nothing_is_paced() -> None:
-    trial, _ = tried(paced=1.0, at_once=1.0)
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_where_nothing_is_gained_to_speak_of_nothing_is_paced(noise: float) -> None:
+    trial, _ = tried(paced=1.0, at_once=1.0, noise=noise)
     assert trial.verdict is False
-    assert (len(trial.paced), len(trial.at_once)) == (ENOUGH, ENOUGH)
+    assert tried(paced=1.0, at_once=1.005, noise=noise)[0].verdict is False
+    assert tried(paced=1.0, at_once=1.03, noise=noise)[0].verdict is True
 
 
 def test_a_verdict_stays() -> None:
