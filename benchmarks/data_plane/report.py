@@ -191,7 +191,8 @@ def _cell(figure: Figure | None) -> str:
 def _model(figures: Sequence[Figure]) -> str:
     text = (
         "The char-GPT of `examples/`, larger, two ranks on the same cores, every step kept; against the same model that nobody keeps, launched three "
-        f"times (nobody, Everstep, lm-resiliency; the same again; and back), the first {WARM_UP_STEPS} steps of a launch not counted. Processor seconds are those of ranks and agents beyond the model's own. "
+        f"times (nobody, Everstep, lm-resiliency; the same again; and back), the first {WARM_UP_STEPS} steps of a launch not counted. Processor "
+        "seconds are those of ranks and agents beyond the model's own. "
         "*Verified*: at the end of each of Everstep's launches the holder's bytes of the last step, of both ranks, were compared with the live "
         "model's. lm-resiliency's commits are its calls, less the last one if its replication failed."
     )

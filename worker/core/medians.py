@@ -11,10 +11,13 @@ _MEDIAN_ERROR = 1.2533 * 1.4826
 
 
 def median_error(values: Sequence[float]) -> float:
-    """Return the standard error of the median of some values, in their unit.
+    """Estimate the standard error of a median.
 
     Args:
         values: at least one.
+
+    Returns:
+        In the unit of the values.
     """
     middle = statistics.median(values)
     spread = statistics.median(abs(value - middle) for value in values)
