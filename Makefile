@@ -6,6 +6,8 @@ BIN := .venv/bin
 STAMP := .venv/.set-up
 # A test that not even its own time limit can end takes its process with it, and says where it stood.
 HANGS := -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
+# In the order of the folders: unit tests, whose files are short, come last and end together. By its own, files of few and long tests would.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 DASHBOARD := control_plane/static/index.html
 
 .PHONY: help setup demo check fix web pictures test test-full bad-day bench-first bench-interleave bench-data-plane bench-faults bench-device bench-recovery bench-api bench-dashboard
@@ -51,7 +53,7 @@ pictures: setup web  ## docs/pictures: the dashboard over the recorded incidents
 	@$(BIN)/python -m tests.dashboard --pictures docs/pictures
 
 test: setup web  ## set-up, the dashboard's build, then every test but the long matrix: two at a time, and what needs the whole machine one by one
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) -n 2 --dist loadfile -m 'not full and not e2e'
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) $(PARALLEL) -m 'not full and not e2e'
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) -m 'e2e and not full' tests/e2e tests/bad_day
 
 test-full: setup web  ## the whole matrix

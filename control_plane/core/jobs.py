@@ -1132,7 +1132,7 @@ def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecor
     record = view.record
     failed = faults.failed_sources(plan, view.reports, view.nodes, record.doubted)
     is_own_making = all(fault.cause in (Cause.RANK_EXIT, Cause.HANG, Cause.LOAD_FAILED, Cause.NOTICE, Cause.REQUESTED) for fault in found)
-    is_passing = bool(failed.doubted) and not failed.refused
+    is_passing = bool(failed.doubted) and not failed.refused and all(fault.cause is Cause.LOAD_FAILED for fault in found)
     record = replace(
         record,
         issued_generation=issued,

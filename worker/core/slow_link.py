@@ -1,9 +1,9 @@
 """How much of a slow link snapshots take: a half, so that what training sends finds no queue before it.
 
-    found slow ──▶ limited to a half of what it carried ── every RETRY_SECONDS ──▶ let go, and looked at ──▶ limited again, or sound
+    suspected slow ──▶ limited to a half of what it carried ── after a while ──▶ let go, and looked at ──▶ limited again, for longer, or sound
 
-What is limited says nothing of what the link could carry: so each transfer begins without a limit, and a long one is let go now and then. Seconds
-are those in which a transfer might send.
+What is limited says nothing of what the link could carry: so each transfer begins without a limit, and a long one is let go now and then, soon at
+first, for a suspicion may be wrong. Seconds are those in which a transfer might send.
 
 Invariant: a link that carries what it should is never limited for longer than `RETRY_SECONDS` of sending.
 """
@@ -16,14 +16,17 @@ ROOM_RATIO = 0.5
 """What snapshots take of a slow link. At all of it the smallest collective waits behind what the kernel holds: 12 to 30 ms at 12.5 MB/s."""
 LOOK_SECONDS = 0.2
 """Of sending without a limit, after which it is known whether the link is sound again."""
-RETRY_SECONDS = 10.0
+FIRST_RETRY_SECONDS, RETRY_SECONDS = 0.5, 10.0
+"""From a limit to the first look without it, and at most: twice as long each time."""
 HELD_RATIO = 0.8
 """Less than this part of its limit is what a link carries that has become slower still."""
+LEAST_BYTES_PER_SECOND = 256 * 1024
+"""What carries less stands still: there is nothing to leave to training, and when it goes on it is not to be held up."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowLink:
-    """What a sender knows of its link while that is slow. One per holder."""
+    """What a sender knows of its link while that is slow, or may be. One per holder."""
 
     carries: float = 0.0
     """Bytes per second, when it was found slow; 0: it is not."""
@@ -31,12 +34,15 @@ class SlowLink:
     """Bytes per second, in force; None: whatever there is."""
     begun: tuple[int, float] = (0, 0.0)
     """Bytes that the transfer under way had sent, and its seconds of sending, when the limit was put or lifted."""
+    retry_seconds: float = FIRST_RETRY_SECONDS
+    """For how long the limit that is in force, or was last, is kept."""
 
     def found(self, bytes_per_second: float, sent_bytes: int, seconds: float) -> SlowLink:
-        """A transfer without a limit has taken long enough to call the link slow, and carried so much."""
+        """A transfer without a limit has taken long enough to suspect the link, and carried so much."""
         if self.carries:
             return self
-        return SlowLink(bytes_per_second, ROOM_RATIO * bytes_per_second, (sent_bytes, seconds))
+        stands_still = bytes_per_second < LEAST_BYTES_PER_SECOND
+        return SlowLink(max(bytes_per_second, 1.0), None if stands_still else ROOM_RATIO * bytes_per_second, (sent_bytes, seconds))
 
     def next_transfer(self) -> SlowLink:
         """Another transfer begins: without a limit."""
@@ -54,11 +60,16 @@ class SlowLink:
             With the limit for what is sent from now on.
         """
         lasted = seconds - self.begun[1]
-        if not self.carries or lasted < (LOOK_SECONDS if self.limit is None else RETRY_SECONDS):
+        if not self.carries or lasted < (LOOK_SECONDS if self.limit is None else self.retry_seconds):
             return self
         rate = (sent_bytes - self.begun[0]) / lasted
         begun = (sent_bytes, seconds)
         if self.limit is not None:
             is_slower = rate < HELD_RATIO * self.limit
-            return SlowLink(max(rate, 1.0) if is_slower else self.carries, None, begun)
-        return self if rate >= sound else replace(self, limit=ROOM_RATIO * self.carries, begun=begun)
+            return replace(self, carries=max(rate, 1.0) if is_slower else self.carries, limit=None, begun=begun)
+        if rate >= sound:
+            return self
+        if rate < LEAST_BYTES_PER_SECOND:
+            return replace(self, begun=begun)
+        carries = self.carries if self.carries >= LEAST_BYTES_PER_SECOND else rate
+        return SlowLink(carries, ROOM_RATIO * carries, begun, min(2 * self.retry_seconds, RETRY_SECONDS))

@@ -44,6 +44,8 @@ FLOW_BYTES_PER_SECOND = 625e6
 """What AWS gives a single flow outside of a placement group, 5 Gbit/s: the least that a sound link carries."""
 SLOW_RATIO = 0.1
 """A link that carries less than this part of what it should, or has, is slow."""
+SUSPECT_RATIO = 1 / 6
+"""Of the holder deadline: after so much sending a link that seems slow is treated as one, and after all of it called so."""
 TELLING_BYTES = 64 * 1024 * 1024
 """A transfer tells something of the network's rate from this size on."""
 
@@ -199,7 +201,7 @@ class ReplicaSender:
                 queue.cancel()  # whether or not it came to sending
         if isinstance(outcome, ShardSealed) and not self._is_slow(queue):
             self._shard.told_slow(self._peer, "")
-            if self._link.carries:
+            if self._link.carries and not self._crawls(queue, SUSPECT_RATIO * self._deadline):
                 self._held_to(SlowLink())
                 self._streams.shrink(0)  # a connection that was limited once is timed by the kernel for good
         return outcome
@@ -210,12 +212,16 @@ class ReplicaSender:
             await self._shard.changed.wait(self._shard.changed.version)
 
     def _is_slow(self, queue: ChunkQueue) -> bool:
-        """Say whether what has been sent is much less than what a link carries in the time in which it might; short waits say nothing.
+        """Say whether a link is slow beyond doubt."""
+        return self._crawls(queue, self._deadline)
+
+    def _crawls(self, queue: ChunkQueue, seconds: float) -> bool:
+        """Say whether what has been sent is much less than what a link carries in the time in which it might, if that is longer than so many seconds.
 
         What other transfers of the node take of the link is not missing from it. What it has carried at its best is counted without them, though:
         each may have had a way of its own.
         """
-        return queue.busy_seconds > self._deadline and queue.taken_bytes / queue.part_seconds < SLOW_RATIO * self._best_rate
+        return queue.busy_seconds > seconds and queue.taken_bytes / queue.part_seconds < SLOW_RATIO * self._best_rate
 
     def _held_to(self, link: SlowLink) -> None:
         """Send no more than is right now."""
@@ -252,8 +258,9 @@ class ReplicaSender:
         """See how the transfer under way gets on over its link, and leave training its part of one that is slow."""
         sent, seconds = queue.taken_bytes, queue.part_seconds
         link = self._link
-        if self._is_slow(queue):
+        if self._crawls(queue, SUSPECT_RATIO * self._deadline):
             link = link.found(sent / seconds, sent, seconds)
+        if self._is_slow(queue):
             self._shard.told_slow(
                 self._peer, f"its link carries {link.carries / 1e6:.3g} MB/s; a step has taken {queue.busy_seconds:.0f} s of sending so far"
             )

@@ -47,6 +47,9 @@ UNSENT_BYTES = 128 * 1024
 """What the kernel keeps unsent of a paced stream: a chunk that was admitted into an idle span leaves in it, or holds up the next one's asking."""
 _TCP_NOTSENT_LOWAT = 25
 _SO_MAX_PACING_RATE = 47
+_LEAST_RATE = 64 * 1024
+"""Bytes per second of a stream that is limited. The kernel sends that many at once, and the next ones when these have had their time: a connection
+that was limited to 1000 was silent for longer than ten seconds, also after the limit was gone (Linux 6.18)."""
 _UNLIMITED = 2 ** (8 * struct.calcsize("L")) - 1
 
 
@@ -114,11 +117,11 @@ class Streams:
             self._working.discard(done)
 
     def limit(self, bytes_per_second: float | None) -> None:
-        """Have the kernel send no more than so much over all that there are, together; None: whatever there is."""
+        """Have the kernel send no more than so much over all that there are, together, or `_LEAST_RATE` over each; None: whatever there is."""
         if bytes_per_second == self._limit:
             return
         self._limit = bytes_per_second
-        rate = _UNLIMITED if bytes_per_second is None else max(1, int(bytes_per_second / max(1, len(self.lines))))
+        rate = _UNLIMITED if bytes_per_second is None else max(_LEAST_RATE, int(bytes_per_second / max(1, len(self.lines))))
         for line in self.lines:
             with contextlib.suppress(OSError):  # it is gone, as who uses it will notice
                 line.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("L", rate))

@@ -28,6 +28,7 @@ from everstep.protocol.agent_messages import (
     Start,
     StopTraining,
 )
+from everstep.protocol.plan import GenerationPlan
 from tests.postgresql import BOTH_ENGINES, PostgreSql
 from tests.unit.control_plane.loop.world import FLEET, Agent, World
 
@@ -141,6 +142,30 @@ async def test_a_step_that_is_out_of_reach_twice_is_given_up_and_counts_once(wor
     await world.train(2)
     record = records.job_record(world.job())
     assert (record.refused, record.doubted) == ((), ())
+
+
+async def test_a_rank_that_ends_while_a_source_is_out_of_reach_counts_all_the_same(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.submit(max_attempts=3)
+    await world.running()
+    await world.train(10)
+    other, bad = world.team()[0], world.team()[2]
+    world.kill_rank(other)
+    bad.fails_load, bad.load_fault = True, FaultCode.SOURCE_UNAVAILABLE
+    fetch = Agent.fetch
+
+    def fetch_while_another_ends(agent: Agent, plan: GenerationPlan) -> bool:
+        if agent is bad:  # its ranks have been started, and import their modules
+            other.boundary = dict.fromkeys(plan.node(other.node_id).ranks, plan.base_step)
+            world.kill_rank(other)
+        return fetch(agent, plan)
+
+    monkeypatch.setattr(Agent, "fetch", fetch_while_another_ends)
+    await world.until(lambda: world.job().generation == 2 and bad.phase is MemberPhase.LOAD_FAILED)
+    bad.fails_load = False
+    monkeypatch.undo()
+    await world.until(lambda: is_running(world, 3))
+    assert world.plan().base_step == 10, "that copy is asked once more"
+    assert [failure["base_step"] for failure in world.job().failures] == [0, 10]
 
 
 async def test_loads_that_always_fail_end_the_job(world: World) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from worker.core.slow_link import LOOK_SECONDS, RETRY_SECONDS, SlowLink
+import pytest
+
+from worker.core.slow_link import FIRST_RETRY_SECONDS, LEAST_BYTES_PER_SECOND, LOOK_SECONDS, RETRY_SECONDS, SlowLink
 
 SOUND = 60e6
-FOUND = SlowLink().found(10e6, 30_000_000, 3.0)
+FOUND = SlowLink().found(10e6, 5_000_000, 0.5)
 
 
 def after(link: SlowLink, seconds: float, rate: float) -> SlowLink:
@@ -24,15 +26,26 @@ def test_one_that_is_found_slow_is_limited_to_half_of_what_it_carried() -> None:
 
 
 def test_it_is_let_go_now_and_then_and_limited_again_as_long_as_it_is_slow() -> None:
-    assert after(FOUND, RETRY_SECONDS - 0.1, 5e6) == FOUND
-    tried = after(FOUND, RETRY_SECONDS, 5e6)
+    assert after(FOUND, FIRST_RETRY_SECONDS - 0.1, 5e6) == FOUND
+    tried = after(FOUND, FIRST_RETRY_SECONDS, 5e6)
     assert (tried.carries, tried.limit) == (10e6, None)
     assert after(tried, LOOK_SECONDS / 2, 0.0) == tried, "nothing is known yet"
     assert after(tried, 2 * LOOK_SECONDS, 20e6).limit == 5e6, "chunks are counted whole: such a moment says too much"
 
 
+def test_the_longer_it_is_slow_the_rarer_it_is_tried() -> None:
+    link, tries = FOUND, []
+    for _ in range(8):
+        begun = link.begun[1]
+        while link.limit is not None:
+            link = after(link, link.retry_seconds + 1e-6, 5e6)
+        tries.append(round(link.begun[1] - begun, 3))
+        link = after(link, 2 * LOOK_SECONDS, 10e6)
+    assert tries == [0.5, 1.0, 2.0, 4.0, 8.0, RETRY_SECONDS, RETRY_SECONDS, RETRY_SECONDS]
+
+
 def test_one_that_is_sound_again_stays_without_a_limit() -> None:
-    tried = after(FOUND, RETRY_SECONDS, 5e6)
+    tried = after(FOUND, FIRST_RETRY_SECONDS, 5e6)
     assert after(tried, 2 * LOOK_SECONDS, 1.1 * SOUND) == tried
     assert after(FOUND.next_transfer(), 0.5, 2 * SOUND).limit is None
 
@@ -44,7 +57,16 @@ def test_each_transfer_begins_without_a_limit() -> None:
 
 
 def test_one_that_has_become_slower_still_is_limited_to_half_of_that() -> None:
-    tried = after(FOUND, RETRY_SECONDS, 2e6)
+    tried = after(FOUND, FIRST_RETRY_SECONDS, 2e6)
     assert after(tried, 2 * LOOK_SECONDS, 2e6).limit == 1e6
-    stalled = after(FOUND, RETRY_SECONDS, 0.0)
-    assert stalled.carries > 0, "it is slow still"
+
+
+def test_one_that_stands_still_is_not_limited_so_that_it_goes_on_as_fast_as_it_can() -> None:
+    """A holder's agent is stopped, say."""
+    assert SlowLink().found(LEAST_BYTES_PER_SECOND / 2, 1000, 3.0).limit is None
+    stalled = after(FOUND, FIRST_RETRY_SECONDS, 0.0)
+    for _ in range(5):
+        assert (stalled.carries > 0, stalled.limit) == (True, None), "it is slow still"
+        stalled = after(stalled, 2 * LOOK_SECONDS, 0.0)
+    assert after(stalled, 2 * LOOK_SECONDS, 2 * SOUND).limit is None
+    assert after(stalled, 2 * LOOK_SECONDS, 1e6).limit == pytest.approx(0.5e6), "it moves, and is slow"

@@ -8,7 +8,7 @@ import pytest
 
 from everstep.protocol.ids import NodeId
 from tests.unit.worker.replication.wire import Wire
-from worker.replication.sender import FLOW_BYTES_PER_SECOND, ReplicaSender
+from worker.replication.sender import FLOW_BYTES_PER_SECOND, SUSPECT_RATIO, ReplicaSender
 
 DEADLINE_SECONDS = 5.0
 
@@ -52,3 +52,20 @@ def test_a_short_wait_says_nothing() -> None:
     queue.add([(0, 1)])
     wire.now += DEADLINE_SECONDS
     assert not sender(wire)._is_slow(queue)
+
+
+@pytest.mark.parametrize(("part_of_a_flow", "is_limited"), [(0.2, False), (0.05, True)])
+async def test_a_link_that_seems_slow_is_treated_as_one_before_it_is_called_so(part_of_a_flow: float, is_limited: bool) -> None:
+    wire = Wire(part_of_a_flow * FLOW_BYTES_PER_SECOND)
+    queue, suspicious = wire.queue(), sender(wire)
+    queue.add([(0, 2)])
+    for _ in range(3):
+        seconds = SUSPECT_RATIO * DEADLINE_SECONDS / 2
+        wire.now += 1.01 * seconds
+        assert suspicious._link.limit is None, "a moment says nothing"
+        queue.taken(int(seconds * wire.bytes_per_second))
+        queue.add([(2, 1)])
+        suspicious._look(queue)  # the shard, which would be told, is None: nothing is said yet
+        if suspicious._link.carries:
+            break
+    assert (suspicious._link.limit is not None) is is_limited

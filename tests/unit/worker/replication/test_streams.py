@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import threading
 
+import pytest
+
 from everstep.protocol.slot import CHUNK_BYTES, chunk_range, digest
-from worker.replication.streams import PROGRESS_SECONDS, ChunkQueue, IncomingShard
+from worker.replication.streams import PROGRESS_SECONDS, ChunkQueue, IncomingShard, Streams
+
+SO_MAX_PACING_RATE = 47
 
 
 class Clock:
@@ -133,3 +139,25 @@ async def test_who_follows_is_told_of_the_last_chunk_before_the_shard_counts_as_
         incoming.land(index, place, is_whole=True)
     await incoming.settled(None)
     assert told[-1] == size
+
+
+@pytest.mark.parametrize("count", [1, 8])
+async def test_what_the_kernel_holds_back_of_a_stream_it_lets_go_soon(count: int) -> None:
+    """It sends 64 KiB at once, and nothing more before they have had their time, whatever the limit has become since."""
+    streams = Streams()
+    for _ in range(count):
+        streams.add(socket.socket())
+
+    def rates() -> set[int]:
+        size = struct.calcsize("L")
+        return {int(*struct.unpack("L", line.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, size))) for line in streams.lines}
+
+    streams.limit(8_000_000.0)
+    assert rates() == {8_000_000 // count}
+    streams.limit(1.0)
+    (least,) = rates()
+    assert 64 * 1024 / least <= 1.0
+    streams.limit(None)
+    (most,) = rates()
+    assert most > 1e18
+    await streams.close()
