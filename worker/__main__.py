@@ -32,6 +32,7 @@ from worker.health.memory import slot_memory_bytes
 from worker.health.watch import HealthWatch
 from worker.instance_metadata import endpoint_of
 from worker.own_log import OwnLog
+from worker.priority import AGENT_NICENESS
 from worker.shm import tmpfs
 from worker.storage.node_aws import NodeAws
 from worker.storage.s3 import s3_store
@@ -40,8 +41,6 @@ from worker.supervisor import Supervisor
 TMPFS = Path("/dev/shm")
 PAGES_BYTES = 64 * 1024 * 1024
 """Beside the slots: their headers, the ranks' pages, and what rounding to huge pages takes."""
-AGENT_NICENESS = -10
-"""An agent's loop does short work that everybody waits for; ranks run at 0, and so do its threads that move bytes (`tasks.work_as_ranks_do`)."""
 
 
 def settings(arguments: list[str]) -> AgentSettings:

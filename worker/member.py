@@ -36,6 +36,7 @@ from worker.core.slots import Content, kept, memory_nodes
 from worker.core.tree import RoundTree
 from worker.errors import CorruptCheckpoint, LoadFailed, NoRoom, ObjectMissing, PeerError, SourceRefused, StorageError
 from worker.owned_shard import OwnedShard
+from worker.priority import before_other_sessions
 from worker.rank_lines import RankLines
 from worker.rank_user import RankUser, make_way
 from worker.replication.coordinator import RoundServer
@@ -222,7 +223,8 @@ class Member:
                     raise
                 failed[rank] = error
 
-        await together(*(load(rank) for rank in self.here.ranks))
+        with before_other_sessions():  # ranks are starting, and wait for what is loaded
+            await together(*(load(rank) for rank in self.here.ranks))
         if failed:
             raise failed[min(failed)]
 

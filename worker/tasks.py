@@ -6,22 +6,7 @@ Invariant: nobody returns from here while a task that was begun here still runs.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 from collections.abc import Coroutine, Iterable
-
-
-def work_as_ranks_do() -> None:
-    """Give the calling thread the priority of the ranks. The agent's loop runs above them, for its work is short and everybody waits for it;
-    threads that copy, send and digest for long begin with the loop's priority, and would hold up training on a node whose cores are all in use.
-    """
-    work_at(0)
-
-
-def work_at(niceness: int) -> None:
-    """Give the calling thread a priority, as far as it may have it: a thread of a pool keeps that of its last work."""
-    with contextlib.suppress(PermissionError):  # it is lower already, and may not rise
-        os.setpriority(os.PRIO_PROCESS, 0, niceness)  # of this thread alone, on Linux
 
 
 class Signal:

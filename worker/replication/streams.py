@@ -29,8 +29,9 @@ from everstep.protocol.slot import MAX_CHUNK_BYTES, chunk_bytes, chunk_count, ch
 from worker.core.link_use import LinkUse
 from worker.core.transfers import Ranges, chunk_digest, ranges
 from worker.errors import PeerLost
+from worker.priority import work_as_ranks_do
 from worker.replication.pacing import Pacer, SharedLink
-from worker.tasks import end, work_as_ranks_do
+from worker.tasks import end
 
 OWN_STREAMS = min(32, os.cpu_count() or 1)
 """Of a session that this side opens."""

@@ -28,12 +28,13 @@ from everstep.protocol.plan import SlotRecord
 from everstep.protocol.slot import SlotHeader, SlotState, chunk_bytes, chunk_range, digest
 from worker.core.slots import Content, SlotView, being_written, find_sealed, writable
 from worker.errors import NoRoom
+from worker.priority import work_as_ranks_do, work_at
 from worker.rank_user import RankUser, make_way, share
 from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.numa import near
 from worker.shm.rank_page import last_half
 from worker.shm.slot_file import SlotFile
-from worker.tasks import end, work_as_ranks_do, work_at
+from worker.tasks import end
 
 log = logging.getLogger(__name__)
 INLINE_DIGEST_BYTES = 1024 * 1024

@@ -39,10 +39,10 @@ from everstep.protocol.plan import (
     Timeouts,
 )
 from everstep.protocol.rank_messages import RankHello
-from worker.__main__ import AGENT_NICENESS
 from worker.core.metric_outbox import MetricOutbox
 from worker.core.slots import Content
 from worker.member import Member, Node
+from worker.priority import AGENT_NICENESS
 from worker.rank_lines import RankLines
 from worker.rank_server import RankLine, RankServer
 from worker.replication.receiver import ReplicaReceiver

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from worker.tasks import end, first_of, together, work_as_ranks_do
+from worker.tasks import end, first_of, together
 
 
 async def test_an_end_that_is_cancelled_lets_the_task_finish_what_it_does_at_its_end() -> None:
@@ -69,18 +67,3 @@ async def test_of_several_that_fail_at_once_the_first_in_order_is_raised_and_non
     gc.collect()
     assert complaints == []
     await together()
-
-
-def test_a_thread_that_works_long_has_the_priority_of_the_ranks() -> None:
-    def niceness_of_a_thread(above: int) -> tuple[int, int]:
-        os.setpriority(os.PRIO_PROCESS, 0, above)
-        before = os.getpriority(os.PRIO_PROCESS, 0)
-        work_as_ranks_do()
-        return before, os.getpriority(os.PRIO_PROCESS, 0)
-
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    may_rise = os.geteuid() == 0
-    with ThreadPoolExecutor(1) as thread:
-        before, after = thread.submit(niceness_of_a_thread, -10 if may_rise else own).result()
-    assert after == (0 if may_rise else before)
-    assert os.getpriority(os.PRIO_PROCESS, 0) == own, "the thread's alone"
