@@ -32,7 +32,7 @@ from worker.health.memory import slot_memory_bytes
 from worker.health.watch import HealthWatch
 from worker.instance_metadata import endpoint_of
 from worker.own_log import OwnLog
-from worker.priority import AGENT_NICENESS
+from worker.priority import AGENT_NICENESS, lead_own_session, work_at
 from worker.shm import tmpfs
 from worker.storage.node_aws import NodeAws
 from worker.storage.s3 import s3_store
@@ -219,8 +219,8 @@ def main() -> None:
     own_log.setFormatter(logging.getLogger().handlers[0].formatter)
     logging.getLogger().addHandler(own_log)
     chosen = settings(sys.argv[1:])
-    with contextlib.suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, AGENT_NICENESS)
+    lead_own_session()
+    work_at(AGENT_NICENESS)
     gpus = gpu_reader()
     tmpfs.mount(chosen.slots, chosen.memory_bytes + PAGES_BYTES)
     chosen = replace(chosen, exposure=confine(chosen))

@@ -29,6 +29,12 @@ def work_at(niceness: int) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, niceness)  # of this thread alone, on Linux
 
 
+def lead_own_session() -> None:
+    """Begin a session, so that raising it raises nobody else. One who leads a session, or a shell's job, stays where it is."""
+    with contextlib.suppress(PermissionError):
+        os.setsid()
+
+
 @contextlib.contextmanager
 def before_other_sessions() -> Iterator[None]:
     """Go before other sessions for as long as the context lasts: with all threads, those that move bytes too. For what ranks wait for.

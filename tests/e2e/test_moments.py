@@ -107,6 +107,7 @@ def test_an_agent_dies_while_steps_are_kept(place: Workplace, job: Job, dies: Ca
     (member,) = set(seen["NodeIds"]) - {coordinator}
     node = coordinator if moment is Moment.COMMIT else member
     ranks, agent = place.rank_processes(), place.agent_pid(node)
+    assert os.getsid(agent) == agent, "what it is given while ranks wait is given to nobody else"
     armed = dies(moment, node)
     job.let_go(FIRST)
     assert wait_struck(armed) == agent

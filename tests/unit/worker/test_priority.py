@@ -30,21 +30,27 @@ def test_a_thread_that_works_long_has_the_priority_of_the_ranks() -> None:
 
 
 PRINTS = """
+import sys
 from pathlib import Path
-from worker.priority import before_other_sessions
+from worker.priority import before_other_sessions, lead_own_session
+if "leads" in sys.argv:
+    lead_own_session()
 with before_other_sessions():
     print(Path("/proc/self/autogroup").read_text().split()[-1])
 print(Path("/proc/self/autogroup").read_text().split()[-1])
 """
 
 
-@pytest.mark.parametrize(("leads", "during"), [(True, AGENT_NICENESS), (False, 0)])
-def test_a_session_of_its_own_goes_before_others_for_as_long_as_ranks_wait_for_it(leads: bool, during: int) -> None:
+@pytest.mark.parametrize(
+    ("is_first", "arguments", "during"),
+    [(True, [], AGENT_NICENESS), (True, ["leads"], AGENT_NICENESS), (False, ["leads"], AGENT_NICENESS), (False, [], 0)],
+    ids=["first_of_its_session", "first_and_says_so", "of_a_script", "of_a_script_and_not_for_itself"],
+)
+def test_a_session_of_its_own_goes_before_others_for_as_long_as_ranks_wait_for_it(is_first: bool, arguments: list[str], during: int) -> None:
     if not priority.AUTOGROUP.exists() or os.geteuid() != 0:
         pytest.skip("the kernel groups no sessions, or this process may not raise one")
-    code = f"{PRINTS}\nwith before():\n    said()\nsaid()"
-    child = [sys.executable, "-c", code]
-    if not leads:  # the shell does, and waits for it
+    child = [sys.executable, "-c", PRINTS, *arguments]
+    if not is_first:  # the shell is, and waits for it
         child = ["sh", "-c", '"$@"; true', "sh", *child]
     ended = subprocess.run(child, start_new_session=True, check=True, capture_output=True, text=True)
     assert [int(line) for line in ended.stdout.split()] == [during, 0]
