@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from everstep.training.copier import CopyTicket
-from everstep.training.sources import Marks, Sources
+from everstep.training.sources import Sources
 
 AUDITED_AT_START = 3
 AUDITED_EVERY = 1000
@@ -34,8 +34,8 @@ class Flight:
 
     sources: Sources
     """What must not change before the copy has stopped."""
-    marks: Marks
-    """Theirs, at the boundary."""
+    moved: Callable[[], Sequence[str]]
+    """Returns the names of those that torch knows to have changed since the boundary; asked when the copy has stopped."""
     copies: Sequence[torch.Tensor] | None
     """Audited: their places in the slot, to be compared byte by byte."""
     ticket: CopyTicket
@@ -81,7 +81,7 @@ class Guard:
         begun = self._clock()
         self._flight = None
         flight.ticket.wait()
-        changed = flight.sources.moved(flight.marks)
+        changed = list(flight.moved())
         if flight.copies is not None:
             flight.ticket.join()
             changed += [name for name in flight.sources.differing(flight.copies) if name not in changed]

@@ -42,7 +42,7 @@ def observe(*, with_devices: bool = True) -> RandomState:
         "numpy": (numpy_state[0], numpy_state[1].tobytes(), *numpy_state[2:]) if isinstance(numpy_state, tuple) else numpy_state,
         "python": (version, _PYTHON_WORDS.pack(*words), gauss),
     }
-    if with_devices and torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if with_devices and torch.cuda.is_initialized() and torch.cuda.is_available():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
 

@@ -324,6 +324,7 @@ class Snapshotter:
                 self._link.send(self._told(written, told))
 
         guarded: list[Sequence[str]] = []
+        decided: list[Sequence[str]] = []
 
         def copied(error: BaseException | None) -> None:
             # In the copier's thread. What an unaudited snapshot holds is decided now: no later change can reach it. (A change in flight at
@@ -332,6 +333,8 @@ class Snapshotter:
             # has spoken before any change that came behind it can be seen here.
             moved = () if is_audited else sources.moved(marks)
             changed = guarded[0] if guarded else moved
+            if not is_audited:
+                decided.append(changed)
             if chunks is not None and error is None:
                 chunks.all()  # before the page says that nobody is at this slot any more
             self._on_copying(NONE)
@@ -339,6 +342,10 @@ class Snapshotter:
                 settle(changed, error)
             elif is_streamed and error is None:
                 self._hint_capturing(written, written.payload_bytes)
+
+        def moved_by_now() -> Sequence[str]:
+            # To look again takes 2 µs a tensor, for training has had its caches meanwhile, and could say nothing of what was decided.
+            return decided[0] if decided else sources.moved(marks)
 
         def reached(changed: Sequence[str]) -> None:
             guarded.append(changed)
@@ -359,7 +366,7 @@ class Snapshotter:
         is_followed = is_streamed or chunks is not None or (is_prompt and is_large)
         ticket = self._copier.start(Copies((), ()) if is_audited else later, copied, progress if is_followed else None)
         copies = later.targets if is_audited else None
-        self._guard.arm(Flight(sources, marks, copies, ticket, reached, time.perf_counter() - begun))
+        self._guard.arm(Flight(sources, moved_by_now, copies, ticket, reached, time.perf_counter() - begun))
 
     def _note(self, error: CannotResume) -> None:
         """Say once in the rank's output why its steps are not kept; training goes on."""

@@ -23,7 +23,8 @@ def flight(live: torch.Tensor, settle: Settled, *, is_audited: bool) -> Flight:
     ticket = CopyTicket()
     ticket.finish()
     sources = Sources([(0, StateTensor("w", live, True))])
-    return Flight(sources, sources.marks(), [live.detach().clone()] if is_audited else None, ticket, settle, 0.25)
+    marks = sources.marks()
+    return Flight(sources, lambda: sources.moved(marks), [live.detach().clone()] if is_audited else None, ticket, settle, 0.25)
 
 
 def test_an_untouched_tensor_settles_without_a_word() -> None:
@@ -107,6 +108,6 @@ def test_the_guard_waits_for_the_copy() -> None:
     guard, settled, ticket = Guard(), Settled(), CopyTicket()
     waited = []
     ticket.wait = lambda: waited.append(True)  # type: ignore[method-assign]
-    guard.arm(Flight(Sources([]), Sources([]).marks(), None, ticket, settled, 0.0))
+    guard.arm(Flight(Sources([]), list, None, ticket, settled, 0.0))
     guard.reach()
     assert waited == [True]
