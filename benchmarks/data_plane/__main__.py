@@ -54,7 +54,6 @@ SPAN_SECONDS_PER_GIB, SPAN_SECONDS = 1.0, 0.15
 TIGHT_SECONDS_PER_GIB, TIGHT_SECONDS = 0.15, 0.02
 """Short spans: twice the copy."""
 LAUNCH_SECONDS = 150.0
-MODEL_STEPS = 110
 LARGE_STATE_MIB = 512
 HELD_AGAINST = tuple(dict.fromkeys(goal.peer[0] for goal in GOALS if goal.peer is not None))
 LARGE_PEERS = (*HELD_AGAINST, "DLRover flash checkpoint")
@@ -173,7 +172,7 @@ def measure(home: Path, sizes: list[Size], *, has_model: bool, say: Callable[[st
             has_peer = any(peer.name == "lm-resiliency" for size in sizes for peer in size.peers)
             for kind in char_gpt.KINDS:
                 try:
-                    launches = char_gpt.measure(bench, HOME / "venvs", kind, steps=MODEL_STEPS, with_peer=has_peer)
+                    launches = char_gpt.measure(bench, HOME / "venvs", kind, with_peer=has_peer)
                 except BenchmarkFailed as error:
                     figures.append(broken(EVERSTEP, __version__, f"char_gpt_{kind}_slowdown", 0, str(error)))
                 else:

@@ -1,206 +1,200 @@
-"""What keeping every step costs a real model: the char-GPT with DDP and ZeRO-3, kept by nobody, by Everstep and by lm-resiliency, alternated."""
+"""What keeping every step costs a real model: the char-GPT with DDP and ZeRO-3, kept by nobody, by Everstep and by lm-resiliency, in turn."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 
 from benchmarks.cluster_jobs import EVERY_STEP, ROOT, Bench, Json
 from benchmarks.data_plane.everstep import agents_of
-from benchmarks.data_plane.launches import RANKS, run_ranks
+from benchmarks.data_plane.launches import RANKS
 from benchmarks.data_plane.rows import EVERSTEP, Figure
 from benchmarks.data_plane.systems import PEERS
-from benchmarks.errors import BenchmarkFailed
 from benchmarks.measures import FLOOR_TOLERANCE_RATIO, LEAST_COMMITS_RATIO, Verdict, bootstrap_interval, moved_ratio
 
 SCRIPT = Path(__file__).parent / "rank" / "char_gpt.py"
 EXAMPLE = ROOT / "examples" / "char_gpt"
 KINDS = {"ddp": "DDP", "zero3": "ZeRO-3"}
-NOBODY, LM_RESILIENCY = "none", "lm_resiliency"
+NOBODY, OWN, LM_RESILIENCY = "none", "everstep", "lm_resiliency"
+NAMES = {EVERSTEP: OWN, "lm-resiliency": LM_RESILIENCY}
+LAUNCHES, CYCLES = 3, 24
+SKIPPED_STEPS, COUNTED_STEPS = 1, 4
+"""Of a block: in the first one the system before is still at work."""
 WARM_UP_STEPS = 60
 """In which the network is profiled and, mostly, pacing is tried (`worker.core.pacing_trial`)."""
 GIB = 1024**3
 
+Cycle = Mapping[str, Json]
+"""A block of every system, one behind the other, as rank 0 saw it; its processor time is that of all ranks and agents."""
 
-@dataclass(slots=True)
-class Launches:
-    """All launches of one system with one kind of model."""
 
-    step_seconds: list[list[float]] = field(default_factory=list)
-    """Of rank 0, launch by launch."""
-    cpu_seconds: list[float] = field(default_factory=list)
-    """Of all ranks and agents per step, launch by launch."""
-    commits_ratio: list[float] = field(default_factory=list)
-    state_bytes: int = 0
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch, in which all systems take turns."""
+
+    cycles: list[Cycle]
+    kept_ratio: Mapping[str, float]
+    """Of each system: steps that it has kept on both nodes, by those that it was to keep."""
+    verified: Mapping[str, bool | None]
+    """By a compare of bytes on both holders at the end; None: there is nothing to compare."""
+    state_bytes: int
     """Of all ranks together."""
-    verified: bool | None = None
-    """By compares of bytes on the holders, one of each rank and launch; None: nothing was compared."""
 
-    def add(self, ranks: Sequence[Json]) -> None:
-        """Take one launch."""
-        steps = ranks[0]["step_seconds"]
-        self.step_seconds.append(steps)
-        self.cpu_seconds.append(sum(rank["cpu_seconds"] for rank in ranks) / len(steps))
-        self.commits_ratio.append(min(rank["commits"] for rank in ranks) / len(steps))
-        if compared := [rank["verified"] for rank in ranks if rank["verified"] is not None]:
-            self.verified = self.verified is not False and all(compared)
-        self.state_bytes = sum(rank["state_bytes"] for rank in ranks)
+    @classmethod
+    def of(cls, ranks: Sequence[Json]) -> Launch:
+        """Return what both ranks have left."""
+        first, size = ranks[0]["blocks"], len({block["system"] for block in ranks[0]["blocks"]})
+        blocks = [{**block, "cpu_seconds": sum(rank["blocks"][number]["cpu_seconds"] for rank in ranks)} for number, block in enumerate(first)]
+        cycles = [{block["system"]: block for block in blocks[start : start + size]} for start in range(0, len(blocks), size)]
 
-    @property
-    def pooled(self) -> list[float]:
-        """All steps of all launches."""
-        return [seconds for launch in self.step_seconds for seconds in launch]
+        def kept_ratio(system: str) -> float:
+            own = [[block for block in rank["blocks"] if block["system"] == system] for rank in ranks]
+            return min(sum(block["kept_count"] for block in blocks) / sum(len(block["numbers"]) for block in blocks) for blocks in own)
+
+        verified = {system: None if None in (seen := [rank["verified"][system] for rank in ranks]) else all(seen) for system in ranks[0]["verified"]}
+        return cls(cycles, {system: kept_ratio(system) for system in verified}, verified, sum(rank["state_bytes"] for rank in ranks))
 
 
-def measure(bench: Bench, environments: Path, kind: str, *, steps: int, with_peer: bool, order: str = "NELNELLEN") -> dict[str, Launches]:
-    """Launch a model `len(order)` times.
+def measure(bench: Bench, environments: Path, kind: str, *, with_peer: bool) -> list[Launch]:
+    """Launch a model a few times, kept by one system after another.
 
     Args:
-        bench: where Everstep's jobs run.
+        bench: where the jobs run.
         environments: of the peers.
         kind: ddp or zero3.
-        steps: of each launch, warm-up included.
         with_peer: lm-resiliency, too.
-        order: N nobody, E Everstep, L lm-resiliency.
 
     Returns:
-        By system: none, everstep, lm_resiliency.
+        The launches.
 
     Raises:
-        BenchmarkFailed: a launch ended otherwise; one of the peer's is left out.
+        BenchmarkFailed: a launch ended otherwise.
     """
-    found: dict[str, Launches] = {}
-    systems = {"N": NOBODY, "E": "everstep", "L": LM_RESILIENCY}
-    for number, letter in enumerate(order):
-        system = systems[letter]
-        if system == LM_RESILIENCY and not with_peer:
-            continue
-        directory = bench.directory / f"char-gpt-{kind}-{number}-{system}"
-        directory.mkdir(parents=True)
-        parameters = {"system": system, "kind": kind, "steps": steps, "warm_up": WARM_UP_STEPS}
-        try:
-            ranks = _job(bench, directory, parameters) if letter == "E" else _alone(environments, directory, parameters)
-        except BenchmarkFailed as error:
-            if system != LM_RESILIENCY:
-                raise
-            bench.say(f"  {error}")  # reported as not measured
-            continue
-        found.setdefault(system, Launches()).add(ranks)
-        bench.say(f"char-GPT, {KINDS[kind]}, {system}: {1000 * statistics.median(found[system].step_seconds[-1]):.1f} ms a step")
+    systems = (NOBODY, OWN, *((LM_RESILIENCY,) if with_peer else ()))
+    found = []
+    for number in range(LAUNCHES):
+        directory = bench.directory / f"char-gpt-{kind}-{number}"
+        source = directory / "source"
+        source.mkdir(parents=True)
+        shutil.copy(SCRIPT, source / "train.py")
+        job = bench.submit(
+            directory.name,
+            source,
+            "train.py",
+            nodes=RANKS,
+            copies=2,
+            hyperparameters={
+                "kind": kind,
+                "warm_up": WARM_UP_STEPS,
+                "skipped": SKIPPED_STEPS,
+                "counted": COUNTED_STEPS,
+                "blocks": " ".join(order_of(systems)),
+            },
+            max_slowdown=EVERY_STEP,
+            Environment={
+                "BENCH_DIRECTORY": str(directory),
+                "BENCH_EXAMPLE": str(EXAMPLE),
+                "BENCH_AGENTS": " ".join(str(pid) for pid in agents_of(bench)),
+                "BENCH_LM_RESILIENCY": str(_packages(environments)) if with_peer else "",
+            },
+        )
+        job.completed()
+        found.append(Launch.of([json.loads((directory / f"rank{rank}.json").read_text()) for rank in range(RANKS)]))
+        told = ", ".join(f"{system} {1000 * _median(found[-1], system):.1f}" for system in systems)
+        bench.say(f"char-GPT, {KINDS[kind]}, launch {number + 1} of {LAUNCHES}, ms a step: {told}")
     return found
 
 
-def _job(bench: Bench, directory: Path, parameters: Mapping[str, object]) -> list[Json]:
-    source = directory / "source"
-    source.mkdir()
-    shutil.copy(SCRIPT, source / "train.py")
-    agents = " ".join(str(pid) for pid in agents_of(bench))
-    environment = {"BENCH_DIRECTORY": str(directory), "BENCH_EXAMPLE": str(EXAMPLE), "BENCH_AGENTS": agents}
-    job = bench.submit(
-        directory.name.replace("_", "-"),
-        source,
-        "train.py",
-        nodes=RANKS,
-        copies=2,
-        hyperparameters=parameters,
-        max_slowdown=EVERY_STEP,
-        Environment=environment,
-    )
-    job.completed()
-    return [json.loads((directory / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+def order_of(systems: Sequence[str]) -> list[str]:
+    """Return whose turn it is, block by block: each cycle in another order, so that nobody always comes behind the same one."""
+    orders = list(permutations(systems))
+    return [system for number in range(CYCLES) for system in orders[number % len(orders)]]
 
 
-def _alone(environments: Path, directory: Path, parameters: Mapping[str, object]) -> list[Json]:
+def _packages(environments: Path) -> Path:
     (peer,) = (system for system in PEERS if system.name == "lm-resiliency")
-    python = str(peer.python(environments)) if parameters["system"] == LM_RESILIENCY else None
-    told = json.dumps({key: str(value) for key, value in parameters.items()})
-    environment = {"BENCH_DIRECTORY": str(directory), "BENCH_EXAMPLE": str(EXAMPLE), "EVERSTEP_HYPERPARAMETERS": told}
-    if python is not None:  # the same extension built for two environments in turn would be built at every launch
-        environment["TORCH_EXTENSIONS_DIR"] = str(environments / "torch_extensions")
-    run_ranks([str(SCRIPT)], directory, environment, python=python, timeout_seconds=200)
-    return [json.loads((directory / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+    (packages,) = peer.python(environments).parent.parent.glob("lib/python*/site-packages")
+    return packages
 
 
-def figures(kind: str, found: Mapping[str, Launches], versions: Mapping[str, str]) -> list[Figure]:
+def _median(launch: Launch, system: str) -> float:
+    return statistics.median(cycle[system]["seconds"] for cycle in launch.cycles)
+
+
+def figures(kind: str, launches: Sequence[Launch], versions: Mapping[str, str]) -> list[Figure]:
     """Return slowdown and processor time of every system that keeps steps, Everstep's with a verdict.
 
     Args:
         kind: ddp or zero3.
-        found: what `measure` returned.
+        launches: what `measure` returned.
         versions: by system's name as it is shown.
     """
-    nobody = found[NOBODY]
-    medians = [statistics.median(steps) for steps in nobody.step_seconds]
+    medians = [_median(launch, NOBODY) for launch in launches]
     moved = moved_ratio(min(medians), max(medians)) if len(medians) > 1 else None
-    names = {EVERSTEP: "everstep", "lm-resiliency": LM_RESILIENCY}
-    slowdowns = {name: _slowdown(kind, name, versions[name], nobody, found[key], moved) for name, key in names.items() if key in found}
-    own, peer = slowdowns[EVERSTEP], slowdowns.get("lm-resiliency")
-    commits = {key: min(launches.commits_ratio) for key, launches in found.items()}
-    slowdowns[EVERSTEP] = _judged(own, peer, commits, moved)
-    cpu = [_cpu(kind, name, versions[name], nobody, found[key]) for name, key in names.items() if key in found]
-    return [*slowdowns.values(), *cpu]
+    measured = {name: system for name, system in NAMES.items() if system in launches[0].verified}
+
+    def figure(name: str, metric: str, unit: str, of: Callable[[Cycle, str], float], reason: str = "") -> Figure:
+        system = measured[name]
+        samples = [of(cycle, system) for launch in launches for cycle in launch.cycles]
+        low, high = _interval(samples)
+        seen = [launch.verified[system] for launch in launches]
+        return Figure(
+            system=name,
+            version=versions[name],
+            metric=f"char_gpt_{kind}_{metric}",
+            state_mib=round(launches[0].state_bytes / RANKS / 1024**2),
+            value=statistics.median(samples),
+            unit=unit,
+            n=len(samples),
+            low=low,
+            high=high,
+            verified=None if None in seen else all(seen),
+            floor_moved_ratio=moved,
+            reason=reason,
+        )
+
+    commits = {system: min(launch.kept_ratio[system] for launch in launches) for system in measured.values()}
+    slowdowns = {name: figure(name, "slowdown", "ratio", slowdown, f"commits ÷ steps {commits[system]:.2f}") for name, system in measured.items()}
+    slowdowns[EVERSTEP] = _judged(slowdowns[EVERSTEP], slowdowns.get("lm-resiliency"), launches, commits)
+
+    def cpu(cycle: Cycle, system: str) -> float:
+        kept_gib = launches[0].state_bytes / GIB * commits[system]
+        return float((cycle[system]["cpu_seconds"] - cycle[NOBODY]["cpu_seconds"]) / max(kept_gib, 1e-9))
+
+    return [*slowdowns.values(), *(figure(name, "cpu", "cpu s/GiB", cpu) for name in measured)]
 
 
-def _slowdown(kind: str, name: str, version: str, nobody: Launches, launches: Launches, moved: float | None) -> Figure:
-    def ratio(samples: Sequence[Sequence[float]]) -> float:
-        return statistics.median(samples[0]) / statistics.median(samples[1]) - 1
-
-    low, high = bootstrap_interval(ratio, launches.pooled, nobody.pooled)
-    return Figure(
-        system=name,
-        version=version,
-        metric=f"char_gpt_{kind}_slowdown",
-        state_mib=round(launches.state_bytes / RANKS / 1024**2),
-        value=ratio([launches.pooled, nobody.pooled]),
-        unit="ratio",
-        n=len(launches.pooled),
-        low=low,
-        high=high,
-        verified=launches.verified,
-        floor_moved_ratio=moved,
-        reason=f"commits ÷ steps {min(launches.commits_ratio):.2f}",
-    )
+def slowdown(cycle: Cycle, system: str) -> float:
+    """Return by which part of it a step became longer."""
+    return float(cycle[system]["seconds"] / cycle[NOBODY]["seconds"] - 1)
 
 
-def _judged(own: Figure, peer: Figure | None, commits: Mapping[str, float], moved: float | None) -> Figure:
-    told = own.reason
+def _interval(samples: Sequence[float]) -> tuple[float, float]:
+    return bootstrap_interval(lambda drawn: statistics.median(drawn[0]), samples)
+
+
+def _judged(own: Figure, peer: Figure | None, launches: Sequence[Launch], commits: Mapping[str, float]) -> Figure:
+    told, moved = own.reason, own.floor_moved_ratio
     if own.verified is False:
         return replace(own, verdict=Verdict.SHORT, reason=f"{told}; the bytes differ from the owner's")
     if moved is None or moved > FLOOR_TOLERANCE_RATIO:
-        why = "the model alone was launched once" if moved is None else f"the model alone moved by {moved:.0%}"
+        why = "the model was launched once" if moved is None else f"the model alone moved by {moved:.0%}"
         return replace(own, verdict=Verdict.INCONCLUSIVE, reason=f"{told}; {why}")
     if peer is None:
         return replace(own, verdict=Verdict.INCONCLUSIVE, reason=f"{told}; no other system that replicates was measured")
-    if commits["everstep"] < LEAST_COMMITS_RATIO:
-        return replace(own, verdict=Verdict.INCONCLUSIVE, limit=peer.value, against="lm-resiliency's", reason=f"{told}: not the same interval")
+    own = replace(own, limit=peer.value, against="lm-resiliency's")
+    if commits[OWN] < LEAST_COMMITS_RATIO:
+        return replace(own, verdict=Verdict.INCONCLUSIVE, reason=f"{told}: not the same interval")
     if commits[LM_RESILIENCY] < LEAST_COMMITS_RATIO:
         why = f"lm-resiliency's {commits[LM_RESILIENCY]:.2f}: not the same interval"
-        return replace(own, verdict=Verdict.INCONCLUSIVE, limit=peer.value, against="lm-resiliency's", reason=f"{told}; {why}")
-    verdict = Verdict.PASS if own.value <= peer.value else Verdict.SHORT
-    return replace(own, verdict=verdict, limit=peer.value, against="lm-resiliency's", reason=told)
-
-
-def _cpu(kind: str, name: str, version: str, nobody: Launches, launches: Launches) -> Figure:
-    """Processor seconds beyond the model's own, per GiB of snapshot that was kept twice."""
-    gib_per_step = launches.state_bytes / GIB * statistics.fmean(launches.commits_ratio)
-
-    def extra(samples: Sequence[Sequence[float]]) -> float:
-        return (statistics.fmean(samples[0]) - statistics.fmean(samples[1])) / max(gib_per_step, 1e-9)
-
-    low, high = bootstrap_interval(extra, launches.cpu_seconds, nobody.cpu_seconds)
-    return Figure(
-        system=name,
-        version=version,
-        metric=f"char_gpt_{kind}_cpu",
-        state_mib=round(launches.state_bytes / RANKS / 1024**2),
-        value=extra([launches.cpu_seconds, nobody.cpu_seconds]),
-        unit="cpu s/GiB",
-        n=len(launches.cpu_seconds),
-        low=low,
-        high=high,
-        verified=launches.verified,
-    )
+        return replace(own, verdict=Verdict.INCONCLUSIVE, reason=f"{told}; {why}")
+    more = [slowdown(cycle, OWN) - slowdown(cycle, LM_RESILIENCY) for launch in launches for cycle in launch.cycles]
+    low, high = _interval(more)
+    verdict = Verdict.PASS if high <= 0 else Verdict.SHORT if low > 0 else Verdict.INCONCLUSIVE
+    beside = f"{100 * statistics.median(more):+.1f} points beside lm-resiliency's ({100 * low:+.1f} to {100 * high:+.1f})"
+    return replace(own, verdict=verdict, reason=f"{told}; {beside}")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.data_plane.char_gpt import KINDS, WARM_UP_STEPS
+from benchmarks.data_plane.char_gpt import COUNTED_STEPS, CYCLES, KINDS, LAUNCHES, SKIPPED_STEPS, WARM_UP_STEPS
 from benchmarks.data_plane.picture import draw
 from benchmarks.data_plane.rows import EVERSTEP, GOALS, PEER_TOLERANCE_RATIO, Figure, LaunchFloor, moved_together
 from benchmarks.document import BenchmarkRun, caveats, opening, table, with_section, write_figures
@@ -190,11 +190,13 @@ def _cell(figure: Figure | None) -> str:
 
 def _model(figures: Sequence[Figure]) -> str:
     text = (
-        "The char-GPT of `examples/`, larger, two ranks on the same cores, every step kept; against the same model that nobody keeps, launched three "
-        f"times (nobody, Everstep, lm-resiliency; the same again; and back), the first {WARM_UP_STEPS} steps of a launch not counted. Processor "
-        "seconds are those of ranks and agents beyond the model's own. "
-        "*Verified*: at the end of each of Everstep's launches the holder's bytes of the last step, of both ranks, were compared with the live "
-        "model's. lm-resiliency's commits are its calls, less the last one if its replication failed."
+        f"The char-GPT of `examples/`, larger, two ranks on the same cores, every step kept, {LAUNCHES} launches. In each all take turns, block by "
+        f"block: {SKIPPED_STEPS + COUNTED_STEPS} steps that Everstep keeps, as many that lm-resiliency keeps, as many that nobody keeps, "
+        f"{CYCLES} times in changing orders, behind a warm-up of {WARM_UP_STEPS}. The first {SKIPPED_STEPS} steps of a block are not counted: in "
+        "them the system before is still at work. Everstep's agents are there all the time, and idle when it is not their turn. A slowdown is the "
+        "median over such triples; whether one is slowed down less is judged by the difference within each. Processor seconds are those of ranks "
+        "and agents beyond the model's own. Commits are steps that were seen on the holder; *verified*: at the end of each launch the holder's "
+        "bytes of either system's last step, of both ranks, were compared with the live model's."
     )
     rows = [
         [

@@ -46,7 +46,7 @@ PEERS = (
         name="lm-resiliency",
         adapter="lm_resiliency:LmResiliency",
         package="lm-resiliency",
-        requirements=("lm-resiliency==0.2.0", "deepspeed==0.19.8", "ninja"),  # DeepSpeed: for the char-GPT with ZeRO-3
+        requirements=("lm-resiliency==0.2.0",),
         metrics=("blocked", "tight_blocked", "protect", "restore_local", "restore_peer", "memory"),
     ),
     System(name="DLRover flash checkpoint", adapter="dlrover:DlroverFlash", package="dlrover", requirements=("dlrover==0.6.1", "grpcio")),

@@ -1,6 +1,8 @@
-"""The char-GPT of `examples/`, with DDP or DeepSpeed ZeRO-3, every step kept by Everstep, by lm-resiliency, or by nobody: what does it cost a step?
+"""The char-GPT of `examples/`, with DDP or DeepSpeed ZeRO-3, kept by Everstep, by lm-resiliency and by nobody in turn: what does it cost a step?
 
-Told by EVERSTEP_HYPERPARAMETERS, also where there is no Everstep: system (none, everstep, lm_resiliency), kind (ddp, zero3), steps, warm_up.
+    warm-up ─▶ block of steps kept by one ─▶ by another ─▶ … ─▶ each one's last step, compared on its holder
+
+One launch holds all of them, block behind block in the same processes: launches of the same model differ by more than what is looked for.
 """
 
 from __future__ import annotations
@@ -10,26 +12,30 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from benchmarks.data_plane.rank.state import dump_tensors, equal_to_dump, least, leave
+
 LAYERS, WIDTH, HEADS, CONTEXT, BATCH = 4, 256, 4, 64, 8
 LEARNING_RATE = 1e-3
 TEXT_BYTES = 1_000_000
 LAST_COMMIT_SECONDS = 2.0
+OTHERS_WARM_UP_STEPS = 8
+"""Of all but Everstep: the first time that a buffer is written to costs many times as much."""
 SETTLE_STEPS = 20
 """After what is measured, at most, until all stand at a step that is kept."""
 LOOK_SECONDS = 0.005
 """Between two looks for a commit: a few in a step, so that none is missed, and too few to be felt."""
-CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 settings = json.loads(os.environ["EVERSTEP_HYPERPARAMETERS"])
+skipped_steps, counted_steps = int(settings["skipped"]), int(settings["counted"])
 directory = Path(os.environ["BENCH_DIRECTORY"])
-steps, warm_up = int(settings["steps"]), int(settings["warm_up"])
 rank = int(os.environ["RANK"])
 
 sys.path.insert(0, os.environ["BENCH_EXAMPLE"])
@@ -127,19 +133,19 @@ class Nobody:
     def __init__(self, model: Ddp) -> None:
         self._model = model
 
-    def boundary(self, step: int, /) -> None:
-        """Keep the state of `step`."""
+    def boundary(self, number: int, /) -> None:
+        """Keep the state behind the step of this number, which counts everybody's steps."""
 
-    def commits(self, _: int) -> int:
-        """Return how many steps after this one are kept on both nodes."""
-        return 0
+    def kept(self, numbers: Collection[int], /) -> int:
+        """Return how many of these steps are, or were, kept on both nodes."""
+        return len(numbers)
 
-    def is_kept(self, _: int) -> bool:
-        """Say whether every rank's state of this step, where all stand, is on its holder: then `verified` can compare it."""
+    def is_last_kept(self) -> bool:
+        """Say whether every rank's state of this one's last step, where all stand, is on its holder: then `verified` can compare it. Collective."""
         return True
 
-    def verified(self, _: int) -> bool | None:
-        """Compare the holder's bytes of this step with the live model's; None: there is no way to."""
+    def verified(self) -> bool | None:
+        """Compare the holder's bytes of the last step with the live model's; None: nobody has any. Collective."""
         return None
 
     def close(self) -> None:
@@ -153,30 +159,31 @@ class Everstep(Nobody):
         import everstep.training
         from benchmarks.data_plane.rank.everstep_job import CommitWatch
 
+        super().__init__(model)
         self._memory = Path(os.environ["EVERSTEP_AGENT_SOCKET"]).parent
         self._page = self._memory / os.environ["EVERSTEP_RUN_ID"] / f"rank-{rank}.word"
         self._session = everstep.training.init(**model.registered())
         self._watch = CommitWatch(self._page, int(os.environ["EVERSTEP_GENERATION"]), LOOK_SECONDS)
         self._session.restore()
+        self._steps: dict[int, int] = {}
+        """The session's own count of each step."""
+        self._step = 0
 
-    def boundary(self, step: int) -> None:
-        self._session.boundary()
-        self._watch.expect(step)
+    def boundary(self, number: int) -> None:
+        self._step = self._steps[number] = self._session.boundary().step
+        self._watch.expect(self._step)
 
-    def commits(self, since: int) -> int:
-        self._watch.wait(steps, LAST_COMMIT_SECONDS)  # the last one is still under way
-        return sum(step > since for step in self._watch.at)
+    def kept(self, numbers: Collection[int]) -> int:
+        return sum(self._steps[number] in self._watch.at for number in numbers)
 
-    def is_kept(self, step: int) -> bool:
-        from benchmarks.data_plane.rank.everstep_job import least
+    def is_last_kept(self) -> bool:
+        self._watch.wait(self._step, LAST_COMMIT_SECONDS)
+        return least(self._watch.committed) >= self._step
 
-        self._watch.wait(step, LAST_COMMIT_SECONDS)
-        return least(self._watch.committed) >= step
-
-    def verified(self, step: int) -> bool:
+    def verified(self) -> bool:
         from benchmarks.data_plane.rank.everstep_job import holder_has
 
-        return holder_has(self._session, self._memory, self._page, step, rank)
+        return holder_has(self._session, self._memory, self._page, self._step, rank)
 
     def close(self) -> None:
         self._session.close()
@@ -186,74 +193,107 @@ class LmResiliency(Nobody):
     """Its manager, as its adapter has it."""
 
     def __init__(self, model: Ddp) -> None:
+        sys.path.append(os.environ["BENCH_LM_RESILIENCY"])  # behind everything: nothing else of its environment is taken
         from lm_resiliency.checkpointing import InMemoryCheckpointManager, InMemoryCkptConfig
 
         super().__init__(model)
         folder = directory / f"node{rank}"
         config = InMemoryCkptConfig(interval=1, replication_jump=1, disk_flush_interval=0, disk_folder=str(folder), run_id="bench")
         self._manager = InMemoryCheckpointManager(config)
-        self._saved: list[int] = []
+        self._number = 0
+        self._held: set[int] = set()
+        """Steps of the other rank that have come here whole, as far as was looked."""
 
-    def boundary(self, step: int) -> None:
-        self._manager.save({"state": self._model.tensors(), "step": step}, step)
-        self._saved.append(step)
+    def boundary(self, number: int) -> None:
+        self._number = number
+        self._manager.save({"state": self._model.tensors(), "step": number}, number)
+        self._held.add(self._manager._buffer_pool.peer_previous.step)  # a save ends the exchange before its own
 
-    def commits(self, since: int) -> int:
-        return sum(step > since for step in self._saved) - (not self._manager.finalize_replication())
+    def kept(self, numbers: Collection[int]) -> int:
+        return len(self._held.intersection(numbers))
+
+    def is_last_kept(self) -> bool:
+        self._manager.finalize_replication()
+        held = self._manager._buffer_pool.get_latest_peer_step()
+        self._held.add(held)
+        return least(held) >= self._number
+
+    def verified(self) -> bool:
+        dump_tensors(self._model.tensors().values(), directory / f"dump{rank}")
+        dist.barrier()
+        pool = self._manager._buffer_pool
+        held = max((pool.peer_current, pool.peer_previous), key=lambda slot: slot.step)
+        return held.step == self._number and equal_to_dump(list(held.tensors), directory / f"dump{1 - rank}")
 
     def close(self) -> None:
         self._manager.close()
 
 
-def agents_cpu_seconds() -> float:
-    """Return what this rank's share of the agents has used so far: rank 0 counts them all."""
-    total = 0.0
-    for pid in os.environ.get("BENCH_AGENTS", "").split() if rank == 0 else []:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        total += (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
-    return total
+@dataclass
+class Block:
+    """Some steps behind each other that were kept by the same system, the first few left out."""
+
+    system: str
+    seconds: float = 0.0
+    """Mean of a step."""
+    cpu_seconds: float = 0.0
+    """Mean of a step: of this rank, and of the agents by rank 0."""
+    numbers: list[int] = field(default_factory=list)
+    """All of its steps."""
+    kept_count: int = 0
+
+
+def cpu_seconds() -> float:
+    """Return what this rank has used of processors so far; rank 0 counts the agents, too."""
+    agents = os.environ["BENCH_AGENTS"].split() if rank == 0 else []
+    threads = [thread for pid in agents for thread in Path(f"/proc/{pid}/task").iterdir()]
+    return time.process_time() + sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
 def main() -> None:
-    """Train, and leave the times of the steps behind the warm-up."""
+    """Train, and leave what was seen, block by block."""
     torch.set_num_threads(1)
     torch.manual_seed(7)
     kinds: dict[str, Callable[[], Ddp]] = {"ddp": Ddp, "zero3": Zero3}
-    systems: dict[str, Callable[[Ddp], Nobody]] = {"none": Nobody, "everstep": Everstep, "lm_resiliency": LmResiliency}
+    makers: dict[str, Callable[[Ddp], Nobody]] = {"everstep": Everstep, "none": Nobody, "lm_resiliency": LmResiliency}
     model = kinds[settings["kind"]]()
-    system = systems[settings["system"]](model)
-    ended, cpu, agents = [], 0.0, 0.0
-    stream = batches()
+    systems = {name: make(model) for name, make in makers.items() if name in settings["blocks"]}
+    stream, number = batches(), 0
 
-    def train(number: int) -> None:
+    def train(system: Nobody) -> int:
+        nonlocal number
+        number += 1
         model.forward_and_backward(*next(stream))
         model.step()
         system.boundary(number)
+        return number
 
-    for number in range(1, steps + 1):
-        train(number)
-        ended.append(time.perf_counter())
-        if number == warm_up:
-            cpu, agents = time.process_time(), agents_cpu_seconds()
-    result = {
-        "step_seconds": [later - earlier for earlier, later in zip(ended[warm_up - 1 :], ended[warm_up:], strict=False)],
-        "cpu_seconds": time.process_time() - cpu + agents_cpu_seconds() - agents,
-        "commits": system.commits(warm_up),
-        "state_bytes": sum(tensor.nbytes for tensor in model.tensors().values()),
-    }
-    last = steps
-    while not system.is_kept(last) and last < steps + SETTLE_STEPS:
-        last += 1
-        train(last)
-    result["verified"] = system.verified(last)
-    system.close()
-    scratch = directory / f"rank{rank}.new"
-    scratch.write_text(json.dumps(result))
-    scratch.replace(directory / f"rank{rank}.json")
+    for name, system in systems.items():
+        for _ in range(int(settings["warm_up"]) if name == "everstep" else OTHERS_WARM_UP_STEPS):
+            train(system)
+    blocks = []
+    for name in settings["blocks"].split():
+        block = Block(name)
+        block.numbers += [train(systems[name]) for _ in range(skipped_steps)]
+        cpu, begun = cpu_seconds(), time.perf_counter()
+        block.numbers += [train(systems[name]) for _ in range(counted_steps)]
+        block.seconds = (time.perf_counter() - begun) / counted_steps
+        block.cpu_seconds = (cpu_seconds() - cpu) / counted_steps
+        blocks.append(block)
+    verified = {}
+    for name, system in systems.items():
+        for _ in range(SETTLE_STEPS):
+            train(system)
+            if system.is_last_kept():
+                break
+        verified[name] = system.verified()
+    for block in blocks:
+        block.kept_count = systems[block.system].kept(block.numbers)
+    state_bytes = sum(tensor.nbytes for tensor in model.tensors().values())
+    for system in reversed(systems.values()):
+        system.close()
+    leave(directory / f"rank{rank}.json", {"blocks": [asdict(block) for block in blocks], "verified": verified, "state_bytes": state_bytes})
     dist.barrier()
-    sys.stdout.flush()
-    if settings["system"] != "everstep":
-        os._exit(0)
     dist.destroy_process_group()
 
 

@@ -8,7 +8,6 @@ When a step is committed is read off the rank's page by a thread that only looks
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import threading
@@ -22,7 +21,7 @@ import torch.distributed as dist
 
 import everstep.training
 from benchmarks.data_plane.rank.memory import own_tree, private_bytes
-from benchmarks.data_plane.rank.state import State, pause
+from benchmarks.data_plane.rank.state import State, least, leave, pause
 from everstep.protocol.rank_messages import RANK_WORD_BYTES, read_agent_half
 from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, unpack_header, unpack_index
 from everstep.training.session import TrainingSession
@@ -164,13 +163,6 @@ class Rank:
         raise RuntimeError(f"no step was committed where it was waited for, the last is {self._watch.committed}")
 
 
-def least(value: int) -> int:
-    """Return the smallest of all ranks' values."""
-    word = torch.tensor([value])
-    dist.all_reduce(word, dist.ReduceOp.MIN)
-    return int(word)
-
-
 def holder_has(session: TrainingSession, memory: Path, page: Path, step: int, rank: int) -> bool:
     """Compare the slots of this rank on every other node with the live state, byte by byte; digests are not asked.
 
@@ -264,13 +256,6 @@ def main() -> None:
         pause(0.02)
     session.close()
     dist.destroy_process_group()
-
-
-def leave(path: Path, result: dict[str, object]) -> None:
-    """Write a result for the harness, whole or not at all."""
-    scratch = path.with_suffix(".new")
-    scratch.write_text(json.dumps(result))
-    scratch.replace(path)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ Invariant: the same size gives the same shapes to every system, and every step c
 
 from __future__ import annotations
 
+import json
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -79,9 +80,7 @@ class State:
 
     def dump(self, path: Path) -> None:
         """Write the bytes of all tensors, one behind the other, for somebody else to compare with."""
-        with path.open("wb") as file:
-            for _, tensor in self.tensors():
-                tensor.numpy().tofile(file)
+        dump_tensors((tensor for _, tensor in self.tensors()), path)
 
     def equals_dump(self, path: Path) -> bool:
         """Say whether every byte is as it was dumped."""
@@ -95,6 +94,13 @@ def leaves(tree: object) -> Iterator[torch.Tensor]:
     elif isinstance(tree, dict):
         for value in tree.values():
             yield from leaves(value)
+
+
+def dump_tensors(tensors: Iterable[torch.Tensor], path: Path) -> None:
+    """Write the bytes of tensors, one behind the other."""
+    with path.open("wb") as file:
+        for tensor in tensors:
+            tensor.numpy().tofile(file)
 
 
 def equal_to_dump(tensors: list[torch.Tensor], path: Path) -> bool:
@@ -143,6 +149,20 @@ class Meeting:
             self.store.set("gone", "1")
         else:
             self.store.wait(["gone"])
+
+
+def least(value: int) -> int:
+    """Return the smallest of all ranks' values."""
+    word = torch.tensor([value])
+    dist.all_reduce(word, dist.ReduceOp.MIN)
+    return int(word)
+
+
+def leave(path: Path, result: Mapping[str, object]) -> None:
+    """Write a result for the harness, whole or not at all."""
+    scratch = path.with_suffix(".new")
+    scratch.write_text(json.dumps(result))
+    scratch.replace(path)
 
 
 def pause(seconds: float) -> None:
