@@ -35,7 +35,7 @@ CASES = (
     ),
     Case(name="smaller state", state_kib=1152),
     Case(name="larger state", state_kib=1920),
-    Case(name="m = 3", copies=3, state_kib=768),
+    Case(name="m = 3", copies=3, state_kib=768, blocks=18),
     Case(
         name="too little idle time",
         schemes=(Scheme.NONE, Scheme.EVERSTEP),
