@@ -80,8 +80,11 @@ class Budget:
 
     @property
     def distance(self) -> int:
-        """Iterations to leave between the last proposed step and the next: the interval, and now and then a rest to compare with."""
-        return self.interval + (self.since_rest >= REST_EVERY) * math.ceil(self.iterations_per_snapshot)
+        """Iterations to leave between the last proposed step and the next: the interval, and now and then a rest to compare with.
+
+        A rest that was too short for once, because a snapshot lasted longer than most, is followed by another.
+        """
+        return self.interval + (self.since_rest >= REST_EVERY) * max(1, round(self.iterations_per_snapshot))
 
     @property
     def slowdown(self) -> float | None:

@@ -133,3 +133,13 @@ def test_a_rest_is_taken_where_every_iteration_is_loaded() -> None:
 def test_a_stray_long_iteration_is_no_cost() -> None:
     budget, _, _ = train(Budget(0.01), 900, cost_at=lambda number: 60.0 if number % 200 == 7 else 0.0)
     assert budget.interval == 1
+
+
+def test_a_snapshot_that_now_and_then_lasts_longer_costs_one_proposal_at_a_rest() -> None:
+    budget = Budget(1.0)
+    for number in range(REST_EVERY):
+        budget = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=True, has_begun=number % 8 != 7)
+    assert 1.0 < budget.iterations_per_snapshot < 1.5
+    assert budget.distance == 2
+    budget = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=True, has_begun=False)  # the rest: what was begun before it lasted into it
+    assert budget.distance == 2, "nothing quiet was seen: it rests again"
