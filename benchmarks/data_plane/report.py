@@ -192,11 +192,11 @@ def _model(figures: Sequence[Figure]) -> str:
     text = (
         f"The char-GPT of `examples/`, larger, two ranks on the same cores, every step kept, {LAUNCHES} launches. In each all take turns, block by "
         f"block: {SKIPPED_STEPS + COUNTED_STEPS} steps that Everstep keeps, as many that lm-resiliency keeps, as many that nobody keeps, "
-        f"{CYCLES} times in changing orders, behind a warm-up of {WARM_UP_STEPS}. The first {SKIPPED_STEPS} steps of a block are not counted: in "
-        "them the system before is still at work. Everstep's agents are there all the time, and idle when it is not their turn. A slowdown is the "
-        "median over such triples; whether one is slowed down less is judged by the difference within each. Processor seconds are those of ranks "
-        "and agents beyond the model's own. Commits are steps that were seen on the holder; *verified*: at the end of each launch the holder's "
-        "bytes of either system's last step, of both ranks, were compared with the live model's."
+        f"{CYCLES} times in changing orders, behind a warm-up of {WARM_UP_STEPS}. Of a block the last {COUNTED_STEPS} steps are "
+        "counted: before them another system is still at work. Everstep's agents are there all the time, and idle when it is not their turn. "
+        "A slowdown is the median over such triples; whether one is slowed down less is judged by the difference within each. Processor "
+        "seconds are those of ranks and agents beyond the model's own. Commits are steps that were seen on the holder; *verified*: "
+        "at the end of each launch the holder's bytes of either system's last step, of both ranks, were compared with the live model's."
     )
     rows = [
         [
