@@ -84,6 +84,9 @@ class Copier(Protocol):
     def release(self, memory: SlotMemory) -> None:
         """The slot is not written any more."""
 
+    def drain(self, limit_seconds: float) -> None:
+        """Let what was begun come to its end, for so long at most; nothing can be begun after it. For a process that ends without `close`."""
+
     def close(self) -> None:
         """End what was begun."""
 
@@ -100,10 +103,10 @@ class CopierThread:
         """Let it be done behind what was put before."""
         self._work.put(work)
 
-    def close(self) -> None:
-        """End the thread once all that was put is done."""
+    def close(self, limit_seconds: float | None = None) -> None:
+        """End the thread once all that was put is done; with a limit, wait no longer than that for it."""
         self._work.put(None)
-        self._thread.join()
+        self._thread.join(limit_seconds)
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
@@ -137,6 +140,9 @@ class CpuCopier:
 
     def release(self, memory: SlotMemory) -> None:
         """Nothing was taken."""
+
+    def drain(self, limit_seconds: float) -> None:
+        self._thread.close(limit_seconds)
 
     def close(self) -> None:
         self._thread.close()

@@ -366,6 +366,9 @@ class CudaCopier:
     def release(self, memory: SlotMemory) -> None:
         self._thread.put(lambda: self._unregister(memory))
 
+    def drain(self, limit_seconds: float) -> None:
+        self._thread.close(limit_seconds)
+
     def close(self) -> None:
         self._thread.put(self._unregister_all)
         self._thread.close()

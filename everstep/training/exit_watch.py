@@ -1,15 +1,28 @@
-"""Closes a session that the script left open, when the script ends well.
+"""What is done about a session that the script left open, when the process ends.
 
-Invariant: a script that fails is never held: only an exit without exception and with code 0 closes.
+    no exception, code 0    close: the last step is kept
+    else                    drain: what a thread has begun comes to its end
+
+A thread that comes out of a call to torch when the interpreter has gone takes the process with it (SIGABRT): the script's own exit code, that says
+how it failed, would be lost.
+
+A `raise SystemExit(3)` of the script's own cannot be told from a good end before it is over: the session is closed, and the code is the script's.
+
+Invariant: a script that fails is held no longer than `drain` takes; nothing else is done for it.
 """
 
 from __future__ import annotations
 
 import atexit
+import builtins
 import os
 import sys
 from collections.abc import Callable
 from types import TracebackType
+from typing import Final
+
+_EXITS: Final = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
+"""What scripts end with; the last two are there where `site` was imported."""
 
 
 class ExitWatch:
@@ -17,16 +30,21 @@ class ExitWatch:
 
     Args:
         close: called at most once, at a good end, in the process that made the watch.
+        drain: called instead at any other end at which Python still runs.
     """
 
-    def __init__(self, close: Callable[[], None]) -> None:
+    def __init__(self, close: Callable[[], None], drain: Callable[[], None]) -> None:
         self._close = close
+        self._drain = drain
         self._pid = os.getpid()
         self._has_failed = False
         self._excepthook = sys.excepthook
-        self._exit = sys.exit
         sys.excepthook = self._on_exception
-        sys.exit = self._on_exit  # type: ignore[assignment]
+        self._exits = [
+            (module, name, getattr(module, name), self._watched(getattr(module, name))) for module, name in _EXITS if hasattr(module, name)
+        ]
+        for module, name, _, watched in self._exits:
+            setattr(module, name, watched)
         atexit.register(self._at_exit)
 
     def cancel(self) -> None:
@@ -34,18 +52,22 @@ class ExitWatch:
         atexit.unregister(self._at_exit)
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._excepthook
-        if sys.exit == self._on_exit:
-            sys.exit = self._exit
+        for module, name, original, watched in self._exits:
+            if getattr(module, name, None) is watched:
+                setattr(module, name, original)
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         self._has_failed = True
         self._excepthook(kind, error, traceback)
 
-    def _on_exit(self, status: int | str | None = None, /) -> None:
-        # atexit cannot see the code of an exit, only whether an exception was printed
-        self._has_failed = self._has_failed or status not in (None, 0)
-        self._exit(status)
+    def _watched(self, leave: Callable[[int | str | None], object]) -> Callable[[int | str | None], object]:
+        def leave_watched(status: int | str | None = None, /) -> object:
+            # atexit cannot see the code of an exit, only whether an exception was printed
+            self._has_failed = self._has_failed or status not in (None, 0)
+            return leave(status)
+
+        return leave_watched
 
     def _at_exit(self) -> None:
-        if not self._has_failed and os.getpid() == self._pid:
-            self._close()
+        if os.getpid() == self._pid:
+            (self._drain if self._has_failed else self._close)()

@@ -60,6 +60,8 @@ LOOK_SECONDS = 0.05
 """A rank that stands still looks at the page at least this often: `WordChanged` may be lost."""
 QUIET_SECONDS = 0.25
 """Boundaries from which nothing follows are told together, this long after the last word at most: a small part of what people or peers wait for."""
+DRAIN_SECONDS = 5.0
+"""A script that failed is held no longer than this for a copy that goes on: host memory takes 20 GiB in it, a device may never come back."""
 
 logger = logging.getLogger("everstep.training")
 
@@ -121,7 +123,7 @@ class TrainingSession:
         for adapter in state.adapters:
             for optimizer in adapter.optimizers().values():
                 optimizer.register_step_pre_hook(lambda *_: self._guard.reach())
-        self._exit_watch = ExitWatch(self.close)
+        self._exit_watch = ExitWatch(self.close, lambda: self._snapshotter.drain(DRAIN_SECONDS))
         self._is_agreed = False
         self._mapped: tuple[Arriving | Welcome, mmap.mmap] | None = None
         if link.has_agent:

@@ -293,6 +293,10 @@ class Snapshotter:
         self.settled = step
         self._link.send(Abandoned(generation=self._link.generation, step=Step(step), reason=reason))
 
+    def drain(self, limit_seconds: float) -> None:
+        """Let a copy that was begun come to its end, for so long at most: the step may still be kept."""
+        self._copier.drain(limit_seconds)
+
     def close(self) -> None:
         """End the copier and let go of the slots."""
         self._is_closed = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -105,6 +107,23 @@ def test_a_copy_that_fails_in_the_middle_says_so_and_stops() -> None:
     assert [type(error) for error in errors] == [RuntimeError]
     assert ticket.error is errors[0]
     assert said == []
+
+
+def test_a_copy_that_does_not_end_is_drained_no_longer_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    copier, begun, ends, done = CpuCopier(), threading.Event(), threading.Event(), list[BaseException | None]()
+
+    def stand(_copies: Copies) -> None:
+        begun.set()
+        ends.wait()
+
+    monkeypatch.setattr(copier, "copy", stand)
+    copier.start(copies_of(SMALL), done.append)
+    begun.wait()
+    copier.drain(0.01)
+    assert done == []
+    ends.set()
+    copier.drain(30)
+    assert done == [None]
 
 
 def test_whatever_goes_wrong_beside_a_copy_training_waits_for_no_thread_that_is_gone() -> None:

@@ -1,4 +1,4 @@
-"""How a script ends decides whether its session is closed: tried in real processes."""
+"""How a script ends decides what becomes of its session: tried in real processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import importlib.util, os, sys
 spec = importlib.util.spec_from_file_location("exit_watch", {path!r})
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-watch = module.ExitWatch(lambda: print("closed", flush=True))
+watch = module.ExitWatch(lambda: print("closed", flush=True), lambda: print("drained", flush=True))
 {ending}
 """
 
@@ -26,10 +26,14 @@ watch = module.ExitWatch(lambda: print("closed", flush=True))
         ("", "closed", 0),
         ("sys.exit()", "closed", 0),
         ("sys.exit(0)", "closed", 0),
-        ("sys.exit(3)", "", 3),
-        ("raise ValueError('no')", "", 1),
+        ("sys.exit(3)", "drained", 3),
+        ("exit(3)", "drained", 3),
+        ("quit('no')", "drained", 1),
+        ("quit()", "closed", 0),
+        ("raise ValueError('no')", "drained", 1),
         ("watch.cancel()", "", 0),
         ("os.fork() or sys.exit(); os.wait()", "closed", 0),  # a child does not close its parent's session
+        ("os.fork() or sys.exit(3); os.wait()", "closed", 0),
     ],
 )
 def test_only_a_good_end_closes(ending: str, output: str, code: int) -> None:
