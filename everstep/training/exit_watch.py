@@ -1,10 +1,10 @@
 """What is done about a session that the script left open, when the process ends.
 
     no exception, code 0    close: the last step is kept
-    else                    drain: what a thread has begun comes to its end
+    else                    drain: what is under way in torch comes to its end
 
-A thread that comes out of a call to torch when the interpreter has gone takes the process with it (SIGABRT): the script's own exit code, that says
-how it failed, would be lost.
+A thread that comes out of a call to torch when the interpreter has gone takes the process with it (SIGABRT), and so does a recording of torch's
+profiler that nobody ended (SIGSEGV): the script's own exit code, that says how it failed, would be lost.
 
 A `raise SystemExit(3)` of the script's own cannot be told from a good end before it is over: the session is closed, and the code is the script's.
 

@@ -123,7 +123,7 @@ class TrainingSession:
         for adapter in state.adapters:
             for optimizer in adapter.optimizers().values():
                 optimizer.register_step_pre_hook(lambda *_: self._guard.reach())
-        self._exit_watch = ExitWatch(self.close, lambda: self._snapshotter.drain(DRAIN_SECONDS))
+        self._exit_watch = ExitWatch(self.close, self._drain)
         self._is_agreed = False
         self._mapped: tuple[Arriving | Welcome, mmap.mmap] | None = None
         if link.has_agent:
@@ -302,6 +302,12 @@ class TrainingSession:
         self._nudge()
         self._snapshotter.close()
         self._link.close()
+
+    def _drain(self) -> None:
+        """Let what is under way in torch come to its end: the script has failed, and torch would fall over what it finds when the process ends."""
+        self._snapshotter.drain(DRAIN_SECONDS)
+        if self._profiler is not None:
+            self._profiler.close()
 
     def _final_round(self) -> None:
         """Stand at the last boundary until it is committed, or nothing more will come, or it has taken too long."""

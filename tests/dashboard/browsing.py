@@ -18,7 +18,15 @@ from tests.dashboard.service import Served
 
 DESKTOP, PHONE = (1440, 900), (390, 844)
 WAIT_MS = 10_000
-CUT_OFF = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY_RESPONSE", "ERR_CONNECTION_RESET", "status of 503")
+CUT_OFF = (
+    "ERR_CONNECTION_REFUSED",
+    "ERR_CONNECTION_CLOSED",
+    "ERR_SOCKET_NOT_CONNECTED",
+    "ERR_INCOMPLETE_CHUNKED",
+    "ERR_EMPTY_RESPONSE",
+    "ERR_CONNECTION_RESET",
+    "status of 503",
+)
 """What a browser says of a server that is away."""
 
 

@@ -1,21 +1,25 @@
-"""A script that fails while a thread copies its state: in a process of its own, for it is how that ends that is looked at."""
+"""Scripts that fail while something is under way in torch: in processes of their own, for it is how they end that is looked at."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from everstep.protocol.rank_messages import Captured
 from tests.integration.training.fake_agent import JOB, RUN, FakeAgent
+from tests.ports import ReservedPort
 from tests.warm_parent import ROOT
 
 pytestmark = pytest.mark.integration
 
-SCRIPT = """
+COPYING = """
 import sys
 import threading
 import torch
@@ -42,21 +46,64 @@ while not copies.is_set():
     session.boundary()
 sys.exit(3)
 """
+PROFILED = """
+import os, signal
+import torch
+import torch.distributed as dist
+import everstep.training
+
+dist.init_process_group("gloo")
+model = torch.nn.Linear(3, 3)
+optimizer = torch.optim.AdamW(model.parameters())
+session = everstep.training.init(model=model, optimizer=optimizer)
+session.restore()
+while True:
+    model(torch.zeros(1, 3)).sum().backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+    session.boundary()
+    if session._profiler._is_recording and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@contextlib.contextmanager
+def ranks(script: str, agent: FakeAgent, directory: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start a script as all ranks of an agent; each one's output is in `<rank>.log`. Ends them."""
+    with contextlib.closing(ReservedPort()) as port, contextlib.ExitStack() as stack:
+        started = []
+        for line in agent.lines:
+            environment = {
+                **os.environ,
+                "RANK": str(line.rank),
+                "WORLD_SIZE": str(len(agent.lines)),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port.number),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+                "EVERSTEP_AGENT_SOCKET": str(agent.path),
+                "EVERSTEP_JOB_NAME": JOB,
+                "EVERSTEP_RUN_ID": RUN,
+                "EVERSTEP_GENERATION": str(agent.generation),
+            }
+            with (directory / f"{line.rank}.log").open("wb") as log:
+                process = subprocess.Popen([sys.executable, "-c", script], env=environment, cwd=ROOT, stdout=log, stderr=log)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            started.append(process)
+        yield started
 
 
 def test_how_a_script_failed_is_seen_although_its_copier_was_at_work(tmp_path: Path) -> None:
     """The copier comes out of torch some hundred times after the interpreter has begun to end; what it copied is whole."""
-    with FakeAgent(tmp_path, 1, commit_target=100) as agent:
-        environment = {
-            **os.environ,
-            "RANK": "0",
-            "WORLD_SIZE": "1",
-            "OMP_NUM_THREADS": "1",
-            "EVERSTEP_AGENT_SOCKET": str(agent.path),
-            "EVERSTEP_JOB_NAME": JOB,
-            "EVERSTEP_RUN_ID": RUN,
-            "EVERSTEP_GENERATION": str(agent.generation),
-        }
-        done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-        assert (done.returncode, done.stderr) == (3, "")
+    with FakeAgent(tmp_path, 1, commit_target=100) as agent, ranks(COPYING, agent, tmp_path) as (rank,):
+        assert (rank.wait(), (tmp_path / "0.log").read_text()) == (3, "")
         agent.wait_for(lambda: bool(agent.of_kind(Captured)))
+
+
+def test_a_lost_peer_is_an_error_although_the_network_was_being_profiled(tmp_path: Path) -> None:
+    with FakeAgent(tmp_path, 2, commit_target=100) as agent, ranks(PROFILED, agent, tmp_path) as (left, lost):
+        assert lost.wait() == -signal.SIGKILL
+        assert left.wait() == 1, (tmp_path / "0.log").read_text()[-2000:]
+        assert "RuntimeError" in (tmp_path / "0.log").read_text()
