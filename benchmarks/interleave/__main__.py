@@ -22,7 +22,7 @@ from benchmarks.interleave.schemes import Case, Scheme
 from benchmarks.interleave.verdicts import Verdict, judge
 
 HOME = ROOT / ".everstep" / "bench" / "interleave"
-FIGURE_16 = Case(name="figure 16", schemes=tuple(Scheme), block_iterations=5)
+FIGURE_16 = Case(name="figure 16", schemes=tuple(Scheme), blocks=18, block_iterations=5)
 CASES = (
     FIGURE_16,
     Case(name="2 nodes", nodes=2),
