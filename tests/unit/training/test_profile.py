@@ -182,3 +182,17 @@ def test_a_script_s_own_profiler_wins_and_sees_everything() -> None:
     assert any(event.name == "aten::add" for event in own.events())
     assert trace.begin()
     trace.end()
+
+
+def test_a_recording_that_a_failed_device_does_not_give_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job()
+    job.iterate(WARM_UP_ITERATIONS + 3)
+
+    def fail() -> None:
+        job.trace.ended += 1
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(job.trace, "end", fail)
+    job.profiler.close()
+    job.profiler.close()
+    assert job.trace.ended == 1
