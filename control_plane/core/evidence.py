@@ -74,12 +74,15 @@ class Progress:
 
     boundary: Step
     committed: Step
+    stepped_at: float | None = None
+    """Unix seconds, by the ranks' own stamps: when the first of them passed that boundary. None where nobody has told."""
 
 
 def judge(
     node: NodeObserved,
     *,
     silence: Silence | None,
+    stepped_at: float | None = None,
     out_of_view: bool,
     is_blind: bool,
     now: float,
@@ -93,6 +96,7 @@ def judge(
     Args:
         node: as observed.
         silence: since when it has been silent while no steps advanced, or None while it is not silent.
+        stepped_at: Unix seconds: when the newest boundary that others report was passed. Steps that were made after its last word spoke for it, too.
         out_of_view: other members report that its replicas stopped answering: the data plane's evidence.
         is_blind: most of its fleet is silent.
         now: Unix seconds.
@@ -118,7 +122,8 @@ def judge(
         return Verdict(node_id=node.node_id, standing=Standing.ALIVE)
     lasted = now - silence.since
     words = f"the agent of {node.node_id} has been silent for {lasted:.1f} s"
-    silent = Verdict(node_id=node.node_id, standing=Standing.UNCLEAR, evidence=words, since=silence.since)
+    spoken_for = silence.since if stepped_at is None else max(silence.since, min(stepped_at, now))
+    silent = Verdict(node_id=node.node_id, standing=Standing.UNCLEAR, evidence=words, since=spoken_for)
     if is_blind:
         return replace(silent, evidence=f"{words}, but so is most of the fleet: blind is not dead")
     if out_of_view and lasted > timeouts.lease_seconds:
@@ -297,11 +302,14 @@ def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -
         left_out: whose own word does not count.
 
     Returns:
-        The highest boundary and the highest committed step that the others report, `NO_STEP` where none does.
+        The highest boundary, when it was passed, and the highest committed step that the others report; `NO_STEP` where none does.
     """
     others = [report for node, report in reports.items() if node != left_out]
+    ranks = [rank for report in others for rank in report.ranks]
+    boundary = max((rank.boundary for rank in ranks), default=NO_STEP)
     return Progress(
-        boundary=max((rank.boundary for report in others for rank in report.ranks), default=NO_STEP),
+        boundary=boundary,
+        stepped_at=min((rank.passed_at_seconds for rank in ranks if rank.boundary == boundary and rank.passed_at_seconds), default=None),
         committed=max((shard.committed for report in others for shard in report.protection), default=NO_STEP),
     )
 

@@ -194,6 +194,7 @@ def _look(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: 
         node_id: judge(
             node,
             silence=since.get(node_id),
+            stepped_at=progress[node_id].stepped_at,
             out_of_view=node_id in out_of_view,
             is_blind=seen.is_fleet_blind,
             now=now,

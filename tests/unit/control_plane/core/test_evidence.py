@@ -10,7 +10,7 @@ from control_plane.core import evidence
 from control_plane.core.evidence import Progress, Standing
 from control_plane.core.observed import Cause, Impairment, Implication, InstanceCondition, NodeObserved, Remedy, Silence
 from control_plane.core.timeouts import ladder
-from everstep.protocol.agent_messages import MemberPhase, MemberReport, NodeFault, ShardProtection
+from everstep.protocol.agent_messages import MemberPhase, MemberReport, NodeFault, RankStatus, ShardProtection
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 
 NODE = NodeId("i-1")
@@ -111,6 +111,14 @@ def test_an_ended_instance_has_no_silence() -> None:
     ended = node(instance=InstanceCondition.ENDED, is_connected=False, silent_seconds=313.0)
     assert evidence.track_silences((), [ended], {}, NOW, LADDER) == ()
     assert evidence.track_silences((), [replace(ended, instance=InstanceCondition.PRESENT)], {}, NOW, LADDER) != ()
+
+
+@pytest.mark.parametrize(("stepped_at", "since"), [(None, NOW - 4), (NOW - 9, NOW - 4), (NOW - 3.5, NOW - 3.5), (NOW + 7, NOW)])
+def test_steps_after_its_last_word_spoke_for_a_node_that_is_given_up(stepped_at: float | None, since: float) -> None:
+    """An agent speaks once a second, and its line may be cut right before it would have: ranks step on until then. A clock may be ahead."""
+    quiet = node(silent_seconds=4.0)
+    verdict = evidence.judge(quiet, silence=silence(4), stepped_at=stepped_at, out_of_view=True, is_blind=False, now=NOW, timeouts=LADDER)
+    assert (verdict.standing, verdict.since) == (Standing.GONE, since)
 
 
 def test_a_silence_is_followed_before_it_counts() -> None:
@@ -233,6 +241,19 @@ def test_an_impairment_is_followed_as_long_as_it_lasts_and_the_agent_is_heard() 
 def test_two_boundaries_during_an_impairment_show_that_steps_advance_one_does_not() -> None:
     assert follow((impairment(30, stepped=30),), node(), 6)[0].stepped_at == NOW - 30
     assert follow((impairment(30, stepped=30),), node(), 7)[0].stepped_at == NOW
+
+
+def test_progress_is_the_others_and_dated_by_the_first_that_passed_its_boundary() -> None:
+    def report(*ranks: RankStatus) -> MemberReport:
+        return MemberReport(job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, ranks=ranks)
+
+    def rank(number: int, boundary: int, passed_at: float) -> RankStatus:
+        return RankStatus(rank=Rank(number), boundary=Step(boundary), exit=None, passed_at_seconds=passed_at)
+
+    others = {NodeId("i-2"): report(rank(1, 6, 997.0), rank(2, 7, 998.5)), NodeId("i-3"): report(rank(3, 7, 998.0), rank(4, 7, 0.0))}
+    seen = evidence.progress_without({NODE: report(rank(0, 9, 999.0)), **others}, NODE)
+    assert (seen.boundary, seen.stepped_at) == (7, 998.0)
+    assert evidence.progress_without({}, NODE).stepped_at is None
 
 
 def owner(rank: int, holders: tuple[str, ...], in_view: tuple[str, ...]) -> MemberReport:

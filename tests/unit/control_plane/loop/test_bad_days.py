@@ -212,6 +212,25 @@ async def test_two_classes_of_evidence_end_the_generation_and_the_node_that_retu
     assert (incident.instance_ids, incident.faulted_instance_ids) == ((), (lost.node_id,))
 
 
+async def test_a_node_that_is_given_up_failed_when_the_last_step_was_made_not_at_its_own_last_word(world: World) -> None:
+    world.submit()
+    await world.running()
+    stamps: dict[int, float] = {}
+    for agent in world.team():
+        agent.stamp = lambda step: stamps.setdefault(step, world.now.timestamp())
+    await world.train(10)
+    lost = world.team()[1]
+    lost.is_deaf = True
+    lost.disconnect()
+    last_word = world.now
+    await world.train(1)
+    await world.train(1)
+    world.cut.add(lost.node_id)
+    await world.until(lambda: world.job().state == JobState.PREPARING)
+    (incident,) = world.incidents()
+    assert incident.failed_at.timestamp() == stamps[12] > last_word.timestamp()
+
+
 async def test_an_unreachable_node_is_replaced_when_that_costs_no_step_and_never_terminated(world: World) -> None:
     world.submit()
     await world.running()
