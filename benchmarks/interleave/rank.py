@@ -45,7 +45,7 @@ class Training:
         dist.barrier()
         self.agent.ask(kind="probe")
         dist.barrier()
-        for _ in range(WARM_UP_ITERATIONS + PROFILED_ITERATIONS + 1):
+        for _ in range(WARM_UP_ITERATIONS + PROFILED_ITERATIONS + 2):
             self.profiler.boundary(time.monotonic())
             self.iterate(Scheme.NONE, is_measured=False)
         if not self.is_profiled:

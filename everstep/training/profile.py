@@ -11,10 +11,11 @@ import contextlib
 import logging
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
-from torch._C._autograd import DeviceType, _disable_profiler, _enable_profiler, _prepare_profiler, _profiler_enabled
+from torch._C._autograd import DeviceType, _disable_profiler, _enable_profiler, _prepare_profiler, _profiler_enabled, _ProfilerResult
 from torch._C._profiler import RecordScope
 from torch.autograd.profiler import profile
 
@@ -31,6 +32,8 @@ DRIFT_RATIO = 0.1
 BOUNDARY = "everstep:boundary"
 
 logger = logging.getLogger("everstep.training")
+Read = Callable[[], tuple[list[Interval], list[float]]]
+"""Reads a recording: when the network was in use, and the boundaries that were marked, on one clock."""
 
 
 class Trace(Protocol):
@@ -42,12 +45,8 @@ class Trace(Protocol):
     def mark(self) -> bool:
         """Record a boundary; False when the recording was ended by somebody else."""
 
-    def end(self) -> tuple[list[Interval], list[float]]:
-        """End the recording.
-
-        Returns:
-            When the network was in use, and the boundaries that were marked, on one clock.
-        """
+    def end(self) -> Read:
+        """End the recording, and return what reads it."""
 
 
 class NetworkProfiler:
@@ -66,9 +65,12 @@ class NetworkProfiler:
         self._wait = WARM_UP_ITERATIONS
         self._profiled_seconds: float | None = None
         self._is_recording = False
+        self._unread: Read | None = None
 
     def boundary(self, at_seconds: float) -> None:
-        """Take note of a boundary: begins, marks, ends and evaluates the recording when it is time. Once an iteration.
+        """Take note of a boundary: begins, marks and ends the recording when it is time, and reads it at the next one. Once an iteration.
+
+        To end a recording and to read it take milliseconds each, which the script waits for: not for both at once.
 
         Args:
             at_seconds: monotonic.
@@ -76,7 +78,10 @@ class NetworkProfiler:
         if self._last is not None:
             self._iterations.append(at_seconds - self._last)
         self._last = at_seconds
-        if self._is_recording:
+        if self._unread is not None:
+            self._evaluate(self._unread)
+            self._unread = None
+        elif self._is_recording:
             self._record()
         elif len(self._iterations) >= self._wait:
             self._look()
@@ -103,16 +108,18 @@ class NetworkProfiler:
             self._is_recording = False
         elif len(self._iterations) >= PROFILED_ITERATIONS:
             self._is_recording = False
-            busy, boundaries = self._trace.end()
-            usual = self._profiled_seconds = statistics.median(self._iterations)
-            spans = idle_spans(busy, boundaries)
-            logger.info(
-                "an iteration of %.3f s leaves the network idle for %.3f s in %d spans", usual, sum(span.seconds for span in spans), len(spans)
-            )
-            self._report(usual, spans)
+            self._profiled_seconds = statistics.median(self._iterations)
+            self._unread = self._trace.end()
         else:
             return
         self._iterations.clear()
+
+    def _evaluate(self, read: Read) -> None:
+        usual, spans = self._profiled_seconds, idle_spans(*read())
+        assert usual is not None  # noted when the recording ended
+        idle = sum(span.seconds for span in spans)
+        logger.info("an iteration of %.3f s leaves the network idle for %.3f s in %d spans", usual, idle, len(spans))
+        self._report(usual, spans)
 
 
 class TorchTrace:
@@ -139,18 +146,22 @@ class TorchTrace:
         with torch.profiler.record_function(BOUNDARY):
             return True
 
-    def end(self) -> tuple[list[Interval], list[float]]:
+    def end(self) -> Read:
         """End the recording (see `Trace`)."""
         if _is_somebody_profiling() or not _profiler_enabled():
-            return [], []
-        busy, boundaries = [], []
-        for event in _disable_profiler().events():
-            begin = event.start_ns() / 1e9
-            if event.name() == BOUNDARY:
-                boundaries.append(begin)
-            elif is_network(event.name(), is_device=event.device_type() != DeviceType.CPU):
-                busy.append((begin, begin + event.duration_ns() / 1e9))
-        return busy, sorted(boundaries)
+            return lambda: ([], [])
+        return partial(_read, _disable_profiler())
+
+
+def _read(result: _ProfilerResult) -> tuple[list[Interval], list[float]]:
+    busy, boundaries = [], []
+    for event in result.events():
+        begin = event.start_ns() / 1e9
+        if event.name() == BOUNDARY:
+            boundaries.append(begin)
+        elif is_network(event.name(), is_device=event.device_type() != DeviceType.CPU):
+            busy.append((begin, begin + event.duration_ns() / 1e9))
+    return busy, sorted(boundaries)
 
 
 def is_network(name: str, *, is_device: bool) -> bool:

@@ -17,6 +17,7 @@ from everstep.training.profile import (
     WARM_UP_ITERATIONS,
     WATCHED_ITERATIONS,
     NetworkProfiler,
+    Read,
     TorchTrace,
     is_network,
 )
@@ -26,7 +27,7 @@ class Recorder:
     """A trace in which the first half of every iteration is spent on the network."""
 
     def __init__(self) -> None:
-        self.begun = self.ended = 0
+        self.begun = self.ended = self.was_read = 0
         self.is_possible = self.is_ours = True
         self.now = 0.0
         self.marks: list[float] = []
@@ -40,8 +41,12 @@ class Recorder:
         self.marks.append(self.now)
         return self.is_ours
 
-    def end(self) -> tuple[list[Interval], list[float]]:
+    def end(self) -> Read:
         self.ended += 1
+        return self.read
+
+    def read(self) -> tuple[list[Interval], list[float]]:
+        self.was_read += 1
         return [(one, (one + other) / 2) for one, other in itertools.pairwise(self.marks)], self.marks
 
 
@@ -66,6 +71,8 @@ def test_twenty_iterations_are_profiled_and_then_none_while_nothing_changes() ->
     job.iterate(WARM_UP_ITERATIONS - 1)
     assert job.trace.begun == 0
     job.iterate(1 + PROFILED_ITERATIONS)
+    assert (job.trace.ended, job.trace.was_read, job.reports) == (1, 0, []), "no boundary holds the script for both"
+    job.iterate(1)
     assert job.reports == [(1.0, (IdleSpan(0.5, 0.5, 0.0),))]
     assert len(job.trace.marks) == PROFILED_ITERATIONS + 1
     job.iterate(10 * WATCHED_ITERATIONS, 1.05)
@@ -77,7 +84,7 @@ def test_twenty_iterations_are_profiled_and_then_none_while_nothing_changes() ->
 def test_iterations_of_another_length_are_profiled_again(seconds: float) -> None:
     job = Job()
     job.iterate(WARM_UP_ITERATIONS + PROFILED_ITERATIONS)
-    job.iterate(WATCHED_ITERATIONS + PROFILED_ITERATIONS, seconds)
+    job.iterate(WATCHED_ITERATIONS + PROFILED_ITERATIONS + 1, seconds)
     assert [round(length, 6) for length, _ in job.reports] == [1.0, seconds]
     job.iterate(3 * WATCHED_ITERATIONS, seconds)
     assert job.trace.begun == 2
@@ -105,7 +112,7 @@ def test_a_profiler_of_the_script_comes_first_and_ours_tries_again_later() -> No
     job.trace.is_ours = True
     job.iterate(PROFILED_ITERATIONS)
     assert (job.trace.ended, job.reports) == (0, [])
-    job.iterate(WATCHED_ITERATIONS + PROFILED_ITERATIONS)
+    job.iterate(WATCHED_ITERATIONS + PROFILED_ITERATIONS + 1)
     assert len(job.reports) == 1
 
 
@@ -161,13 +168,16 @@ def test_torch_records_collectives_between_boundaries() -> None:
             work.wait()
         torch.ones(4) + 1
         assert trace.mark()
-    busy, boundaries = trace.end()
+    read = trace.end()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        torch.ones(4) + 1  # what the script records meanwhile is not in it
+    busy, boundaries = read()
     assert len(boundaries) == 4
     assert boundaries == sorted(boundaries)
     for one, other in itertools.pairwise(boundaries):
         assert len([begin for begin, end in busy if one <= begin <= end <= other]) == 2
     assert len(busy) == 6  # and none of the additions
-    assert trace.end() == ([], [])
+    assert trace.end()() == ([], [])
     assert not trace.mark()
 
 
@@ -177,7 +187,7 @@ def test_a_script_s_own_profiler_wins_and_sees_everything() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
         torch.ones(4) + 1
         assert not trace.mark()
-        assert trace.end() == ([], [])
+        assert trace.end()() == ([], [])
         assert not trace.begin()
     assert any(event.name == "aten::add" for event in own.events())
     assert trace.begin()
