@@ -5,9 +5,7 @@ Invariant: a copy has stopped for good when its ticket is joined, whether it wen
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -94,15 +92,9 @@ class Copier(Protocol):
 
 
 class CopierThread:
-    """The thread that a copier does its work in, in order. It outlives a fault of any of it: training waits for what it does next.
+    """The thread that a copier does its work in, in order. It outlives a fault of any of it: training waits for what it does next."""
 
-    Args:
-        gives_way: waking up, it takes no processor from a thread that runs. Ranks reach a boundary together, and the copier of the first one would
-            stop another one's script in its own boundary until the kernel next balances its processors (4 ms), though one of them is idle by then.
-    """
-
-    def __init__(self, *, gives_way: bool = False) -> None:
-        self._gives_way = gives_way
+    def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="everstep-copier", daemon=True)
         self._thread.start()
@@ -117,9 +109,6 @@ class CopierThread:
         self._thread.join(limit_seconds)
 
     def _run(self) -> None:
-        if self._gives_way:
-            with contextlib.suppress(OSError):  # a sandbox that forbids it: then it is as any other thread
-                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         while (work := self._work.get()) is not None:
             try:
                 work()
@@ -136,7 +125,7 @@ class CpuCopier:
     is_prompt = True
 
     def __init__(self) -> None:
-        self._thread = CopierThread(gives_way=True)
+        self._thread = CopierThread()
 
     def copy(self, copies: Copies) -> None:
         copy_now(copies)

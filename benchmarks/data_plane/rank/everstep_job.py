@@ -51,7 +51,7 @@ class Steps:
 
 
 class CommitWatch:
-    """Looks at the agent's half of the rank's page. Until it has to, it takes no processor from a thread that runs: boundaries are what is timed.
+    """Looks at the agent's half of the rank's page.
 
     Args:
         page: its file.
@@ -88,12 +88,10 @@ class CommitWatch:
         with self._page.open("rb") as file:
             page = memoryview(mmap.mmap(file.fileno(), RANK_WORD_BYTES, prot=mmap.PROT_READ))
         while True:
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
             with self._changed:
                 self._changed.wait_for(lambda: self._expected > self.committed)
                 quiet_seconds = self._look_at - time.perf_counter()
             idle.wait(max(self._look_seconds, quiet_seconds))
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
             half = read_agent_half(page)
             if half is not None and half.generation == self._generation and half.committed > self.committed:
                 self._saw(half.committed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 import pytest
@@ -97,25 +96,6 @@ def test_nobody_asks_and_nothing_is_divided(monkeypatch: pytest.MonkeyPatch) -> 
     copier.start(copies, lambda _error: None).join()
     copier.close()
     assert calls == [copies]
-
-
-@pytest.mark.parametrize("is_allowed", [True, False], ids=["allowed", "forbidden by a sandbox"])
-def test_the_copier_takes_no_processor_from_a_thread_that_runs_and_the_script_keeps_its_own_ways(
-    monkeypatch: pytest.MonkeyPatch, is_allowed: bool
-) -> None:
-    """Its policy is of its thread alone. Waking up, one of SCHED_BATCH stops nobody (sched(7)), so no other rank's boundary either."""
-    if not is_allowed:
-        monkeypatch.setattr(os, "sched_setscheduler", _forbidden)
-    before, policies, copier = os.sched_getscheduler(0), list[int](), CpuCopier()
-    copies = copies_of(SMALL)
-    copier.start(copies, lambda _: policies.append(os.sched_getscheduler(0))).join()
-    copier.close()
-    assert (policies, os.sched_getscheduler(0)) == ([os.SCHED_BATCH if is_allowed else before], before)
-    assert torch.equal(copies.targets[0], SMALL)
-
-
-def _forbidden(*_: object) -> None:
-    raise PermissionError(1, "Operation not permitted")
 
 
 def test_a_copy_that_fails_in_the_middle_says_so_and_stops() -> None:
