@@ -304,14 +304,22 @@ def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -
     Returns:
         The highest boundary, when it was passed, and the highest committed step that the others report; `NO_STEP` where none does.
     """
-    others = [report for node, report in reports.items() if node != left_out]
-    ranks = [rank for report in others for rank in report.ranks]
-    boundary = max((rank.boundary for rank in ranks), default=NO_STEP)
+    others = {node: report for node, report in reports.items() if node != left_out}
+    boundary = max((rank.boundary for report in others.values() for rank in report.ranks), default=NO_STEP)
     return Progress(
         boundary=boundary,
-        stepped_at=min((rank.passed_at_seconds for rank in ranks if rank.boundary == boundary and rank.passed_at_seconds), default=None),
-        committed=max((shard.committed for report in others for shard in report.protection), default=NO_STEP),
+        stepped_at=passed_at(others, boundary),
+        committed=max((shard.committed for report in others.values() for shard in report.protection), default=NO_STEP),
     )
+
+
+def passed_at(reports: Mapping[NodeId, MemberReport], least: Step) -> float | None:
+    """Return when a rank was the first to stand at `least` or beyond, by the ranks' own stamps; None where nobody has told.
+
+    A rank tells when it passed its newest boundary: one that is further already tells a later moment.
+    """
+    stamps = [rank.passed_at_seconds for report in reports.values() for rank in report.ranks if rank.boundary >= least and rank.passed_at_seconds]
+    return min(stamps, default=None)
 
 
 def nodes_out_of_view(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeId]:

@@ -314,15 +314,6 @@ def reached(reports: Mapping[NodeId, MemberReport]) -> Step:
     return max(steps, default=NO_STEP)
 
 
-def passed_at(reports: Mapping[NodeId, MemberReport], least: Step) -> float | None:
-    """Return when a rank was the first to stand at `least` or beyond, by the ranks' own stamps; None where nobody has told.
-
-    A rank tells when it passed its newest boundary: one that is further already tells a later moment.
-    """
-    stamps = [rank.passed_at_seconds for report in reports.values() for rank in report.ranks if rank.boundary >= least and rank.passed_at_seconds]
-    return min(stamps, default=None)
-
-
 def gone(verdict: Verdict, why: str) -> Verdict:
     """Return the verdict on a member that the fleet no longer counts as the job's, whatever its own signals say."""
     if verdict.standing is Standing.GONE:

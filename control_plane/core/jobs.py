@@ -38,6 +38,7 @@ from control_plane.core.evidence import (
     is_silent,
     judge,
     nodes_out_of_view,
+    passed_at,
     progress_without,
     track_impairments,
     track_silences,
@@ -939,11 +940,11 @@ def _with_progress(view: _View) -> _View:
         committed, proposed = status.committed, status.proposed
         committed_at = status.committed_at_seconds or committed_at
     is_dated = boundary == record.boundary and record.boundary_at is not None
-    boundary_at = record.boundary_at if is_dated else faults.passed_at(view.reports, boundary)
+    boundary_at = record.boundary_at if is_dated else passed_at(view.reports, boundary)
     incident = record.incident
     if incident is not None and incident.state is IncidentState.RESTORING and _trains_again(view):
         first = Step(plan.base_step + 1)
-        after = first, faults.passed_at(view.reports, first)
+        after = first, passed_at(view.reports, first)
         at = incidents.moment_of(first, (plan.base_step, None), after, earliest=incident.replaced_at or incident.opened_at, now=view.now)
         incident = incidents.moved(incident, IncidentEvent.TRAINING_AGAIN, at)
     if incident is not None and incident.state is IncidentState.REWORKING and boundary >= incident.reached_step:
