@@ -366,8 +366,8 @@ class CudaCopier:
     def release(self, memory: SlotMemory) -> None:
         self._thread.put(lambda: self._unregister(memory))
 
-    def drain(self, limit_seconds: float) -> None:
-        self._thread.close(limit_seconds)
+    def drain(self, limit_seconds: float) -> bool:
+        return self._thread.close(limit_seconds)
 
     def close(self) -> None:
         self._thread.put(self._unregister_all)

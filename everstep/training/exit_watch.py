@@ -1,7 +1,7 @@
 """What is done about a session that the script left open, when the process ends.
 
     no exception, code 0    close: the last step is kept
-    else                    drain: what is under way in torch comes to its end
+    however it ends         drain: what is under way in torch comes to its end, what a `close` that broke off has left too
 
 A thread that comes out of a call to torch when the interpreter has gone takes the process with it (SIGABRT), and so does a recording of torch's
 profiler that nobody ended (SIGSEGV): the script's own exit code, that says how it failed, would be lost.
@@ -30,7 +30,7 @@ class ExitWatch:
 
     Args:
         close: called at most once, at a good end, in the process that made the watch.
-        drain: called instead at any other end at which Python still runs.
+        drain: called last, at any end at which Python still runs.
     """
 
     def __init__(self, close: Callable[[], None], drain: Callable[[], None]) -> None:
@@ -70,4 +70,8 @@ class ExitWatch:
 
     def _at_exit(self) -> None:
         if os.getpid() == self._pid:
-            (self._drain if self._has_failed else self._close)()
+            try:
+                if not self._has_failed:
+                    self._close()
+            finally:
+                self._drain()

@@ -80,7 +80,7 @@ def init(
             name or "data": DataStream(f"data/{name}" if name else "data", loader, seed, environment.rank) for name, loader in _named(data).items()
         }
         state = RankState(adapters, objects, streams, environment)
-        session = TrainingSession(state, link, environment, _copier(state), has_many_streams=isinstance(data, Mapping))
+        session = TrainingSession(state, link, environment, _copier(state, environment), has_many_streams=isinstance(data, Mapping))
     except TrainingError as error:
         link.send(RankFault(generation=link.generation, code=error.code, message=str(error)))
         link.close()
@@ -93,10 +93,10 @@ def init(
     return session
 
 
-def _copier(state: RankState) -> Copier:
+def _copier(state: RankState, environment: Environment) -> Copier:
     devices = {tensor.device.index for adapter in state.adapters for item in adapter.observe().tensors if (tensor := item.tensor).is_cuda}
     if not devices:
-        return CpuCopier()
+        return CpuCopier(is_crowded=environment.is_crowded)
     if len(devices) > 1:
         raise CannotResume("model", f"tensors on CUDA devices {sorted(devices)} in one rank; use one device a rank")
     from everstep.training.cuda_copier import CudaCopier, CudaDevice  # a rank without a device does not pay for it

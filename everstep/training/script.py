@@ -19,6 +19,8 @@ from everstep.training.errors import SessionMisuse
 
 FINAL_ROUND_SECONDS = 30.0
 """How long `close()` waits for the last step to be committed, where the environment does not say."""
+UNCROWDED_CORES = 4
+"""For each rank: its own, and one each for its copier, the agent's digests and its streams."""
 WELCOME_SECONDS = 30.0
 """How long `init` looks for its agent, where the environment does not say."""
 
@@ -37,6 +39,11 @@ class Environment:
     welcome_seconds: float
     cores: float = 1.0
     """Of this node's processors, for each of its ranks."""
+
+    @property
+    def is_crowded(self) -> bool:
+        """The copier, the digests and the streams of a rank share cores with each other and with training."""
+        return self.cores < UNCROWDED_CORES
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:

@@ -104,7 +104,7 @@ class TrainingSession:
         self._has_many_streams = has_many_streams
         self._clock = clock
         self._guard = Guard()
-        self._snapshotter = Snapshotter(state, link, copier, self._guard, lambda step: self._publish(copying=step), cores=environment.cores)
+        self._snapshotter = Snapshotter(state, link, copier, self._guard, lambda step: self._publish(copying=step), is_crowded=environment.is_crowded)
         self._ring = MetricRing(link.generation, link.send)
         self._logged = DeviceNumbers(self._ring)
         self._half_lock = threading.Lock()  # the training thread and the copier both write the page
@@ -288,7 +288,6 @@ class TrainingSession:
         if self._is_closed:
             return
         self._is_closed = True
-        self._exit_watch.cancel()
         if self._profiler is not None:
             self._profiler.close()
         self._guard.reach()
@@ -302,6 +301,7 @@ class TrainingSession:
         self._nudge()
         self._snapshotter.close()
         self._link.close()
+        self._exit_watch.cancel()
 
     def _drain(self) -> None:
         """Let what is under way in torch come to its end: the script has failed, and torch would fall over what it finds when the process ends."""

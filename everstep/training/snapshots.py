@@ -36,10 +36,9 @@ from everstep.training.state import Observed, RankState
 LOOK_SECONDS = 0.25
 """How often it is looked whether the first slots are still wanted; that they are granted is heard at once."""
 STREAMED_BYTES = 32 * 1024 * 1024
-"""Of deferred tensors, from which on the agent is told how far the copy has come: it gains 0.1 ms a MiB by that, and each word costs as much."""
-STREAMED_CORES = 4
-"""Cores for each rank, from which on it is told. With fewer, digests and streams take the copier's: on two cores with two ranks, 1 GiB each, a commit
-took 1,003 ms a GiB instead of 926, and training with little time for the copy was blocked for 186 ms instead of 5 (medians, measured in turn)."""
+"""Of deferred tensors, from which on the agent is told how far the copy has come: it gains 0.1 ms a MiB by that, and each word costs as much.
+Not where cores are few, and digests and streams take the copier's: on two cores with two ranks, 1 GiB each, a commit took 1,003 ms a GiB instead of
+926, and training with little time for the copy was blocked for 186 ms instead of 5 (medians, measured in turn)."""
 COLD_BYTES = 8 * 1024 * 1024
 """What was copied at the boundary the copier digests up to this size, however little it copies itself: training waits for its end."""
 
@@ -141,11 +140,13 @@ class Snapshotter:
         copier: brings tensors into slots.
         guard: stands before the next change.
         on_copying: told the step whose copier runs, and `NONE` when it has stopped; called from any thread.
-        cores: of this node's, for each of its ranks.
+        is_crowded: there are few cores for each rank.
     """
 
-    def __init__(self, state: RankState, link: AgentLink, copier: Copier, guard: Guard, on_copying: Callable[[int], None], *, cores: float) -> None:
-        self._cores = cores
+    def __init__(
+        self, state: RankState, link: AgentLink, copier: Copier, guard: Guard, on_copying: Callable[[int], None], *, is_crowded: bool
+    ) -> None:
+        self._is_crowded = is_crowded
         self._state = state
         self._link = link
         self._copier = copier
@@ -294,8 +295,10 @@ class Snapshotter:
         self._link.send(Abandoned(generation=self._link.generation, step=Step(step), reason=reason))
 
     def drain(self, limit_seconds: float) -> None:
-        """Let a copy that was begun come to its end, for so long at most: the step may still be kept."""
-        self._copier.drain(limit_seconds)
+        """Let a copy that was begun come to its end, for so long at most, and settle it: the step may still be kept. For a script that has failed."""
+        if self._copier.drain(limit_seconds):
+            with contextlib.suppress(RuntimeError):  # what a driver says by torch: the state is out of reach, and so is the step
+                self._guard.reach()
 
     def close(self) -> None:
         """End the copier and let go of the slots."""
@@ -311,7 +314,7 @@ class Snapshotter:
         assert self._tensors is not None
         sources = self._tensors.later
         is_large = self._tensors.later_bytes >= STREAMED_BYTES
-        is_streamed = self._cores >= STREAMED_CORES and is_large
+        is_streamed = is_large and not self._is_crowded
         is_prompt = self._copier.is_prompt and not is_audited
         self.telling = written.step if is_prompt else NONE
         cold_bytes = written.payload_bytes - self._tensors.later_bytes

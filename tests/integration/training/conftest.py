@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.training.fake_agent import JOB, RUN, FakeAgent
+from tests.integration.training.fake_agent import FakeAgent
 from tests.warm_parent import Launch, WarmParent
 
 
@@ -27,12 +27,7 @@ class Scenarios:
         own.mkdir()
         environment = {"EVERSTEP_FINAL_ROUND_SECONDS": "20"}
         if agent is not None:
-            environment |= {
-                "EVERSTEP_AGENT_SOCKET": str(agent.path),
-                "EVERSTEP_JOB_NAME": JOB,
-                "EVERSTEP_RUN_ID": RUN,
-                "EVERSTEP_GENERATION": str(agent.generation),
-            }
+            environment |= agent.environment
         call = ("tests.integration.training.scripts:run", name, str(own), {"until": until, "options": options or {}})
         return self.parent.fork(*call, world=world, directory=own, environment=environment, result="result-{rank}.json")
 

@@ -114,6 +114,16 @@ class FakeAgent:
         for line in self.lines:
             line.write()
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """By which a rank finds it."""
+        return {
+            "EVERSTEP_AGENT_SOCKET": str(self.path),
+            "EVERSTEP_JOB_NAME": JOB,
+            "EVERSTEP_RUN_ID": RUN,
+            "EVERSTEP_GENERATION": str(self.generation),
+        }
+
     def __enter__(self) -> FakeAgent:
         self.start()
         return self

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from everstep.protocol.rank_messages import Captured
-from tests.integration.training.fake_agent import JOB, RUN, FakeAgent
+from everstep.training.guard import AUDITED_AT_START
+from tests.integration.training.fake_agent import FakeAgent
 from tests.ports import ReservedPort
 from tests.warm_parent import ROOT
 
@@ -44,6 +45,52 @@ while not copies.is_set():
     model(torch.zeros(1, 1000)).sum().backward()
     optimizer.step()
     session.boundary()
+sys.exit(3)
+"""
+INTERRUPTED = """
+import os, signal, threading
+import torch
+import everstep.training
+from everstep.training import copier
+
+closing, copy_now = threading.Event(), copier.copy_now
+interrupts = iter([signal.SIGINT])
+
+def interrupt(these):
+    if these.targets and threading.current_thread().name == "everstep-copier":
+        closing.wait()
+        for signal_number in interrupts:
+            os.kill(os.getpid(), signal_number)
+        for _ in range(100):
+            copy_now(these)
+    copy_now(these)
+
+copier.copy_now = interrupt
+model = torch.nn.Linear(1000, 1000)
+optimizer = torch.optim.AdamW(model.parameters())
+session = everstep.training.init(model=model, optimizer=optimizer)
+session.restore()
+while session._guard._flight is None or session._guard._flight.copies is not None:
+    model(torch.zeros(1, 1000)).sum().backward()
+    optimizer.step()
+    session.boundary()
+closing.set()
+session.close()
+"""
+AUDITED = """
+import sys
+import torch
+import everstep.training
+
+model = torch.nn.Linear(3, 3)
+optimizer = torch.optim.AdamW(model.parameters())
+session = everstep.training.init(model=model, optimizer=optimizer)
+session.restore()
+while session._guard._flight is None:
+    model(torch.zeros(1, 3)).sum().backward()
+    optimizer.step()
+    session.boundary()
+assert session._guard._flight.copies is not None
 sys.exit(3)
 """
 PROFILED = """
@@ -82,10 +129,7 @@ def ranks(script: str, agent: FakeAgent, directory: Path) -> Iterator[list[subpr
                 "MASTER_PORT": str(port.number),
                 "GLOO_SOCKET_IFNAME": "lo",
                 "OMP_NUM_THREADS": "1",
-                "EVERSTEP_AGENT_SOCKET": str(agent.path),
-                "EVERSTEP_JOB_NAME": JOB,
-                "EVERSTEP_RUN_ID": RUN,
-                "EVERSTEP_GENERATION": str(agent.generation),
+                **agent.environment,
             }
             with (directory / f"{line.rank}.log").open("wb") as log:
                 process = subprocess.Popen([sys.executable, "-c", script], env=environment, cwd=ROOT, stdout=log, stderr=log)
@@ -99,6 +143,19 @@ def test_how_a_script_failed_is_seen_although_its_copier_was_at_work(tmp_path: P
     """The copier comes out of torch a hundred times after the interpreter has begun to end; what it copied is whole."""
     with FakeAgent(tmp_path, 1, commit_target=100) as agent, ranks(COPYING, agent, tmp_path) as (rank,):
         assert (rank.wait(), (tmp_path / "0.log").read_text()) == (3, "")
+        agent.wait_for(lambda: bool(agent.of_kind(Captured)))
+
+
+def test_a_script_that_is_interrupted_while_it_closes_ends_by_that(tmp_path: Path) -> None:
+    """The training thread stands at the guard, and the copier is in torch."""
+    with FakeAgent(tmp_path, 1, commit_target=100) as agent, ranks(INTERRUPTED, agent, tmp_path) as (rank,):
+        assert rank.wait() == -signal.SIGINT, (tmp_path / "0.log").read_text()[-2000:]
+        agent.wait_for(lambda: len(agent.of_kind(Captured)) > AUDITED_AT_START)
+
+
+def test_the_last_step_of_a_script_that_failed_is_kept_when_it_was_to_be_compared_too(tmp_path: Path) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=100) as agent, ranks(AUDITED, agent, tmp_path) as (rank,):
+        assert rank.wait() == 3, (tmp_path / "0.log").read_text()[-2000:]
         agent.wait_for(lambda: bool(agent.of_kind(Captured)))
 
 

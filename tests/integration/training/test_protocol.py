@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import select
 import threading
@@ -37,12 +38,12 @@ from everstep.protocol.rank_messages import (
     read_rank_half,
 )
 from everstep.protocol.slot import HEADER_BYTES, payload_digest, unpack_header, unpack_index
-from everstep.training import TrainingSession, agent_link, copier, snapshots
+from everstep.training import TrainingSession, agent_link, copier, script, snapshots
 from everstep.training.capture import SlotMemory, view_of
 from everstep.training.copier import Copies, CopyTicket, CpuCopier, Done, Progress
 from everstep.training.cuda_copier import CudaCopier, gather_now
 from everstep.training.session import QUIET_SECONDS
-from tests.integration.training.fake_agent import JOB, RUN, FakeAgent
+from tests.integration.training.fake_agent import FakeAgent
 
 pytestmark = pytest.mark.integration
 
@@ -51,8 +52,6 @@ pytestmark = pytest.mark.integration
 def _rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    monkeypatch.setenv("EVERSTEP_JOB_NAME", JOB)
-    monkeypatch.setenv("EVERSTEP_RUN_ID", RUN)
     monkeypatch.setenv("EVERSTEP_FINAL_ROUND_SECONDS", "5")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -69,8 +68,8 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
     sessions: list[TrainingSession] = []
 
     def make(agent: FakeAgent, *, width: int = 5, **register: Any) -> tuple[TrainingSession, Callable[[], None]]:
-        monkeypatch.setenv("EVERSTEP_AGENT_SOCKET", str(agent.path))
-        monkeypatch.setenv("EVERSTEP_GENERATION", str(agent.generation))
+        for name, value in agent.environment.items():
+            monkeypatch.setenv(name, value)
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(3, width), nn.Dropout(0.5), nn.Linear(width, 1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -743,7 +742,7 @@ def test_a_device_ends_its_copy_when_the_next_step_was_asked_for_long_ago(
     """What the host has asked for behind the guard comes behind the copy; what was changed before the guard may have come before it."""
     device = LateDevice()
     copier = CudaCopier(device)
-    monkeypatch.setattr("everstep.training.registration._copier", lambda _: copier)
+    monkeypatch.setattr("everstep.training.registration._copier", lambda *_: copier)
     with FakeAgent(tmp_path, 1, commit_target=8) as agent:
         session, step = begin(agent)
         train(session, step, lambda: len(agent.commits) >= 4)  # audits wait for the device
@@ -844,17 +843,22 @@ def test_a_parameter_that_is_given_other_memory_is_captured_from_there(tmp_path:
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the agent told of every few numbers that are copied, however small the state."""
     monkeypatch.setattr(snapshots, "STREAMED_BYTES", 1)
-    monkeypatch.setattr(snapshots, "STREAMED_CORES", 0)
+    monkeypatch.setattr(script, "UNCROWDED_CORES", 0)
     monkeypatch.setattr(copier, "PIECE_BYTES", 256)
 
 
 def test_without_cores_to_spare_nothing_is_said_ahead(tmp_path: Path, begin: Begin, streamed: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "STREAMED_CORES", 1_000_000)
+    monkeypatch.setattr(script, "UNCROWDED_CORES", 1_000_000)
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent, width=100)
         train(session, step, agent.reached.is_set)
         assert agent.of_kind(Captured)
         assert not agent.of_kind(Capturing)
+        assert copier_policies() == [os.SCHED_BATCH], "its copier takes a core from nobody"
+
+
+def copier_policies() -> list[int]:
+    return [os.sched_getscheduler(thread.native_id or 0) for thread in threading.enumerate() if thread.name == "everstep-copier"]
 
 
 @pytest.mark.parametrize("is_large", [False, True])
@@ -863,7 +867,7 @@ def test_the_copier_digests_what_lies_in_the_slot_and_tells_of_its_boundary(
 ) -> None:
     """Of audited snapshots it does not: those are copied by the training thread, which has the agent digest them."""
     monkeypatch.setattr(snapshots, "STREAMED_BYTES", 1 if is_large else 1 << 40)
-    monkeypatch.setattr(snapshots, "STREAMED_CORES", 1_000_000)
+    monkeypatch.setattr(script, "UNCROWDED_CORES", 1_000_000)
     monkeypatch.setattr(slot, "CHUNK_BYTES", 512)
     told: dict[int, tuple[bytes, bytes]] = {}
     tellers: list[str] = []
@@ -911,6 +915,7 @@ def test_what_is_said_to_be_final_is_what_is_captured(tmp_path: Path, begin: Beg
         session._guard.unstable.add("model/0.bias")
         train(session, step, agent.reached.is_set)
         assert agent.committed in seen
+        assert copier_policies() == [os.sched_getscheduler(0)]
         told = [message for _, message in agent.of_kind(Capturing)]
     ends = {number: [end for end, _ in said] for number, said in seen.items()}
     assert all(each == sorted(each) for each in ends.values())

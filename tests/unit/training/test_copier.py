@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import queue
 import threading
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 import torch
 
 from everstep.training import copier as copier_module
-from everstep.training.copier import Copies, CpuCopier, parts
+from everstep.training.copier import CopierThread, Copies, CpuCopier, parts
 
 
 @pytest.fixture(autouse=True)
@@ -140,3 +144,80 @@ def test_whatever_goes_wrong_beside_a_copy_training_waits_for_no_thread_that_is_
     copier.close()
     assert ticket.error is None
     assert errors[1:] == [None]
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when a copier's thread has done what there was to do, and waits for more."""
+    event = threading.Event()
+
+    class Queue(queue.SimpleQueue[Any]):
+        def get(self, *arguments: Any) -> Any:
+            event.set()
+            return super().get(*arguments)
+
+    monkeypatch.setattr(queue, "SimpleQueue", Queue)
+    return event
+
+
+@pytest.fixture
+def placed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, set[int]]]:
+    """(thread, cores) of each time that somebody is told where to run."""
+    asked: list[tuple[int, set[int]]] = []
+    place: Callable[[int, Iterable[int]], None] = os.sched_setaffinity
+
+    def note(thread: int, cores: Iterable[int]) -> None:
+        asked.append((thread, set(cores)))
+        place(thread, cores)
+
+    monkeypatch.setattr(os, "sched_setaffinity", note)
+    return asked
+
+
+def test_where_cores_are_few_the_thread_wakes_up_behind_whoever_gave_it_work_and_is_free_then(
+    waits: threading.Event, placed: list[tuple[int, set[int]]]
+) -> None:
+    everywhere = os.sched_getaffinity(0)
+    begun, goes_on, seen = threading.Event(), threading.Event(), list[object]()
+
+    def look() -> None:
+        seen.extend((os.sched_getaffinity(0), os.sched_getscheduler(0)))
+        begun.set()
+        goes_on.wait()
+
+    thread = CopierThread(is_crowded=True)
+    waits.wait()
+    thread.put(look)
+    begun.wait()
+    thread.put(lambda: None)  # it is at work: nobody takes it away from where it runs
+    goes_on.set()
+    thread.close()
+    (who, core), *freed = placed
+    assert who == thread._thread.native_id
+    assert len(core) == 1
+    assert core <= everywhere
+    assert freed == [(0, everywhere)] * 2
+    assert seen == [everywhere, os.SCHED_BATCH]
+
+
+def test_where_it_may_not_be_said_who_runs_where_the_work_is_done_all_the_same(waits: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    thread, done = CopierThread(is_crowded=True), threading.Event()
+    waits.wait()
+    thread.put(done.set)
+    done.wait()
+    thread.close()
+
+
+def test_with_cores_to_spare_the_kernel_decides_who_runs_where(waits: threading.Event, placed: list[tuple[int, set[int]]]) -> None:
+    policies: list[int] = []
+    thread = CopierThread()
+    waits.wait()
+    thread.put(lambda: policies.append(os.sched_getscheduler(0)))
+    thread.close()
+    assert policies == [os.sched_getscheduler(0)]
+    assert placed == []

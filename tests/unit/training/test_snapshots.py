@@ -67,7 +67,7 @@ class Link:
 def test_a_copy_that_the_driver_refuses_at_the_boundary_is_an_abandoned_snapshot(tmp_path: Path, times: int) -> None:
     link, guard, told = Link(), Guard(), list[object]()
     copier = Refusing(told)
-    snapshotter = Snapshotter(State(), link, copier, guard, told.append, cores=1.0)  # type: ignore[arg-type]
+    snapshotter = Snapshotter(State(), link, copier, guard, told.append, is_crowded=True)  # type: ignore[arg-type]
     snapshotter.prepare()
     capacity = link.sent.pop().capacity_bytes  # type: ignore[attr-defined]
     (tmp_path / "slot").write_bytes(bytes(HEADER_BYTES + capacity))
