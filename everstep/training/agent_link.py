@@ -85,8 +85,10 @@ class AgentLink(Protocol):
     def hint(self, message: Boundary | Capturing) -> None:
         """Send what may be lost. Any thread."""
 
-    def hold(self, message: Boundary) -> None:
-        """Send what may be lost, in order, with the next message that `send` is given, or at `let_go`: the agent is woken once. Any thread."""
+    def hold(self, message: Boundary | IdleSpans) -> None:
+        """Send it, in order, with the next message that `send` is given, or at `let_go`: the agent is woken once. The word of a boundary may be lost.
+        Any thread.
+        """
 
     def let_go(self) -> None:
         """Send what is held. Any thread."""
@@ -119,7 +121,7 @@ class NullLink:
 
     def hint(self, message: Boundary | Capturing) -> None: ...
 
-    def hold(self, message: Boundary) -> None: ...
+    def hold(self, message: Boundary | IdleSpans) -> None: ...
 
     def let_go(self) -> None: ...
 
@@ -247,9 +249,9 @@ class UnixAgentLink:
                 self._outbox += frame(message)
                 self._flush()
 
-    def hold(self, message: Boundary) -> None:
+    def hold(self, message: Boundary | IdleSpans) -> None:
         with self._lock:
-            if self._socket is not None and not self._outbox:
+            if self._socket is not None and not (self._outbox and isinstance(message, Boundary)):
                 self._held += frame(message)
 
     def let_go(self) -> None:

@@ -429,7 +429,7 @@ class TrainingSession:
         return Boundary(generation=self._link.generation, boundary=Step(self._boundary), at_seconds=passed_at, blocked_seconds=blocked)
 
     def _report_spans(self, iteration_seconds: float, spans: tuple[IdleSpan, ...]) -> None:
-        self._link.send(IdleSpans(generation=self._link.generation, iteration_seconds=iteration_seconds, spans=spans))
+        self._link.hold(IdleSpans(generation=self._link.generation, iteration_seconds=iteration_seconds, spans=spans))
 
     def _publish(
         self,

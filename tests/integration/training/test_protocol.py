@@ -18,7 +18,8 @@ from torch import nn
 
 import everstep.training
 from everstep.protocol import slot
-from everstep.protocol.codec import LENGTH, decode, frame_length
+from everstep.protocol.codec import LENGTH, decode, frame, frame_length
+from everstep.protocol.ids import Step
 from everstep.protocol.rank_messages import (
     NONE,
     Abandoned,
@@ -26,6 +27,8 @@ from everstep.protocol.rank_messages import (
     Boundary,
     Captured,
     Capturing,
+    IdleSpan,
+    IdleSpans,
     Phase,
     RankHalf,
     RankHello,
@@ -837,6 +840,25 @@ def test_a_parameter_that_is_given_other_memory_is_captured_from_there(tmp_path:
         session.fence()
         assert len(agent.of_kind(SlotsRequest)) == 1, "the plan is the same"
         assert all(torch.equal(weights_of(agent.sealed[0, commit]), seen[commit]) for commit in agent.commits[-2:])
+
+
+def test_what_the_network_leaves_idle_is_told_with_the_words_of_boundaries(tmp_path: Path, begin: Begin) -> None:
+    """The agent is not woken for it, on the core that training needs just then; and unlike such a word it waits for an agent that takes nothing."""
+    with FakeAgent(tmp_path, 1, commit_target=5) as agent:
+        session, step = begin(agent)
+        link = session._link
+        assert isinstance(link, agent_link.UnixAgentLink)
+        session._report_spans(0.2, (IdleSpan(0.0, 0.1, 0.0),))
+        assert link._held
+        assert not link._outbox
+        train(session, step, agent.reached.is_set)
+        agent.wait_for(lambda: len(agent.of_kind(IdleSpans)) == 1)
+        link._outbox += b"?"
+        before = link._held
+        session._report_spans(0.2, ())
+        link.hold(Boundary(generation=link.generation, boundary=Step(9), at_seconds=0.0, blocked_seconds=0.0))
+        assert link._held == before + frame(IdleSpans(generation=link.generation, iteration_seconds=0.2, spans=()))
+        link._outbox.clear()
 
 
 @pytest.fixture
