@@ -108,16 +108,17 @@ class CopierThread:
 
     def __init__(self, *, is_crowded: bool = False) -> None:
         self._is_crowded = is_crowded
-        self._is_idle = False
+        self._waiting: int | None = None
+        """The thread's id for the kernel, while it waits for work."""
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="everstep-copier", daemon=True)
         self._thread.start()
 
     def put(self, work: Callable[[], None]) -> None:
         """Let it be done behind what was put before."""
-        if self._is_crowded and self._is_idle:
+        if self._is_crowded and (waiting := self._waiting) is not None:
             with contextlib.suppress(OSError):
-                os.sched_setaffinity(self._thread.native_id or 0, {_this_core()})
+                os.sched_setaffinity(waiting, {_this_core()})
         self._work.put(work)
 
     def close(self, limit_seconds: float | None = None) -> bool:
@@ -141,11 +142,11 @@ class CopierThread:
                 log.exception("a part of the copier's work failed")
 
     def _next(self) -> Callable[[], None] | None:
-        self._is_idle = True
+        self._waiting = threading.get_native_id()
         try:
             return self._work.get()
         finally:
-            self._is_idle = False
+            self._waiting = None
 
 
 class CpuCopier:
