@@ -8,6 +8,8 @@ One JSON line in, one out:
 Both carry a number: a test that was cut off leaves its answer behind, which is not the next one's.
 
 Each rank calls the function; its exit code is what that returns, 0 for None. The process ends, and its ranks with it, when its standard input does.
+
+A rank leads a process group, which is ended when it is waited for: the workers of a DataLoader wait for ever for a lock that a killed rank held.
 """
 
 from __future__ import annotations
@@ -151,9 +153,17 @@ def _codes(pids: list[int], ended: dict[int, int]) -> list[int]:
         if any(ended.get(pid, 0) > 0 for pid in pids):
             for pid in missing:
                 os.kill(pid, signal.SIGKILL)
-        pid, status = os.wait()
-        ended[pid] = os.waitstatus_to_exitcode(status)
+        one = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        assert one is not None
+        _end_group(one.si_pid)  # while nobody else can have its number
+        _, status = os.waitpid(one.si_pid, 0)
+        ended[one.si_pid] = os.waitstatus_to_exitcode(status)
     return [ended.pop(pid) for pid in pids]
+
+
+def _end_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _fork(request: dict[str, Any], rank: int) -> int:
@@ -162,6 +172,7 @@ def _fork(request: dict[str, Any], rank: int) -> int:
         return pid
     code = 1
     try:
+        os.setpgid(0, 0)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         log = os.open(f"{request['directory']}/rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         null = os.open(os.devnull, os.O_RDONLY)
