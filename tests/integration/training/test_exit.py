@@ -53,6 +53,7 @@ import torch
 import everstep.training
 from everstep.training import copier
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
 closing, copy_now = threading.Event(), copier.copy_now
 interrupts = iter([signal.SIGINT])
 
