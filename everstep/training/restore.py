@@ -7,7 +7,6 @@ everywhere (`Arrival`).
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -160,16 +159,12 @@ class _Tensors(Mapping[str, torch.Tensor]):
     def __init__(self, memory: mmap.mmap, index_offset: int, index: SlotIndex, arrival: Arrival) -> None:
         self._payload = torch.frombuffer(memory, dtype=torch.uint8, offset=HEADER_BYTES, count=index_offset) if index_offset else torch.empty(0)
         self._entries: dict[str, TensorEntry] = {entry.name: entry for entry in index.tensors}
-        self._views: dict[str, torch.Tensor] = {}
         self._arrival = arrival
 
     def __getitem__(self, name: str) -> torch.Tensor:
         entry = self._entries[name]
         self._arrival.wait(entry.offset + entry.bytes)
-        view = self._views.get(name)
-        if view is None:
-            view = self._views[name] = view_of(self._payload, entry)
-        return view
+        return view_of(self._payload, entry)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -201,52 +196,30 @@ def encode_facts(facts: Mapping[str, str]) -> tuple[bytes, bytes]:
     return data, digest(data)
 
 
-class MappedSlot:
-    """A slot that is mapped to be restored from. In the background it is read, its tensors' views are made, and its pages and those of the memory to
-    restore into are brought near: the script goes on meanwhile.
+def map_ahead(path: Path, arenas: Sequence[Arena]) -> mmap.mmap:
+    """Map a slot file, and have its pages and those of the memory to restore into brought near in the background: the script goes on meanwhile.
 
     Args:
-        named: what the agent has said of it.
-        arrival: of its payload.
-        expected: what it must be.
+        path: the slot that the agent named.
         arenas: memory for tensors that are not there yet.
+
+    Returns:
+        The mapping: private, so that only this process sees what it writes there.
 
     Raises:
         OSError: there is no such file.
     """
+    with path.open("rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
-    def __init__(self, named: Arriving | Welcome, arrival: Arrival, expected: Expected, arenas: Sequence[Arena] = ()) -> None:
-        assert named.base_slot_path is not None
-        self.named = named
-        with Path(named.base_slot_path).open("rb") as file:
-            # Private: only this process sees what it writes there.
-            self._memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        self._arrival = arrival
-        self._expected = expected
-        self._reading = threading.Lock()
-        self._snapshot: Snapshot | None = None
-        threading.Thread(target=self._bring, args=(arenas,), name="everstep-prefault", daemon=True).start()
-
-    def snapshot(self) -> Snapshot:
-        """Return the snapshot in it, see `read_snapshot`; read now if the background has not come to it."""
-        with self._reading:
-            if self._snapshot is None:
-                self._snapshot = read_snapshot(self.named, self._memory, self._arrival, self._expected)
-            return self._snapshot
-
-    def check_whole(self) -> None:
-        """See `check_whole`."""
-        check_whole(self.named, self._memory, self._expected)
-
-    def _bring(self, arenas: Sequence[Arena]) -> None:
-        with contextlib.suppress(RestoreMismatch):  # said in its place, by `snapshot`
-            tensors = self.snapshot().tensors
-            if isinstance(self.named, Welcome):
-                for _ in tensors.values():
-                    pass
-        populate(torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr(), len(self._memory), is_written=False)
+    def bring() -> None:
+        view = torch.frombuffer(memory, dtype=torch.uint8)
+        populate(view.data_ptr(), len(memory), is_written=False)
         for arena in arenas:
             arena.prefault()
+
+    threading.Thread(target=bring, name="everstep-prefault", daemon=True).start()
+    return memory
 
 
 def read_snapshot(named: Arriving | Welcome, memory: mmap.mmap, arrival: Arrival, expected: Expected) -> Snapshot:

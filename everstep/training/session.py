@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,7 +42,6 @@ from everstep.protocol.rank_messages import (
     Welcome,
 )
 from everstep.training.agent_link import AgentLink
-from everstep.training.arena import Arena
 from everstep.training.copier import Copier
 from everstep.training.data import DataStream
 from everstep.training.device_numbers import DeviceNumbers
@@ -50,7 +50,7 @@ from everstep.training.exit_watch import ExitWatch
 from everstep.training.guard import Guard
 from everstep.training.metrics import MetricRing
 from everstep.training.profile import NetworkProfiler, TorchTrace
-from everstep.training.restore import Arrival, Expected, LoadBegunAnew, MappedSlot, Snapshot, agree
+from everstep.training.restore import Arrival, Expected, LoadBegunAnew, Snapshot, agree, check_whole, map_ahead, read_snapshot
 from everstep.training.script import Environment, input_dir
 from everstep.training.snapshots import Snapshotter
 from everstep.training.state import RankState
@@ -125,13 +125,13 @@ class TrainingSession:
                 optimizer.register_step_pre_hook(lambda *_: self._guard.reach())
         self._exit_watch = ExitWatch(self.close, self._drain)
         self._is_agreed = False
-        self._mapped: MappedSlot | None = None
+        self._mapped: tuple[Arriving | Welcome, mmap.mmap] | None = None
         if link.has_agent:
             self._snapshotter.foresee()  # slots are ready, then, before the first boundary asks for one
             named = link.welcome()
             with contextlib.suppress(OSError):  # said in its place, by `restore`
                 if named.base_slot_path is not None:
-                    self._mapped = self._map(named, state.expect_restore())
+                    self._mapped = named, map_ahead(Path(named.base_slot_path), state.expect_restore())
 
     @property
     def step(self) -> int:
@@ -377,7 +377,8 @@ class TrainingSession:
 
     def _bring_named(self, named: Arriving | Welcome) -> None:
         arrival = Arrival(self._link, named)
-        read, problem = self._read(named)
+        expected = Expected(self._environment.run, self._environment.rank, named.base_step, self._state.facts)
+        read, problem = self._read(named, arrival, expected)
         arrival.check()  # or what was read may have been half of something
         if not self._is_agreed:
             agree(named.base_step, problem)
@@ -388,16 +389,12 @@ class TrainingSession:
             self._state.load(read[1])
         arrival.finish()
         if read is not None:
-            slot, snapshot = read
+            memory, snapshot = read
             if isinstance(named, Arriving):
-                slot.check_whole()
+                check_whole(named, memory, expected)
             self._state.complete(snapshot)
 
-    def _map(self, named: Arriving | Welcome, arenas: Sequence[Arena] = ()) -> MappedSlot:
-        expected = Expected(self._environment.run, self._environment.rank, named.base_step, self._state.facts)
-        return MappedSlot(named, Arrival(self._link, named), expected, arenas)
-
-    def _read(self, named: Arriving | Welcome) -> tuple[tuple[MappedSlot, Snapshot] | None, str]:
+    def _read(self, named: Arriving | Welcome, arrival: Arrival, expected: Expected) -> tuple[tuple[mmap.mmap, Snapshot] | None, str]:
         """Return this rank's slot and snapshot, or why there is none; neither when there is nothing to restore."""
         mapped, self._mapped = self._mapped, None
         if not named.base_step:
@@ -405,8 +402,8 @@ class TrainingSession:
         if named.base_slot_path is None:
             return None, f"the agent names step {named.base_step} to restore, and no slot that holds it"
         try:
-            slot = mapped if mapped is not None and mapped.named is named else self._map(named)
-            return (slot, slot.snapshot()), ""
+            memory = mapped[1] if mapped is not None and mapped[0] is named else map_ahead(Path(named.base_slot_path), ())
+            return (memory, read_snapshot(named, memory, arrival, expected)), ""
         except OSError as error:
             return None, f"the slot {named.base_slot_path} cannot be read: {error}"
         except RestoreMismatch as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,10 @@ from torch import nn
 
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.rank_messages import AgentHalf, Arriving, RankFault, RankHalf, SlotsRefused, Welcome
-from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotIndex, SlotState, TensorEntry, pack_header, unpack_index
-from everstep.training import restore
+from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotIndex, SlotState, pack_header, unpack_index
 from everstep.training import session as sessions
 from everstep.training.adapters.plain import PlainAdapter
-from everstep.training.capture import CapturePlan, SlotMemory, view_of
+from everstep.training.capture import CapturePlan, SlotMemory
 from everstep.training.copier import Copies, CpuCopier, copy_now
 from everstep.training.errors import AgentUnreachable, RestoreMismatch, SessionMisuse
 from everstep.training.script import Environment
@@ -177,12 +175,6 @@ def agent(tmp_path: Path, trained: Trained) -> Agent:
 Open = Callable[[Trained], TrainingSession]
 
 
-def _end_of_prefault() -> None:
-    for thread in threading.enumerate():
-        if thread.name == "everstep-prefault":
-            thread.join()
-
-
 @pytest.fixture
 def open_session(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     opened: list[TrainingSession] = []
@@ -270,43 +262,6 @@ def test_one_that_is_whole_when_it_is_named_again_is_read_in_one_go(agent: Agent
         agent.start()
 
     agent.words = iter([lambda: agent.verified(agent.slot.ends()[1], b"\0" * end), again])
-    assert open_session(fresh).restore() == STEP
-    assert fresh.bytes() == trained.bytes()
-
-
-def test_one_that_is_whole_is_read_while_the_script_goes_on(
-    agent: Agent, trained: Trained, open_session: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[str] = []
-
-    def noting(payload: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
-        made.append(entry.name)
-        return view_of(payload, entry)
-
-    monkeypatch.setattr(restore, "view_of", noting)
-    agent.verified(agent.slot.ends()[-1])
-    agent.start()
-    fresh = Trained(seed=2, steps=0)
-    session = open_session(fresh)
-    _end_of_prefault()
-    assert made == list(trained.bytes()) + [name for name in made if name.startswith("value/")]
-    monkeypatch.setattr(restore, "read_snapshot", None)
-    monkeypatch.setattr(restore, "view_of", None)
-    assert session.restore() == STEP
-    assert fresh.bytes() == trained.bytes()
-
-
-@pytest.mark.parametrize("is_whole", [True, False])
-def test_a_restore_waits_for_no_thread_to_begin(
-    agent: Agent, trained: Trained, open_session: Open, monkeypatch: pytest.MonkeyPatch, is_whole: bool
-) -> None:
-    monkeypatch.setattr(restore.MappedSlot, "_bring", lambda slot, arenas: None)
-    fresh, end = Trained(seed=2, steps=0), agent.slot.ends()[-1]
-    if is_whole:
-        agent.verified(end)
-        agent.start()
-    else:
-        agent.words = iter([lambda: agent.verified(end), agent.start])
     assert open_session(fresh).restore() == STEP
     assert fresh.bytes() == trained.bytes()
 
