@@ -212,9 +212,10 @@ def map_ahead(path: Path, arenas: Sequence[Arena]) -> mmap.mmap:
     with path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
-    def bring() -> None:
-        view = torch.frombuffer(memory, dtype=torch.uint8)
-        populate(view.data_ptr(), len(memory), is_written=False)
+    address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+
+    def bring() -> None:  # no call of torch: a script that ends while a thread is in one ends with SIGABRT
+        populate(address, len(memory), is_written=False)
         for arena in arenas:
             arena.prefault()
 

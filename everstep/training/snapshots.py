@@ -296,18 +296,22 @@ class Snapshotter:
 
     def drain(self, limit_seconds: float) -> None:
         """Let a copy that was begun come to its end, for so long at most, and settle it: the step may still be kept. For a script that has failed."""
+        self._end_mapping(limit_seconds)
         if self._copier.drain(limit_seconds):
             with contextlib.suppress(RuntimeError):  # what a driver says by torch: the state is out of reach, and so is the step
                 self._guard.reach()
 
     def close(self) -> None:
         """End the copier and let go of the slots."""
+        self._end_mapping()
+        self._copier.close()
+        self._memories = {}
+
+    def _end_mapping(self, limit_seconds: float | None = None) -> None:
         self._is_closed = True
         self._may_map.set()
         if self._ahead is not None:
-            self._ahead.join()
-        self._copier.close()
-        self._memories = {}
+            self._ahead.join(limit_seconds)
 
     def _fly(self, written: _Written, plan: CapturePlan, memory: SlotMemory, later: Copies, marks: Marks, *, is_audited: bool, begun: float) -> None:
         """Start the deferred copies and put the guard before the next change."""

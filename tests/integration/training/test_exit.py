@@ -47,6 +47,30 @@ while not copies.is_set():
     session.boundary()
 sys.exit(3)
 """
+MAPPING = """
+import sys
+import threading
+import torch
+import everstep.training
+from everstep.training import snapshots
+
+mapping = threading.Event()
+
+class LongMapped(snapshots.SlotMemory):
+    def __init__(self, *slot):
+        mapping.set()
+        for _ in range(50_000):
+            torch.zeros(1000).view(10, 100)
+        super().__init__(*slot)
+
+snapshots.SlotMemory = LongMapped
+model = torch.nn.Linear(3, 3)
+optimizer = torch.optim.AdamW(model.parameters())
+session = everstep.training.init(model=model, optimizer=optimizer)
+session.restore()
+mapping.wait()
+sys.exit(3)
+"""
 INTERRUPTED = """
 import os, signal, threading
 import torch
@@ -145,6 +169,11 @@ def test_how_a_script_failed_is_seen_although_its_copier_was_at_work(tmp_path: P
     with FakeAgent(tmp_path, 1, commit_target=100) as agent, ranks(COPYING, agent, tmp_path) as (rank,):
         assert (rank.wait(), (tmp_path / "0.log").read_text()) == (3, "")
         agent.wait_for(lambda: bool(agent.of_kind(Captured)))
+
+
+def test_how_a_script_failed_is_seen_although_its_slots_were_being_mapped(tmp_path: Path) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=100) as agent, ranks(MAPPING, agent, tmp_path) as (rank,):
+        assert (rank.wait(), (tmp_path / "0.log").read_text()) == (3, "")
 
 
 def test_a_script_that_is_interrupted_while_it_closes_ends_by_that(tmp_path: Path) -> None:

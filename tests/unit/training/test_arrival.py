@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,21 @@ def test_one_that_is_whole_when_it_is_named_again_is_read_in_one_go(agent: Agent
     agent.words = iter([lambda: agent.verified(agent.slot.ends()[1], b"\0" * end), again])
     assert open_session(fresh).restore() == STEP
     assert fresh.bytes() == trained.bytes()
+
+
+def test_a_thread_that_a_script_may_end_beside_calls_no_torch(agent: Agent, open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    callers, frombuffer = [], torch.frombuffer
+
+    def noting(*given: Any, **more: Any) -> torch.Tensor:
+        callers.append(threading.current_thread())
+        return frombuffer(*given, **more)
+
+    monkeypatch.setattr(torch, "frombuffer", noting)
+    open_session(Trained(seed=2, steps=0))
+    for thread in threading.enumerate():
+        if thread.name == "everstep-prefault":
+            thread.join()
+    assert set(callers) == {threading.current_thread()}
 
 
 def test_nobody_goes_on_with_what_has_not_come_everywhere(agent: Agent, open_session: Open) -> None:
