@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.machine import Machine
+from benchmarks.measures import BUSY_LOAD_RATIO, is_busy
+
+LOOK_SECONDS = 5.0
+MOST_LOOKS = 36
+"""Three minutes: a load of 8 a core that has ended is below the limit by then."""
+
+
+_idle = threading.Event()
+"""Never set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +39,28 @@ class Begun:
         print(f"{self.seconds:6.1f} s  {text}", flush=True)
 
 
-def begin() -> Begun:
-    """Begin a run. Called once, by the main thread, before anything is started."""
+def begin(*, is_patient: bool = False, wait: Callable[[float], object] = _idle.wait) -> Begun:
+    """Begin a run. Called once, by the main thread, before anything is started.
+
+    Args:
+        is_patient: what was done here before may fade first, for some minutes at most: figures of a run that began on a busy machine are none.
+        wait: for so many seconds.
+
+    Returns:
+        The run.
+    """
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    return Begun(machine=Machine.observe(), at=time.monotonic())
+    machine = Machine.observe()
+    if is_patient and _is_busy(machine):
+        limit = BUSY_LOAD_RATIO * machine.cores
+        print(f"the load is {machine.load_average[0]:.2f}: waiting until it is {limit:.2f}, {MOST_LOOKS * LOOK_SECONDS:.0f} s at most", flush=True)
+        for _ in range(MOST_LOOKS):
+            wait(LOOK_SECONDS)
+            machine = Machine.observe()
+            if not _is_busy(machine):
+                break
+    return Begun(machine=machine, at=time.monotonic())
+
+
+def _is_busy(machine: Machine) -> bool:
+    return is_busy(machine.load_average[0], machine.cores)

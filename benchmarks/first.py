@@ -74,7 +74,7 @@ def main() -> int:
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks.md", help="where the tables go, with a picture beside them")
     arguments = parser.parse_args()
     sizes = QUICK if arguments.quick else Sizes()
-    begun = begin()
+    begun = begin(is_patient=not arguments.quick)
     machine, say = begun.machine, begun.say
     home = HOME / "first"  # other benchmarks keep theirs beside it
     shutil.rmtree(home, ignore_errors=True)

@@ -204,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=HOME.with_name("api.json"), help="where the figures go")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks-api.md", help="where the tables go")
     given = parser.parse_args(arguments)
-    begun = begin()
+    begun = begin(is_patient=not given.quick)
     machine, say = begun.machine, begun.say
 
     shutil.rmtree(HOME, ignore_errors=True)

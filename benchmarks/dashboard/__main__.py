@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=ROOT / ".everstep" / "bench" / "dashboard.json", help="where the figures go")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks-dashboard.md", help="where the table goes")
     arguments = parser.parse_args()
-    begun = begin()
+    begun = begin(is_patient=not arguments.quick)
     machine, say = begun.machine, begun.say
     jobs, nodes, lines, loads, faults = (60, 8, 3_000, 2, 2) if arguments.quick else (JOBS, NODES, LINES, LOADS, FAULTS)
 

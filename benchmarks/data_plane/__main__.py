@@ -127,7 +127,7 @@ def main() -> int:
     peers = tuple(peer for peer in PEERS if arguments.peers is None or peer.name in arguments.peers)
     sizes = sizes_of([256], (), is_quick=True) if arguments.quick else sizes_of(arguments.sizes, peers, is_quick=False)
     has_model = not (arguments.quick or arguments.without_model)
-    begun = begin()
+    begun = begin(is_patient=not arguments.quick)
     machine, say = begun.machine, begun.say
 
     document = arguments.document or (HOME / "data_plane_quick.md" if arguments.quick else ROOT / "docs" / "benchmarks.md")

@@ -42,7 +42,7 @@ def main() -> int:
         print(f"the benchmark cannot run: {reason}", file=sys.stderr)
         return 2
     sizes = QUICK if arguments.quick else Sizes()
-    begun = begin()
+    begun = begin(is_patient=not arguments.quick)
     machine, say = begun.machine, begun.say
     shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir(parents=True)

@@ -63,7 +63,7 @@ def main() -> int:
     if reason is not None:
         print(f"the benchmark cannot run: {reason}", file=sys.stderr)
         return 2
-    begun = begin()
+    begun = begin(is_patient=not arguments.quick)
     machine, say = begun.machine, begun.say
     shutil.rmtree(HOME, ignore_errors=True)
     cases = [case for case in CASES if arguments.only is None or case.name in arguments.only]

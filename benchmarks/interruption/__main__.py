@@ -105,7 +105,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=HOME.with_name("recovery.json"), help="where the figures go")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks-recovery.md", help="where the tables go, a picture beside them")
     arguments = parser.parse_args()
-    begun = begin()
+    begun = begin(is_patient=not arguments.quick)
     machine, say = begun.machine, begun.say
 
     shutil.rmtree(HOME, ignore_errors=True)

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import begin as beginning
-from benchmarks.begin import Begun
+from benchmarks.begin import Begun, begin
+from benchmarks.machine import Machine
 from tests.unit.benchmarks.test_document import MACHINE
 
 SCRIPT = """
@@ -30,6 +32,34 @@ def test_a_line_says_when_it_came(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setattr(beginning.time, "monotonic", lambda: 161.26)
     begun.say("half of it")
     assert capsys.readouterr().out == "  61.3 s  half of it\n"
+
+
+def _begun(monkeypatch: pytest.MonkeyPatch, loads: list[float], *, is_patient: bool = True) -> tuple[Begun, list[float]]:
+    """A run that begins on a machine of two cores whose load is, look by look, the next of these; and how long it waited each time."""
+    seen, waited = iter(loads), list[float]()
+    monkeypatch.setattr(Machine, "observe", lambda: replace(MACHINE, cores=2, load_average=(next(seen), 0.0, 0.0)))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return begin(is_patient=is_patient, wait=waited.append), waited
+
+
+def test_a_run_waits_until_what_was_done_before_has_faded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    begun, waited = _begun(monkeypatch, [2.5, 1.2, 1.0, 0.3])
+    assert (begun.machine.load_average[0], len(waited)) == (1.0, 2)
+    assert capsys.readouterr().out == "the load is 2.50: waiting until it is 1.00, 180 s at most\n"
+
+
+def test_a_quiet_machine_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _begun(monkeypatch, [1.0])[1] == []
+    assert capsys.readouterr().out == ""
+
+
+def test_a_machine_that_stays_busy_is_waited_for_in_vain_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, waited = _begun(monkeypatch, [1.1] * 100)
+    assert (begun.machine.load_average[0], sum(waited)) == (1.1, 180.0)
+
+
+def test_who_only_tries_the_harness_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _begun(monkeypatch, [9.0], is_patient=False)[1] == []
 
 
 def test_a_run_that_is_terminated_ends_what_it_has_started() -> None:
