@@ -296,8 +296,9 @@ class Snapshotter:
 
     def drain(self, limit_seconds: float) -> None:
         """Let a copy that was begun come to its end, for so long at most, and settle it: the step may still be kept. For a script that has failed."""
+        deadline = time.monotonic() + limit_seconds
         self._end_mapping(limit_seconds)
-        if self._copier.drain(limit_seconds):
+        if self._copier.drain(max(0.0, deadline - time.monotonic())):
             with contextlib.suppress(RuntimeError):  # what a driver says by torch: the state is out of reach, and so is the step
                 self._guard.reach()
 
