@@ -17,10 +17,6 @@ MOST_LOOKS = 36
 """Three minutes: a load of 8 a core that has ended is below the limit by then."""
 
 
-_idle = threading.Event()
-"""Never set."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
     """A run that has begun."""
@@ -39,7 +35,12 @@ class Begun:
         print(f"{self.seconds:6.1f} s  {text}", flush=True)
 
 
-def begin(*, is_patient: bool = False, wait: Callable[[float], object] = _idle.wait) -> Begun:
+def pause(seconds: float) -> None:
+    """Let time pass between two looks at something that cannot be waited for."""
+    threading.Event().wait(seconds)
+
+
+def begin(*, is_patient: bool = False, wait: Callable[[float], object] = pause) -> Begun:
     """Begin a run. Called once, by the main thread, before anything is started.
 
     Args:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.begin import pause
 from benchmarks.errors import BenchmarkFailed
 from infra.local_cloud.up import FLEET, LocalCluster
 
@@ -138,8 +138,3 @@ class BenchJob:
         directory = self.bench.directory / "outputs" / self.name
         self.bench.client.download_outputs(TrainingJobName=self.name, Directory=directory)
         return [json.loads((directory / f"rank={rank}" / name).read_text()) for rank in range(self.ranks)]
-
-
-def pause(seconds: float) -> None:
-    """Let time pass between two looks at something that cannot be waited for."""
-    threading.Event().wait(seconds)

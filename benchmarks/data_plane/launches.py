@@ -15,7 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.cluster_jobs import POLL_SECONDS, ROOT, pause
+from benchmarks.begin import pause
+from benchmarks.cluster_jobs import POLL_SECONDS, ROOT
 from benchmarks.data_plane.rank.peer import Launch
 from benchmarks.data_plane.rank.repeats import Repeats
 from benchmarks.data_plane.systems import System

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.cluster_jobs import ENDED, EVERY_STEP, ROOT, Bench, BenchJob, pause
+from benchmarks.begin import pause
+from benchmarks.cluster_jobs import ENDED, EVERY_STEP, ROOT, Bench, BenchJob
 from benchmarks.data_plane.launches import free_ports
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.interruption.outcomes import Fault, Job
