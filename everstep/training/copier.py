@@ -201,10 +201,10 @@ class CpuCopier:
 
 
 def copy_now(copies: Copies) -> None:
-    """Copy host memory, many tensors to a call: within a call the interpreter's lock is free, between two of them others can take it.
+    """Copy, many tensors to a call: within a call the interpreter's lock is free, between two of them others can take it.
 
     Args:
-        copies: between host tensors of equal shapes.
+        copies: of equal shapes; where either end lies on a device, it returns when the bytes are there.
     """
     with torch.no_grad():
         for start in range(0, len(copies.sources), TENSORS_AT_ONCE):

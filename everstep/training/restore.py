@@ -26,6 +26,7 @@ from everstep.training.agent_link import AgentLink
 from everstep.training.arena import Arena
 from everstep.training.capture import view_of
 from everstep.training.errors import RestoreMismatch
+from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree, decode
 
 VALUE_PREFIX = "value"
@@ -53,7 +54,7 @@ class Snapshot:
     """A slot's content, checked."""
 
     step: Step
-    tensors: Mapping[str, torch.Tensor]
+    tensors: SavedTensors
     """Private copies on write: the slot itself never changes. To ask for one is to wait until its bytes are verified."""
     values: SlotValues
 
@@ -104,6 +105,10 @@ class Arrival:
         self._load = named.load if isinstance(named, Arriving) else None
         self._verified = 0
 
+    def has(self, end: int) -> bool:
+        """Say whether the first bytes of the payload are known to be verified, so many."""
+        return self._load is None or end <= self._verified
+
     def wait(self, end: int) -> None:
         """Return when the first bytes of the payload are verified.
 
@@ -114,7 +119,7 @@ class Arrival:
             LoadBegunAnew: the slot is being written anew.
             AgentUnreachable: there has been no line to the agent for long.
         """
-        if self._load is not None and end > self._verified:
+        if not self.has(end):
             self._look(lambda half: half.verified >= end)
 
     def check(self) -> None:
@@ -153,17 +158,21 @@ class Arrival:
         self._verified = found[-1].verified
 
 
-class _Tensors(Mapping[str, torch.Tensor]):
+class _Tensors(SavedTensors):
     """Views of a payload, each given when its bytes are verified."""
 
     def __init__(self, memory: mmap.mmap, index_offset: int, index: SlotIndex, arrival: Arrival) -> None:
+        super().__init__()
         self._payload = torch.frombuffer(memory, dtype=torch.uint8, offset=HEADER_BYTES, count=index_offset) if index_offset else torch.empty(0)
         self._entries: dict[str, TensorEntry] = {entry.name: entry for entry in index.tensors}
         self._arrival = arrival
 
     def __getitem__(self, name: str) -> torch.Tensor:
         entry = self._entries[name]
-        self._arrival.wait(entry.offset + entry.bytes)
+        end = entry.offset + entry.bytes
+        if not self._arrival.has(end):
+            self.finish()  # there is time for it now
+            self._arrival.wait(end)
         return view_of(self._payload, entry)
 
     def __iter__(self) -> Iterator[str]:

@@ -174,9 +174,8 @@ class TrainingSession:
         self._boundary = int(self._base)
         self._is_restored = True
         self._publish(boundary=self._boundary, phase=Phase.TRAIN)
-        self._nudge()
         if self._link.has_agent:
-            self._snapshotter.map_ahead()
+            self._snapshotter.begin(self._nudge)
         return self._boundary
 
     def batches(self, until_step: int, accumulate: int = 1) -> Iterator[Any]:

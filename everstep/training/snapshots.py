@@ -157,6 +157,7 @@ class Snapshotter:
         self._mapping = threading.Lock()  # by the training thread, and once ahead of it
         self._ahead: threading.Thread | None = None
         self._may_map = threading.Event()
+        self._tell: Callable[[], None] = lambda: None
         self._is_closed = False
         self._granted: SlotsGranted | None = None
         self._memories: Mapping[int, SlotMemory] = {}
@@ -190,14 +191,19 @@ class Snapshotter:
         if foreseen is not None:
             self._request(foreseen)
 
-    def map_ahead(self) -> None:
+    def begin(self, tell: Callable[[], None]) -> None:
         """Map the first slots as soon as they are granted, and have their pages given: at a boundary that would be in the way. Once, by `restore`,
         which does not wait for a thread to begin.
+
+        Args:
+            tell: called first, in that thread: on few cores an agent that is woken takes the one that training needs.
         """
+        self._tell = tell
         self._may_map.set()
 
     def _map_granted(self) -> None:
         self._may_map.wait()
+        self._tell()
         while not self._is_closed and self._link.slots is None:
             self._link.wait(LOOK_SECONDS)
         if not self._is_closed and isinstance(granted := self._link.slots, SlotsGranted):

@@ -126,6 +126,7 @@ class RankState:
         values: Any = snapshot.adapters()
         for adapter, of_adapter in zip(self.adapters, values, strict=True):
             adapter.load(snapshot.tensors, of_adapter)
+        snapshot.tensors.finish()
 
     def complete(self, snapshot: Snapshot) -> None:
         """Bring everything else to it, once `load` has ended and all of it is there. Collective: ranks rebuild what they derive from each other."""

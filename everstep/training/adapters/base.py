@@ -18,6 +18,7 @@ from everstep.protocol.slot import align
 from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
 from everstep.training.errors import CannotResume
+from everstep.training.saved_tensors import SavedTensors
 from everstep.training.sources import same_tensors
 from everstep.training.state_tree import Tree, check_dense, dtype_name
 
@@ -82,8 +83,9 @@ class Adapter(Protocol):
     def expect_restore(self) -> Sequence[Arena]:
         """Set memory aside for the tensors that `load` will make anew. Once, before `load`."""
 
-    def load(self, tensors: Mapping[str, torch.Tensor], values: Tree) -> None:
-        """Write a state into the live objects, in place. Local: no rank waits for another here.
+    def load(self, tensors: SavedTensors, values: Tree) -> None:
+        """Write a state into the live objects, in place; what `tensors` gathers is there once the caller has finished it. Local: no rank waits for
+        another here.
 
         Args:
             tensors: to ask for one may be to wait for its bytes: ask in the order of `AdapterState.tensors`. What comes may be void after all, and
@@ -228,7 +230,7 @@ class NamedOptimizer:
         return [{key: value for key, value in group.items() if key not in ("params", "param_names")} for group in self.optimizer.param_groups]
 
     @torch.no_grad()
-    def load(self, tensors: Mapping[str, torch.Tensor], values: Tree) -> None:
+    def load(self, tensors: SavedTensors, values: Tree) -> None:
         """Write state and groups into the live optimizer; entries that the snapshot lacks are removed.
 
         Args:
@@ -255,7 +257,7 @@ class NamedOptimizer:
     def _load_parameter(
         self,
         parameter: torch.Tensor,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: SavedTensors,
         paths: Mapping[str, str],
         plain: Mapping[str, Tree],
         group: Mapping[str, Any],
@@ -269,20 +271,20 @@ class NamedOptimizer:
         for key, path in paths.items():
             live, saved = state.get(key), tensors[path]
             if isinstance(live, torch.Tensor) and self.local(live).shape == saved.shape and live.dtype == saved.dtype:
-                self.local(live).copy_(saved)
+                tensors.bring(saved, self.local(live))
             else:
-                state[key] = self._place(parameter, key, saved, group)
+                state[key] = self._place(parameter, key, tensors, path, group)
         state.update(plain)
 
-    def _place(self, parameter: torch.Tensor, key: str, saved: torch.Tensor, group: Mapping[str, Any]) -> torch.Tensor:
+    def _place(self, parameter: torch.Tensor, key: str, tensors: SavedTensors, path: str, group: Mapping[str, Any]) -> torch.Tensor:
         """Make a state tensor where torch's own `load_state_dict` would put it."""
-        local = self.local(parameter)
+        saved, local = tensors[path], self.local(parameter)
         if key == "step" and not (group.get("capturable") or group.get("fused")):
             return saved.clone()
         if saved.shape != local.shape:
             return saved.to(local.device, copy=True)
         fresh = self.arenas[0].empty(local.shape, saved.dtype) if self.arenas and local.is_contiguous() else None
-        return self.rewrap(parameter, (torch.empty_like(local, dtype=saved.dtype) if fresh is None else fresh).copy_(saved))
+        return self.rewrap(parameter, tensors.bring(saved, torch.empty_like(local, dtype=saved.dtype) if fresh is None else fresh))
 
 
 @dataclass(frozen=True, slots=True)

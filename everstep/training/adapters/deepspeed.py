@@ -29,6 +29,7 @@ from everstep.training.adapters.base import (
 from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
 from everstep.training.errors import CannotResume
+from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree, dtype_name
 
 _COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
@@ -119,17 +120,17 @@ class DeepSpeedAdapter:
         return ()
 
     @torch.no_grad()
-    def load(self, tensors: Mapping[str, torch.Tensor], values: Tree) -> None:
+    def load(self, tensors: SavedTensors, values: Tree) -> None:
         assert isinstance(values, dict)
         for name, master in self._masters:
-            master.data.copy_(tensors[f"model/{self._prefix}{name}"])
+            tensors.bring(tensors[f"model/{self._prefix}{name}"], master.data)
         for name, parameter in self._frozen:
-            _partition(parameter).data.copy_(tensors[f"model/{self._prefix}{name}"])
+            tensors.bring(tensors[f"model/{self._prefix}{name}"], _partition(parameter).data)
         self._optimizer.load(tensors, values["optimizer"])
         for name, owner, key in self._buffers:
             buffer = owner._buffers[key]
             assert buffer is not None
-            buffer.copy_(tensors[f"model/{self._prefix}{name}"])
+            tensors.bring(tensors[f"model/{self._prefix}{name}"], buffer)
         for key, value in values["engine"].items():
             setattr(self._engine, key, value)
         for key, value in values["zero"].items():

@@ -30,6 +30,7 @@ from everstep.training.adapters.base import (
 from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
 from everstep.training.errors import CannotResume
+from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree
 
 _NO_GRADIENT, _ZERO_GRADIENT, _LIVE_GRADIENT = 0, 1, 2
@@ -109,10 +110,10 @@ class PlainAdapter:
         return [arena for named in self._optimizers if (arena := named.expect_restore()) is not None]
 
     @torch.no_grad()
-    def load(self, tensors: Mapping[str, torch.Tensor], values: Tree) -> None:
+    def load(self, tensors: SavedTensors, values: Tree) -> None:
         assert isinstance(values, dict)
         for (name, parameter), flag in zip(self._parameters.items(), values["requires_grad"], strict=True):
-            self.local(parameter).copy_(tensors[f"model/{name}"])
+            tensors.bring(tensors[f"model/{name}"], self.local(parameter))
             if parameter.requires_grad != bool(flag):
                 parameter.requires_grad_(bool(flag))
         for named in self._optimizers:
@@ -122,7 +123,7 @@ class PlainAdapter:
             if saved is None:
                 owner._buffers[key] = None
             elif live is not None and self.local(live).shape == saved.shape and live.dtype == saved.dtype:
-                self.local(live).copy_(saved)
+                tensors.bring(saved, self.local(live))
             else:
                 device = next((parameter.device for parameter in owner.parameters()), saved.device)
                 owner._buffers[key] = saved.to(device, copy=True)

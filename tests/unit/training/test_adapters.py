@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -13,6 +13,8 @@ from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.capture import CapturePlan
 from everstep.training.errors import CannotResume, SessionMisuse
 from everstep.training.registration import _adapters
+from everstep.training.saved_tensors import SavedTensors
+from everstep.training.state_tree import Tree
 
 
 def make(seed: int = 0, optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -29,10 +31,31 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
         optimizer.step()
 
 
+class Saved(SavedTensors):
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def load(adapter: PlainAdapter, tensors: Mapping[str, torch.Tensor], values: Tree) -> None:
+    saved = Saved(tensors)
+    adapter.load(saved, values)
+    saved.finish()
+
+
 def carry(source: PlainAdapter, target: PlainAdapter) -> None:
     source.end_step()
     state = source.observe()
-    target.load({item.name: item.tensor.detach().clone() for item in state.tensors}, copy.deepcopy(state.values))
+    load(target, {item.name: item.tensor.detach().clone() for item in state.tensors}, copy.deepcopy(state.values))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +167,7 @@ def test_gradients_that_are_still_accumulating_are_state(accumulates: bool) -> N
     other, other_optimizer = make(1)
     twin = PlainAdapter({"": other}, {"": other_optimizer})
     carry_without_step = adapter.observe()
-    twin.load({item.name: item.tensor.detach().clone() for item in carry_without_step.tensors}, carry_without_step.values)
+    load(twin, {item.name: item.tensor.detach().clone() for item in carry_without_step.tensors}, carry_without_step.values)
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert one.grad is not None
         assert two.grad is not None
@@ -245,7 +268,7 @@ def test_a_restore_makes_new_state_in_the_memory_set_aside() -> None:
     fresh = PlainAdapter({"": fresh_model}, {"": fresh_own})
     (arena,) = fresh.expect_restore()
     arena.prefault()
-    fresh.load(tensors, saved.values)
+    load(fresh, tensors, saved.values)
     loaded = {item.name: item.tensor for item in fresh.observe().tensors}
     assert loaded.keys() == tensors.keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())

@@ -106,6 +106,7 @@ class Agent:
         self.words: Iterator[Word] = iter(())
         self.sent: list[object] = []
         self.published: list[RankHalf] = []
+        self.hinted_by: list[str] = []
 
     def arrives(self, load: int) -> None:
         """The base is brought, for the time `load`; its index is there."""
@@ -150,7 +151,8 @@ class Agent:
     def send(self, message: object) -> None:
         self.sent.append(message)
 
-    def hint(self, message: object) -> None: ...
+    def hint(self, message: object) -> None:
+        self.hinted_by.append(threading.current_thread().name)
 
     def hold(self, message: object) -> None: ...
 
@@ -280,6 +282,15 @@ def test_a_thread_that_a_script_may_end_beside_calls_no_torch(agent: Agent, open
         if thread.name == "everstep-prefault":
             thread.join()
     assert set(callers) == {threading.current_thread()}
+
+
+def test_training_goes_on_while_the_agent_is_told_of_it(agent: Agent, open_session: Open) -> None:
+    agent.words = iter([lambda: agent.verified(agent.slot.ends()[-1]), agent.start])
+    open_session(Trained(seed=2, steps=0)).restore()
+    for thread in threading.enumerate():
+        if thread.name == "everstep-slots":
+            thread.join()
+    assert agent.hinted_by == ["everstep-slots"]
 
 
 def test_nobody_goes_on_with_what_has_not_come_everywhere(agent: Agent, open_session: Open) -> None:
