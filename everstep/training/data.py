@@ -1,6 +1,7 @@
 """Where training stands in its data, and how to stand there again.
 
-A position is (epoch, batches handed out, generator states when the epoch's sampling began). How it is reached again depends on what the loader is:
+A position is (epoch, batches handed out, generator states when the epoch's sampling began; between two epochs, as they are). How it is reached again
+depends on what the loader is:
 
     loader                                          reached by
     torch DataLoader over a map-style dataset       advancing its batch sampler without fetching
@@ -11,20 +12,33 @@ A position is (epoch, batches handed out, generator states when the epoch's samp
     an iterator, a generator                        refused: it can be walked once only
 
 Randomness of a DataLoader's workers (augmentation) is seeded for every batch from (seed, epoch, rank, batch index), so a batch is the same
-whoever makes it and whenever. Without workers it is drawn in the training process, whose generators are part of the state.
+whoever makes it and whenever. Without workers it is drawn in the training process, whose generators are part of the state. A sampler that draws from
+those as it goes is given a stream of its own (`_Walk`): else its next items would depend on what training has drawn meanwhile.
 
 Invariant: an undisturbed run and a resumed one hand out the same batches and leave the process's generators in the same state.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
 
 import xxhash
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
 
 from everstep.training import rng
 from everstep.training.adapters.base import qualified_name
@@ -47,6 +61,9 @@ class Resumable(Protocol):
 
     def begin(self, epoch: int) -> Iterator[object]:
         """Return the batches of an epoch: all of it, or what is left after `load_state_dict`."""
+
+    def end(self) -> None:
+        """The epoch is over: what `state_dict` returns until the next begins stands between two."""
 
     def state_dict(self) -> dict[str, Tree]:
         """Return what of the position the source knows."""
@@ -98,19 +115,13 @@ class DataStream:
 
     def state_dict(self) -> dict[str, Tree]:
         """Return the position, as a tree."""
-        is_begun = self._iterator is not None or self.consumed_count > 0
-        return {
-            "epoch": self.epoch,
-            "consumed": self.consumed_count,
-            "source": self._source.state_dict() if is_begun or isinstance(self._source, _OwnState) else None,
-        }
+        return {"epoch": self.epoch, "consumed": self.consumed_count, "source": self._source.state_dict()}
 
     def load_state_dict(self, state: dict[str, Tree]) -> None:
         """Stand at a position again. Fetches nothing yet."""
         self._iterator = None
         self.epoch, self.consumed_count = cast(int, state["epoch"]), cast(int, state["consumed"])
-        if state["source"] is not None:
-            self._source.load_state_dict(cast("dict[str, Tree]", state["source"]), self.consumed_count)
+        self._source.load_state_dict(cast("dict[str, Tree]", state["source"]), self.consumed_count)
 
     def _next_of_epoch(self) -> object:
         if self._iterator is None:
@@ -118,6 +129,7 @@ class DataStream:
         batch = next(self._iterator, _END)
         if batch is _END:
             self._iterator = None
+            self._source.end()
             self.epoch, self.consumed_count = self.epoch + 1, 0
         else:
             self.consumed_count += 1
@@ -152,27 +164,37 @@ class _MapLoader:
         self._dataset_generators = [] if self._has_workers else of_dataset
         self._sampler = PlacedSampler(inner, generators, seeding if self._has_workers else None)
         self._loader = _rebuild(loader, self._sampler)
+        self._has_begun = False
+        """In this process."""
 
     def begin(self, epoch: int) -> Iterator[object]:
         self._sampler.epoch = epoch
         for sampler in [*self._user_samplers, *(getattr(sampler, "sampler", None) for sampler in self._user_samplers)]:
-            if callable(set_epoch := getattr(sampler, "set_epoch", None)):
-                set_epoch(epoch)
+            _set_epoch(sampler, epoch)
+        is_first, self._has_begun = not self._has_begun, True
         if not self._sampler.is_resuming:
+            if is_first and epoch > 0 and self._loader.persistent_workers:
+                self._sampler.hold()  # workers that have lasted since the first epoch begin this one without a base seed
             return iter(self._loader)
         before = rng.observe(with_devices=False)
         iterator = iter(self._loader)  # draws a base seed, which the undisturbed run drew when the epoch began
         rng.restore(before)
         return iterator
 
+    def end(self) -> None:
+        self._sampler.began = None
+
     def state_dict(self) -> dict[str, Tree]:
-        return {"began": self._sampler.began, "dataset": [rng.generator_state(generator) for generator in self._dataset_generators]}
+        began = self._sampler.began
+        own = rng.generator_states(self._sampler.generators) if began is None else None
+        return {"began": began, "own": own, "dataset": rng.generator_states(self._dataset_generators)}
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
         if state["began"] is not None:
             self._sampler.resume(cast("dict[str, Tree]", state["began"]), consumed_count)
-        for generator, saved in zip(self._dataset_generators, cast("list[Tree]", state["dataset"]), strict=True):
-            rng.set_generator_state(generator, saved)
+        else:
+            rng.set_generator_states(self._sampler.generators, cast("list[Tree]", state["own"]))
+        rng.set_generator_states(self._dataset_generators, cast("list[Tree]", state["dataset"]))
 
 
 class PlacedSampler:
@@ -185,13 +207,14 @@ class PlacedSampler:
     """
 
     def __init__(self, inner: Iterable[object], generators: list[rng.Generator], seeding: Seeding | None) -> None:
+        self.generators = generators
         self._inner = inner
-        self._generators = generators
         self._seeding = seeding
+        self._held: dict[str, Tree] | None = None
         self._resume: tuple[dict[str, Tree], int] | None = None
         self.epoch = 0
         self.began: dict[str, Tree] | None = None
-        """All generators' states when the epoch's sampling began; None before."""
+        """All generators' states when the epoch's sampling began, and those that a lazy sampler found (`_Walk`); None between two."""
 
     def __len__(self) -> int:
         return len(cast(Sized, self._inner))
@@ -205,25 +228,94 @@ class PlacedSampler:
         """Begin the next walk after `skip_count` items of an epoch whose sampling began with these generator states."""
         self._resume, self.began = (began, skip_count), began
 
+    def hold(self) -> None:
+        """Let the next walk begin with the generators' states of now, whatever a loader draws before it."""
+        self._held = self._observe()
+
+    def _observe(self) -> dict[str, Tree]:
+        return {"process": rng.observe(with_devices=False), "own": rng.generator_states(self.generators), "lazy": None}
+
+    def _restore(self, state: dict[str, Tree]) -> None:
+        rng.restore(cast(rng.RandomState, state["process"]))
+        rng.set_generator_states(self.generators, cast("list[Tree]", state["own"]))
+
     def __iter__(self) -> Iterator[object]:
         # The body runs at the first `next`, when a DataLoader has drawn its base seed already: from there on the draws
         # are the sampler's own, in the undisturbed run and here alike, whatever the kind and age of the loader's workers.
         count = 0
         if self._resume is None:
-            self.began = {"process": rng.observe(with_devices=False), "own": [rng.generator_state(generator) for generator in self._generators]}
-            items = iter(self._inner)
+            if self._held is not None:
+                self._restore(self._held)
+                self._held = None
+            self.began = self._observe()
+            walk = _Walk(self._inner, self.began)
         else:
-            (began, count), self._resume = self._resume, None
+            (self.began, count), self._resume = self._resume, None
             before = rng.observe(with_devices=False)
-            rng.restore(cast(rng.RandomState, began["process"]))
-            for generator, saved in zip(self._generators, cast("list[Tree]", began["own"]), strict=True):
-                rng.set_generator_state(generator, saved)
-            items = iter(self._inner)
-            for _ in range(count):
-                next(items, None)
+            self._restore(self.began)
+            walk = _Walk(self._inner, self.began)
+            walk.skip(count)
             rng.restore(before)
-        for number, item in enumerate(items, start=count):
+        for number in itertools.count(count):
+            if (item := walk.next()) is _END:
+                return
             yield item if self._seeding is None else SeededItem(item, self._seeding.of(self.epoch, number))
+
+
+class _Walk:
+    """One walk through a sampler.
+
+    What a sampler draws from the process's generators for its first item follows from their states when the walk began. One that draws for a later
+    item is lazy: from then on it draws from a stream of its own, which begins with the states that it found.
+
+    Args:
+        sampler: the user's; walked from its beginning.
+        began: its `lazy` holds those states, or None; written here when it shows.
+    """
+
+    def __init__(self, sampler: Iterable[object], began: dict[str, Tree]) -> None:
+        self._items = iter(sampler)
+        self._began = began
+        self._is_known = _draws_once(sampler)
+        self._is_begun = False
+        self._stream = cast("rng.RandomState | None", began["lazy"])
+        """Where the sampler's own stream stands, if it has one. Items before the first that draws from it leave it as it is."""
+
+    def skip(self, count: int) -> None:
+        """Walk so many items again; the process's generators stand as they did when that began, and are moved."""
+        for number in range(count):
+            next(self._items, _END)
+            if number == 0 and self._stream is not None:
+                rng.restore(self._stream)
+        if count > 0 and self._stream is not None:
+            self._stream = rng.observe(with_devices=False)
+        self._is_begun = count > 0
+
+    def next(self) -> object:
+        """Return the next item, or `_END`."""
+        is_first, self._is_begun = not self._is_begun, True
+        if is_first or self._is_known:
+            return next(self._items, _END)
+        before = rng.observe(with_devices=False)
+        if self._stream is not None:
+            rng.restore(self._stream)
+            item = next(self._items, _END)
+            self._stream = rng.observe(with_devices=False)
+            rng.restore(before)
+        else:
+            item = next(self._items, _END)
+            if not rng.stands_at(before):
+                self._began["lazy"] = before
+                self._stream = rng.observe(with_devices=False)
+        return item
+
+
+def _draws_once(sampler: object) -> bool:
+    """Say whether a sampler is one of torch's, which draw from the process's generators for the first item alone."""
+    return type(sampler.sampler if type(sampler) is BatchSampler else sampler) in _DRAW_ONCE
+
+
+_DRAW_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,12 +369,13 @@ class _OwnState:
 
     def __init__(self, loader: Stateful) -> None:
         self._loader = loader
+        self._epoch = 0
         self._is_resuming = False
 
     def begin(self, epoch: int) -> Iterator[object]:
+        self._epoch = epoch
         if not self._is_resuming:
-            if callable(set_epoch := getattr(self._loader, "set_epoch", None)):
-                set_epoch(epoch)
+            _set_epoch(self._loader, epoch)
             return iter(cast("Iterable[object]", self._loader))
         self._is_resuming = False
         before = rng.observe(with_devices=False)
@@ -290,10 +383,15 @@ class _OwnState:
         rng.restore(before)
         return iterator
 
+    def end(self) -> None:
+        """Nothing: its state says so."""
+
     def state_dict(self) -> dict[str, Tree]:
-        return {"state": self._loader.state_dict()}
+        return {"state": self._loader.state_dict(), "epoch": self._epoch}
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
+        self._epoch = cast(int, state["epoch"])
+        _set_epoch(self._loader, self._epoch)  # before its state: to some, an epoch is where they begin anew
         self._loader.load_state_dict(cast("dict[str, object]", state["state"]))
         self._is_resuming = consumed_count > 0
 
@@ -304,32 +402,47 @@ class _Replayed:
     def __init__(self, name: str, iterable: Iterable[object]) -> None:
         self._name = name
         self._iterable = iterable
-        self._skip: tuple[rng.RandomState, int] | None = None
-        self._began: rng.RandomState = {}
+        self._generators = [] if isinstance(iterable, (list, tuple)) else rng.find_generators([iterable])
+        self._skip_count: int | None = None
+        self._began: dict[str, Tree] | None = None
+        """All generators' states when the epoch began; None between two."""
 
     def begin(self, epoch: int) -> Iterator[object]:
-        if callable(set_epoch := getattr(self._iterable, "set_epoch", None)):
-            set_epoch(epoch)
-        if self._skip is None:
-            self._began = rng.observe(with_devices=False)
+        _set_epoch(self._iterable, epoch)
+        if self._skip_count is None:
+            self._began = {"process": rng.observe(with_devices=False), "own": rng.generator_states(self._generators)}
             return iter(self._iterable)
-        (self._began, count), self._skip = self._skip, None
+        assert self._began is not None
+        count, self._skip_count = self._skip_count, None
         if not isinstance(self._iterable, (list, tuple)):
             logger.warning("%s keeps no position: replaying %d batches to get back to where it stood", self._name, count)
         before = rng.observe(with_devices=False)
-        rng.restore(self._began)
+        rng.restore(cast(rng.RandomState, self._began["process"]))
+        rng.set_generator_states(self._generators, cast("list[Tree]", self._began["own"]))
         iterator = iter(self._iterable)
         for _ in range(count):
             next(iterator, None)
         rng.restore(before)
         return iterator
 
+    def end(self) -> None:
+        self._began = None
+
     def state_dict(self) -> dict[str, Tree]:
-        return {"began": self._began}
+        return {"began": self._began, "own": rng.generator_states(self._generators) if self._began is None else None}
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
-        self._began = cast(rng.RandomState, state["began"])
-        self._skip = (self._began, consumed_count)
+        if state["began"] is None:
+            self._skip_count = None
+            rng.set_generator_states(self._generators, cast("list[Tree]", state["own"]))
+        else:
+            self._began, self._skip_count = cast("dict[str, Tree]", state["began"]), consumed_count
+
+
+def _set_epoch(thing: object, epoch: int) -> None:
+    """Tell it to who wants to know."""
+    if callable(set_epoch := getattr(thing, "set_epoch", None)):
+        set_epoch(epoch)
 
 
 def _source(name: str, loader: Iterable[object], seeding: Seeding) -> Resumable:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -45,6 +45,13 @@ def observe(*, with_devices: bool = True) -> RandomState:
     if with_devices and torch.cuda.is_initialized() and torch.cuda.is_available():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
+
+
+def stands_at(state: RandomState) -> bool:
+    """Say whether nothing has been drawn since `observe(with_devices=False)` returned this."""
+    now = observe(with_devices=False)
+    # A bit generator that somebody gave numpy shows arrays, which compare element by element.
+    return all(now[key] == state[key] if isinstance(now[key], (bytes, tuple)) else repr(now[key]) == repr(state[key]) for key in now)
 
 
 def restore(state: RandomState) -> None:
@@ -129,6 +136,17 @@ def set_generator_state(generator: Generator, state: Tree) -> None:
         generator.set_state(cast("tuple[str, np.ndarray[tuple[int], np.dtype[np.uint32]], int, int, float]", state))
     else:
         generator.setstate(cast("tuple[object, ...]", state))
+
+
+def generator_states(generators: Iterable[Generator]) -> list[Tree]:
+    """Return the state of each."""
+    return [generator_state(generator) for generator in generators]
+
+
+def set_generator_states(generators: Sequence[Generator], states: Sequence[Tree]) -> None:
+    """Set each to what `generator_states` returned of as many."""
+    for generator, state in zip(generators, states, strict=True):
+        set_generator_state(generator, state)
 
 
 def seed_generator(generator: Generator, number: int) -> None:

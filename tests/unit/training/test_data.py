@@ -55,6 +55,34 @@ class Alternating:
             yield (int(self.generator.randint(0, 10)) + self.epoch) % 10
 
 
+class Episodes:
+    """A batch sampler that draws as it goes from the process's generators, as training does, and remembers what it has given."""
+
+    def __init__(self, begin_lazy: int = 0) -> None:
+        self.begin_lazy = begin_lazy
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Iterator[list[int]]:
+        pool = list(range(10))
+        random.shuffle(pool)
+        for number in range(5):
+            if number >= self.begin_lazy:
+                pool = [pool[int(place)] for place in torch.randperm(len(pool))]
+            yield [pool.pop(), pool.pop() if number < self.begin_lazy else pool.pop(int(np.random.randint(len(pool))))]
+
+
+class Shuffling(IterableDataset[int]):
+    """Orders its items anew for each epoch, with a generator of its own."""
+
+    def __init__(self) -> None:
+        self.own = random.Random(0)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.own.sample(range(10), 4)
+
+
 def shared_generator() -> DataLoader[Any]:
     generator = torch.Generator().manual_seed(6)
     return DataLoader(Noisy(), batch_size=3, sampler=RandomSampler(range(10), generator=generator), generator=generator)
@@ -69,7 +97,10 @@ LOADERS = {
     "batch_sampler": lambda: DataLoader(Noisy(), batch_sampler=BatchSampler(RandomSampler(range(10)), 4, False)),
     "own_sampler": lambda: DataLoader(Noisy(), batch_size=3, sampler=Alternating(8)),
     "unbatched": lambda: DataLoader(Noisy(5), batch_size=None, shuffle=True),
+    "lazy": lambda: DataLoader(Noisy(), batch_sampler=Episodes()),
+    "lazy_later": lambda: DataLoader(Noisy(), batch_sampler=Episodes(begin_lazy=2)),
     "shared_generator": shared_generator,
+    "iterable": lambda: DataLoader(Shuffling(), batch_size=2),
     "list": lambda: [torch.arange(3.0) + number for number in range(4)],
     "tensor": lambda: torch.arange(20.0).reshape(4, 5),
 }
@@ -104,6 +135,84 @@ def test_a_resumed_stream_goes_on_as_if_nothing_had_happened(name: str, consumed
     rng.restore(state["rng"])
     assert draw(resumed, 12) == expected
     assert (resumed.epoch, resumed.consumed_count) == (stream.epoch, stream.consumed_count)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_one_resumed_between_two_epochs_begins_the_next_as_if_nothing_had_happened(name: str) -> None:
+    def walk(stream: DataStream) -> list[list[float]]:
+        return [flatten(batch) for batch in stream]
+
+    seed()
+    stream = DataStream("data", LOADERS[name](), seed=1, rank=0)
+    walk(stream)
+    state = saved(stream)
+    assert (state["data"]["epoch"], state["data"]["consumed"]) == (1, 0)
+    expected = [walk(stream), walk(stream)]
+    rng.seed(999)
+    resumed = DataStream("data", LOADERS[name](), seed=1, rank=0)
+    resumed.load_state_dict(state["data"])
+    rng.restore(state["rng"])
+    assert [walk(resumed), walk(resumed)] == expected
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("kind", ["lazy", "lazy_later", "shuffled", "own"])
+def test_workers_that_fetch_ahead_are_resumed_where_training_stood(kind: str, persistent: bool) -> None:
+    def make() -> DataLoader[Any]:
+        own = torch.Generator().manual_seed(3)
+        more: dict[str, Any] = {
+            "lazy": {"batch_sampler": Episodes()},
+            "lazy_later": {"batch_sampler": Episodes(begin_lazy=3)},
+            "shuffled": {"batch_size": 2, "shuffle": True},
+            "own": {"batch_size": 2, "sampler": RandomSampler(range(10), generator=own), "generator": own},
+        }[kind]
+        return DataLoader(list(range(10)), num_workers=1, persistent_workers=persistent, **more)
+
+    seed()
+    stream = DataStream("data", make(), seed=1, rank=0)
+    states: dict[int, Any] = {}
+    everything: list[list[float]] = []
+    for consumed in range(13):
+        if consumed in (0, 1, 4, 5, 8):  # 5 batches an epoch
+            states[consumed] = saved(stream)
+        everything += draw(stream, 1)
+    for consumed, state in states.items():
+        rng.seed(999)
+        resumed = DataStream("data", make(), seed=1, rank=0)
+        resumed.load_state_dict(state["data"])
+        rng.restore(state["rng"])
+        assert draw(resumed, 13 - consumed) == everything[consumed:], f"resumed behind batch {consumed}"
+
+
+@pytest.mark.parametrize("generator", [None, 3])
+def test_workers_that_last_are_resumed_between_two_epochs(generator: int | None) -> None:
+    def make() -> DataStream:
+        own = None if generator is None else torch.Generator().manual_seed(generator)
+        loader = DataLoader(list(range(10)), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True, generator=own)
+        return DataStream("data", loader, seed=1, rank=0)
+
+    seed()
+    stream = make()
+    assert len(list(stream)) == 3
+    state = saved(stream)
+    expected = draw(stream, 7)
+    rng.seed(999)
+    resumed = make()
+    resumed.load_state_dict(state["data"])
+    rng.restore(state["rng"])
+    assert draw(resumed, 7) == expected
+
+
+def test_a_sampler_that_draws_as_it_goes_is_not_in_trainings_stream() -> None:
+    def batches(draws: int) -> list[list[float]]:
+        seed()
+        stream = DataStream("data", DataLoader(list(range(10)), batch_sampler=Episodes()), seed=1, rank=0)
+        found = [flatten(stream.next()) for _ in range(2)]
+        random.random()
+        torch.rand(draws)
+        return [*found, *(flatten(stream.next()) for _ in range(3))]
+
+    assert batches(1) == batches(100), "its items from the second draw on follow from its own draws"
 
 
 def test_nothing_is_fetched_on_the_way_to_the_position() -> None:
@@ -180,6 +289,31 @@ def test_a_loader_with_state_is_asked_for_it(consumed: int) -> None:
     resumed.load_state_dict(state["data"])
     assert [resumed.next() for _ in range(7)] == [stream.next() for _ in range(7)]
     assert resumed.epoch == stream.epoch
+
+
+class Epochs(Own):
+    """Each epoch from its own beginning, in an order of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch, self.position = epoch, 0
+
+    def __iter__(self) -> Iterator[int]:
+        for value in super().__iter__():
+            yield 10 * self.epoch + value
+
+
+@pytest.mark.parametrize("consumed", range(8))
+def test_a_loader_with_state_is_told_its_epoch_before_it_gets_its_state_back(consumed: int) -> None:
+    stream = DataStream("data", Epochs(), seed=1, rank=0)
+    for _ in range(consumed):
+        stream.next()
+    resumed = DataStream("data", Epochs(), seed=1, rank=0)
+    resumed.load_state_dict(saved(stream)["data"])
+    assert [resumed.next() for _ in range(4)] == [stream.next() for _ in range(4)]
 
 
 class Endless(IterableDataset[int]):
