@@ -39,6 +39,8 @@ STREAMED_BYTES = 32 * 1024 * 1024
 """Of deferred tensors, from which on the agent is told how far the copy has come: it gains 0.1 ms a MiB by that, and each word costs as much.
 Not where cores are few, and digests and streams take the copier's: on two cores with two ranks, 1 GiB each, a commit took 1,003 ms a GiB instead of
 926, and training with little time for the copy was blocked for 186 ms instead of 5 (medians, measured in turn)."""
+ASK_AGAIN_BOUNDARIES = 100
+"""From one look at a state that had grown beyond its node's memory to the next: it may have become smaller again."""
 COLD_BYTES = 8 * 1024 * 1024
 """What was copied at the boundary the copier digests up to this size, however little it copies itself: training waits for its end."""
 
@@ -161,6 +163,8 @@ class Snapshotter:
         self._is_closed = False
         self._granted: SlotsGranted | None = None
         self._memories: Mapping[int, SlotMemory] = {}
+        self._refused_count = 0
+        """Boundaries passed since slots were refused."""
         self._unresumable = ""
         """What could not be observed when it was tried last."""
         self.settled = NONE
@@ -218,10 +222,14 @@ class Snapshotter:
             except CannotResume as error:
                 self._note(error)
             return
-        granted = self._link.slots
-        if isinstance(granted, SlotsGranted):
+        answer = self._link.slots
+        self._refused_count = self._refused_count + 1 if isinstance(answer, SlotsRefused) else 0
+        if isinstance(answer, SlotsGranted):
             with contextlib.suppress(OSError, ValueError):  # a capture says so, in a place where it matters
-                self._map(granted)
+                self._map(answer)
+        elif self._refused_count == ASK_AGAIN_BOUNDARIES:
+            self._refused_count = 0
+            self._ask_for_less(self._plan)
 
     def forget(self) -> None:
         """The settled step is no longer the proposed one: if it is proposed again (in the final round), it is a new proposal."""
@@ -412,6 +420,13 @@ class Snapshotter:
         self._tensors = None
         capacity_bytes = self._plan.capacity_bytes(observed.values)
         self._link.send(SlotsRequest(generation=self._link.generation, layout_hash=self._state.layout_hash, capacity_bytes=capacity_bytes))
+
+    def _ask_for_less(self, refused: CapturePlan) -> None:
+        """Ask for slots once more if the state is smaller than the one whose slots were refused."""
+        with contextlib.suppress(CannotResume):  # it will be said by what captures it
+            observed = self._state.observe()
+            if CapturePlan.make(observed.tensors).index_offset < refused.index_offset:
+                self._request(observed)
 
     def _map(self, granted: SlotsGranted) -> Mapping[int, SlotMemory]:
         """Map the slots that lie ready; one that still holds an older, smaller state is made anew, and told of, before it is granted."""

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from everstep.protocol.ids import Generation
-from everstep.protocol.rank_messages import NONE, Abandoned, Captured, SlotsGranted
+from everstep.protocol.rank_messages import NONE, Abandoned, Captured, SlotsGranted, SlotsRefused, SlotsRequest
 from everstep.protocol.slot import HEADER_BYTES
 from everstep.training.capture import StateTensor
 from everstep.training.copier import Copies, CopyTicket, CpuCopier, Done, Progress
 from everstep.training.guard import Guard
-from everstep.training.snapshots import Snapshotter
+from everstep.training.snapshots import ASK_AGAIN_BOUNDARIES, Snapshotter
 from everstep.training.state import Observed
 
 
@@ -83,4 +83,24 @@ def test_a_copy_that_the_driver_refuses_at_the_boundary_is_an_abandoned_snapshot
     snapshotter.capture(times + 1, 0)
     guard.reach()
     assert isinstance(link.sent[-1], Captured), "the next one is taken"
+    snapshotter.close()
+
+
+def test_a_state_that_shrinks_again_is_asked_slots_for() -> None:
+    link, state = Link(), State()
+    snapshotter = Snapshotter(state, link, CpuCopier(), Guard(), lambda _: None, is_crowded=True)  # type: ignore[arg-type]
+    small, large = state.lists, [[*state.lists[0], StateTensor("gradient", torch.zeros(1000), False)]]
+    state.lists = large
+    snapshotter.prepare()
+    link.slots = SlotsRefused(layout_hash=State.layout_hash, reason="does not fit")
+    for _ in range(2 * ASK_AGAIN_BOUNDARIES):
+        snapshotter.prepare()
+    assert len(link.sent) == 1, "nobody asks again for what was refused"
+    state.lists = small
+    for _ in range(ASK_AGAIN_BOUNDARIES):
+        snapshotter.prepare()
+    first, second = link.sent
+    assert isinstance(first, SlotsRequest)
+    assert isinstance(second, SlotsRequest)
+    assert second.capacity_bytes < first.capacity_bytes
     snapshotter.close()
