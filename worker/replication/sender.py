@@ -145,6 +145,8 @@ class ReplicaSender:
             if shard.reserved is not None and shard.reserved != reserved:
                 reserved = shard.reserved
                 await session.send(ReserveShard(capacity_bytes=reserved[0], layout_hash=reserved[1]))
+            await self._fit(session)
+            # Nothing is waited for between this look at the slot and its reading: it might be granted for another step meanwhile.
             sealed &= {shard.content(shard.core.foundation), shard.content(shard.core.proposed)}
             step = shard.core.wanted(self._peer)
             content = shard.content(step)
@@ -152,7 +154,6 @@ class ReplicaSender:
             if slot is None:
                 await shard.changed.wait(seen)
                 continue
-            await self._fit(session)
             self._transfer += 1
             outcome = await self._store.reading(slot, self._send(session, answers, step, slot, self._transfer))
             if not outcome:

@@ -413,7 +413,7 @@ class SlotStore:
                     task.cancel()
 
     async def verify(self, slot: Slot, *, threads: int = 1, is_pressing: bool = False) -> bool:
-        """Digest a sealed slot again; one that no longer hashes to its own digest becomes empty.
+        """Digest a sealed slot again; one that no longer hashes to its own digest becomes empty. No other slot is touched.
 
         Args:
             slot: the slot.
@@ -423,11 +423,14 @@ class SlotStore:
         Returns:
             Whether it holds what its header says.
         """
-        found = ChunkDigests(slot.file.header)
-        found.complete()
-        if await self.reading(slot, self._digest_at_once(slot, found, threads, is_pressing)) is None:
+        header = slot.file.header
+        if header.state is not SlotState.SEALED:
             return False
-        if found.payload_digest != slot.file.header.payload_digest:
+        found = ChunkDigests(header)
+        found.complete()
+        if await self.reading(slot, self._digest_at_once(slot, found, threads, is_pressing)) is None or slot.file.header is not header:
+            return False
+        if found.payload_digest != header.payload_digest:
             self._void(slot)
             return False
         found.seal()
@@ -435,7 +438,7 @@ class SlotStore:
         return True
 
     async def digests(self, slot: Slot) -> ChunkDigests | None:
-        """Return the chunk digests of a slot, computed where they are not known; None when it is not what it was, or granted anew."""
+        """Return the chunk digests of a slot, computed where they are not known of a sealed one; None when it is not what it was, or granted anew."""
         if slot.digests is None and not await self.verify(slot):
             return None
         return slot.digests

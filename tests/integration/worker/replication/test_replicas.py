@@ -462,6 +462,37 @@ async def test_a_slot_granted_anew_while_it_is_being_sent(make: Callable[..., Pa
     assert set(pair.held()) == {2}
 
 
+class Slow(Recorded):
+    """A dialler whose streams take as long as a test lets them."""
+
+    def __init__(self, pair: Pair) -> None:
+        super().__init__(pair)
+        self.begun, self.gate = asyncio.Event(), asyncio.Event()
+
+    async def stream(self, session: Session, number: int) -> socket.socket:
+        """See `Dialler`."""
+        self.begun.set()
+        await self.gate.wait()
+        return await super().stream(session, number)
+
+
+async def test_a_holder_has_acknowledged_what_it_was_sent_however_long_its_streams_took(pair: Pair) -> None:
+    """While the stream is dialled the slot of 1 is granted for 3: the holder gets 3, and nobody says of it that it has 1."""
+    dialler = Slow(pair)
+    pair.hear(-1, 1)
+    await pair.capture(1)
+    pair.send(dialler=dialler)
+    await dialler.begun.wait()
+    pair.hear(-1, 3)
+    await pair.capture(2)
+    await pair.capture(3)
+    assert pair.shard.slot(Step(1)) is None
+    dialler.gate.set()
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert pair.shard.core.held == {(HOLDER, 3)}
+    assert set(pair.held()) == {3}
+
+
 async def test_one_session_per_owner_the_earlier_is_joined_before_the_next_begins(pair: Pair) -> None:
     data = payload(1, 4000)
     async with by_hand(pair) as first:

@@ -163,6 +163,32 @@ async def test_a_seal_that_is_overtaken_by_a_grant_seals_nothing(tmpfs: Path, mo
     store.close()
 
 
+async def test_a_slot_that_is_being_written_is_not_verified(tmpfs: Path) -> None:
+    """Its rank has just begun, and nothing is known of its bytes: it stays its rank's."""
+    store = opened(tmpfs)
+    index = await grant(store, 1)
+    assert index is not None
+    slot = store.shards[RANK][index]
+    assert await store.digests(slot) is None
+    assert (on_disk(slot).state, on_disk(slot).step) == (SlotState.WRITING, 1)
+    store.close()
+
+
+async def test_what_was_verified_is_not_said_of_what_the_slot_was_granted_for_at_its_end(tmpfs: Path) -> None:
+    store = opened(tmpfs)
+    slot = await fill(store, 1)
+    slot.digests = None
+    verifying = asyncio.create_task(store.verify(slot))
+    await asyncio.sleep(0)  # it has begun to read
+    await asyncio.wait(slot.readers)
+    assert not verifying.done()
+    assert await grant(store, 2, slot_count=1) == 0
+    assert not await verifying
+    assert slot.digests is None
+    assert (on_disk(slot).state, on_disk(slot).step) == (SlotState.WRITING, 2)
+    store.close()
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 @pytest.mark.parametrize("byte", [0, 511, 512, 999])
 async def test_every_thread_finds_what_was_flipped_in_its_part(tmpfs: Path, monkeypatch: pytest.MonkeyPatch, byte: int, threads: int) -> None:
