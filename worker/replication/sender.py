@@ -1,7 +1,7 @@
 """Sends one owned shard to one of its holders, for as long as the generation lasts.
 
 It asks the pure `Shard` what this holder wants next and sends that; what the holder has sealed comes back as acknowledgements. Invariant: the
-holder's silence is measured from the moment that it is owed something, so an idle line is never a silent one.
+holder's silence is measured from the moment that it is owed something (`worker.core.silence`), so an idle line is never a silent one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from everstep.protocol.peer_messages import (
     ShardWanted,
 )
 from worker.core.rounds import NONE
+from worker.core.silence import Silence
 from worker.core.slots import Content
 from worker.core.slow_link import SlowLink
 from worker.core.transfers import StreamCount
@@ -48,6 +49,8 @@ SUSPECT_RATIO = 1 / 6
 """Of the holder deadline: after so much sending a link that seems slow is treated as one, and after all of it called so."""
 TELLING_BYTES = 64 * 1024 * 1024
 """A transfer tells something of the network's rate from this size on."""
+LOOKS_PER_DEADLINE = 10
+"""How often it is looked at a holder's silence."""
 
 
 Answer = ShardWanted | ShardSealed | ShardRefused
@@ -76,11 +79,11 @@ class ReplicaSender:
         self._dialler = dialler
         self._pacer = pacer
         self._deadline = holder_deadline_seconds
-        self._owed_since: float | None = None
-        self._failing_since: float | None = None
-        """Since when every attempt has failed, each after whatever it sent."""
+        self._silence = Silence(holder_deadline_seconds / LOOKS_PER_DEADLINE)
         self._paused_count = 0
         """Streams that wait for the pacer: the holder is not silent, it is not being asked."""
+        self._is_verifying = False
+        """The own slot is digested before its holder hears of it."""
         self._transfer = 0
         self._queue: ChunkQueue | None = None
         """Of the transfer under way; None between two."""
@@ -160,7 +163,7 @@ class ReplicaSender:
                 await session.send(CancelShard(transfer=self._transfer))
             elif isinstance(outcome, ShardSealed):
                 sealed.add(content)
-                self._failing_since = None
+                self._silence = self._silence.succeeded()
                 shard.acknowledge(self._peer, content)
             elif isinstance(outcome, ShardRefused):
                 self._failed(f"it refuses step {step}: {outcome.reason}")
@@ -171,7 +174,11 @@ class ReplicaSender:
         self, session: Session, answers: asyncio.Queue[Answer], step: Step, slot: Slot, transfer: int
     ) -> ShardSealed | ShardRefused | bool:
         """Send one slot, as far as it is there; False: it is no longer what it was, or nobody awaits what is captured into it any more."""
-        digests = await self._store.digests(slot)
+        self._is_verifying = True
+        try:
+            digests = await self._store.digests(slot)
+        finally:
+            self._is_verifying = False
         if digests is None:
             return False
 
@@ -245,12 +252,11 @@ class ReplicaSender:
             self.stream_count = self.stream_count.measured(size / seconds)
 
     def _progress(self, _taken_bytes: int = 0) -> None:
-        self._owed_since = None
+        self._silence = self._silence.progressed()
 
     def _failed(self, reason: str) -> None:
-        """An attempt came to nothing: what it seemed to achieve is no progress."""
         self._shard.holder_troubles[self._peer] = reason
-        self._failing_since = self._failing_since or asyncio.get_running_loop().time()
+        self._silence = self._silence.failed(asyncio.get_running_loop().time())
 
     def _paused(self, count: int) -> None:
         self._paused_count += count
@@ -268,21 +274,19 @@ class ReplicaSender:
         self._held_to(link.looked(sent, seconds, sound=SLOW_RATIO * self._best_rate))
 
     async def _watch(self) -> None:
-        """Drop the holder from the view when it has been owed something for the holder deadline without any progress."""
-        now = asyncio.get_running_loop().time
+        """Look now and then at how the holder gets on."""
         while True:
-            await asyncio.sleep(self._deadline / 10)
-            is_owed = self._shard.core.wanted(self._peer) != NONE or self._peer in self._shard.unready
-            if not is_owed or self._paused_count:
-                self._owed_since = None
-            elif self._owed_since is None:
-                self._owed_since = now()
-            if not is_owed:
-                self._failing_since = None
-            if self._queue is not None:
-                self._look(self._queue)
-            since = min((each for each in (self._owed_since, self._failing_since) if each is not None), default=now())
-            if now() - since > self._deadline and self._peer in self._shard.core.view:
-                trouble = self._shard.holder_troubles.setdefault(self._peer, "it does not answer")
-                log.warning("rank %d: holder %s leaves the view after %.1f s: %s", self._shard.rank, self._peer, now() - since, trouble)
-                self._shard.apply(self._shard.core.drop(self._peer))
+            await asyncio.sleep(self._silence.period_seconds)
+            self._look_at_holder(asyncio.get_running_loop().time())
+
+    def _look_at_holder(self, now: float) -> None:
+        """Drop the holder from the view when it has been owed something for the holder deadline without any progress."""
+        is_owed = self._shard.core.wanted(self._peer) != NONE or self._peer in self._shard.unready
+        self._silence = self._silence.looked(now, is_owed=is_owed, is_asked=not self._paused_count, is_occupied=self._is_verifying)
+        if self._queue is not None:
+            self._look(self._queue)
+        seconds = self._silence.seconds
+        if seconds > self._deadline and self._peer in self._shard.core.view:
+            trouble = self._shard.holder_troubles.setdefault(self._peer, "it does not answer")
+            log.warning("rank %d: holder %s leaves the view after %.1f s: %s", self._shard.rank, self._peer, seconds, trouble)
+            self._shard.apply(self._shard.core.drop(self._peer))

@@ -38,16 +38,19 @@ from worker.errors import PeerLost
 from worker.replication import receiver, transfers
 from worker.replication.fetching import fetch_shard
 from worker.replication.pacing import ENOUGH_TRANSFERS, TELLING_BYTES, Pacer, UniformPacer, Unpaced
-from worker.replication.sender import ReplicaSender
+from worker.replication.sender import LOOKS_PER_DEADLINE, ReplicaSender
 from worker.replication.streams import ChunkQueue, Streams, send_chunks
 from worker.replication.tcp import TcpSession
 from worker.replication.transfers import Arrived, ShardRejected, announcement
 from worker.replication.transport import Session
+from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.slot_file import SlotFile
-from worker.shm.store import SlotStore
+from worker.shm.store import Slot, SlotStore
 
 pytestmark = pytest.mark.integration
 CHUNK = 1000
+RARELY_SECONDS = 36_000.0
+"""A holder deadline within which no look comes but a test's own."""
 
 
 @pytest.fixture(autouse=True)
@@ -574,6 +577,46 @@ async def test_a_peer_that_stops_reading_is_dropped_and_c_advances_without_it(ma
         await pair.capture(step)
         assert pair.shard.core.vote is Vote.ACKED
     deaf.set()
+
+
+def look(sender: ReplicaSender, *, count: int, late_seconds: float = 0.0) -> None:
+    """Look at the holder so many times in a row, each so late; its sender's own looks are too far apart to come."""
+    for _ in range(count):
+        silence = sender._silence
+        before = asyncio.get_running_loop().time() if silence.looked_at < 0 else silence.looked_at
+        sender._look_at_holder(before + silence.period_seconds + late_seconds)
+
+
+async def test_an_owner_that_stood_still_itself_does_not_drop_its_holder(pair: Pair) -> None:
+    sender = ReplicaSender(pair.shard, HOLDER, pair, pair.owner_store, pair.pacer, holder_deadline_seconds=RARELY_SECONDS)
+    pair.hear(-1, 1)
+    await pair.capture(1)
+    look(sender, count=LOOKS_PER_DEADLINE)
+    look(sender, count=1, late_seconds=10 * RARELY_SECONDS)
+    assert pair.shard.core.view == {HOLDER}, "what came meanwhile has not been read yet"
+    look(sender, count=2)
+    assert pair.shard.core.view == frozenset()
+
+
+async def test_a_holder_is_not_silent_while_its_owner_digests_its_own_slot(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests, begun, gate = pair.owner_store.digests, asyncio.Event(), asyncio.Event()
+
+    async def slow(slot: Slot) -> ChunkDigests | None:
+        begun.set()
+        await gate.wait()
+        return await digests(slot)
+
+    monkeypatch.setattr(pair.owner_store, "digests", slow)
+    sender = pair.send(deadline_seconds=RARELY_SECONDS)
+    pair.hear(-1, 1)
+    await pair.capture(1)
+    await begun.wait()
+    look(sender, count=3 * LOOKS_PER_DEADLINE)
+    assert pair.shard.core.view == {HOLDER}
+    gate.set()
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert set(pair.held()) == {1}
+    assert not sender._is_verifying
 
 
 async def test_a_holder_that_nobody_reaches_is_dropped_and_returns_by_receiving_c(pair: Pair) -> None:

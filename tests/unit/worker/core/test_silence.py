@@ -1,0 +1,76 @@
+"""Whose silence it is: the holder's, while its owner is awake and asks."""
+
+from __future__ import annotations
+
+import pytest
+
+from worker.core.silence import LATE_RATIO, Silence
+
+BEGIN, PERIOD = 1000.0, 0.25
+STANDSTILL = 100.0
+
+
+def after(silence: Silence, count: int, *, is_owed: bool = True, is_asked: bool = True, is_occupied: bool = False, late: float = 0.0) -> Silence:
+    """Look so many times more, each so late."""
+    for _ in range(count):
+        silence = silence.looked(silence.looked_at + PERIOD + late, is_owed=is_owed, is_asked=is_asked, is_occupied=is_occupied)
+    return silence
+
+
+OWED = Silence(PERIOD).looked(BEGIN, is_owed=True, is_asked=True, is_occupied=False)
+FAILING = OWED.failed(BEGIN)
+
+
+@pytest.mark.parametrize("silent", [OWED, FAILING])
+def test_silence_is_counted_from_when_something_is_owed(silent: Silence) -> None:
+    assert silent.seconds == 0.0
+    assert after(silent, 8).seconds == 8 * PERIOD
+
+
+@pytest.mark.parametrize("silent", [OWED, FAILING])
+def test_a_standstill_of_the_owner_is_left_out(silent: Silence) -> None:
+    still = after(after(silent, 3), 1, late=STANDSTILL)
+    assert still.seconds == 3 * PERIOD
+    assert after(still, 2).seconds == 5 * PERIOD, "it goes on where it was"
+    assert after(still, 1, late=STANDSTILL).seconds == 3 * PERIOD
+
+
+def test_a_look_that_comes_a_little_late_counts() -> None:
+    late = (LATE_RATIO - 1) * PERIOD
+    assert after(OWED, 1, late=late).seconds == LATE_RATIO * PERIOD
+    assert after(OWED, 1, late=late + 0.125).seconds == 0.0
+
+
+@pytest.mark.parametrize("silent", [OWED, FAILING])
+def test_what_the_owner_does_for_itself_is_left_out(silent: Silence) -> None:
+    assert after(after(after(silent, 3), 20, is_occupied=True), 1).seconds == 4 * PERIOD
+
+
+def test_progress_ends_it_but_not_a_row_of_failures() -> None:
+    silent = after(FAILING, 4)
+    assert after(silent.progressed(), 2).seconds == 6 * PERIOD
+    assert after(silent.progressed().succeeded(), 2).seconds == PERIOD
+    assert after(after(OWED, 4).progressed(), 2).seconds == PERIOD
+
+
+def test_who_is_not_asked_is_not_silent_but_fails_all_the_same() -> None:
+    assert after(after(OWED, 4), 1, is_asked=False).seconds == 0.0
+    assert after(after(FAILING, 4), 1, is_asked=False).seconds == 5 * PERIOD
+
+
+@pytest.mark.parametrize("silent", [OWED, FAILING])
+def test_who_is_owed_nothing_is_not_silent_and_has_failed_at_nothing(silent: Silence) -> None:
+    idle = after(after(silent, 4), 1, is_owed=False)
+    assert (idle.owed_since, idle.failing_since, idle.seconds) == (None, None, 0.0)
+
+
+def test_the_first_failure_of_a_row_counts_also_one_that_was_noticed_behind_a_standstill() -> None:
+    noticed = OWED.failed(BEGIN + STANDSTILL)
+    noticed = noticed.looked(BEGIN + STANDSTILL + 0.125, is_owed=True, is_asked=False, is_occupied=False)
+    assert noticed.seconds == 0.0
+    assert after(noticed.failed(BEGIN + 2 * STANDSTILL), 3, is_asked=False).seconds == 3 * PERIOD
+
+
+def test_what_was_before_the_first_look_is_not_counted() -> None:
+    begun = Silence(PERIOD).failed(BEGIN)
+    assert begun.looked(BEGIN + 1.0, is_owed=True, is_asked=True, is_occupied=False).seconds == 0.0

@@ -1,0 +1,65 @@
+"""How long a holder has been silent, of the time in which its owner could hear it. Pure.
+
+    owed something, asked for it ──▶ silent ── progress, or nothing is owed or asked ──▶ not silent
+    an attempt failed            ──▶ failing ── one succeeded, or nothing is owed    ──▶ not failing
+
+It is looked at every period. A look that comes late says that the owner itself stood still: what came meanwhile has not been read yet.
+
+Invariant: time in which the owner stood still, or was occupied with itself, is no part of any holder's silence.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+LATE_RATIO = 2.0
+"""Of a period: a look that comes so long after the last one comes late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """What an owner knows of one holder's silence. Seconds of any monotonic clock."""
+
+    period_seconds: float
+    """Between two looks."""
+    looked_at: float = -math.inf
+    owed_since: float | None = None
+    """Since when it has been owed something without any progress; later by what is not counted."""
+    failing_since: float | None = None
+    """Since when every attempt has failed, each after whatever it sent; later by what is not counted."""
+
+    def looked(self, now: float, *, is_owed: bool, is_asked: bool, is_occupied: bool) -> Silence:
+        """Look again.
+
+        Args:
+            now: seconds.
+            is_owed: the holder lacks something that it could be sent.
+            is_asked: nothing on the owner's side keeps it waiting for what it is owed.
+            is_occupied: the owner does something for itself first.
+
+        Returns:
+            With the time since the last look counted, or left out.
+        """
+        elapsed = now - self.looked_at
+        left_out = elapsed if is_occupied or elapsed > LATE_RATIO * self.period_seconds else 0.0
+        owed = now if self.owed_since is None else self.owed_since + left_out
+        failing = None if self.failing_since is None else min(now, self.failing_since + left_out)
+        return replace(self, looked_at=now, owed_since=owed if is_owed and is_asked else None, failing_since=failing if is_owed else None)
+
+    def progressed(self) -> Silence:
+        """It has answered, or taken something."""
+        return self if self.owed_since is None else replace(self, owed_since=None)
+
+    def failed(self, now: float) -> Silence:
+        """An attempt came to nothing: what it seemed to achieve is no progress."""
+        return self if self.failing_since is not None else replace(self, failing_since=now)
+
+    def succeeded(self) -> Silence:
+        """It has sealed what it was sent."""
+        return replace(self, failing_since=None)
+
+    @property
+    def seconds(self) -> float:
+        """How long it had been silent, or failing, at the last look."""
+        return max((self.looked_at - each for each in (self.owed_since, self.failing_since) if each is not None), default=0.0)
