@@ -118,6 +118,8 @@ class ReplicaReceiver:
             await owner.streams.run(line, owner.receiver.receive)
         except (PeerError, ProtocolError) as error:
             owner.fail(error)
+        finally:
+            owner.streams.drop(line)
 
     # -- replicas ---------------------------------------------------------------------------------------------------------------------------
 

@@ -129,8 +129,18 @@ class Streams:
 
     def shrink(self, count: int) -> None:
         """Close streams beyond `count`; nothing runs on them."""
-        while len(self.lines) > count:
-            self._drop(self.lines.pop())
+        for line in self.lines[count:]:
+            self.drop(line)
+
+    def drop(self, line: socket.socket) -> None:
+        """Close a stream, which then makes room for another; nothing runs on it. One that is closed already is passed over."""
+        if line not in self.lines:
+            return
+        self.lines.remove(line)
+        thread = self._threads.pop(line, None)
+        if thread is not None:
+            thread.put(None)
+        line.close()
 
     async def close(self) -> None:
         """Cut every stream and wait until its thread is done with it."""
@@ -138,15 +148,7 @@ class Streams:
             _cut(line)
         if self._working:
             await asyncio.wait(list(self._working))
-        for line in self.lines:
-            self._drop(line)
-        self.lines = []
-
-    def _drop(self, line: socket.socket) -> None:
-        thread = self._threads.pop(line, None)
-        if thread is not None:
-            thread.put(None)
-        line.close()
+        self.shrink(0)
 
 
 def _work(bodies: queue.SimpleQueue[Callable[[], None] | None]) -> None:

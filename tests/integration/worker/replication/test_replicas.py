@@ -410,6 +410,26 @@ async def test_a_stream_of_no_session_or_of_somebody_elses_is_refused(pair: Pair
         assert isinstance(await hand.whole(1, payload(1, 4000)), ShardSealed)
 
 
+async def test_a_stream_that_its_sender_has_closed_makes_room_for_the_next(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    take, ended = pair.receiver.stream, asyncio.Queue[socket.socket]()
+
+    async def noted(session: TcpSession) -> None:
+        await take(session)
+        ended.put_nowait(session._line)
+
+    monkeypatch.setattr(pair.receiver, "stream", noted)
+    async with by_hand(pair) as hand:
+        (owner,) = pair.receiver._open.values()
+        for _ in range(receiver.MAX_STREAMS):
+            hand.line.close()
+            assert (await ended.get()).fileno() == -1
+            assert (owner.streams.lines, owner.streams._threads) == ([], {})
+            hand.line = await pair.stream(hand.session)
+        assert isinstance(await hand.whole(1, payload(1, 4000)), ShardSealed)
+        assert len(owner.streams.lines) == 1
+    assert pair.held() == {1: payload(1, 4000)}
+
+
 async def test_a_cancelled_shard_is_no_snapshot_and_the_next_one_comes_through(pair: Pair) -> None:
     async with by_hand(pair) as hand:
         await hand.begin(1, payload(1, 4000))
