@@ -354,6 +354,8 @@ class SlotStore:
         """
         if slot.digests is not digests or await self.reading(slot, self._digest(slot, digests)) is None:
             return None
+        if slot.digests is not digests:  # granted anew when it had been read and nobody had heard of it yet
+            return None
         if expected is not None and digests.payload_digest != expected:
             self._void(slot)
             return None

@@ -163,6 +163,21 @@ async def test_a_seal_that_is_overtaken_by_a_grant_seals_nothing(tmpfs: Path, mo
     store.close()
 
 
+async def test_a_seal_that_is_overtaken_by_a_grant_at_its_very_end_seals_nothing(tmpfs: Path) -> None:
+    """All of it is digested when the slot is granted anew, and nobody has said yet that it is complete."""
+    store = opened(tmpfs)
+    assert await grant(store, 1, slot_count=1) == 0
+    sealing = asyncio.create_task(store.seal(RANK, 0, header(store, 1)))
+    slot = store.shards[RANK][0]
+    await asyncio.sleep(0)  # it has begun to read
+    await asyncio.wait(slot.readers)
+    assert not sealing.done()
+    assert await grant(store, 2, slot_count=1) == 0
+    assert await sealing is None
+    assert (on_disk(slot).state, on_disk(slot).step) == (SlotState.WRITING, 2)
+    store.close()
+
+
 async def test_a_slot_that_is_being_written_is_not_verified(tmpfs: Path) -> None:
     """Its rank has just begun, and nothing is known of its bytes: it stays its rank's."""
     store = opened(tmpfs)
