@@ -129,6 +129,7 @@ class Member:
         self._persist = NONE
         node.store.memory_nodes = memory_nodes(self.here.ranks, node.gpu_nodes)
         held = [rank.rank for rank in plan.ranks if node.node_id in rank.holders[1:]]
+        node.store.place([*self.here.ranks, *held])
         self.pacer = NodePacer()
         self._receiver = ReplicaReceiver(node.store, held_ranks=held, keep=self._keep, slot_count=self._slot_count)
         tree = RoundTree.of(plan.coordinator, {each.node_id: each.ranks for each in plan.nodes})
@@ -385,6 +386,7 @@ class Member:
             is_restarted: the agent took a running generation over: a coordinator asks everybody before it proposes anything.
         """
         plan = self.plan
+        self._node.store.strays_give_way = True
         self.lines.welcome_all()
         if plan.coordinator == self._node.node_id:
             begin = Coordinator.recover if is_restarted else Coordinator.begin
@@ -474,6 +476,8 @@ class Member:
     def _hear(self, announcement: Announcement) -> None:
         self._committed = max(self._committed, announcement.committed)
         self._persist = announcement.persist_step
+        if self._committed != NONE:  # all holders in view have what the generation stands on
+            self._node.store.drop_strays()
         for shard in self.shards.values():
             self._upload_if_due(shard)
         self.lines.hear(announcement)

@@ -135,6 +135,12 @@ class SlotFile:
         if self.header.state is not SlotState.EMPTY:
             self.write_header(replace(self.header, state=SlotState.EMPTY))
 
+    def drop(self) -> None:
+        """Remove the file: the slot holds nothing, and has no room until it is made anew. Who has it mapped keeps an orphan. Idempotent."""
+        self.empty()
+        self.header = replace(self.header, capacity_bytes=0)
+        self.close(unlink=True)
+
     def payload(self, start: int = 0, end: int | None = None) -> memoryview:
         """Return the bytes `start` to `end` of the payload (to its used end by default); release the view before the slot is closed."""
         stop = self.header.payload_bytes if end is None else end

@@ -3,6 +3,8 @@
     <root>/<run>/rank-<r>.slot-<i>      a slot (`slot_file`)
     <root>/<run>/rank-<r>.word          a rank's page (`rank_page`)
 
+A stray is a shard that the plan places elsewhere now. What it holds of the lineage stays until the base is committed, or its room is needed.
+
 Invariant: a slot's old content is read and digested by nobody from the moment it is granted: `grant` cancels and joins every reader first.
 """
 
@@ -89,6 +91,9 @@ class SlotStore:
         self.shards: dict[Rank, list[Slot]] = {}
         self.memory_nodes: Mapping[Rank, int] = {}
         """The NUMA node near which a rank's slots are made; a rank that has none leaves it to the kernel."""
+        self.strays_give_way = False
+        """Every node has verified what it restored: where room is needed strays go."""
+        self._placed: frozenset[Rank] = frozenset()
         self._creating_bytes = 0
         """Of files that threads are making."""
         make_way(root, user)
@@ -109,6 +114,8 @@ class SlotStore:
                 shutil.rmtree(other)
         folder = self.root / run
         make_way(folder, self._user)
+        for unfinished in folder.glob("rank-*.slot-*.new"):
+            unfinished.unlink()
         found = [match for path in folder.iterdir() if (match := _SLOT_NAME.fullmatch(path.name))]
         for rank in sorted({Rank(int(match[1])) for match in found}):
             count = 1 + max(int(match[2]) for match in found if int(match[1]) == rank)
@@ -290,9 +297,7 @@ class SlotStore:
 
     async def _enlarge(self, slot: Slot, rank: Rank, index: int, header: SlotHeader) -> None:
         """Make the file anew with more room; where there is none, the slot is left behind with no room at all."""
-        slot.file.empty()  # nobody finds anything in it while there is no file
-        slot.file.close(unlink=True)
-        slot.file.header = replace(slot.file.header, capacity_bytes=0)
+        slot.file.drop()
         try:
             slot.file = await self._create(rank, index, header)
         except (NoRoom, asyncio.CancelledError):
@@ -306,7 +311,10 @@ class SlotStore:
 
     async def _create(self, rank: Rank, index: int, header: SlotHeader) -> SlotFile:
         """Make a slot's file, in a thread: its pages take up to a second per GiB, and the agent has deadlines to keep."""
-        needed = self.used_bytes() + self._creating_bytes + header.capacity_bytes
+        added = self._creating_bytes + header.capacity_bytes
+        if self.strays_give_way and self.used_bytes() + added > self.memory_bytes:
+            self.drop_strays()
+        needed = self.used_bytes() + added
         if needed > self.memory_bytes:
             raise NoRoom(needed_bytes=needed, available_bytes=self.memory_bytes)
         self._creating_bytes += header.capacity_bytes
@@ -502,13 +510,30 @@ class SlotStore:
 
     # -- keeping ------------------------------------------------------------------------------------------------------------------------------
 
+    def place(self, ranks: Collection[Rank]) -> None:
+        """Say which shards the plan places here, owned or held: called once by every generation, before Load. All others are strays."""
+        self._placed = frozenset(ranks)
+        self.strays_give_way = False
+
     async def empty_all_but(self, keep: Mapping[Rank, Collection[Content]]) -> None:
-        """Declare void whatever is not kept: called once, at Load, with the plan's keep list."""
-        for rank, slots in self.shards.items():
+        """Declare void whatever is not kept, and remove that of strays: called once, at Load, with the plan's keep list."""
+        for rank, slots in list(self.shards.items()):
             for slot in slots:
                 if slot.view.content not in keep.get(rank, set()):
                     await self._join(slot)
-                    slot.file.empty()
+                    if rank in self._placed:
+                        slot.file.empty()
+                    else:
+                        slot.file.drop()
+            if rank not in self._placed and all(slot.view.state is SlotState.EMPTY for slot in slots):
+                del self.shards[rank]
+
+    def drop_strays(self) -> None:
+        """Remove the strays that nobody reads just now; idempotent. Called at every announcement once the base is committed."""
+        for rank in self.shards.keys() - self._placed:
+            if not any(slot.pins or slot.readers for slot in self.shards[rank]):
+                for slot in self.shards.pop(rank):
+                    slot.file.drop()
 
 
 def _create_near(node: int | None, path: Path, header: SlotHeader) -> SlotFile:

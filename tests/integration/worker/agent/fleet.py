@@ -461,6 +461,8 @@ class Fleet:
         self.plan: GenerationPlan | None = None
         self.per_node = 1
         """Ranks of each node; to be changed before the first launch."""
+        self.holder_distance = 1
+        """How many nodes further on the other copy of a shard lies; to be changed between two launches."""
 
     @property
     def ranks(self) -> list[ScriptedRank]:
@@ -531,7 +533,7 @@ class Fleet:
         return all(rank.word.committed >= step for rank in self.ranks)
 
     def make_plan(self) -> GenerationPlan:
-        """Every shard on its owner's node and the next one; the base is the newest step that every rank can get."""
+        """Every shard on its owner's node and, as a rule, the next one; the base is the newest step that every rank can get."""
         count = len(self.nodes) * self.per_node
         found: dict[int, dict[Step, list[ShardSource]]] = {rank: {} for rank in range(count)}
         for index, node in enumerate(self.nodes):
@@ -564,14 +566,19 @@ class Fleet:
                     keep=tuple(
                         SlotReference(owner_rank=Rank(rank), origin_generation=source.origin_generation, step=source.step, digest=source.digest)
                         for rank in range(count)
-                        for source in sources[rank]
-                        if source.node_id == node.id
+                        for step, places in found[rank].items()
+                        for source in places
+                        if step <= base and source.node_id == node.id
                     ),
                 )
                 for index, node in enumerate(self.nodes)
             ),
             ranks=tuple(
-                RankPlan(rank=rank, holders=(node.id, self.nodes[(index + 1) % len(self.nodes)].id), sources=sources[rank] if base else ())
+                RankPlan(
+                    rank=rank,
+                    holders=(node.id, self.nodes[(index + self.holder_distance) % len(self.nodes)].id),
+                    sources=sources[rank] if base else (),
+                )
                 for index, node in enumerate(self.nodes)
                 for rank in self.ranks_of(index)
             ),

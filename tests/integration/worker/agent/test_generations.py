@@ -27,7 +27,7 @@ from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.plan import ShardSource
 from everstep.protocol.rank_messages import read_agent_half
 from everstep.protocol.slot import HEADER_BYTES, SlotState, pack_header, unpack_header
-from tests.integration.worker.agent.fleet import JOB, KEY_BYTES, RUN, TIMEOUTS, Fleet, Node, payload, until
+from tests.integration.worker.agent.fleet import CAPACITY_BYTES, JOB, KEY_BYTES, RUN, TIMEOUTS, Fleet, Node, payload, until
 from worker.core.slots import Content
 from worker.errors import PeerLost
 from worker.member import Member
@@ -114,6 +114,27 @@ async def test_a_new_node_gets_its_shard_from_a_peer(fleet: Fleet) -> None:
     assert member.restored_from == ("peer",)
     assert fleet.plan is not None
     await fleet.train(fleet.plan.base_step + 2)
+
+
+@pytest.mark.parametrize("slot_count", [4, 100], ids=["of which there is just enough", "of which there is plenty"])
+async def test_shards_that_move_to_other_holders_leave_their_memory_behind(fleet: Fleet, slot_count: int) -> None:
+    for node in fleet.nodes:
+        node.agent._store.memory_bytes = slot_count * (CAPACITY_BYTES + HEADER_BYTES)
+    await fleet.launch()
+    await fleet.train(5)
+    await fail(fleet)
+    fleet.holder_distance = 2
+    await fleet.launch()
+    check_restored(fleet)
+    assert fleet.plan is not None
+    await fleet.train(fleet.plan.base_step + 3)
+    for index, node in enumerate(fleet.nodes):
+        member = fleet.control.member(node.id)
+        assert member is not None
+        assert member.faults == ()
+        assert [shard.in_view for shard in member.protection] == [(node.id, fleet.nodes[(index + 2) % 3].id)]
+        placed = {f"rank-{rank}.slot-{slot}" for rank in (index, (index + 1) % 3) for slot in range(2)}
+        assert {path.name for path in node.slots.rglob("*.slot-*")} == placed
 
 
 async def test_a_flipped_bit_is_never_restored(fleet: Fleet) -> None:

@@ -54,8 +54,10 @@ def opened(tmpfs: Path, *, memory_bytes: int = 1 << 20) -> SlotStore:
     return store
 
 
-async def grant(store: SlotStore, step: int, *, keep: Collection[Content] = (), capacity: int = CAPACITY, slot_count: int = 2) -> int | None:
-    return await store.grant(RANK, content(step), keep=keep, capacity_bytes=capacity, layout_hash=LAYOUT, slot_count=slot_count)
+async def grant(
+    store: SlotStore, step: int, *, keep: Collection[Content] = (), capacity: int = CAPACITY, slot_count: int = 2, rank: Rank = RANK
+) -> int | None:
+    return await store.grant(rank, content(step), keep=keep, capacity_bytes=capacity, layout_hash=LAYOUT, slot_count=slot_count)
 
 
 def header(store: SlotStore, step: int, size: int = 1000) -> SlotHeader:
@@ -76,14 +78,14 @@ def payload(step: int, size: int = 1000) -> bytes:
     return (step.to_bytes(2, "big") * size)[:size]
 
 
-async def fill(store: SlotStore, step: int, *, keep: Collection[Content] = ()) -> Slot:
+async def fill(store: SlotStore, step: int, *, keep: Collection[Content] = (), rank: Rank = RANK) -> Slot:
     """Write and seal a step."""
-    index = await grant(store, step, keep=keep)
+    index = await grant(store, step, keep=keep, rank=rank)
     assert index is not None
-    slot = store.shards[RANK][index]
+    slot = store.shards[rank][index]
     with slot.file.payload(0, 1000) as view:
         view[:] = payload(step)
-    assert await store.seal(RANK, index, header(store, step)) == payload_digest(payload(step))
+    assert await store.seal(rank, index, replace(header(store, step), owner_rank=rank)) == payload_digest(payload(step))
     return slot
 
 
@@ -649,6 +651,89 @@ async def test_what_is_not_kept_is_void_after_a_load(tmpfs: Path) -> None:
     await store.empty_all_but({})
     assert store.inventory() == ()
     store.close()
+
+
+class TestStrays:
+    """Shards that the plan places elsewhere now."""
+
+    STRAY = Rank(5)
+
+    async def strayed(self, tmpfs: Path, *, memory_bytes: int = 1 << 20) -> SlotStore:
+        """Return a store with two sealed slots of its own shard's, and two of one that has moved away."""
+        store = opened(tmpfs, memory_bytes=memory_bytes)
+        for rank in (RANK, self.STRAY):
+            for step in (1, 2):
+                await fill(store, step, rank=rank)
+        store.place([RANK])
+        return store
+
+    @staticmethod
+    def files(tmpfs: Path) -> list[str]:
+        return sorted(path.name for path in (tmpfs / "node" / RUN).iterdir())
+
+    async def test_what_is_not_kept_of_them_gives_its_memory_back_at_load(self, tmpfs: Path) -> None:
+        store = await self.strayed(tmpfs)
+        gone = store.shards[self.STRAY][0]
+        reading = asyncio.create_task(store.reading(gone, asyncio.Event().wait()))
+        await asyncio.sleep(0)
+        await store.empty_all_but({self.STRAY: {content(2)}})
+        assert await reading is None
+        assert self.files(tmpfs) == ["rank-0.slot-0", "rank-0.slot-1", "rank-5.slot-1"]
+        assert store.used_bytes() == 3 * CAPACITY
+        assert store.sealed(self.STRAY, content(2)) is not None
+        store.close()
+        again = opened(tmpfs)
+        assert again.sealed(self.STRAY, content(2)) is not None
+        again.place([RANK, self.STRAY])  # it has come back, to its old paths
+        again.settle_copiers(self.STRAY)
+        await again.reserve(self.STRAY, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
+        assert self.files(tmpfs) == ["rank-0.slot-0", "rank-0.slot-1", "rank-5.slot-0", "rank-5.slot-1"]
+        again.place([RANK])
+        await again.empty_all_but({})
+        assert self.files(tmpfs) == ["rank-0.slot-0", "rank-0.slot-1"]
+        assert list(again.shards) == [RANK]
+        again.close()
+
+    async def test_they_go_when_nobody_needs_or_reads_them_any_more(self, tmpfs: Path) -> None:
+        store = await self.strayed(tmpfs)
+        fetched = store.shards[self.STRAY][1]
+        fetched.pins += 1
+        store.drop_strays()
+        assert store.sealed(self.STRAY, content(2)) is fetched
+        fetched.pins -= 1
+        store.drop_strays()
+        assert self.files(tmpfs) == ["rank-0.slot-0", "rank-0.slot-1"]
+        assert {record.owner_rank for record in store.inventory()} == {RANK}
+        store.close()
+
+    async def test_they_give_way_once_all_have_verified_what_they_restored(self, tmpfs: Path) -> None:
+        store = await self.strayed(tmpfs, memory_bytes=4 * CAPACITY)
+        held = Rank(1)
+        store.place([RANK, held])
+        with pytest.raises(NoRoom):
+            await store.reserve(held, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
+        assert {record.owner_rank for record in store.inventory()} == {RANK, self.STRAY}, "it may be what somebody restores from"
+        store.strays_give_way = True
+        await store.reserve(held, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
+        assert self.files(tmpfs) == ["rank-0.slot-0", "rank-0.slot-1", "rank-1.slot-0", "rank-1.slot-1"]
+        store.close()
+
+    async def test_where_there_is_room_they_stay(self, tmpfs: Path) -> None:
+        store = await self.strayed(tmpfs)
+        store.strays_give_way = True
+        await store.reserve(RANK, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=3)
+        assert store.sealed(self.STRAY, content(2)) is not None
+        store.close()
+
+
+async def test_a_slot_that_an_agent_was_killed_while_making_goes(tmpfs: Path) -> None:
+    store = opened(tmpfs)
+    slot = await fill(store, 1)
+    store.close()
+    slot.file.path.with_name("rank-0.slot-1.new").write_bytes(bytes(CAPACITY))
+    again = opened(tmpfs)
+    assert list((tmpfs / "node" / RUN).iterdir()) == [slot.file.path]
+    again.close()
 
 
 async def test_a_thread_is_joined_when_its_caller_is_cancelled() -> None:
