@@ -148,12 +148,13 @@ def settings(arguments: list[str]) -> AgentSettings:
         user = rank_user.choose(given.rank_user, os.getuid())
     except UserRefused as error:
         parser.error(f"--rank-user: {error}")
+    slots = TMPFS / f"everstep-{os.getuid()}-{given.instance_id}"
     return AgentSettings(
         node_id=NodeId(given.instance_id),
         address=given.address,
         state=state,
-        slots=TMPFS / f"everstep-{os.getuid()}-{given.instance_id}",
-        memory_bytes=int(given.memory_bytes) if given.memory_bytes else slot_memory_bytes(TMPFS),
+        slots=slots,
+        memory_bytes=int(given.memory_bytes) if given.memory_bytes else slot_memory_bytes(slots, beside_bytes=PAGES_BYTES),
         control_plane_urls=tuple(given.control_plane_url),
         join_token=given.join_token,
         peer_port=given.peer_port,

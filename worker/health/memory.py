@@ -52,9 +52,24 @@ def tmpfs_free_bytes(folder: Path) -> int:
     return facts.f_bavail * facts.f_frsize
 
 
-def slot_memory_bytes(tmpfs: Path) -> int:
-    """Return what slots on this tmpfs may take: what it has room for, and no more than half of the memory, ranks need some too."""
-    return min(tmpfs_free_bytes(tmpfs), memory_facts().total_bytes // 2)
+def slot_memory_bytes(slots: Path, *, beside_bytes: int) -> int:
+    """Return what slots in a folder may take: what there is room for, and no more than half of the memory, ranks need some too.
+
+    Slots that an earlier agent has left there count as room: they are the next one's. So every agent of a node says the same.
+
+    Args:
+        slots: the folder, on tmpfs; it need not exist yet.
+        beside_bytes: of a tmpfs of the folder's own, what is not for slots.
+
+    Returns:
+        Bytes.
+    """
+    if os.path.ismount(slots):
+        facts = os.statvfs(slots)
+        room = facts.f_blocks * facts.f_frsize - beside_bytes
+    else:
+        room = tmpfs_free_bytes(slots.parent) + sum(path.stat().st_blocks * 512 for path in slots.glob("*/*.slot-*"))
+    return min(room, memory_facts().total_bytes // 2)
 
 
 def oom_kill_count(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
