@@ -291,10 +291,7 @@ class RankLines:
         try:
             if needed > self._store.memory_bytes:
                 raise NoRoom(needed_bytes=needed, available_bytes=self._store.memory_bytes)
-            async with self._granting[shard.rank]:
-                await self._store.reserve(
-                    shard.rank, capacity_bytes=request.capacity_bytes, layout_hash=request.layout_hash, slot_count=self._slot_count
-                )
+            await self._store.reserve(shard.rank, capacity_bytes=request.capacity_bytes, layout_hash=request.layout_hash, slot_count=self._slot_count)
         except NoRoom as error:
             if error.is_passing:  # asked for again with every step that is proposed; training goes on
                 shard.refusal = f"Protection waits for memory on its node: {error}"

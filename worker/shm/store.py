@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -94,6 +95,8 @@ class SlotStore:
         self.strays_give_way = False
         """Every node has verified what it restored: where room is needed strays go."""
         self._placed: frozenset[Rank] = frozenset()
+        self._making: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Held by whoever chooses or makes a slot of a shard: one at a time."""
         self._creating_bytes = 0
         """Of files that threads are making."""
         make_way(root, user)
@@ -242,37 +245,38 @@ class SlotStore:
         Raises:
             NoRoom: the node's memory for slots is used up; says the figures.
         """
-        slots = self.shards.setdefault(rank, [])
-        views = [slot.view for slot in slots]
-        index = being_written(views, content)
-        if index is None:
-            index = writable(views, keep) if len(slots) >= slot_count else self._reusable(slots)
-        header = SlotHeader(
-            job=self.job,
-            run=self.run or RunId(""),
-            owner_rank=rank,
-            origin_generation=content.origin,
-            step=content.step,
-            state=SlotState.WRITING,
-            capacity_bytes=capacity_bytes,
-            layout_hash=layout_hash,
-        )
-        if index is None and len(slots) < slot_count:
-            index = len(slots)
-            slots.append(Slot(await self._create(rank, index, header)))
+        async with self._making[rank]:
+            slots = self.shards.setdefault(rank, [])
+            views = [slot.view for slot in slots]
+            index = being_written(views, content)
+            if index is None:
+                index = writable(views, keep) if len(slots) >= slot_count else self._reusable(slots)
+            header = SlotHeader(
+                job=self.job,
+                run=self.run or RunId(""),
+                owner_rank=rank,
+                origin_generation=content.origin,
+                step=content.step,
+                state=SlotState.WRITING,
+                capacity_bytes=capacity_bytes,
+                layout_hash=layout_hash,
+            )
+            if index is None and len(slots) < slot_count:
+                index = len(slots)
+                slots.append(Slot(await self._create(rank, index, header)))
+                return index
+            if index is None:
+                return None
+            slot = slots[index]
+            if not slot.is_written_with(content) or slot.file.header.capacity_bytes < capacity_bytes:
+                slot.arrived = {}
+            self._void(slot)  # nobody begins to read it while those who do are waited for
+            await self._join(slot)
+            if slot.file.header.capacity_bytes < capacity_bytes:
+                await self._enlarge(slot, rank, index, header)
+            else:
+                slot.file.write_header(replace(header, capacity_bytes=slot.file.header.capacity_bytes))
             return index
-        if index is None:
-            return None
-        slot = slots[index]
-        if not slot.is_written_with(content) or slot.file.header.capacity_bytes < capacity_bytes:
-            slot.arrived = {}
-        self._void(slot)  # nobody begins to read it while those who do are waited for
-        await self._join(slot)
-        if slot.file.header.capacity_bytes < capacity_bytes:
-            await self._enlarge(slot, rank, index, header)
-        else:
-            slot.file.write_header(replace(header, capacity_bytes=slot.file.header.capacity_bytes))
-        return index
 
     async def reserve(self, rank: Rank, *, capacity_bytes: int, layout_hash: bytes, slot_count: int) -> None:
         """Make this shard's slots before they are needed, pages allocated; those that hold something stay as they are until they are granted.
@@ -286,14 +290,15 @@ class SlotStore:
         Raises:
             NoRoom: the node's memory for slots is used up; says the figures.
         """
-        slots = self.shards.setdefault(rank, [])
-        empty = replace(self._header(rank), capacity_bytes=capacity_bytes, layout_hash=layout_hash)
-        for index, slot in enumerate(slots):
-            if slot.view.state is SlotState.EMPTY and not slot.is_busy and slot.file.header.capacity_bytes < capacity_bytes:
-                await self._join(slot)
-                await self._enlarge(slot, rank, index, empty)
-        while len(slots) < slot_count:
-            slots.append(Slot(await self._create(rank, len(slots), empty)))
+        async with self._making[rank]:
+            slots = self.shards.setdefault(rank, [])
+            empty = replace(self._header(rank), capacity_bytes=capacity_bytes, layout_hash=layout_hash)
+            for index, slot in enumerate(slots):
+                if slot.view.state is SlotState.EMPTY and not slot.is_busy and slot.file.header.capacity_bytes < capacity_bytes:
+                    await self._join(slot)
+                    await self._enlarge(slot, rank, index, empty)
+            while len(slots) < slot_count:
+                slots.append(Slot(await self._create(rank, len(slots), empty)))
 
     async def _enlarge(self, slot: Slot, rank: Rank, index: int, header: SlotHeader) -> None:
         """Make the file anew with more room; where there is none, the slot is left behind with no room at all."""

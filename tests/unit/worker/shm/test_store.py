@@ -532,6 +532,22 @@ class TestRoom:
         assert store.used_bytes() <= 3 * CAPACITY
         store.close()
 
+    @pytest.mark.parametrize("capacity", [CAPACITY, 2 * CAPACITY], ids=["new", "larger"])
+    async def test_two_who_make_the_slots_of_one_shard_take_turns(self, tmpfs: Path, capacity: int) -> None:
+        store = opened(tmpfs)
+        if capacity > CAPACITY:
+            await store.reserve(RANK, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
+        reserving = store.reserve(RANK, capacity_bytes=capacity, layout_hash=LAYOUT, slot_count=2)
+        index, _ = await asyncio.gather(grant(store, 1, capacity=capacity), reserving)
+        paths = [tmpfs / "node" / RUN / f"rank-0.slot-{number}" for number in range(2)]
+        assert [slot.file.path for slot in store.shards[RANK]] == paths
+        assert sorted((tmpfs / "node" / RUN).iterdir()) == paths
+        assert [on_disk(slot) for slot in store.shards[RANK]] == [slot.file.header for slot in store.shards[RANK]]
+        assert index is not None
+        assert store.shards[RANK][index].is_written_with(content(1))
+        assert store.used_bytes() == 2 * capacity
+        store.close()
+
     async def test_a_slot_whose_making_is_cancelled_leaves_nothing(self, tmpfs: Path) -> None:
         store = opened(tmpfs)
         reserving = asyncio.create_task(store.reserve(RANK, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2))
