@@ -283,6 +283,8 @@ class RankLines:
     async def _reserve(self, shard: OwnedShard, request: SlotsRequest) -> None:
         self._layouts.pop(shard.rank, None)
         self._unmet.pop(shard.rank, None)
+        if shard.granted_slot < 0:
+            self._settle(shard)
         node = next(node for node in self._plan.nodes if shard.rank in node.ranks)
         copies = len(self._plan.ranks[shard.rank].holders)
         needed = slot_bytes_per_node(
@@ -330,8 +332,7 @@ class RankLines:
                 return
             if self._sealing.get(shard.rank) == step:
                 return  # it was captured when it was proposed before
-            if shard.page.rank().copying == NONE:
-                self._store.settle_copiers(shard.rank)
+            self._settle(shard)
             before = self._files(shard)
             try:
                 index = await self._store.grant(
@@ -354,6 +355,11 @@ class RankLines:
             shard.granted_slot = index
             shard.publish()
             self._wake(shard, shard.page.agent.stop_state)
+
+    def _settle(self, shard: OwnedShard) -> None:
+        """Let slots go that a restarted agent found being written, once nobody writes them any more."""
+        if shard.page.rank().copying == NONE:
+            self._store.settle_copiers(shard.rank)
 
     def _files(self, shard: OwnedShard) -> list[SlotFile]:
         return [slot.file for slot in self._store.shards.get(shard.rank, [])]

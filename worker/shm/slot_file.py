@@ -95,7 +95,7 @@ class SlotFile:
         """Declare whatever lies at `path` an empty slot, in place: a rank that still has it mapped keeps the same pages.
 
         Args:
-            path: of a slot whose content cannot be believed; nothing at all, or less than a header, is made anew without room.
+            path: of a slot whose content cannot be believed; where nothing lies, or less than a header, the slot has no file.
             header: EMPTY; the capacity is the file's.
 
         Returns:
@@ -103,7 +103,9 @@ class SlotFile:
         """
         size = path.stat().st_size if path.exists() else 0
         if size < HEADER_BYTES:
-            return cls.create(path, header)
+            slot = cls(path, mmap.mmap(-1, HEADER_BYTES), header)
+            slot.drop()
+            return slot
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             slot = cls(path, mmap.mmap(descriptor, size), header)

@@ -294,6 +294,8 @@ class SlotStore:
             slots = self.shards.setdefault(rank, [])
             empty = replace(self._header(rank), capacity_bytes=capacity_bytes, layout_hash=layout_hash)
             for index, slot in enumerate(slots):
+                if slot.is_busy and not slot.file.header.capacity_bytes:  # its file is gone, and its rank may still write it
+                    raise self._full(capacity_bytes)
                 if slot.view.state is SlotState.EMPTY and not slot.is_busy and slot.file.header.capacity_bytes < capacity_bytes:
                     await self._join(slot)
                     await self._enlarge(slot, rank, index, empty)
@@ -301,13 +303,9 @@ class SlotStore:
                 slots.append(Slot(await self._create(rank, len(slots), empty)))
 
     async def _enlarge(self, slot: Slot, rank: Rank, index: int, header: SlotHeader) -> None:
-        """Make the file anew with more room; where there is none, the slot is left behind with no room at all."""
+        """Make the file anew with more room; where there is none, the slot is left behind without a file."""
         slot.file.drop()
-        try:
-            slot.file = await self._create(rank, index, header)
-        except (NoRoom, asyncio.CancelledError):
-            slot.file = SlotFile.create(slot.file.path, replace(header, state=SlotState.EMPTY, capacity_bytes=0))
-            raise
+        slot.file = await self._create(rank, index, header)
 
     def _reusable(self, slots: list[Slot]) -> int | None:
         """While there may be more slots, only what holds nothing is reused."""
@@ -328,14 +326,17 @@ class SlotStore:
         try:
             return await asyncio.shield(creation)
         except OSError as error:
-            free = os.statvfs(self.root)
-            raise NoRoom(needed_bytes=header.capacity_bytes, available_bytes=free.f_bavail * free.f_frsize, is_passing=True) from error
+            raise self._full(header.capacity_bytes) from error
         except asyncio.CancelledError:
             with contextlib.suppress(OSError):
                 (await creation).close(unlink=True)
             raise
         finally:
             self._creating_bytes -= header.capacity_bytes
+
+    def _full(self, needed_bytes: int) -> NoRoom:
+        free = os.statvfs(self.root)
+        return NoRoom(needed_bytes=needed_bytes, available_bytes=free.f_bavail * free.f_frsize, is_passing=True)
 
     def follow(self, slot: Slot, header: SlotHeader) -> tuple[ChunkDigests, bool]:
         """Begin to follow what is written into a slot, or go on.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import mmap
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -124,6 +126,14 @@ class Place:
         self.lines.message(RANK, SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacity_bytes=4096))
         await self.line.has_slots.wait()
 
+    async def has_refused(self) -> None:
+        """Wait until there was no room for what was asked for."""
+        await asyncio.sleep(0)
+        while self.lines._tasks:
+            await asyncio.wait(self.lines._tasks)
+        assert self.shard.refusal.startswith("Protection waits for memory on its node")
+        self.shard.refusal = ""
+
     def say_late(self, step: int) -> None:
         self.lines.message(RANK, Abandoned(generation=PLAN.generation, step=Step(step), reason="late"))
 
@@ -242,6 +252,35 @@ async def begin(place: Place) -> None:
     place.stand_at(1)
     await place.request()
     place.stand_at(2)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["the same agent", "another agent"])
+async def test_a_rank_whose_slots_cannot_grow_has_them_when_there_is_room(place: Place, monkeypatch: pytest.MonkeyPatch, is_restarted: bool) -> None:
+    """A state that is larger than the one before, on a tmpfs that is full to the last page."""
+
+    def full(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    await place.store.reserve(RANK, capacity_bytes=1024, layout_hash=LAYOUT, slot_count=2)
+    place.lines.welcome_all()
+    assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        asked = asyncio.create_task(place.request())
+        await place.has_refused()
+        if is_restarted:
+            place.store.close()
+            place.store.open_run(PLAN.job, PLAN.run)
+            place.propose(1)
+            await place.has_refused()
+    place.propose(2)
+    async with asyncio.timeout(20):
+        await asked
+        while place.lines._tasks:
+            await asyncio.wait(place.lines._tasks)
+    assert place.shard.refusal == ""
+    assert place.page.agent.slot >= 0
+    await place.lines.close()
 
 
 async def test_a_step_before_the_first_slots_is_no_reason_for_more_notice(place: Place) -> None:

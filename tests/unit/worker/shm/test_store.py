@@ -434,6 +434,10 @@ class TestFollowing:
         store.close()
 
 
+def full_to_the_last_page(descriptor: int, offset: int, length: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 class TestRoom:
     """Memory runs out."""
 
@@ -473,6 +477,26 @@ class TestRoom:
             await grant(store, 3, keep={content(2)}, capacity=4 * CAPACITY)
         assert store.sealed(RANK, content(2)) is kept
         assert await grant(store, 3, keep={content(2)}) is not None  # and it can be made anew with less
+        store.close()
+
+    async def test_a_slot_that_cannot_grow_on_a_full_tmpfs_is_made_when_there_is_room(self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = opened(tmpfs)
+        await store.reserve(RANK, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
+        larger = {"capacity_bytes": 2 * CAPACITY, "layout_hash": LAYOUT, "slot_count": 2}
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "posix_fallocate", full_to_the_last_page)
+            with pytest.raises(NoRoom) as refused:
+                await store.reserve(RANK, **larger)
+            assert refused.value.is_passing
+            assert store.used_bytes() == CAPACITY
+            store.close()
+            store = opened(tmpfs)  # an agent can start on such a node
+        with pytest.raises(NoRoom) as refused:
+            await store.reserve(RANK, **larger)
+        assert refused.value.is_passing, "what is gone from tmpfs its rank may still be writing"
+        store.settle_copiers(RANK)
+        await store.reserve(RANK, **larger)
+        assert [path.stat().st_size for path in sorted((tmpfs / "node" / RUN).iterdir())] == [HEADER_BYTES + 2 * CAPACITY] * 2
         store.close()
 
     async def test_a_larger_layout_makes_the_slot_anew(self, tmpfs: Path) -> None:
