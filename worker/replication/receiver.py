@@ -166,6 +166,7 @@ class ReplicaReceiver:
         )
         taking: asyncio.Task[None] | None = None
         reserving: asyncio.Task[None] | None = None
+        saying = asyncio.create_task(self._in_turn(owner, None, partial(self._say_preparing, session, rank)))
         told: asyncio.Queue[ShardDigests | EndShard] = asyncio.Queue()
         number = 0
         try:
@@ -188,7 +189,7 @@ class ReplicaReceiver:
                     case _:
                         raise MalformedMessage(f"{type(message).__name__} where a shard of rank {rank} should begin")
         finally:
-            await end(taking, reserving)
+            await end(taking, reserving, saying)
 
     @staticmethod
     async def _in_turn(owner: _Open, behind: asyncio.Task[None] | None, work: Callable[[], Awaitable[None]]) -> None:
@@ -200,19 +201,21 @@ class ReplicaReceiver:
         except Exception as error:
             owner.fail(error)
 
+    async def _say_preparing(self, session: Session, rank: Rank) -> None:
+        """Tell the owner of a shard while slots for it are made, reserved or for what has come: nothing else is heard of this holder then."""
+        while True:
+            if not self._store.is_making(rank):
+                await self._store.making.wait(self._store.making.version)
+            await asyncio.sleep(PREPARING_SECONDS)
+            if self._store.is_making(rank):
+                await session.send(PreparingShard())
+
     async def _reserve(self, session: Session, rank: Rank, wanted: ReserveShard) -> None:
         """Make the slots that this owner's shards will need: the first one that comes finds every page there."""
-        making = asyncio.ensure_future(
-            self._store.reserve(rank, capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash, slot_count=self._slot_count)
-        )
         try:
-            while not (await asyncio.wait([making], timeout=PREPARING_SECONDS))[0]:
-                await session.send(PreparingShard())
-            making.result()
+            await self._store.reserve(rank, capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash, slot_count=self._slot_count)
         except NoRoom as error:
             log.info("no room for the shards of rank %d: %s", rank, error)  # its owner hears it with the first that is refused
-        finally:
-            await end(making)
         await session.send(ShardReserved(capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash))
 
     async def _take_one(self, session: Session, owner: _Open, begin: BeginShard, told: Callable[[], Awaitable[ShardDigests | EndShard]]) -> None:

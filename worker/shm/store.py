@@ -18,7 +18,7 @@ import re
 import shutil
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.numa import near
 from worker.shm.rank_page import last_half
 from worker.shm.slot_file import SlotFile
-from worker.tasks import end
+from worker.tasks import Signal, end
 
 log = logging.getLogger(__name__)
 INLINE_DIGEST_BYTES = 1024 * 1024
@@ -95,8 +95,9 @@ class SlotStore:
         self.strays_give_way = False
         """Every node has verified what it restored: where room is needed strays go."""
         self._placed: frozenset[Rank] = frozenset()
-        self._making: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """Held by whoever chooses or makes a slot of a shard: one at a time."""
+        self.making = Signal()
+        """Somebody begins to choose or make a slot (see `is_making`)."""
+        self._makers: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._creating_bytes = 0
         """Of files that threads are making."""
         make_way(root, user)
@@ -245,7 +246,7 @@ class SlotStore:
         Raises:
             NoRoom: the node's memory for slots is used up; says the figures.
         """
-        async with self._making[rank]:
+        async with self._alone(rank):
             slots = self.shards.setdefault(rank, [])
             views = [slot.view for slot in slots]
             index = being_written(views, content)
@@ -290,7 +291,7 @@ class SlotStore:
         Raises:
             NoRoom: the node's memory for slots is used up; says the figures.
         """
-        async with self._making[rank]:
+        async with self._alone(rank):
             slots = self.shards.setdefault(rank, [])
             empty = replace(self._header(rank), capacity_bytes=capacity_bytes, layout_hash=layout_hash)
             for index, slot in enumerate(slots):
@@ -301,6 +302,17 @@ class SlotStore:
                     await self._enlarge(slot, rank, index, empty)
             while len(slots) < slot_count:
                 slots.append(Slot(await self._create(rank, len(slots), empty)))
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, rank: Rank) -> AsyncIterator[None]:
+        """Choose or make slots of a shard: one at a time does."""
+        async with self._makers[rank]:
+            self.making.notify()
+            yield
+
+    def is_making(self, rank: Rank) -> bool:
+        """Say whether a slot of this shard is being chosen or made just now, or a made one removed because nobody waits for it any more."""
+        return self._makers[rank].locked()
 
     async def _enlarge(self, slot: Slot, rank: Rank, index: int, header: SlotHeader) -> None:
         """Make the file anew with more room; where there is none, the slot is left behind without a file."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -46,6 +46,7 @@ from worker.replication.transport import Session
 from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import Slot, SlotStore
+from worker.tasks import finish
 
 pytestmark = pytest.mark.integration
 CHUNK = 1000
@@ -828,23 +829,59 @@ async def test_a_holder_makes_its_slots_before_the_first_shard_comes(pair: Pair)
     assert [slot.file for slot in pair.holder_store.shards[RANK]] == files
 
 
-async def test_a_holder_that_is_long_in_making_its_slots_is_waited_for_and_not_taken_for_silent(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    reserve, gate = pair.holder_store.reserve, asyncio.Event()
+@pytest.fixture
+def slow(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Event]:
+    """Set to let the holder make slots: until then it is at it."""
+    create, gate = pair.holder_store._create, asyncio.Event()
 
-    async def slow(*arguments: Any, **more: Any) -> tuple[str, ...]:
-        await gate.wait()
-        return await reserve(*arguments, **more)
+    async def slowly(rank: Rank, index: int, header: SlotHeader) -> SlotFile:
+        await finish(gate.wait())  # a thread that makes pages is not cancelled either
+        return await create(rank, index, header)
 
     monkeypatch.setattr(receiver, "PREPARING_SECONDS", 0.02)
-    monkeypatch.setattr(pair.holder_store, "reserve", slow)
+    monkeypatch.setattr(pair.holder_store, "_create", slowly)
+    yield gate
+    gate.set()
+
+
+async def test_a_holder_that_is_long_in_making_its_slots_is_waited_for_and_not_taken_for_silent(pair: Pair, slow: asyncio.Event) -> None:
     pair.send(deadline_seconds=0.2)
     pair.shard.reserve(10_000, LAYOUT)
     ready = asyncio.create_task(pair.shard.holders_ready())
     await asyncio.wait([ready], timeout=1.0)  # several deadlines
     assert not ready.done()
     assert pair.shard.core.view == {HOLDER}
-    gate.set()
+    slow.set()
     assert await ready
+
+
+async def test_a_holder_that_makes_a_slot_for_what_comes_says_so_also_when_that_is_given_up(pair: Pair, slow: asyncio.Event) -> None:
+    async with by_hand(pair) as hand:
+        await hand.begin(1, payload(1, 4000))
+        assert isinstance(await hand.session.receive(), PreparingShard)
+        await hand.session.send(CancelShard(transfer=1))
+        await hand.begin(2, payload(2, 4000))
+        for _ in range(5):
+            assert isinstance(await hand.session.receive(), PreparingShard)
+        slow.set()
+        while isinstance(message := await hand.session.receive(), PreparingShard):
+            continue
+        assert isinstance(message, ShardWanted)
+        hand.chunks(payload(2, 4000), [index for first, count in message.chunks for index in range(first, first + count)])
+        assert isinstance(await hand.session.receive(), ShardSealed)
+    assert pair.held() == {2: payload(2, 4000)}
+
+
+async def test_a_holder_that_is_long_in_making_a_slot_for_what_comes_is_not_taken_for_silent(pair: Pair, slow: asyncio.Event) -> None:
+    pair.send(deadline_seconds=0.2)
+    pair.hear(-1, 1)
+    await pair.capture(1)
+    voted = asyncio.create_task(pair.until(lambda: pair.shard.core.vote is Vote.ACKED))
+    await asyncio.wait([voted], timeout=1.0)  # several deadlines
+    assert not voted.done()
+    slow.set()
+    await voted
+    assert pair.shard.core.view == {HOLDER}
 
 
 async def test_a_holder_that_falls_silent_while_it_should_make_slots_is_not_waited_for(pair: Pair) -> None:
@@ -870,19 +907,12 @@ async def test_slots_that_are_reserved_anew_are_waited_for_anew(pair: Pair) -> N
     assert await second
 
 
-async def test_a_shard_that_is_announced_while_slots_are_being_made_waits_for_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    reserve, gate = pair.holder_store.reserve, asyncio.Event()
-
-    async def slow(*arguments: Any, **more: Any) -> tuple[str, ...]:
-        await gate.wait()
-        return await reserve(*arguments, **more)
-
-    monkeypatch.setattr(pair.holder_store, "reserve", slow)
+async def test_a_shard_that_is_announced_while_slots_are_being_made_waits_for_them(pair: Pair, slow: asyncio.Event) -> None:
     async with by_hand(pair) as hand:
         await hand.session.send(ReserveShard(capacity_bytes=4000, layout_hash=LAYOUT))
         await hand.begin(1, payload(1, 4000))
         assert isinstance(await hand.session.receive(), PreparingShard)
-        gate.set()
+        slow.set()
         while isinstance(message := await hand.session.receive(), PreparingShard):
             continue
         assert isinstance(message, ShardReserved)
