@@ -110,11 +110,6 @@ def due(
     return tuple(manifests)
 
 
-def newest_step(known: Iterable[CheckpointRecord]) -> Step:
-    """Return the newest step that is durable, or -1."""
-    return max((checkpoint.step for checkpoint in known), default=NO_STEP)
-
-
 def newest_restorable(known: Iterable[CheckpointRecord], lineage: Iterable[GenerationRecord], generation: Generation) -> CheckpointRecord | None:
     """Return the newest checkpoint that a generation's job could go on from, or None.
 

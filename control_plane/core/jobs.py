@@ -256,7 +256,7 @@ def _observe_only(view: _View) -> Decision:
     actions: tuple[JobAction, ...] = ()
     if view.record.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
         view = _with_progress(view)
-        actions = checkpoints.due(view.plan, view.reports, view.seen.lineage, view.seen.checkpoints)
+        actions = checkpoints.due(view.plan, view.reports, view.seen.lineage, view.seen.checkpoints, view.seen.dropped_checkpoints)
     ended = [
         SendHalt(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=node.member.generation, reason="its generation has ended")
         for node_id, node in view.nodes.items()
@@ -901,7 +901,7 @@ def _was_agreed(view: _View) -> bool:
 def _awaits_copy(view: _View, leaving: tuple[Departure, ...], stopped_at: float) -> tuple[bool, str]:
     """Say whether the stopped generation's last commit is still to become a checkpoint before the nodes are left, and why."""
     record, timeouts = view.record, view.policy.timeouts
-    newest = checkpoints.newest_step(view.seen.checkpoints)
+    newest = _durable_step(view)
     if record.committed <= 0:
         return False, "there was no step to keep"
     if newest >= record.committed:
@@ -1026,14 +1026,20 @@ def _finish(view: _View, *, is_durable: bool) -> Decision:
 def _awaits_checkpoint(view: _View, *, is_durable: bool) -> bool:
     """Say whether the newest commit may still become a checkpoint: every node is there, and its ranks have not ended long ago."""
     exits = [rank.exit for report in view.reports.values() for rank in report.ranks if rank.exit is not None]
-    lacks = view.record.committed > 0 and checkpoints.newest_step(view.seen.checkpoints) < view.record.committed
+    lacks = view.record.committed > 0 and _durable_step(view) < view.record.committed
     if len(exits) < view.plan.world_size or (is_durable and not lacks):
         return False
     return view.now - max(each.at_seconds for each in exits) < view.policy.timeouts.final_round_seconds
 
 
+def _durable_step(view: _View) -> Step:
+    """Return the newest step in S3 that the job could go on from, or -1. Newer ones may be left of a generation that it went back behind."""
+    newest = checkpoints.newest_restorable(view.seen.checkpoints, view.seen.lineage, view.plan.generation)
+    return NO_STEP if newest is None else newest.step
+
+
 def _durable(view: _View) -> str:
-    newest = checkpoints.newest_step(view.seen.checkpoints)
+    newest = _durable_step(view)
     return f"the newest checkpoint is step {newest}" if newest > 0 else "there is no checkpoint"
 
 
@@ -1081,7 +1087,7 @@ def _ask_to_stop(view: _View) -> tuple[SendStop, ...]:
 def _paused(view: _View, *, is_durable: bool) -> Decision:
     """All ranks stand at one step. Its nodes are let go once that step is a checkpoint: memory goes with them."""
     record = view.record
-    durable = checkpoints.newest_step(view.seen.checkpoints)
+    durable = _durable_step(view)
     if is_durable and durable >= record.committed:
         incident = record.incident
         if incident is not None and incident.state is not IncidentState.CLOSED:  # what it was still to make up for, it does when it is resumed

@@ -50,7 +50,7 @@ class CheckpointRecord:
         return None if self.manifest is None else decode_manifest(self.manifest)
 
 
-def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> None:
+def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> bool:
     """Write a checkpoint as it is now. Writing the same again changes nothing, and a complete one stays as it is.
 
     Args:
@@ -58,13 +58,16 @@ def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> None
         lease: of the checkpoint's job.
         checkpoint: as it is now.
 
+    Returns:
+        Whether it was written: it had not come to its end before.
+
     Raises:
         StaleLease: the lease was taken over; nothing was written.
     """
     leases.guard(session, lease)
     row = session.get(Checkpoint, (lease.key, checkpoint.generation, checkpoint.step))
     if row is not None and row.completed_at is not None:
-        return  # complete, or deleted: an agent that reports its shards once more does not bring it back
+        return False  # complete, or deleted: an agent that reports its shards once more does not bring it back
     if row is None:
         row = Checkpoint(run_id=lease.key, generation=checkpoint.generation, step=checkpoint.step, created_at=checkpoint.created_at)
         session.add(row)
@@ -75,6 +78,7 @@ def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> None
     row.object_bytes = checkpoint.object_bytes
     row.completed_at = checkpoint.completed_at
     session.flush()
+    return True
 
 
 def of_run(session: Session, run_id: str) -> tuple[CheckpointRecord, ...]:

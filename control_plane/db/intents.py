@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from control_plane.db import leases
 from control_plane.db.leases import Lease
 from control_plane.db.models import Intent
-from control_plane.db.session import record_of
+from control_plane.db.session import columns_of
 
 
 class IntentState(StrEnum):
@@ -41,7 +41,7 @@ class IntentRecord:
     subject: str
     action: str
     detail: Mapping[str, Any]
-    state: str
+    state: IntentState
     outcome: str
     attempt_count: int
     created_at: datetime
@@ -75,7 +75,7 @@ def begin(session: Session, lease: Lease, *, key: str, action: str, detail: Mapp
         row.lease_counter = lease.counter
         row.attempt_count = (row.attempt_count or 0) + 1
     session.flush()
-    return record_of(row, IntentRecord)
+    return _record_of(row)
 
 
 def finish(session: Session, lease: Lease, *, key: str, state: IntentState, outcome: str, now: datetime) -> None:
@@ -99,7 +99,11 @@ def finish(session: Session, lease: Lease, *, key: str, state: IntentState, outc
 def unfinished(session: Session, lease: Lease) -> tuple[IntentRecord, ...]:
     """Return the open intents of a job or fleet, oldest first."""
     query = select(Intent).where(Intent.subject == subject_of(lease), Intent.state == IntentState.OPEN).order_by(Intent.created_at, Intent.key)
-    return tuple(record_of(row, IntentRecord) for row in session.scalars(query))
+    return tuple(map(_record_of, session.scalars(query)))
+
+
+def _record_of(row: Intent) -> IntentRecord:
+    return IntentRecord(**columns_of(row, IntentRecord, leave_out=("state",)), state=IntentState(row.state))
 
 
 def subject_of(lease: Lease) -> str:

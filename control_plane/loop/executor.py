@@ -47,7 +47,7 @@ from control_plane.core.actions import (
 from control_plane.core.capacity import LONGEST_RETRY_SECONDS
 from control_plane.core.observed import DrillKind, DrillObserved
 from control_plane.core.states import NodeState
-from control_plane.db import checkpoints, events, implications, incidents, intents, nodes, notices
+from control_plane.db import checkpoints, events, implications, incidents, intents, jobs, nodes, notices
 from control_plane.db.errors import NotFound as NoSuchRow
 from control_plane.db.errors import StaleLease
 from control_plane.db.intents import IntentState
@@ -258,7 +258,7 @@ class Executor:
                 )
             case CompleteTermination(group=group, hook=hook, node_id=node_id):
                 return Call(
-                    key=f"complete/{node_id}/{minute}",
+                    key=f"complete/{node_id}/{hook}/{minute}",
                     name="CompleteLifecycleAction",
                     detail={"group": group, "hook": hook, "node_id": node_id},
                     make=lambda: self._operator.complete_termination(group, hook, node_id),
@@ -358,10 +358,16 @@ class Executor:
             completed_at=now,
         )
         with self._database.write() as session:
-            checkpoints.record(session, lease, checkpoint)
+            is_new = checkpoints.record(session, lease, checkpoint)
             intents.finish(session, lease, key=call.key, state=IntentState.DONE, outcome="done", now=now)
+            if not is_new:
+                return
+            job = jobs.get_run(session, lease.key)
             message = f"checkpoint of step {manifest.step} is complete: {len(manifest.shards)} shards, {total:,} bytes"
-            events.append(session, events.NewEvent(at=now, type="CheckpointCompleted", message=message, job_name=manifest.job))
+            event = events.NewEvent(
+                at=now, type="CheckpointCompleted", message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name
+            )
+            events.append(session, event)
 
 
 def _command(action: SendStart | SendStop | SendHalt | SendTakeCheckpoint | SendTakeStacks) -> ControlToAgent:

@@ -64,13 +64,6 @@ def test_uploads_of_an_ended_generation_make_none() -> None:
     assert due(simulation, job, reports) == ()
 
 
-def test_the_newest_durable_step() -> None:
-    simulation, job = uploaded()
-    assert checkpoints.newest_step(job.checkpoints) == -1
-    simulation.step()
-    assert checkpoints.newest_step(job.checkpoints) == Step(3)
-
-
 def kept(step: int, *, generation: int = 1, at: float = 0.0, needed: bool = False, pinned: bool = False) -> KeptCheckpoint:
     return KeptCheckpoint(generation=generation, step=step, completed_at=at, is_needed=needed or pinned, is_counted=not pinned)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.db import checkpoints, jobs
+from control_plane.cloud.errors import CloudUnavailable
+from control_plane.db import checkpoints, events, jobs
 from everstep.protocol.agent_messages import TakeCheckpoint
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.loop.world import BUCKET, World
@@ -96,3 +97,42 @@ async def test_nobody_restores_from_a_deleted_checkpoint(world: World) -> None:
     world.terminate(world.team()[0])
     await world.until(lambda: world.job().generation == 2)
     assert world.plan().base_step == 3
+
+
+async def test_a_manifest_that_could_not_be_put_is_put_before_its_checkpoint_is_complete(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    put, failures = world.objects.put, [CloudUnavailable("no answer"), CloudUnavailable("no answer")]
+
+    def failing(at: ObjectReference, body: bytes) -> None:
+        if failures:
+            raise failures.pop()
+        put(at, body)
+
+    monkeypatch.setattr(world.objects, "put", failing)
+    world.submit()
+    await world.running()
+    await world.train(5)
+    await world.upload(4)
+    await world.until(lambda: bool(world.checkpoints()))
+    (record,) = world.checkpoints()
+    assert not failures
+    assert world.objects.get(ObjectReference(bucket=record.bucket, key=record.manifest_key)) == record.manifest
+
+
+async def test_a_deleted_checkpoint_of_a_job_that_a_person_looks_after_is_left_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.submit()
+    await world.running()
+    await world.train(5)
+    await world.upload(4)
+    (record,) = world.checkpoints()
+    with world.database.write() as session:
+        checkpoints.set_state(session, world.job().run_id, record, checkpoints.DELETED)
+        assert jobs.take_over(session, "gpt", "ann", world.now)
+    recorded: list[object] = []
+    monkeypatch.setattr(checkpoints, "record", lambda *given: recorded.append(given))
+    for _ in range(10):
+        await world.tick()
+    assert not recorded, "each time wakes the loop, which does it again"
+    with world.database.read() as session:
+        found = events.page(session, events.EventFilter(), limit=10_000)
+    (told,) = [event for event in found if event.type == "CheckpointCompleted"]
+    assert (told.project, told.fleet_name) == (world.job().project, world.job().fleet_name)

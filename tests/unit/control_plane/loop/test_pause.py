@@ -11,6 +11,8 @@ from control_plane.core.queue import PAUSE_AGAIN_SECONDS
 from control_plane.core.states import JobState
 from control_plane.db import jobs
 from control_plane.db.errors import Conflict
+from control_plane.loop import records
+from everstep.protocol.agent_messages import FaultCode, MemberPhase
 from tests.unit.control_plane.loop.test_queue import after, stands
 from tests.unit.control_plane.loop.world import World
 
@@ -73,6 +75,31 @@ async def test_a_paused_job_gives_its_nodes_back_and_goes_on_only_when_it_is_res
     await small.until(lambda: small.job().state == JobState.COMPLETED)
     assert small.job().accounting["paused"] > 600e6
     assert not small.incidents()
+
+
+async def test_a_checkpoint_of_a_step_that_was_given_up_lets_no_node_go(small: World) -> None:
+    """Training went back behind it: what was made since then is in memory alone."""
+    small.submit("gpt")
+    await small.running("gpt")
+    await small.train(10)
+    await small.upload(10)
+    bad = small.team()[2]
+    small.kill_rank(small.team()[0])
+    bad.fails_load, bad.load_fault = True, FaultCode.SOURCE_MISMATCH
+    await small.until(lambda: small.job().generation == 2 and bad.phase is MemberPhase.LOAD_FAILED)
+    bad.fails_load = False
+    await small.until(lambda: small.job().generation == 3 and small.job().state == JobState.RUNNING)
+    assert small.plan().base_step == 9
+    await small.train(1)
+    pause(small)
+    await stands(small, "gpt")
+    committed = records.job_record(small.job()).committed
+    assert committed == 10
+    for _ in range(20):
+        await small.tick()
+    assert small.job().state == JobState.PAUSING
+    await small.upload(committed)
+    await small.until(lambda: small.job().state == JobState.QUEUED)
 
 
 async def test_a_paused_job_of_high_priority_holds_nobody_up_and_nobody_gives_way_to_it(small: World) -> None:
