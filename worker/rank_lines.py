@@ -306,7 +306,8 @@ class RankLines:
             )
             shard.refusal = figures
             self._send(shard, SlotsRefused(layout_hash=request.layout_hash, reason=figures))
-            self.fault("protection_does_not_fit", figures, is_permanent=True)
+            if shard.core.foundation == NONE:  # what is kept already of a state that has grown since is worth more than an end of the job
+                self.fault("protection_does_not_fit", figures, is_permanent=True)
             return
         shard.refusal = ""
         shard.reserve(request.capacity_bytes, request.layout_hash)

@@ -29,6 +29,7 @@ from everstep.protocol.rank_messages import (
     RankHalf,
     RankHello,
     SlotsGranted,
+    SlotsRefused,
     SlotsRequest,
     Standing,
     StopState,
@@ -281,6 +282,30 @@ async def test_a_rank_whose_slots_cannot_grow_has_them_when_there_is_room(place:
     assert place.shard.refusal == ""
     assert place.page.agent.slot >= 0
     await place.lines.close()
+
+
+TOO_LARGE = SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacity_bytes=2**20)
+
+
+async def test_a_state_that_never_fits_ends_the_job_before_anything_of_it_is_kept(place: Place) -> None:
+    place.lines.message(RANK, TOO_LARGE)
+    await asyncio.wait(place.lines._tasks)
+    (fault,) = place.lines.faults.values()
+    assert (fault.code, fault.is_permanent) == ("protection_does_not_fit", True)
+    assert isinstance(place.line.sent[-1], SlotsRefused)
+
+
+async def test_a_state_that_outgrows_its_node_costs_protection_and_not_the_job(place: Place) -> None:
+    await place.request()
+    place.shard.core = replace(place.shard.core, committed=Step(3))
+    place.lines.message(RANK, TOO_LARGE)
+    await asyncio.wait(place.lines._tasks)
+    assert not place.lines.faults
+    assert "bytes of host memory per node" in place.shard.refusal
+    assert isinstance(place.line.sent[-1], SlotsRefused)
+    await place.request()
+    await asyncio.wait(place.lines._tasks)
+    assert place.shard.refusal == "", "it has become smaller again"
 
 
 async def test_a_step_before_the_first_slots_is_no_reason_for_more_notice(place: Place) -> None:
