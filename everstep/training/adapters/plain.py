@@ -33,6 +33,10 @@ from everstep.training.errors import CannotResume
 from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree
 
+GRADIENT_BOUNDARIES = 8
+"""So many boundaries an optimizer's gradients stay in the plan once they were accumulated across one: accumulating over any number of boundaries
+keeps them there, and one step that a gradient scaler skipped does not keep them for ever."""
+
 _NO_GRADIENT, _ZERO_GRADIENT, _LIVE_GRADIENT = 0, 1, 2
 
 
@@ -62,7 +66,8 @@ class PlainAdapter:
         self._owner = {id(parameter): named.name for named in self._optimizers for _, parameter in named.members}
         self._listed = NamedTensors()
         self._stepped: set[str] = set()
-        self._accumulating: set[str] = set()
+        self._accumulating: dict[str, int] = {}
+        """For how many boundaries, if they are not accumulated across another one, an optimizer's gradients keep their place."""
         for named in self._optimizers:
             named.optimizer.register_step_pre_hook(self._note(named.name))
         self._facts = self._describe()
@@ -146,9 +151,10 @@ class PlainAdapter:
 
     def end_step(self) -> None:
         for named in self._optimizers:
-            is_news = named.name not in self._stepped and named.name not in self._accumulating
-            if is_news and any(parameter.grad is not None for _, parameter in named.members):
-                self._accumulating.add(named.name)
+            is_live = named.name not in self._stepped and any(parameter.grad is not None for _, parameter in named.members)
+            left = GRADIENT_BOUNDARIES if is_live else self._accumulating.pop(named.name, 0) - 1
+            if left > 0:
+                self._accumulating[named.name] = left
         self._stepped.clear()
 
     local: Callable[[torch.Tensor], torch.Tensor] = staticmethod(plain_local)
@@ -214,7 +220,7 @@ class PlainAdapter:
 
         A gradient that its optimizer's step has used is not: only that it exists matters (AdamW moves a parameter with a zero gradient and
         leaves one without alone). Of an optimizer that did not step it is being accumulated across the boundary. Once seen, such an
-        optimizer's gradients keep their place in the plan.
+        optimizer's gradients keep their place in the plan for some boundaries, so that it is not made anew at each of its steps.
         """
         if not self._accumulating:
             return bytes(map(operator.is_not, map(attrgetter("grad"), self._parameters.values()), repeat(None)))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from everstep.training.adapters.base import canonical_name
-from everstep.training.adapters.plain import PlainAdapter
+from everstep.training.adapters.plain import GRADIENT_BOUNDARIES, PlainAdapter
 from everstep.training.capture import CapturePlan
 from everstep.training.errors import CannotResume, SessionMisuse
 from everstep.training.registration import _adapters
@@ -172,6 +172,44 @@ def test_gradients_that_are_still_accumulating_are_state(accumulates: bool) -> N
         assert one.grad is not None
         assert two.grad is not None
         assert torch.equal(two.grad, one.grad if accumulates else torch.zeros_like(one.grad))
+
+
+def gradients(adapter: PlainAdapter) -> list[str]:
+    return [item.name for item in adapter.observe().tensors if item.name.startswith("gradient/")]
+
+
+def test_a_step_that_was_skipped_does_not_make_gradients_state_for_ever() -> None:
+    model, own = make(optimizer=torch.optim.SGD)
+    adapter = PlainAdapter({"": model}, {"": own})
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    found = []
+    for step in range(2 * GRADIENT_BOUNDARIES):
+        own.zero_grad()
+        scaler.scale(model(torch.randn(5, 3)).sum()).backward()
+        if step == 2:
+            next(model.parameters()).grad.fill_(float("inf"))  # type: ignore[union-attr]
+        scaler.step(own)
+        scaler.update()
+        adapter.end_step()
+        found.append(bool(gradients(adapter)))
+    assert found[:2] == [False, False]
+    assert all(found[2 : 2 + GRADIENT_BOUNDARIES])
+    assert not any(found[2 + GRADIENT_BOUNDARIES :])
+
+
+@pytest.mark.parametrize("every", [2, 3, 3 * GRADIENT_BOUNDARIES])
+def test_accumulating_across_boundaries_keeps_one_plan(every: int) -> None:
+    model, own = make(optimizer=torch.optim.SGD)
+    adapter = PlainAdapter({"": model}, {"": own})
+    found = []
+    for step in range(4 * every):
+        model(torch.randn(5, 3)).sum().backward()
+        if step % every == every - 1:
+            own.step()
+            own.zero_grad()
+        adapter.end_step()
+        found.append(len(gradients(adapter)))
+    assert set(found) == {len(list(model.parameters()))}
 
 
 class Foreign(torch.optim.SGD):
