@@ -36,7 +36,7 @@ class SavedTensors(Mapping[str, torch.Tensor]):
 
         Args:
             saved: as it was found here.
-            live: of the same shape, on any device; not read before `finish`.
+            live: of the same shape, on any device; not read, nor copied from, before `finish`.
 
         Returns:
             The live one.

@@ -155,7 +155,7 @@ class NamedOptimizer:
     local: Callable[[torch.Tensor], torch.Tensor]
     """The memory of this rank behind a tensor."""
     rewrap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """(parameter, local state) → state as the optimizer keeps it."""
+    """(parameter, local state) → state as the optimizer keeps it, over the very memory of the local one: that is filled later."""
     listed: NamedTensors = field(default_factory=NamedTensors)
     arenas: list[Arena] = field(default_factory=list)
     """Memory for the tensors that a restore will make anew, as long as one is expected."""

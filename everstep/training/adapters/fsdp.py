@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.optim.optimizer import Optimizer
 
 from everstep.training.adapters.plain import PlainAdapter
@@ -42,6 +43,6 @@ class FSDPAdapter(PlainAdapter):
     def rewrap(self, parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
         if not isinstance(parameter, DTensor):
             return local
-        return DTensor.from_local(
-            local, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
-        )
+        # not from_local(): that copies to the mesh's device what a CPUOffloadPolicy keeps in host memory
+        spec = parameter._spec.shallow_copy_with_tensor_meta(TensorMeta(parameter.shape, parameter.stride(), local.dtype))
+        return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]

@@ -161,7 +161,7 @@ class PlainAdapter:
     """Returns the memory of this rank behind a tensor."""
 
     def rewrap(self, parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-        """Return optimizer state or a gradient as torch keeps it for this parameter."""
+        """Return optimizer state or a gradient as torch keeps it for this parameter, over the very memory of `local`: that may be filled later."""
         return plain_rewrap(parameter, local)
 
     def _list(self, prefix: str, model: torch.nn.Module) -> None:

@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor._dtensor_spec import TensorMeta
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from everstep.training.adapters.base import canonical_name
+from everstep.training.adapters.fsdp import FSDPAdapter
 from everstep.training.adapters.plain import GRADIENT_BOUNDARIES, PlainAdapter
 from everstep.training.capture import CapturePlan
 from everstep.training.errors import CannotResume, SessionMisuse
@@ -210,6 +216,26 @@ def test_accumulating_across_boundaries_keeps_one_plan(every: int) -> None:
         adapter.end_step()
         found.append(len(gradients(adapter)))
     assert set(found) == {len(list(model.parameters()))}
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sharded_tensor_is_made_over_the_memory_it_is_given(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    parameter = distribute_tensor(torch.ones(3, 4), mesh, [Shard(0)])
+    local = torch.full((2, 4), 7.0, dtype=dtype)
+    monkeypatch.setattr(mesh, "_device_type", "meta")  # as where parameters stay in host memory and the mesh is one of GPUs
+    made = FSDPAdapter({}, {}).rewrap(parameter, local)
+    assert isinstance(made, DTensor)
+    assert made._local_tensor is local
+    assert not made.requires_grad
+    assert made._spec.tensor_meta == TensorMeta(parameter.shape, parameter.stride(), dtype)
+    assert made.placements == parameter.placements
 
 
 class Foreign(torch.optim.SGD):
