@@ -188,12 +188,9 @@ class Snapshotter:
         """Ask for slots before the first boundary, where it is known what the first step of each optimizer will add to the state. Once, by `init`."""
         self._ahead = threading.Thread(target=self._map_granted, name="everstep-slots", daemon=True)
         self._ahead.start()
-        try:
-            foreseen = self._state.foresee()
-        except CannotResume:  # said when it is a step that is not kept
-            return
-        if foreseen is not None:
-            self._request(foreseen)
+        with contextlib.suppress(Exception):  # said when it is a step that is not kept
+            if (foreseen := self._state.foresee()) is not None:
+                self._request(foreseen)
 
     def begin(self, tell: Callable[[], None]) -> None:
         """Map the first slots as soon as they are granted, and have their pages given: at a boundary that would be in the way. Once, by `restore`,
@@ -219,8 +216,8 @@ class Snapshotter:
         if self._plan is None:
             try:
                 self._request(self._state.observe())
-            except CannotResume as error:
-                self._note(error)
+            except Exception as error:  # the script's own objects are asked for their state
+                self._note(_reason(error))
             return
         answer = self._link.slots
         self._refused_count = self._refused_count + 1 if isinstance(answer, SlotsRefused) else 0
@@ -244,28 +241,30 @@ class Snapshotter:
         """
         begun = time.perf_counter()
         try:
-            observed = self._state.observe()
-        except CannotResume as error:  # registered at init in order, and changed into this since
-            self._note(error)
-            self.abandon(step, str(error))
-            return
+            abandoned = self._capture(_Capture(step, slot, begun))
+        except Exception as error:  # registered at init in order, and changed since; or the script's own code fails when it is asked for its state
+            abandoned = _reason(error)
+            self._note(abandoned)
+        if abandoned:
+            self.abandon(step, abandoned)
+
+    def _capture(self, capture: _Capture) -> str:
+        """Do it, or return why it cannot be done."""
+        observed = self._state.observe()
         if self._plan is None or not self._is_planned(observed):
             self._plan = CapturePlan.make(observed.tensors)
             self._tensors = None
         granted = self._link.slots
         if not isinstance(granted, SlotsGranted):
-            self.abandon(step, "the agent has gone")
-            return
+            return "the agent has gone"
         if not self._plan.fits_into(granted.capacity_bytes, observed.values):
             self._request(observed)
-            self.abandon(step, "the layout of the state has changed; slots for the new one are asked for")
-            return
+            return "the layout of the state has changed; slots for the new one are asked for"
         try:
-            memory = self._map(granted)[slot]
+            memory = self._map(granted)[capture.slot]
         except (OSError, ValueError, LookupError) as error:
-            self.abandon(step, f"slot {slot} cannot be mapped: {error}")
-            return
-        self._write(_Capture(step, slot, begun), observed, self._plan, memory)
+            return f"slot {capture.slot} cannot be mapped: {error}"
+        return self._write(capture, observed, self._plan, memory)
 
     def _is_planned(self, observed: Observed) -> bool:
         """Say whether the plan is one for this state. Most boundaries find the very tensors of the one before, and then little is looked at."""
@@ -275,7 +274,7 @@ class Snapshotter:
         self._tensors = None
         return self._plan.fits(observed.tensors)
 
-    def _write(self, capture: _Capture, observed: Observed, plan: CapturePlan, memory: SlotMemory) -> None:
+    def _write(self, capture: _Capture, observed: Observed, plan: CapturePlan, memory: SlotMemory) -> str:
         if self._tensors is None:
             self._tensors = _Tensors(observed.lists, self._guard.unstable)
         tensors, views = self._tensors, memory.views(plan)
@@ -293,15 +292,16 @@ class Snapshotter:
             if is_audited:
                 # Compared with a copy made later, a tensor that changed before it was copied would look as if it had not changed at all.
                 self._copier.copy(later)
-        except RuntimeError as error:  # what a driver says by torch
-            with contextlib.suppress(RuntimeError):
+            index_bytes = memory.write_values(plan, observed.values)
+            written = _Written(capture.step, capture.slot, plan.index_offset, index_bytes)
+            self._fly(written, plan, memory, later, marks, is_audited=is_audited, begun=capture.begun)
+        except Exception as error:  # what a driver says by torch, among others
+            with contextlib.suppress(Exception):
                 self._copier.start(Copies((), ()), lambda _: None).join()  # what was asked for before may still be on its way into the slot
             self._on_copying(NONE)
-            self.abandon(capture.step, f"the copy failed: {error}")
-            return
-        index_bytes = memory.write_values(plan, observed.values)
-        written = _Written(capture.step, capture.slot, plan.index_offset, index_bytes)
-        self._fly(written, plan, memory, later, marks, is_audited=is_audited, begun=capture.begun)
+            self.telling = NONE
+            return f"the copy failed: {error}"
+        return ""
 
     def abandon(self, step: int, reason: str) -> None:
         """Tell the agent that there is no snapshot of `step`. Any thread."""
@@ -394,11 +394,11 @@ class Snapshotter:
         copies = later.targets if is_audited else None
         self._guard.arm(Flight(sources, moved_by_now, copies, ticket, reached, time.perf_counter() - begun))
 
-    def _note(self, error: CannotResume) -> None:
+    def _note(self, reason: str) -> None:
         """Say once in the rank's output why its steps are not kept; training goes on."""
-        if str(error) != self._unresumable:
-            self._unresumable = str(error)
-            logger.warning("steps are not kept, and a restart goes back to the last one that was: %s", error)
+        if reason != self._unresumable:
+            self._unresumable = reason
+            logger.warning("steps are not kept, and a restart goes back to the last one that was: %s", reason)
 
     def _hint_capturing(self, written: _Written, final_bytes: int) -> None:
         self._link.hint(self._told(written, partial(Capturing, final_bytes=final_bytes)))
@@ -444,3 +444,7 @@ class Snapshotter:
                 for memory in self._memories.values():
                     self._copier.prepare(memory)
             return self._memories
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, CannotResume) else f"{type(error).__name__}: {error}"

@@ -13,6 +13,7 @@ from everstep.protocol.rank_messages import NONE, Abandoned, Captured, SlotsGran
 from everstep.protocol.slot import HEADER_BYTES
 from everstep.training.capture import StateTensor
 from everstep.training.copier import Copies, CopyTicket, CpuCopier, Done, Progress
+from everstep.training.errors import CannotResume
 from everstep.training.guard import Guard
 from everstep.training.snapshots import ASK_AGAIN_BOUNDARIES, Snapshotter
 from everstep.training.state import Observed
@@ -45,9 +46,14 @@ class State:
 
     def __init__(self) -> None:
         self.lists = [[StateTensor("weight", torch.arange(8.0), True)]]
+        self.error: BaseException | None = None
 
     def observe(self) -> Observed:
+        if self.error is not None:
+            raise self.error
         return Observed(self.lists, [], b"values")
+
+    foresee = observe
 
 
 class Link:
@@ -62,16 +68,97 @@ class Link:
 
     def let_go(self) -> None: ...
 
+    def wait(self, seconds: float) -> None: ...
+
+
+class Unplannable(torch.Tensor):
+    """As a sharded tensor does, it fails where nobody thinks of it."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.is_set_to:
+            raise NotImplementedError("Operator aten.is_set_to.default does not have a sharding strategy registered.")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def granted(tmp_path: Path, state: State, link: Link, copier: CpuCopier, guard: Guard, told: list[object]) -> Snapshotter:
+    """Return a snapshotter that has slots."""
+    snapshotter = Snapshotter(state, link, copier, guard, told.append, is_crowded=True)  # type: ignore[arg-type]
+    snapshotter.prepare()
+    capacity = link.sent.pop().capacity_bytes  # type: ignore[attr-defined]
+    (tmp_path / "slot").write_bytes(bytes(HEADER_BYTES + capacity))
+    link.slots = SlotsGranted(layout_hash=State.layout_hash, capacity_bytes=capacity, paths=(str(tmp_path / "slot"),))
+    return snapshotter
+
+
+def test_a_state_that_cannot_be_observed_is_an_abandoned_snapshot(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    state, link, guard = State(), Link(), Guard()
+    state.error = KeyError("average")
+    ahead = Snapshotter(state, link, CpuCopier(), guard, lambda _: None, is_crowded=True)  # type: ignore[arg-type]
+    ahead.foresee()
+    ahead.prepare()
+    assert ahead.obstacle == "KeyError: 'average'"
+    ahead.close()
+    state.error = None
+    snapshotter = granted(tmp_path, state, link, CpuCopier(), guard, [])
+    for step, error in enumerate((KeyError("average"), CannotResume("extra/ema", "a callback"), RuntimeError("no memory")), start=1):
+        state.error = error
+        snapshotter.capture(step, 0)
+        abandoned = link.sent[-1]
+        assert isinstance(abandoned, Abandoned)
+        assert abandoned.step == snapshotter.settled == step
+        assert abandoned.reason.endswith(str(error))
+        assert abandoned.reason in caplog.text
+    state.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        snapshotter.capture(5, 0)
+    state.error = None
+    snapshotter.capture(6, 0)
+    guard.reach()
+    assert isinstance(link.sent[-1], Captured), "the next one is taken"
+    snapshotter.close()
+
+
+def test_tensors_that_cannot_be_planned_or_copied_are_an_abandoned_snapshot(tmp_path: Path) -> None:
+    state, link, guard, told = State(), Link(), Guard(), list[object]()
+    snapshotter = granted(tmp_path, state, link, CpuCopier(), guard, told)
+    usual, state.lists = state.lists, [[StateTensor("weight", torch.arange(8.0).as_subclass(Unplannable), True)]]
+    for step in (1, 2):
+        snapshotter.capture(step, 0)
+        guard.reach()
+    assert isinstance(link.sent[-1], Abandoned)
+    assert link.sent[-1].reason.startswith("NotImplementedError: Operator aten.is_set_to")
+    state.lists = usual
+    snapshotter.capture(3, 0)
+    guard.reach()
+    assert isinstance(link.sent[-1], Captured), "the next one is taken"
+    assert told[-1] == NONE
+    snapshotter.close()
+
+
+def test_a_copier_that_does_not_start_is_an_abandoned_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, guard, told = Link(), Guard(), list[object]()
+    copier = CpuCopier()
+    snapshotter = granted(tmp_path, State(), link, copier, guard, told)
+    monkeypatch.setattr(guard, "is_next_audited", lambda: False)
+    with monkeypatch.context() as broken:
+        broken.setattr(copier, "start", lambda *_: torch.ones(2).view(3))
+        snapshotter.capture(1, 0)
+    assert isinstance(link.sent[-1], Abandoned)
+    assert "invalid for input of size" in link.sent[-1].reason
+    assert told == [1, NONE]
+    assert snapshotter.telling == NONE, "there is no copier's thread to let the boundary's word go"
+    snapshotter.capture(2, 0)
+    guard.reach()
+    assert isinstance(link.sent[-1], Captured), "the next one is taken"
+    snapshotter.close()
+
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_copy_that_the_driver_refuses_at_the_boundary_is_an_abandoned_snapshot(tmp_path: Path, times: int) -> None:
     link, guard, told = Link(), Guard(), list[object]()
     copier = Refusing(told)
-    snapshotter = Snapshotter(State(), link, copier, guard, told.append, is_crowded=True)  # type: ignore[arg-type]
-    snapshotter.prepare()
-    capacity = link.sent.pop().capacity_bytes  # type: ignore[attr-defined]
-    (tmp_path / "slot").write_bytes(bytes(HEADER_BYTES + capacity))
-    link.slots = SlotsGranted(layout_hash=State.layout_hash, capacity_bytes=capacity, paths=(str(tmp_path / "slot"),))
+    snapshotter = granted(tmp_path, State(), link, copier, guard, told)
     copier.times = times
     for step in range(1, times + 1):
         snapshotter.capture(step, 0)
