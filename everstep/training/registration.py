@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 
@@ -142,6 +143,10 @@ def _torch_adapter(models: Mapping[str, torch.nn.Module], optimizers: Mapping[st
                 kinds.add(DDPAdapter)
             elif isinstance(module, FSDPModule):
                 kinds.add(FSDPAdapter)
+    parameters = [parameter for model in models.values() for parameter in model.parameters()]
+    parameters += [parameter for optimizer in optimizers.values() for group in optimizer.param_groups for parameter in group["params"]]
+    if any(isinstance(parameter, DTensor) or hasattr(parameter, "_st_info") for parameter in parameters):  # the latter: as DDP leaves them
+        kinds.add(FSDPAdapter)
     if len(kinds) > 1:
-        raise CannotResume("model", "DDP and fully_shard in one session are not known to come back bit for bit")
+        raise CannotResume("model", "DDP with fully_shard or tensor parallel parameters in one session is not known to come back bit for bit")
     return (kinds.pop() if kinds else PlainAdapter)(models, optimizers, trusted)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.optim.optimizer import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from everstep.protocol.slot import align
 from everstep.training.arena import Arena
@@ -360,8 +361,10 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
         tensor: a parameter or buffer.
 
     Raises:
-        CannotResume: it is lazy, sparse, quantized or on the meta device.
+        CannotResume: it is lazy, sparse, quantized, made of other tensors, or on the meta device.
     """
     if torch.nn.parameter.is_lazy(tensor):
         raise CannotResume(name, "a lazy parameter has no shape yet; run one forward before init")
+    if is_traceable_wrapper_subclass(tensor):
+        raise CannotResume(name, f"a tensor of class {qualified_name(type(tensor))} is made of others, and is not known to come back")
     check_dense(tensor, name)

@@ -1,4 +1,4 @@
-"""FSDP2 (`fully_shard`): each rank's state is the local part of its DTensors.
+"""FSDP2 (`fully_shard`), tensor parallelism (`parallelize_module`), or both: each rank's state is the local part of its DTensors.
 
 Invariant: tensors are reached through `param_groups` and the parameters listed before the first forward; after an evaluation
 `named_parameters()` shows gathered ones instead.
@@ -26,7 +26,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class FSDPAdapter(PlainAdapter):
-    """Modules that `fully_shard` was applied to, with any torch optimizer that works element by element."""
+    """Modules whose parameters are DTensors, with any torch optimizer that works element by element."""
 
     kind = "fsdp2"
 
@@ -34,7 +34,8 @@ class FSDPAdapter(PlainAdapter):
         for name, optimizer in optimizers.items():
             if type(optimizer).__name__ in REFUSED_OPTIMIZERS:
                 raise CannotResume(
-                    f"optimizer/{name}" if name else "optimizer", f"{type(optimizer).__name__} with fully_shard is not known to come back"
+                    f"optimizer/{name}" if name else "optimizer",
+                    f"{type(optimizer).__name__} with fully_shard or tensor parallel parameters is not known to come back",
                 )
         super().__init__(models, optimizers, trusted)
 

@@ -167,7 +167,7 @@ class PlainAdapter:
     def _list(self, prefix: str, model: torch.nn.Module) -> None:
         for raw, parameter in model.named_parameters(remove_duplicate=False):
             name = prefix + canonical_name(raw)
-            check_tensor(f"model/{name}", parameter)
+            check_tensor(f"model/{name}", self.local(parameter))
             known = self._names.get(id(parameter))
             if known is None:
                 self._names[id(parameter)] = name
@@ -187,7 +187,7 @@ class PlainAdapter:
             for position, parameter in enumerate(group["params"]):
                 if id(parameter) not in self._names:  # of no registered module: a temperature, a log-variance
                     alone = f"{name}.group{number}.{position}" if name else f"group{number}.{position}"
-                    check_tensor(f"model/{alone}", parameter)
+                    check_tensor(f"model/{alone}", self.local(parameter))
                     self._names[id(parameter)] = alone
                     self._parameters[alone] = parameter
         members = [(self._names[id(parameter)], parameter) for group in optimizer.param_groups for parameter in group["params"]]

@@ -246,6 +246,58 @@ def fsdp(dtype: str = "fp32") -> Scenario:
     return Scenario({"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader()}, step)
 
 
+class Heads(nn.Module):
+    """Two linear layers to be divided between ranks, and others that stay whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(WIDTH, WIDTH)
+        self.up = nn.Linear(WIDTH, 6 * WIDTH)
+        self.down = nn.Linear(6 * WIDTH, WIDTH, bias=False)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.last = nn.Linear(WIDTH, 1)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        hidden = self.before(inputs)
+        return self.last(self.norm(hidden + self.down(F.gelu(self.up(F.dropout(hidden, 0.1))))))  # type: ignore[no-any-return]
+
+
+def tensor_parallel(wraps: bool = False) -> Scenario:
+    """No wrapper: parameters are DTensors all the same, beside plain ones, which an optimizer of their own steps."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("copies", "parts"))
+    model: nn.Module = parallelize_module(Heads(), mesh["parts"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    if wraps:
+        model = nn.parallel.DistributedDataParallel(model, device_mesh=mesh["copies"])
+    parameters: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for name, parameter in model.named_parameters():
+        parameters["up." in name or "down." in name].append(parameter)
+    optimizers: dict[str, torch.optim.Optimizer] = {
+        "parts": torch.optim.AdamW(parameters[True], lr=1e-2),
+        "whole": torch.optim.AdamW(parameters[False], lr=1e-2),
+    }
+    schedulers = {name: schedule(optimizer) for name, optimizer in optimizers.items()}
+
+    def step(batch: Any, session: TrainingSession) -> float:
+        inputs, targets = batch
+        for optimizer in optimizers.values():
+            optimizer.zero_grad()
+        torch.manual_seed(session.step)  # ranks of one replica draw alike
+        loss = F.mse_loss(model(inputs), targets)
+        loss.backward()
+        for name, optimizer in optimizers.items():
+            optimizer.step()
+            schedulers[name].step()
+        return loss.item()
+
+    dataset = DataLoader(Numbers(), batch_size=4, sampler=DistributedSampler(Numbers(), num_replicas=1, rank=0, seed=3))
+    return Scenario({"model": model, "optimizer": optimizers, "scheduler": schedulers, "data": dataset}, step)
+
+
 def zero(stage: int = 3, dtype: str = "fp32", accumulate: int = 2, freeze: bool = False) -> Scenario:
     import deepspeed
 
@@ -471,6 +523,7 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
         ddp,
         ddp_unused,
         fsdp,
+        tensor_parallel,
         zero,
         batch_norm,
         two_optimizers,

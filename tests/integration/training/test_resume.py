@@ -73,7 +73,10 @@ def test_ddp_with_a_static_graph(scenarios: Scenarios, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("world", "option", "reason"),
-    [(3, "static_graph", "static_graph=True over three or more ranks"), (2, "compress", "a communication hook of DDP with a state of its own")],
+    [
+        (3, "static_graph", "static_graph=True over three or more ranks"),
+        (2, "compress", "a communication hook of DDP with a state of its own"),
+    ],
 )
 def test_what_ddp_would_not_bring_back_is_refused(scenarios: Scenarios, tmp_path: Path, world: int, option: str, reason: str) -> None:
     ranks = scenarios.launch("ddp", world, tmp_path, until=1, options={option: True})
@@ -85,6 +88,18 @@ def test_what_ddp_would_not_bring_back_is_refused(scenarios: Scenarios, tmp_path
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_fsdp(scenarios: Scenarios, tmp_path: Path, dtype: str, world: int) -> None:
     check(scenarios, tmp_path, "fsdp", world, dtype=dtype)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_tensor_parallel(scenarios: Scenarios, tmp_path: Path, world: int) -> None:
+    found = check(scenarios, tmp_path, "tensor_parallel", world, commits=4)
+    assert found[0]["digest"]["optimizer/parts/up.weight/exp_avg"] != found[1]["digest"]["optimizer/parts/up.weight/exp_avg"], "each has a part"
+
+
+def test_tensor_parallel_under_ddp_is_refused(scenarios: Scenarios, tmp_path: Path) -> None:
+    ranks = scenarios.launch("tensor_parallel", 2, tmp_path, until=1, options={"wraps": True})
+    assert all(ranks.wait())
+    assert ranks.logs().count("DDP with fully_shard or tensor parallel parameters") >= 2
 
 
 @pytest.mark.parametrize("world", WORLDS)

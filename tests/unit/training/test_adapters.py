@@ -11,7 +11,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import TensorMeta
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.testing._internal.two_tensor import TwoTensor
 
 from everstep.training.adapters.base import canonical_name
 from everstep.training.adapters.fsdp import FSDPAdapter
@@ -254,8 +256,26 @@ def test_models_that_cannot_come_back_are_refused_by_name() -> None:
         _adapters({"": nn.DataParallel(nn.Linear(2, 2))}, {}, {}, ())
     with pytest.raises(CannotResume, match="lazy"):
         _adapters({"": nn.LazyLinear(2)}, {}, {}, ())
+    model = nn.Linear(2, 2)
+    model.weight = nn.Parameter(TwoTensor(torch.ones(2, 2), torch.ones(2, 2)))
+    with pytest.raises(CannotResume, match=r"^model/weight: a tensor of class .*\.TwoTensor is made of others"):
+        _adapters({"": model}, {}, {}, ())
     with pytest.raises(SessionMisuse, match="needs a model"):
         _adapters({}, {}, {}, ())
+
+
+def test_parameters_that_are_sharded_need_no_wrapper(mesh: DeviceMesh) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    sharded = parallelize_module(model, mesh, {"0": ColwiseParallel()})
+    (adapter,) = _adapters({"": sharded}, {"": torch.optim.SGD(model.parameters(), lr=1)}, {}, ())
+    assert [(type(item.tensor), list(item.tensor.shape)) for item in adapter.observe().tensors] == [
+        (torch.Tensor, [2, 4]),
+        (torch.Tensor, [2]),
+        (nn.Parameter, [4, 4]),
+        (nn.Parameter, [4]),
+    ]
+    with pytest.raises(CannotResume, match=r"Adafactor with fully_shard or tensor parallel"):
+        _adapters({}, {"": torch.optim.Adafactor(model.parameters())}, {}, ())
 
 
 @pytest.mark.parametrize(
