@@ -6,7 +6,8 @@ refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol
@@ -331,6 +332,35 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
 def canonical_name(name: str) -> str:
     """Return a module or tensor path without what wrappers put into it."""
     return ".".join(part for part in name.split(".") if part not in WRAPPER_NAMES)
+
+
+def tensor_names(found: Sequence[tuple[str, Hashable]]) -> list[str]:
+    """Return the canonical names of a model's tensors; of those that would be called alike, the raw ones: not only wrappers call a part `module`.
+
+    Args:
+        found: path of each, and what it is that lies there; the same tensor may lie at several.
+
+    Returns:
+        A name for each.
+    """
+    called: dict[str, set[Hashable]] = {}
+    for raw, identity in found:
+        called.setdefault(canonical_name(raw), set()).add(identity)
+    return [raw if len(called[name := canonical_name(raw)]) > 1 else name for raw, _ in found]
+
+
+def check_distinct(names: Sequence[str]) -> None:
+    """Refuse two tensors of one name.
+
+    Args:
+        names: of all that would be kept.
+
+    Raises:
+        CannotResume: one of them stands there twice.
+    """
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise CannotResume(f"model/{name}", "two tensors have this name; call models and modules so that theirs differ")
 
 
 def qualified_name(kind: type) -> str:

@@ -19,12 +19,13 @@ from everstep.training.adapters.base import (
     Layout,
     NamedOptimizer,
     NamedTensors,
-    canonical_name,
+    check_distinct,
     check_optimizer,
     check_tensor,
     plain_local,
     plain_rewrap,
     qualified_name,
+    tensor_names,
 )
 from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
@@ -75,13 +76,18 @@ class DeepSpeedAdapter:
         masters: list[torch.Tensor] = self._zero.fp32_partitioned_groups_flat if self._is_stage_3 else self._zero.single_partition_of_fp32_groups
         self._masters = [(f"master{number}", master) for number, master in enumerate(masters)]
         self._optimizer = NamedOptimizer(name, base, self._masters, plain_local, plain_rewrap)
-        self._frozen = [(canonical_name(n), p) for n, p in self._engine.module.named_parameters() if not p.requires_grad]
-        self._buffers = [
-            (canonical_name(f"{path}.{key}" if path else key), module, key)
+        parameters = list(self._engine.module.named_parameters())
+        buffers = [
+            (f"{path}.{key}" if path else key, module, key)
             for path, module in self._engine.module.named_modules()
             for key, buffer in module._buffers.items()
             if buffer is not None
         ]
+        names = tensor_names([*((raw, id(p)) for raw, p in parameters), *((raw, (id(module), key)) for raw, module, key in buffers)])
+        self._parameters = [(called, p) for called, (_, p) in zip(names, parameters, strict=False)]
+        self._frozen = [(called, p) for called, p in self._parameters if not p.requires_grad]
+        self._buffers = [(called, module, key) for called, (_, module, key) in zip(names[len(parameters) :], buffers, strict=True)]
+        check_distinct([called for called, *_ in (*self._masters, *self._frozen, *self._buffers)])
         self._listed = NamedTensors()
         self._facts = self._describe()
 
@@ -178,10 +184,10 @@ class DeepSpeedAdapter:
         for name, parameter in self._frozen:
             check_tensor(f"model/{self._prefix}{name}", _partition(parameter))
             layout.add_tensor(f"model/{self._prefix}{name}", _partition(parameter), requires_grad=False)
-        for name, parameter in self._engine.module.named_parameters():
+        for name, parameter in self._parameters:
             # Masters are flat: the shapes behind them tell a changed model from an equal number of elements.
             shape = list(getattr(parameter, "ds_shape", parameter.shape))
-            layout.entries[f"parameter {self._prefix}{canonical_name(name)}"] = f"{dtype_name(parameter.dtype)}{shape}"
+            layout.entries[f"parameter {self._prefix}{name}"] = f"{dtype_name(parameter.dtype)}{shape}"
         layout.add_optimizer(self._optimizer)
         return layout.entries
 

@@ -20,12 +20,13 @@ from everstep.training.adapters.base import (
     Layout,
     NamedOptimizer,
     NamedTensors,
-    canonical_name,
+    check_distinct,
     check_optimizer,
     check_tensor,
     local_tensors,
     plain_local,
     plain_rewrap,
+    tensor_names,
 )
 from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
@@ -63,6 +64,7 @@ class PlainAdapter:
         for name, model in self._models.items():
             self._list(f"{name}." if name else "", model)
         self._optimizers = [self._named(name, optimizer, trusted) for name, optimizer in optimizers.items()]
+        check_distinct([*self._names.values(), *(name for name, _, _ in self._buffers)])
         self._owner = {id(parameter): named.name for named in self._optimizers for _, parameter in named.members}
         self._listed = NamedTensors()
         self._stepped: set[str] = set()
@@ -165,21 +167,27 @@ class PlainAdapter:
         return plain_rewrap(parameter, local)
 
     def _list(self, prefix: str, model: torch.nn.Module) -> None:
-        for raw, parameter in model.named_parameters(remove_duplicate=False):
-            name = prefix + canonical_name(raw)
-            check_tensor(f"model/{name}", self.local(parameter))
-            known = self._names.get(id(parameter))
-            if known is None:
-                self._names[id(parameter)] = name
-                self._parameters[name] = parameter
-            elif known != name:
-                self._ties[name] = known
+        parameters = list(model.named_parameters(remove_duplicate=False))
+        buffers: list[tuple[str, torch.nn.Module, str]] = []
         seen: set[int] = set()
         for path, module in model.named_modules():
             for key, buffer in module._buffers.items():
                 if buffer is None or id(buffer) not in seen:
                     seen.add(id(buffer))
-                    self._buffers.append((prefix + canonical_name(f"{path}.{key}" if path else key), module, key))
+                    buffers.append((f"{path}.{key}" if path else key, module, key))
+        names = tensor_names([*((raw, id(p)) for raw, p in parameters), *((raw, (id(module), key)) for raw, module, key in buffers)])
+        for name, (_, parameter) in zip((prefix + name for name in names), parameters, strict=False):
+            known = self._names.get(id(parameter))
+            if known is None:
+                self._add(name, parameter)
+            elif known != name:
+                self._ties[name] = known
+        self._buffers += [(prefix + name, module, key) for name, (_, module, key) in zip(names[len(parameters) :], buffers, strict=True)]
+
+    def _add(self, name: str, parameter: torch.nn.Parameter) -> None:
+        check_tensor(f"model/{name}", self.local(parameter))
+        self._names[id(parameter)] = name
+        self._parameters[name] = parameter
 
     def _named(self, name: str, optimizer: Optimizer, trusted: Sequence[type]) -> NamedOptimizer:
         check_optimizer(f"optimizer/{name}" if name else "optimizer", optimizer, trusted)
@@ -187,9 +195,7 @@ class PlainAdapter:
             for position, parameter in enumerate(group["params"]):
                 if id(parameter) not in self._names:  # of no registered module: a temperature, a log-variance
                     alone = f"{name}.group{number}.{position}" if name else f"group{number}.{position}"
-                    check_tensor(f"model/{alone}", self.local(parameter))
-                    self._names[id(parameter)] = alone
-                    self._parameters[alone] = parameter
+                    self._add(alone, parameter)
         members = [(self._names[id(parameter)], parameter) for group in optimizer.param_groups for parameter in group["params"]]
         return NamedOptimizer(name, optimizer, members, self.local, self.rewrap)
 

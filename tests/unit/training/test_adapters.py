@@ -285,6 +285,49 @@ def test_wrappers_leave_names_alone(raw: str, name: str) -> None:
     assert canonical_name(raw) == name
 
 
+class OwnModule(nn.Module):
+    """It calls a part `module`, as wrappers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.BatchNorm1d(2)
+        self.weight = nn.Parameter(torch.full((2,), 5.0))
+        self.register_buffer("running_mean", torch.full((2,), 6.0))
+        self.again = self.module
+
+
+@pytest.mark.parametrize("wrap", [lambda module: module, lambda module: nn.ModuleDict({"module": module})], ids=["alone", "wrapped"])
+def test_tensors_that_would_be_called_alike_keep_their_own_names(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    inner, other = OwnModule(), OwnModule()
+    model, twin = wrap(inner), wrap(other)
+    with torch.no_grad():
+        other.weight.zero_()
+        other.running_mean.zero_()
+    adapter = PlainAdapter({"": model}, {"": torch.optim.SGD(model.parameters(), lr=1)})
+    names = [item.name for item in adapter.observe().tensors]
+    assert len(set(names)) == len(names) == 7
+    assert adapter.facts().keys() >= {"tie model/again.weight", "tensor model/bias"}
+    carry(adapter, PlainAdapter({"": twin}, {"": torch.optim.SGD(twin.parameters(), lr=1)}))
+    assert other.weight.tolist() == [5.0, 5.0]
+    assert other.running_mean.tolist() == [6.0, 6.0]
+    assert other.module.weight.tolist() == [1.0, 1.0]
+
+
+def test_names_do_not_tell_a_wrapped_launch_from_another() -> None:
+    model, _ = make()
+    plain, wrapped = (PlainAdapter({"": module}, {}) for module in (model, nn.ModuleDict({"_orig_mod": nn.ModuleDict({"module": model})})))
+    assert [item.name for item in plain.observe().tensors] == [item.name for item in wrapped.observe().tensors]
+
+
+def test_two_tensors_of_one_name_are_refused() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(2, 2)})
+    with pytest.raises(CannotResume, match=r"^model/a\.weight: two tensors have this name"):
+        PlainAdapter({"": model, "a": nn.Linear(2, 2)}, {})
+    loose = nn.ParameterDict({"group0": nn.ParameterDict({"0": nn.Parameter(torch.ones(1))})})
+    with pytest.raises(CannotResume, match=r"^model/group0\.0: two tensors have this name"):
+        PlainAdapter({"": loose}, {"": torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1)})
+
+
 @pytest.mark.parametrize(
     "make_optimizer",
     [
