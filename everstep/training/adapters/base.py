@@ -22,7 +22,7 @@ from everstep.training.capture import StateTensor
 from everstep.training.errors import CannotResume
 from everstep.training.saved_tensors import SavedTensors
 from everstep.training.sources import same_tensors
-from everstep.training.state_tree import Tree, check_dense, dtype_name
+from everstep.training.state_tree import Tree, check_dense, dtype_name, encode
 
 EXPECTED_OPTIMIZERS = frozenset(
     {
@@ -96,7 +96,7 @@ class Adapter(Protocol):
         """
 
     def synchronize(self) -> None:
-        """Rebuild what ranks derive together from the loaded state. Collective, once after `load`."""
+        """Rebuild what ranks and modules derive from the loaded state, all of which is there. Collective, once after `load`."""
 
     def optimizers(self) -> Mapping[str, Optimizer]:
         """Return the optimizers whose steps change the deferred tensors."""
@@ -287,6 +287,54 @@ class NamedOptimizer:
             return saved.to(local.device, copy=True)
         fresh = self.arenas[0].empty(local.shape, saved.dtype) if self.arenas and local.is_contiguous() else None
         return self.rewrap(parameter, tensors.bring(saved, torch.empty_like(local, dtype=saved.dtype) if fresh is None else fresh))
+
+
+class ExtraStates:
+    """What modules keep beside parameters and buffers, and give by `get_extra_state`.
+
+    Invariant: a module is handed its state when all tensors are there, as torch's own `load_state_dict` does it.
+    """
+
+    def __init__(self) -> None:
+        self._modules: dict[str, torch.nn.Module] = {}
+        self._loaded: Mapping[str, Tree] = {}
+
+    def add(self, prefix: str, model: torch.nn.Module) -> None:
+        """List the modules of a model.
+
+        Args:
+            prefix: of their names.
+            model: root module.
+
+        Raises:
+            CannotResume: one gives its state and takes none, or its state is not of plain values and tensors.
+        """
+        found = [(path, module) for path, module in model.named_modules() if type(module).get_extra_state is not torch.nn.Module.get_extra_state]
+        names = tensor_names([(f"{path}.extra_state" if path else "extra_state", id(module)) for path, module in found])
+        for name, (_, module) in zip((prefix + name for name in names), found, strict=True):
+            if type(module).set_extra_state is torch.nn.Module.set_extra_state:
+                raise CannotResume(f"model/{name}", f"{qualified_name(type(module))} has get_extra_state and no set_extra_state")
+            encode(module.get_extra_state(), f"model/{name}")
+            self._modules[name] = module
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the modules' states."""
+        return list(self._modules)
+
+    def observe(self) -> dict[str, Tree]:
+        """Return the states, live. At every captured boundary."""
+        return {name: module.get_extra_state() for name, module in self._modules.items()}
+
+    def load(self, values: Mapping[str, Tree]) -> None:
+        """Take what `observe` returned; it is handed on by `finish`."""
+        self._loaded = values
+
+    def finish(self) -> None:
+        """Hand each module its state."""
+        for name, module in self._modules.items():
+            module.set_extra_state(self._loaded[name])
+        self._loaded = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from torch.optim.optimizer import Optimizer
 
 from everstep.training.adapters.base import (
     AdapterState,
+    ExtraStates,
     Layout,
     NamedOptimizer,
     NamedTensors,
@@ -87,7 +88,9 @@ class DeepSpeedAdapter:
         self._parameters = [(called, p) for called, (_, p) in zip(names, parameters, strict=False)]
         self._frozen = [(called, p) for called, p in self._parameters if not p.requires_grad]
         self._buffers = [(called, module, key) for called, (_, module, key) in zip(names[len(parameters) :], buffers, strict=True)]
-        check_distinct([called for called, *_ in (*self._masters, *self._frozen, *self._buffers)])
+        self._extra = ExtraStates()
+        self._extra.add("", self._engine.module)
+        check_distinct([*(called for called, *_ in (*self._masters, *self._frozen, *self._buffers)), *self._extra.names])
         self._listed = NamedTensors()
         self._facts = self._describe()
 
@@ -115,7 +118,7 @@ class DeepSpeedAdapter:
             buffer = owner._buffers[key]
             assert buffer is not None
             fresh.append(StateTensor(f"model/{self._prefix}{name}", buffer, is_deferred=False))
-        return AdapterState([listed, of_optimizer], fresh, {"optimizer": values, **self._counters()})
+        return AdapterState([listed, of_optimizer], fresh, {"optimizer": values, "extra_states": self._extra.observe(), **self._counters()})
 
     def _named_weights(self) -> list[StateTensor]:
         weights = [*self._masters, *((name, _partition(parameter)) for name, parameter in self._frozen)]
@@ -137,6 +140,7 @@ class DeepSpeedAdapter:
             buffer = owner._buffers[key]
             assert buffer is not None
             tensors.bring(tensors[f"model/{self._prefix}{name}"], buffer)
+        self._extra.load(values["extra_states"])
         for key, value in values["engine"].items():
             setattr(self._engine, key, value)
         for key, value in values["zero"].items():
@@ -152,6 +156,7 @@ class DeepSpeedAdapter:
             _gather_stage_3(self._zero)
         else:
             _gather_stage_1_and_2(self._zero)
+        self._extra.finish()
 
     def optimizers(self) -> Mapping[str, Optimizer]:
         return {self._name: self._optimizer.optimizer}
@@ -184,6 +189,8 @@ class DeepSpeedAdapter:
         for name, parameter in self._frozen:
             check_tensor(f"model/{self._prefix}{name}", _partition(parameter))
             layout.add_tensor(f"model/{self._prefix}{name}", _partition(parameter), requires_grad=False)
+        for name in self._extra.names:
+            layout.entries[f"extra state model/{self._prefix}{name}"] = ""
         for name, parameter in self._parameters:
             # Masters are flat: the shapes behind them tell a changed model from an equal number of elements.
             shape = list(getattr(parameter, "ds_shape", parameter.shape))

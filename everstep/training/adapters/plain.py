@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer
 from everstep.protocol.slot import align
 from everstep.training.adapters.base import (
     AdapterState,
+    ExtraStates,
     Layout,
     NamedOptimizer,
     NamedTensors,
@@ -59,12 +60,14 @@ class PlainAdapter:
         self._models = dict(models)
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._buffers: list[tuple[str, torch.nn.Module, str]] = []
+        self._extra = ExtraStates()
         self._ties: dict[str, str] = {}
         self._names: dict[int, str] = {}
         for name, model in self._models.items():
             self._list(f"{name}." if name else "", model)
+            self._extra.add(f"{name}." if name else "", model)
         self._optimizers = [self._named(name, optimizer, trusted) for name, optimizer in optimizers.items()]
-        check_distinct([*self._names.values(), *(name for name, _, _ in self._buffers)])
+        check_distinct([*self._names.values(), *(name for name, _, _ in self._buffers), *self._extra.names])
         self._owner = {id(parameter): named.name for named in self._optimizers for _, parameter in named.members}
         self._listed = NamedTensors()
         self._stepped: set[str] = set()
@@ -108,7 +111,8 @@ class PlainAdapter:
             if (buffer := owner._buffers.get(key)) is not None
         ]
         gradients = self._gradients(fresh)
-        return AdapterState([listed, *of_optimizers], fresh, {"optimizers": dict(values), "gradients": gradients, "requires_grad": flags})
+        plain = {"optimizers": dict(values), "gradients": gradients, "requires_grad": flags, "extra_states": self._extra.observe()}
+        return AdapterState([listed, *of_optimizers], fresh, plain)
 
     def _named_parameters(self) -> list[StateTensor]:
         return [StateTensor(f"model/{name}", self.local(p), self._is_deferred(p)) for name, p in self._parameters.items()]
@@ -138,9 +142,10 @@ class PlainAdapter:
         arena = Arena(sum(align(parameter.nbytes) for parameter in self._parameters.values()))
         for (name, parameter), state in zip(self._parameters.items(), values["gradients"], strict=True):
             self._load_gradient(parameter, state, tensors.get(f"gradient/{name}"), arena)
+        self._extra.load(values["extra_states"])
 
     def synchronize(self) -> None:
-        """Nothing: every rank loaded its own."""
+        self._extra.finish()
 
     def optimizers(self) -> Mapping[str, Optimizer]:
         return {named.name: named.optimizer for named in self._optimizers}
@@ -205,6 +210,8 @@ class PlainAdapter:
             layout.add_tensor(f"model/{name}", self.local(parameter), parameter.requires_grad)
         for name, _, key in self._buffers:
             layout.entries[f"buffer model/{name}"] = key
+        for name in self._extra.names:
+            layout.entries[f"extra state model/{name}"] = ""
         for name, known in self._ties.items():
             layout.entries[f"tie model/{name}"] = known
         for named in self._optimizers:

@@ -335,8 +335,24 @@ def zero(stage: int = 3, dtype: str = "fp32", accumulate: int = 2, freeze: bool 
     return Scenario({"engine": engine, "data": loader()}, step)
 
 
+class Counted(nn.Module):
+    """What it does depends on how often it was called, which only `get_extra_state` tells."""
+
+    calls = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return inputs / (1 + self.calls / 8)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.calls = state["calls"]
+
+
 def batch_norm() -> Scenario:
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), Counted(), nn.Linear(WIDTH, 1))
     model.register_buffer("scratch", torch.zeros(3), persistent=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, nesterov=True)
     scheduler = schedule(optimizer)

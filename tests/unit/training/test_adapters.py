@@ -22,7 +22,7 @@ from everstep.training.capture import CapturePlan
 from everstep.training.errors import CannotResume, SessionMisuse
 from everstep.training.registration import _adapters
 from everstep.training.saved_tensors import SavedTensors
-from everstep.training.state_tree import Tree
+from everstep.training.state_tree import Tree, decode, encode
 
 
 def make(seed: int = 0, optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -311,6 +311,56 @@ def test_tensors_that_would_be_called_alike_keep_their_own_names(wrap: Callable[
     assert other.weight.tolist() == [5.0, 5.0]
     assert other.running_mean.tolist() == [6.0, 6.0]
     assert other.module.weight.tolist() == [1.0, 1.0]
+
+
+class Scaled(nn.Linear):
+    """A layer that keeps numbers where only it knows, as layers of 8-bit floats do."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.history: Any = {"largest": [torch.zeros(500)], "calls": 0}
+        self.weights_seen: list[float] = []
+
+    def get_extra_state(self) -> Any:
+        return self.history
+
+    def set_extra_state(self, state: Any) -> None:
+        self.history = state
+        self.weights_seen = self.weight.detach().flatten().tolist()
+
+
+class Giving(nn.Linear):
+    def get_extra_state(self) -> Any:
+        return {}
+
+
+def test_the_extra_state_of_modules_comes_back_behind_their_tensors() -> None:
+    model, twin = nn.Sequential(Scaled()), nn.Sequential(Scaled())
+    model[0].history = {"largest": [torch.arange(500.0), torch.ones(1)], "calls": 3}
+    adapter, other = PlainAdapter({"": model}, {}), PlainAdapter({"": twin}, {})
+    observed = adapter.observe()
+    values = encode(observed.values, "")
+    assert [name for name, _ in values.tensors] == ["/extra_states/0.extra_state/largest/0"]
+    saved = Saved({item.name: item.tensor.detach().clone() for item in observed.tensors})
+    tensors = {name: tensor.clone() for name, tensor in values.tensors}
+    model[0].history["calls"] = 4
+    other.load(saved, decode(values.data, tensors.__getitem__))
+    assert twin[0].history["calls"] == 0, "its weights are not there yet"
+    saved.finish()
+    other.synchronize()
+    assert twin[0].history["calls"] == 3
+    assert [tensor.tolist() for tensor in twin[0].history["largest"]] == [list(range(500)), [1.0]]
+    assert twin[0].weights_seen == model[0].weight.detach().flatten().tolist()
+    assert "extra state model/0.extra_state" in adapter.facts()
+
+
+def test_extra_state_that_cannot_come_back_is_refused() -> None:
+    scaled = Scaled()
+    scaled.history["recipe"] = object()
+    with pytest.raises(CannotResume, match=r"^model/0\.extra_state/recipe: a value of type builtins\.object"):
+        PlainAdapter({"": nn.Sequential(scaled)}, {})
+    with pytest.raises(CannotResume, match=r"^model/net\.extra_state: .*Giving has get_extra_state and no set_extra_state"):
+        PlainAdapter({"net": Giving(1, 1)}, {})
 
 
 def test_names_do_not_tell_a_wrapped_launch_from_another() -> None:
