@@ -367,7 +367,7 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
         trusted: classes that the script vouches for.
 
     Raises:
-        CannotResume: the class is not on the list.
+        CannotResume: the class is not on the list, or keeps a state elsewhere as it was made.
     """
     kind = type(optimizer)
     path = qualified_name(kind)
@@ -375,6 +375,8 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
         raise CannotResume(
             name, f"{path} is not known to come back bit for bit; if it keeps all state in `state`, pass trusted_optimizers=({kind.__qualname__},)"
         )
+    if path in EXPECTED_OPTIMIZERS and getattr(optimizer, "master_weights", False):  # apex: in lists of its own, not in `state`
+        raise CannotResume(name, f"{path} with master_weights=True keeps its fp32 weights where a snapshot does not reach them")
 
 
 def canonical_name(name: str) -> str:

@@ -251,6 +251,17 @@ def test_unknown_classes_are_refused_by_name() -> None:
     PlainAdapter({"": model}, {"": Foreign(model.parameters(), lr=1)}, trusted=(Foreign,))
 
 
+def test_masters_that_an_optimizer_keeps_elsewhere_are_refused() -> None:
+    fused = type("FusedAdam", (torch.optim.SGD,), {"__module__": "apex.optimizers.fused_adam"})
+    model = nn.Linear(2, 2)
+    optimizer = fused(model.parameters(), lr=1)
+    optimizer.master_weights = False
+    PlainAdapter({"": model}, {"": optimizer})
+    optimizer.master_weights = True
+    with pytest.raises(CannotResume, match=r"^optimizer: apex\.optimizers\.fused_adam\.FusedAdam with master_weights=True"):
+        PlainAdapter({"": model}, {"": optimizer}, trusted=(fused,))
+
+
 def test_models_that_cannot_come_back_are_refused_by_name() -> None:
     with pytest.raises(CannotResume, match="DataParallel"):
         _adapters({"": nn.DataParallel(nn.Linear(2, 2))}, {}, {}, ())
