@@ -7,8 +7,8 @@ path, to be stored wherever the caller likes.
     plain leaf                    itself
     anything else                 [tag, …]    the tags are those of `_Tag`
 
-Invariant: `decode(encode(tree))` equals the tree, types included (a tuple stays a tuple, NaN keeps its bits), or `encode` raises: nothing is
-guessed. Decoding runs no code that the bytes name.
+Invariant: `decode(encode(tree))` equals the tree, types included (a tuple stays a tuple, NaN keeps its bits, a tensor its kind of device), or
+`encode` raises: nothing is guessed. Decoding runs no code that the bytes name.
 """
 
 from __future__ import annotations
@@ -130,6 +130,11 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
+def place_of(tensor: torch.Tensor) -> list[str]:
+    """Return the kind of device that a tensor lies on; nothing for host memory. Which of them is the launch's affair: a rank uses one."""
+    return [] if tensor.device.type == "cpu" else [tensor.device.type]
+
+
 def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of `tensor` in row-major order, uint8[bytes]; a view where it is contiguous."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -197,9 +202,9 @@ def _encode_leaf(value: object, path: str, tensors: list[tuple[str, torch.Tensor
         check_dense(value, path)
         if value.numel() * value.element_size() <= INLINE_BYTES:
             data = bytes(tensor_bytes(value).cpu().numpy())
-            return [_Tag.INLINE_TENSOR, dtype_name(value.dtype), list(value.shape), data]
+            return [_Tag.INLINE_TENSOR, dtype_name(value.dtype), list(value.shape), data, *place_of(value)]
         tensors.append((path, value.detach()))
-        return [_Tag.TENSOR, path]
+        return [_Tag.TENSOR, path, *place_of(value)]
     if isinstance(value, np.ndarray):
         if type(value) is not np.ndarray or value.dtype.hasobject or value.dtype.names is not None:
             raise CannotResume(path, f"a numpy array of dtype {value.dtype}")
@@ -254,12 +259,12 @@ def _decode_leaf(tag: int, parts: list[object], tensor: Callable[[str], torch.Te
             return int(text, 16)
         case _Tag.COMPLEX, [bytes(data)]:
             return complex(*struct.unpack(">dd", data))
-        case _Tag.TENSOR, [str(path)]:
-            return tensor(path)
-        case _Tag.INLINE_TENSOR, [str(name), list(shape), bytes(data)]:
+        case _Tag.TENSOR, [str(path), *place]:
+            return _placed(tensor(path), place)
+        case _Tag.INLINE_TENSOR, [str(name), list(shape), bytes(data), *place]:
             if not data:
-                return torch.empty(shape, dtype=dtype_of(name))
-            return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype_of(name)).view(shape)
+                return _placed(torch.empty(shape, dtype=dtype_of(name)), place)
+            return _placed(torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype_of(name)).view(shape), place)
         case _Tag.ARRAY, [str(name), list(shape), str(path)]:
             return np.frombuffer(bytearray(tensor(path).numpy().tobytes()), dtype=np.dtype(name)).reshape(shape)
         case _Tag.INLINE_ARRAY, [str(name), list(shape), bytes(data)]:
@@ -273,3 +278,12 @@ def _decode_leaf(tag: int, parts: list[object], tensor: Callable[[str], torch.Te
         case _Tag.DEVICE, [str(name)]:
             return torch.device(name)
     raise CorruptSlot(f"a value of unknown kind {tag}")
+
+
+def _placed(tensor: torch.Tensor, place: list[object]) -> torch.Tensor:
+    match place:
+        case []:
+            return tensor
+        case [str(kind)]:
+            return tensor.to(kind)
+    raise CorruptSlot(f"a tensor on {place}")

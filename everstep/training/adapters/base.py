@@ -279,9 +279,9 @@ class NamedOptimizer:
         state.update(plain)
 
     def _place(self, parameter: torch.Tensor, key: str, tensors: SavedTensors, path: str, group: Mapping[str, Any]) -> torch.Tensor:
-        """Make a state tensor where torch's own `load_state_dict` would put it."""
+        """Make a state tensor where a step would put it."""
         saved, local = tensors[path], self.local(parameter)
-        if key == "step" and not (group.get("capturable") or group.get("fused")):
+        if key in SCALARS and not (group.get("capturable") or group.get("fused")):
             return saved.clone()
         if saved.shape != local.shape:
             return saved.to(local.device, copy=True)

@@ -136,8 +136,8 @@ class PlainAdapter:
             elif live is not None and self.local(live).shape == saved.shape and live.dtype == saved.dtype:
                 tensors.bring(saved, self.local(live))
             else:
-                device = next((parameter.device for parameter in owner.parameters()), saved.device)
-                owner._buffers[key] = saved.to(device, copy=True)
+                beside = live if live is not None else next(owner.parameters(), saved)
+                owner._buffers[key] = saved.to(beside.device, copy=True)
         # Most gradients are dropped before they are read: their zeros cost nothing in memory that nobody has touched.
         arena = Arena(sum(align(parameter.nbytes) for parameter in self._parameters.values()))
         for (name, parameter), state in zip(self._parameters.items(), values["gradients"], strict=True):

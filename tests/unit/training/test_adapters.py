@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.two_tensor import TwoTensor
 
-from everstep.training.adapters.base import canonical_name
+from everstep.training.adapters.base import NamedOptimizer, canonical_name, plain_local, plain_rewrap
 from everstep.training.adapters.fsdp import FSDPAdapter
 from everstep.training.adapters.plain import GRADIENT_BOUNDARIES, PlainAdapter
 from everstep.training.capture import CapturePlan
@@ -118,6 +118,36 @@ def test_loading_writes_in_place() -> None:
     train(other, other_optimizer, 1)
     carry(PlainAdapter({"": other}, {"": other_optimizer}), adapter)
     assert [item.tensor.data_ptr() for item in adapter.observe().tensors] == addresses
+
+
+def test_a_buffer_of_another_shape_comes_back_where_it_was() -> None:
+    model, twin = nn.Linear(2, 2), nn.Linear(2, 2)
+    for name, saved, live in [("grown", torch.ones(3), torch.zeros(2, device="meta")), ("new", torch.ones(3), None)]:
+        model.register_buffer(name, saved)
+        twin.register_buffer(name, live)
+    carry(PlainAdapter({"": model}, {}), PlainAdapter({"": twin}, {}))
+    assert twin.grown.device.type == "meta", "the device of the one before, not that of the parameters"
+    assert twin.new.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("key", "options", "device"),
+    [
+        ("step", {}, "cpu"),
+        ("mu_product", {}, "cpu"),
+        ("mu_product", {"capturable": True}, "meta"),
+        ("step", {"fused": True}, "meta"),
+        ("flat", {}, "meta"),
+    ],
+)
+def test_state_that_is_not_there_yet_is_made_where_a_step_makes_it(key: str, options: dict[str, bool], device: str) -> None:
+    parameter = nn.Parameter(torch.empty(2, 2, device="meta"))
+    optimizer = torch.optim.SGD([parameter], lr=1)
+    named = NamedOptimizer("", optimizer, [("weight", parameter)], plain_local, plain_rewrap)
+    optimizer.param_groups[0].update(options)
+    saved = Saved({f"optimizer/weight/{key}": torch.ones(())})
+    named.load(saved, {"groups": [dict(options)], "plain": {}})
+    assert optimizer.state[parameter][key].device.type == device
 
 
 def test_state_that_the_snapshot_lacks_is_dropped() -> None:

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.protocol.errors import CorruptSlot
+from everstep.training import state_tree
 from everstep.training.errors import CannotResume
-from everstep.training.state_tree import INLINE_BYTES, MAX_DEPTH, decode, encode
+from everstep.training.state_tree import INLINE_BYTES, MAX_DEPTH, decode, encode, place_of
 
 LEAVES = (
     st.none()
@@ -143,3 +144,19 @@ def test_a_tree_that_holds_itself_is_refused() -> None:
     tree[0]["again"] = tree
     with pytest.raises(CannotResume, match=f"deeper than {MAX_DEPTH}"):
         encode(tree, "state")
+
+
+@pytest.mark.parametrize("count", [0, 2, INLINE_BYTES])
+def test_a_tensor_comes_back_to_its_kind_of_device(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    assert place_of(torch.ones(count)) == []
+    assert round_trip([torch.ones(count)])[0].device.type == "cpu"
+    assert place_of(torch.ones(count, device="meta")) == ["meta"]
+    monkeypatch.setattr(state_tree, "place_of", lambda _: ["meta"])
+    assert round_trip([torch.ones(count)])[0].device.type == "meta"
+
+
+@pytest.mark.parametrize("place", ["nowhere", 0, None])
+def test_a_device_that_is_not_there_is_corrupt(monkeypatch: pytest.MonkeyPatch, place: object) -> None:
+    monkeypatch.setattr(state_tree, "place_of", lambda _: [place])
+    with pytest.raises(CorruptSlot):
+        round_trip([torch.ones(2)])
