@@ -26,7 +26,6 @@ from everstep.training.state_tree import Tree, check_dense, dtype_name, encode
 
 EXPECTED_OPTIMIZERS = frozenset(
     {
-        "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam",
         "deepspeed.ops.adam.fused_adam.FusedAdam",
         "deepspeed.ops.adagrad.cpu_adagrad.DeepSpeedCPUAdagrad",
         "deepspeed.ops.lion.cpu_lion.DeepSpeedCPULion",

@@ -39,6 +39,7 @@ _SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 _STAGE_3 = "deepspeed.runtime.zero.stage3.DeepSpeedZeroOptimizer_Stage3"
 _STAGE_1_AND_2 = "deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer"
 _ENGINE = "deepspeed.runtime.engine.DeepSpeedEngine"
+_CPU_ADAM = "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam"
 
 
 class _Scheduler(Protocol):
@@ -72,7 +73,8 @@ class DeepSpeedAdapter:
         self._zero = cast(Any, self._engine.optimizer)
         _check_engine(self._name, self._engine)
         base: Optimizer = self._zero.optimizer
-        check_optimizer(self._name, base, trusted)
+        self._is_cpu_adam = qualified_name(type(base)) == _CPU_ADAM
+        check_optimizer(self._name, base, (*trusted, type(base)) if self._is_cpu_adam else trusted)
         self._is_stage_3 = self._engine.zero_optimization_stage() == 3
         masters: list[torch.Tensor] = self._zero.fp32_partitioned_groups_flat if self._is_stage_3 else self._zero.single_partition_of_fp32_groups
         self._masters = [(f"master{number}", master) for number, master in enumerate(masters)]
@@ -92,6 +94,8 @@ class DeepSpeedAdapter:
         self._extra.add("", self._engine.module)
         check_distinct([*(called for called, *_ in (*self._masters, *self._frozen, *self._buffers)), *self._extra.names])
         self._listed = NamedTensors()
+        self._betas: tuple[float, ...] = tuple(base.param_groups[0].get("betas", ()))
+        self.check()
         self._facts = self._describe()
 
     def prepare(self) -> None:
@@ -101,7 +105,9 @@ class DeepSpeedAdapter:
         return self._facts
 
     def check(self) -> None:
-        """Nothing: what ZeRO optimizes was fixed by `initialize`."""
+        """What ZeRO optimizes was fixed by `initialize`; only CPU Adam's betas may have changed."""
+        if self._is_cpu_adam:
+            check_cpu_adam(self._name, self._optimizer.optimizer, self._betas)
 
     def observe(self) -> AdapterState:
         of_optimizer, values = self._optimizer.observe()
@@ -136,6 +142,8 @@ class DeepSpeedAdapter:
         for name, parameter in self._frozen:
             tensors.bring(tensors[f"model/{self._prefix}{name}"], _partition(parameter).data)
         self._optimizer.load(tensors, values["optimizer"])
+        if self._is_cpu_adam:
+            replay_powers(self._optimizer.optimizer)
         for name, owner, key in self._buffers:
             buffer = owner._buffers[key]
             assert buffer is not None
@@ -225,6 +233,8 @@ def _check_engine(name: str, engine: Any) -> None:
         or engine.zero_quantized_weights()
         or engine.zero_quantized_gradients(),
         "fp16 with a loss scaler of DeepSpeed": bool(engine.fp16_enabled()),
+        "torch autocast in fp16 with a loss scaler": getattr(engine.optimizer, "torch_autocast_gradscaler", None) is not None,
+        "an offload ratio below 1, whose rest another optimizer steps": hasattr(engine.optimizer, "backup_optimizer"),
     }
     for option, is_used in refused.items():
         if is_used:
@@ -235,6 +245,41 @@ def _check_engine(name: str, engine: Any) -> None:
 
 def _is_on_nvme(offload: Any) -> bool:
     return offload is not None and str(offload.device).endswith("nvme")
+
+
+def check_cpu_adam(name: str, optimizer: Optimizer, betas: Sequence[float]) -> None:
+    """Refuse what makes the powers of CPU Adam's betas another number than steps and betas tell (see `replay_powers`).
+
+    Args:
+        name: of the engine.
+        optimizer: a `DeepSpeedCPUAdam`.
+        betas: of all its groups, at `init`.
+
+    Raises:
+        CannotResume: betas differ or have changed, or parameters have made different numbers of steps.
+    """
+    if any(tuple(group["betas"]) != tuple(betas) for group in optimizer.param_groups):
+        raise CannotResume(
+            name, "DeepSpeedCPUAdam with betas that differ between groups or change (a cycled momentum) does not come back bit for bit"
+        )
+    if len({state["step"] for state in optimizer.state.values() if "step" in state}) > 1:
+        raise CannotResume(name, "DeepSpeedCPUAdam with parameters that have made different numbers of steps does not come back bit for bit")
+
+
+def replay_powers(optimizer: Any) -> None:
+    """Bring the powers of the betas back that CPU Adam multiplies up in C++, step by step, where no state reaches. A microsecond a step.
+
+    Of itself it would take them anew in a launch's first step; that differs in the last bits from multiplying.
+
+    Args:
+        optimizer: a `DeepSpeedCPUAdam` whose state is that of the snapshot.
+
+    Source: `Adam_Optimizer::IncrementStep` in DeepSpeed's csrc/includes/cpu_adam.h.
+    """
+    beta1, beta2 = optimizer.param_groups[0]["betas"]
+    weights = [torch.zeros(1) for _ in range(4)]  # weight, gradient and moments of nobody
+    for step in range(1, 1 + max((state["step"] for state in optimizer.state.values() if "step" in state), default=0)):
+        optimizer.ds_opt_adam.adam_update(optimizer.opt_id, step, 0.0, beta1, beta2, 1e-8, 0.0, True, *weights)
 
 
 def _gather_stage_3(zero: Any) -> None:

@@ -298,8 +298,9 @@ def tensor_parallel(wraps: bool = False) -> Scenario:
     return Scenario({"model": model, "optimizer": optimizers, "scheduler": schedulers, "data": dataset}, step)
 
 
-def zero(stage: int = 3, dtype: str = "fp32", accumulate: int = 2, freeze: bool = False) -> Scenario:
+def zero(stage: int = 3, dtype: str = "fp32", accumulate: int = 2, freeze: bool = False, offload: bool = False) -> Scenario:
     import deepspeed
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 4,
@@ -312,6 +313,8 @@ def zero(stage: int = 3, dtype: str = "fp32", accumulate: int = 2, freeze: bool 
     }
     if dtype == "bf16":
         config["bf16"] = {"enabled": True}
+    if offload:
+        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
     deepspeed.init_distributed("gloo", dist_init_required=False)
     if stage == 3:
         with deepspeed.zero.Init(config_dict_or_path=config):
@@ -321,7 +324,9 @@ def zero(stage: int = 3, dtype: str = "fp32", accumulate: int = 2, freeze: bool 
     if freeze:
         for parameter in model[0].parameters():
             parameter.requires_grad_(False)
-    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-2)
+    kind = DeepSpeedCPUAdam if offload else torch.optim.AdamW
+    # With these betas 32-bit powers that are multiplied up differ from those taken at once, from the third on.
+    optimizer = kind((p for p in model.parameters() if p.requires_grad), lr=1e-2, betas=(0.85, 0.98) if offload else (0.9, 0.999))
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule(optimizer), config=config, dist_init_required=False)
 
     def step(batch: Any, _session: TrainingSession) -> float:

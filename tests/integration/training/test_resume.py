@@ -134,6 +134,16 @@ def test_frozen_parameters_under_the_other_stages(scenarios: Scenarios, tmp_path
     check(scenarios, tmp_path, "zero", 2, stage=stage, dtype="bf16", freeze=True, accumulate=1)
 
 
+@pytest.mark.full
+@pytest.mark.timeout(600)  # DeepSpeed compiles it at first use
+@pytest.mark.parametrize("stage", [2, 3])
+def test_zero_with_the_optimizer_in_host_memory(scenarios: Scenarios, tmp_path: Path, stage: int) -> None:
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    CPUAdamBuilder().load()
+    check(scenarios, tmp_path, "zero", 2, stage=stage, offload=True)
+
+
 @pytest.mark.parametrize("first", [3, 4])  # in mid-epoch, and at its edge: four batches an epoch
 @pytest.mark.parametrize(
     ("kind", "workers", "persistent"),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from everstep.training.adapters.deepspeed import _check_engine, is_engine
+from everstep.training.adapters.deepspeed import _check_engine, check_cpu_adam, is_engine, replay_powers
+from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.errors import CannotResume
 
 
@@ -21,7 +26,7 @@ ENGINE = named("deepspeed.runtime.engine.DeepSpeedEngine")
 DEVICE = {"nvme": SimpleNamespace(device="OffloadDeviceEnum.nvme"), "cpu": SimpleNamespace(device="OffloadDeviceEnum.cpu")}
 
 
-def engine(kind: type = ENGINE, optimizer: type = STAGE_3, **changes: Any) -> Any:
+def engine(kind: type = ENGINE, optimizer: Callable[[], Any] = STAGE_3, **changes: Any) -> Any:
     options: dict[str, Any] = {
         "zenflow": False,
         "super_offload": False,
@@ -41,6 +46,7 @@ def engine(kind: type = ENGINE, optimizer: type = STAGE_3, **changes: Any) -> An
 
 def test_what_is_known_passes() -> None:
     _check_engine("engine", engine())
+    _check_engine("engine", engine(optimizer=partial(STAGE_3, torch_autocast_gradscaler=None)))
     _check_engine("engine", engine(zero_offload_optimizer=DEVICE["cpu"]))
     assert is_engine(engine())
     assert not is_engine(object())
@@ -57,6 +63,8 @@ def test_what_is_known_passes() -> None:
         ({"zero_hpz_partition_size": 2}, r"ZeRO\+\+"),
         ({"zero_quantized_weights": True}, r"ZeRO\+\+"),
         ({"fp16_enabled": True}, "fp16"),
+        ({"optimizer": partial(STAGE_3, torch_autocast_gradscaler=object())}, "torch autocast in fp16"),
+        ({"optimizer": partial(STAGE_3, backup_optimizer=object())}, "an offload ratio below 1"),
         ({"zero_optimization_stage": 0}, "ZeRO stage 0"),
         ({"kind": named("deepspeed.runtime.pipe.engine.PipelineEngine")}, "PipelineEngine"),
         ({"optimizer": named("deepspeed.runtime.bf16_optimizer.BF16_Optimizer")}, "BF16_Optimizer"),
@@ -65,3 +73,60 @@ def test_what_is_known_passes() -> None:
 def test_what_is_not_known_is_refused_by_name(changes: dict[str, Any], name: str) -> None:
     with pytest.raises(CannotResume, match=name):
         _check_engine("engine", engine(**changes))
+
+
+class Powers:
+    """What DeepSpeed's CPU Adam keeps in C++: 32-bit powers of its betas, multiplied up while steps come one by one, taken anew else."""
+
+    def __init__(self) -> None:
+        self.betas: tuple[np.float32, ...] = (np.float32(0.5), np.float32(0.5))
+        self.powers: tuple[np.float32, ...] = (np.float32(1), np.float32(1))
+        self.step = 0
+
+    def adam_update(self, number: int, step: int, lr: float, beta1: float, beta2: float, *rest: Any) -> None:
+        betas = np.float32(beta1), np.float32(beta2)
+        if betas == self.betas and step == self.step + 1:
+            self.powers = tuple(power * beta for power, beta in zip(self.powers, betas, strict=True))
+        elif betas != self.betas or step != self.step:
+            self.powers = tuple(np.float32(float(beta) ** step) for beta in betas)
+        self.betas, self.step = betas, step
+
+
+def cpu_adam(step: int | None, *betas: tuple[float, float]) -> Any:
+    state = {0: {} if step is None else {"step": step}}
+    return SimpleNamespace(param_groups=[{"betas": pair} for pair in betas], state=state, ds_opt_adam=Powers(), opt_id=3)
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.8, 0.95)])
+def test_the_powers_that_cpu_adam_keeps_come_back(betas: tuple[float, float]) -> None:
+    differing = 0
+    for steps in range(40):
+        one, other = cpu_adam(steps or None, betas), cpu_adam(steps or None, betas)
+        for step in range(1, steps + 1):
+            one.ds_opt_adam.adam_update(3, step, 0.1, *betas)
+        for _ in range(2):  # a load may be done again
+            replay_powers(other)
+        assert vars(one.ds_opt_adam) == vars(other.ds_opt_adam)
+        fresh = cpu_adam(steps, betas)
+        for optimizer in (one, fresh):
+            optimizer.ds_opt_adam.adam_update(3, steps + 1, 0.1, *betas)
+        differing += one.ds_opt_adam.powers != fresh.ds_opt_adam.powers
+    assert differing > 5, "without it, it would not be the same"
+
+
+def test_powers_that_steps_and_betas_do_not_tell_are_refused() -> None:
+    check_cpu_adam("engine", cpu_adam(4, (0.9, 0.99), (0.9, 0.99)), [0.9, 0.99])
+    for optimizer in (cpu_adam(4, (0.9, 0.99), (0.8, 0.99)), cpu_adam(4, (0.85, 0.99))):
+        with pytest.raises(CannotResume, match=r"^engine: DeepSpeedCPUAdam with betas that differ between groups or change"):
+            check_cpu_adam("engine", optimizer, [0.9, 0.99])
+    odd = cpu_adam(4, (0.9, 0.99))
+    odd.state[1] = {"step": 3}
+    with pytest.raises(CannotResume, match="different numbers of steps"):
+        check_cpu_adam("engine", odd, (0.9, 0.99))
+
+
+def test_cpu_adam_without_an_engine_is_refused() -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = type("DeepSpeedCPUAdam", (torch.optim.SGD,), {"__module__": "deepspeed.ops.adam.cpu_adam"})(model.parameters(), lr=1)
+    with pytest.raises(CannotResume, match="DeepSpeedCPUAdam is not known to come back"):
+        PlainAdapter({"": model}, {"": optimizer})
