@@ -47,3 +47,8 @@ class FSDPAdapter(PlainAdapter):
         # not from_local(): that copies to the mesh's device what a CPUOffloadPolicy keeps in host memory
         spec = parameter._spec.shallow_copy_with_tensor_meta(TensorMeta(parameter.shape, parameter.stride(), local.dtype))
         return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+    def check_gradient(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        placed = [tensor.placements for tensor in (parameter, gradient) if isinstance(tensor, DTensor)]
+        if len(set(placed)) > 1:  # of a part that each rank has for itself: as if it were whole, it would be another
+            raise CannotResume(f"gradient/{name}", f"accumulated across a step as {placed[1]}, where its parameter is {placed[0]}; use accumulate=")

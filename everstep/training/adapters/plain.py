@@ -171,6 +171,18 @@ class PlainAdapter:
         """Return optimizer state or a gradient as torch keeps it for this parameter, over the very memory of `local`: that may be filled later."""
         return plain_rewrap(parameter, local)
 
+    def check_gradient(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Refuse a gradient, accumulated across a boundary, that is not kept as `rewrap` would make it.
+
+        Args:
+            name: of the parameter.
+            parameter: whose it is.
+            gradient: its values are state.
+
+        Raises:
+            CannotResume: it would come back as another.
+        """
+
     def _list(self, prefix: str, model: torch.nn.Module) -> None:
         parameters = list(model.named_parameters(remove_duplicate=False))
         buffers: list[tuple[str, torch.nn.Module, str]] = []
@@ -242,6 +254,8 @@ class PlainAdapter:
             gradient, owner = parameter.grad, self._owner.get(id(parameter))
             is_live = owner in self._accumulating and parameter.requires_grad
             if is_live:
+                if gradient is not None:
+                    self.check_gradient(name, parameter, gradient)
                 local = self.local(parameter if gradient is None else gradient)
                 tensors.append(StateTensor(f"gradient/{name}", local, is_deferred=False))
             states.append(_NO_GRADIENT if gradient is None else _LIVE_GRADIENT if is_live else _ZERO_GRADIENT)

@@ -252,8 +252,8 @@ class Heads(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.before = nn.Linear(WIDTH, WIDTH)
-        self.up = nn.Linear(WIDTH, 6 * WIDTH)
-        self.down = nn.Linear(6 * WIDTH, WIDTH, bias=False)
+        self.up = nn.Linear(WIDTH, 60)  # torch divides evenly only: by two ranks, three, four and five
+        self.down = nn.Linear(60, WIDTH, bias=False)
         self.norm = nn.LayerNorm(WIDTH)
         self.last = nn.Linear(WIDTH, 1)
         self.register_buffer("seen", torch.zeros(1))

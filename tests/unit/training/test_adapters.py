@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -303,6 +303,20 @@ def test_models_that_cannot_come_back_are_refused_by_name() -> None:
         _adapters({"": model}, {}, {}, ())
     with pytest.raises(SessionMisuse, match="needs a model"):
         _adapters({}, {}, {}, ())
+
+
+def test_gradients_that_are_still_to_be_summed_are_refused_as_state(mesh: DeviceMesh) -> None:
+    weight = nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Replicate()]))
+    model = nn.ParameterDict({"weight": weight})
+    adapter = FSDPAdapter({"": model}, {"": torch.optim.SGD([weight], lr=1)})
+    for placement in (Replicate(), Partial()):
+        weight.grad = DTensor.from_local(torch.ones(4), mesh, [placement], run_check=False)
+        adapter.end_step()
+        if placement.is_replicate():
+            assert gradients(adapter) == ["gradient/weight"]
+        else:
+            with pytest.raises(CannotResume, match=r"^gradient/weight: accumulated across a step as \(Partial"):
+                adapter.observe()
 
 
 def test_parameters_that_are_sharded_need_no_wrapper(mesh: DeviceMesh) -> None:
