@@ -287,25 +287,32 @@ async def test_a_rank_whose_slots_cannot_grow_has_them_when_there_is_room(place:
 TOO_LARGE = SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacity_bytes=2**20)
 
 
+async def ask(place: Place, request: SlotsRequest) -> object:
+    """Return what the rank is answered."""
+    place.lines.message(RANK, request)
+    while place.lines._tasks:
+        await asyncio.wait(place.lines._tasks)
+    return place.line.sent[-1]
+
+
 async def test_a_state_that_never_fits_ends_the_job_before_anything_of_it_is_kept(place: Place) -> None:
-    place.lines.message(RANK, TOO_LARGE)
-    await asyncio.wait(place.lines._tasks)
+    place.lines.welcome_all()
+    assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
+    assert isinstance(await ask(place, TOO_LARGE), SlotsRefused)
     (fault,) = place.lines.faults.values()
     assert (fault.code, fault.is_permanent) == ("protection_does_not_fit", True)
-    assert isinstance(place.line.sent[-1], SlotsRefused)
 
 
 async def test_a_state_that_outgrows_its_node_costs_protection_and_not_the_job(place: Place) -> None:
-    await place.request()
+    place.lines.welcome_all()
+    assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
+    assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=4096)), SlotsGranted)
     place.shard.core = replace(place.shard.core, committed=Step(3))
-    place.lines.message(RANK, TOO_LARGE)
-    await asyncio.wait(place.lines._tasks)
+    assert isinstance(await ask(place, TOO_LARGE), SlotsRefused)
     assert not place.lines.faults
     assert "bytes of host memory per node" in place.shard.refusal
-    assert isinstance(place.line.sent[-1], SlotsRefused)
-    await place.request()
-    await asyncio.wait(place.lines._tasks)
-    assert place.shard.refusal == "", "it has become smaller again"
+    assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=4096)), SlotsGranted), "it has become smaller again"
+    assert place.shard.refusal == ""
 
 
 async def test_a_step_before_the_first_slots_is_no_reason_for_more_notice(place: Place) -> None:
