@@ -51,7 +51,7 @@ from worker.shim.messages import (
     StopRanks,
 )
 from worker.shim.preload import DEFAULT_MODULES, can_preload
-from worker.shim.records import RankRecords
+from worker.shim.records import RETRY_SECONDS, RankRecords
 from worker.tasks import Signal, end
 
 log = logging.getLogger(__name__)
@@ -203,6 +203,7 @@ class Supervisor:
         self._tasks = [
             asyncio.create_task(self._follow(reader), name="shim line"),
             asyncio.create_task(self._sample_oom(), name="oom samples"),
+            asyncio.create_task(self._write_owed(), name="records of ended ranks"),
         ]
         await self._list()
 
@@ -501,7 +502,7 @@ class Supervisor:
                 return
             try:
                 reader = await self._connect()
-            except ShimUnavailable as error:
+            except (ShimUnavailable, OSError) as error:
                 log.critical("ranks can be started no more: %s", error)
                 return
             self._send(ListRanks())
@@ -580,6 +581,10 @@ class Supervisor:
         """No shim lives: kill the ranks that the last one has left, and record their ends, for nobody else will."""
         orphans = [record for record in self._disk.read() if record.end is None]
         for record in orphans:
+            known = self._records.get(_key(record))
+            if known is not None and known.end is not None:
+                self._disk.write_end(known)  # the shim has told it, and owed it to the disk
+                continue
             await _kill(record)
             if record.cgroup:
                 cgroups.kill(record.cgroup)
@@ -590,7 +595,7 @@ class Supervisor:
                 text="its parent, the node's shim, had ended, so that its own exit could no longer be seen: it was killed",
             )
             ended = msgspec.structs.replace(record, end=end_)
-            self._disk.write(ended)
+            self._disk.write_end(ended)
             self._records[_key(ended)] = ended
         asked, self._asked = self._asked, {}
         for start in asked.values():
@@ -598,6 +603,12 @@ class Supervisor:
                 self._note_unstarted(_key(start), start.stdout_path, start.stderr_path, "the node's shim ended before the rank was started")
         if orphans:
             log.error("killed %s ranks whose shim was gone", len(orphans))
+        self.changed.notify()  # whether or not another shim can be started
+
+    async def _write_owed(self) -> None:
+        while True:
+            await asyncio.sleep(RETRY_SECONDS)
+            self._disk.write_owed()
 
     # -- memory ---------------------------------------------------------------------------------------------------------------------------
 

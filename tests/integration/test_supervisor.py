@@ -21,6 +21,7 @@ from worker.rank_environment import Packages, Supplied
 from worker.rank_files import RankFiles
 from worker.shim import cgroups, processes
 from worker.shim.messages import Preload, RankRecord
+from worker.shim.records import RankRecords
 from worker.supervisor import ExitedRank, Supervisor
 
 pytestmark = pytest.mark.integration
@@ -439,6 +440,59 @@ async def test_where_there_are_no_cgroups_children_are_found_and_that_is_said(tm
         assert processes.find(int(bench.files().stdout.read_text().splitlines()[0])) is None
     finally:
         await bench.supervisor.shut_down()
+
+
+def break_record(bench: Bench, rank: int = 0) -> Path:
+    """Make every attempt to write the record of a rank fail, whoever tries; returns the folder that stands in the way."""
+    obstacle = bench.state / "ranks" / f"{RUN}.1.{rank}.new"
+    obstacle.mkdir(parents=True)
+    return obstacle
+
+
+async def test_an_exit_that_the_disk_does_not_take_is_told_and_recorded_later(bench: Bench) -> None:
+    await bench.start(WAIT_FOR_EVER, count=2)
+    first, second = await bench.living(0), await bench.living(1)
+    obstacle = break_record(bench)
+    shim = bench.shim_pid()
+    os.kill(first.pid, signal.SIGKILL)
+    assert (await bench.exit()).end.code == -signal.SIGKILL
+    bench.supervisor.halt_now(RUN, Generation(1))
+    assert (await bench.exit(1)).end.stopped, "the shim has outlived it"
+    assert (bench.shim_pid(), second.end) == (shim, None)
+    obstacle.rmdir()
+    on_disk = RankRecords(bench.state)
+    await bench.until(lambda: all(record.end is not None for record in on_disk.read()))
+    assert tuple(on_disk.read()) == bench.supervisor.records
+
+
+async def test_what_a_dead_shim_owed_the_disk_is_known_to_the_agent(cold: Bench) -> None:
+    await cold.start(WAIT_FOR_EVER, count=2)
+    first, second = await cold.living(0), await cold.living(1)
+    obstacles = [break_record(cold, 0), break_record(cold, 1)]
+    os.kill(first.pid, signal.SIGTERM)
+    assert (await cold.exit()).end.code == -signal.SIGTERM
+    os.kill(cold.shim_pid(), signal.SIGKILL)
+    assert (await cold.exit(1)).end.code == -signal.SIGKILL
+    assert not processes.is_alive(second.pid, second.start_ticks)
+    assert (await cold.exit()).end.code == -signal.SIGTERM, "its true end, and not its burial"
+    for obstacle in obstacles:
+        obstacle.rmdir()
+    on_disk = RankRecords(cold.state)
+    await cold.until(lambda: all(record.end is not None for record in on_disk.read()))
+    assert tuple(on_disk.read()) == cold.supervisor.records
+
+
+async def test_a_start_that_the_disk_does_not_take_is_refused(bench: Bench) -> None:
+    obstacle = break_record(bench)
+    plan = await bench.start("print('ran')\n", count=1)
+    end = (await bench.exit()).end
+    assert "cannot be written" in end.text
+    assert not end.stopped
+    assert bench.files().stdout.read_text() == ""
+    await bench.supervisor.prove_gone(plan.run)
+    obstacle.rmdir()
+    await bench.start("print('ran')\n", generation=2)
+    assert (await bench.exit(generation=2)).end.code == 0, "the shim has outlived it"
 
 
 async def test_an_agent_that_finds_a_dead_shim_ends_its_ranks(cold: Bench) -> None:

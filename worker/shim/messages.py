@@ -6,7 +6,7 @@
     StartRank           ─────▶
                         ◀─────             RankStarted | RankRefused      as soon as the process is at work
     StopRanks           ─────▶
-                        ◀─────             RankExited                     for each rank, to every client, once, its record already on disk
+                        ◀─────             RankExited                     for each rank, to every client, once
     ForgetRun           ─────▶                                            drops the records of ended ranks
     Shutdown            ─────▶                                            kills what lives and ends the shim
 
@@ -126,7 +126,7 @@ class RankRefused(Message, frozen=True):
 
 
 class RankExited(Message, frozen=True):
-    """A rank's process has ended; its record says how, and was on disk before this was said."""
+    """A rank's process has ended; its record says how, and was on disk before this was said, if the disk took it."""
 
     record: RankRecord
 

@@ -1,10 +1,10 @@
 """The shim's loop: starts ranks, reaps them, tells every client, and survives them all.
 
 Single-threaded and never blocked for longer than a walk through /proc: a rank's exit is on disk and said within milliseconds. What must be
-true after the shim's own death (who runs, who ended and how) is on disk before it is said.
+true after the shim's own death (who runs, who ended and how) is on disk before it is said; an end that the disk does not take is said all the same.
 
 Invariant: a rank's process passes its gate only when its record is written, and a record without an end names a process that has not been
-reaped.
+reaped, or whose end is owed to the disk.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from worker.shim.messages import (
     StopRanks,
     ToShim,
 )
-from worker.shim.records import RankRecords
+from worker.shim.records import RETRY_SECONDS, RankRecords
 from worker.shim.template import FORK, Forked, ForkFailed, FromTemplate, TemplateFailed, TemplateReady
 
 _CREDENTIALS = struct.Struct("3i")
@@ -142,9 +142,10 @@ class Shim:
         if self.options.ready is not None:
             os.close(self.options.ready)
         while not (self._is_ending and self._is_bare()):
-            for key, events in self._selector.select():
+            for key, events in self._selector.select(RETRY_SECONDS if self._disk.is_owing else None):
                 act: Callable[[int], None] = key.data
                 act(events)
+            self._disk.write_owed()
         if self._cgroups is not None:
             self._cgroups.close()
         self.options.socket_path.unlink(missing_ok=True)
@@ -388,7 +389,13 @@ class Shim:
             stdout_path=start.stdout_path,
             stderr_path=start.stderr_path,
         )
-        self._disk.write(record)
+        try:
+            self._disk.write(record)
+        except OSError as error:
+            os.close(gate)
+            self._let_empty(record.cgroup)
+            self._refuse(client, start, f"its record cannot be written: {error}")
+            return
         self._records[_key(record)] = record
         self._living[pid] = _key(record)
         try:
@@ -540,10 +547,14 @@ class Shim:
         end = RankEnd(code=code, at_seconds=time.time(), stopped=key in self._stopped)
         record = self._records[key] = msgspec.structs.replace(self._records[key], end=end)
         self._stopped.discard(key)
-        self._disk.write(record)
+        self._disk.write_end(record)
         self._say_all(RankExited(record=record))
-        if record.cgroup and all(self._records[living].cgroup != record.cgroup for living in self._living.values()):
-            self._emptying.add(record.cgroup)
+        self._let_empty(record.cgroup)
+
+    def _let_empty(self, path: str) -> None:
+        """A rank in this cgroup is gone, or never came to life: unless others live there, all that is left in it goes."""
+        if path and all(self._records[living].cgroup != path for living in self._living.values()):
+            self._emptying.add(path)
 
     def _sweep(self) -> None:
         """End what ranks left: all in the cgroup of a generation without ranks; when none lives at all, whatever has come to this process."""
