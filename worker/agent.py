@@ -631,7 +631,8 @@ class Agent:
         self._supervisor.forget(run)
         self._logs.forget(run)
         self._archives.keep(())
-        for folder in (self._settings.state / "sources" / run, home_of(self._settings.state, run)):
+        trees = (self._settings.state / "sources").glob(f"{run}*")  # what a killed agent was unpacking, too
+        for folder in (*trees, home_of(self._settings.state, run)):
             shutil.rmtree(folder, ignore_errors=True)
         if self._settings.rank_user is not None:
             clear(self._settings.rank_user)

@@ -52,7 +52,7 @@ from worker.replication.transfers import ShardRejected
 from worker.replication.transport import Credentials, Session
 from worker.shm.rank_page import RankPage
 from worker.shm.store import VERIFY_THREADS, SlotStore
-from worker.source import SourceArchives, unpack
+from worker.source import SourceArchives, fetch_source
 from worker.storage.checkpoints import download_shard, upload_shard
 from worker.storage.object_store import ObjectStore
 from worker.tasks import end, together
@@ -362,16 +362,10 @@ class Member:
         await download_shard(self._node.objects, source, self._node.store, rank=rank, content=content, keep=keep, slot_count=self._slot_count)
 
     async def _load_source(self) -> Path:
-        script, archives = self.plan.script, self._node.archives
-
-        def fetch() -> Path:
-            folder = self._node.state / "sources" / self.plan.run
-            make_way(folder.parent, self._node.user)
-            archives.keep({script.source.sha256})  # before any rank is started: it could read all of them
-            return unpack(archives.get(script.source), script, folder)
-
+        folder = self._node.state / "sources" / self.plan.run
+        make_way(folder.parent, self._node.user)
         try:
-            return await asyncio.to_thread(fetch)
+            return await fetch_source(self._node.archives, self.plan.script, folder)
         except StorageError as error:
             raise LoadFailed("archive_unavailable", f"the source archive cannot be fetched: {error}", is_permanent=not error.retryable) from error
         except SourceRefused as error:

@@ -2,19 +2,22 @@
 
     <state>/sources/archives/<sha256>.tar.gz   as fetched; of a spare, of all jobs that it may be given to
     <state>/sources/<run>/…                    the tree that the run's ranks work in
+    <state>/sources/<run>.*.new/…              what is being unpacked, each attempt by itself
 
 What is unpacked is this process's, and readable by all who can come so far: ranks can run it, and where their user is another, not change it.
 
 Invariant: nothing of an archive that is not exactly what the plan names, or that would write outside its folder, ever reaches the disk unpacked;
-while ranks of one job may run here, no archive of another one is here.
+while ranks of one job may run here, no archive of another one is here; an attempt that nobody waits for any more puts no tree in place.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import shutil
 import tarfile
+import tempfile
 import threading
 from collections.abc import Collection
 from pathlib import Path
@@ -24,6 +27,8 @@ from worker.errors import SourceRefused
 from worker.storage.object_store import ObjectStore
 
 MAX_UNPACKED_BYTES = 4 * 1024**3
+_placing = threading.Lock()
+"""Held from the look whether a tree is still wanted until it is in its place: a later attempt's tree always replaces an earlier one's."""
 
 
 class SourceArchives:
@@ -97,50 +102,88 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def unpack(archive: Path, script: ScriptPlan, folder: Path) -> Path:
-    """Unpack a fetched source archive; doing it again gives the same tree.
+async def fetch_source(archives: SourceArchives, script: ScriptPlan, folder: Path) -> Path:
+    """Put a job's source tree in its place. Cancelled, it returns at once; the thread, which may hang in the store, ends later and changes nothing.
 
     Args:
-        archive: the gzipped tar as fetched.
-        script: what the plan says of it.
+        archives: of this node; all but this one are dropped.
+        script: what the plan says.
         folder: where the tree goes; replaced when it is there.
 
     Returns:
         The entry point within `folder`.
 
     Raises:
-        SourceRefused: another digest, an unsafe member, too large, or no such entry point.
+        SourceRefused: it is not what the plan says, or not sound.
+        StorageError: the archive is out of reach.
+    """
+    cancelled = threading.Event()
+
+    def work() -> Path:
+        _check_wanted(cancelled)
+        archives.keep({script.source.sha256})  # before any rank is started: it could read all of them
+        return unpack(archives.get(script.source), script, folder, cancelled)
+
+    try:
+        return await asyncio.to_thread(work)
+    finally:
+        cancelled.set()
+
+
+def unpack(archive: Path, script: ScriptPlan, folder: Path, cancelled: threading.Event) -> Path:
+    """Unpack a fetched source archive; doing it again gives the same tree.
+
+    Args:
+        archive: the gzipped tar as fetched.
+        script: what the plan says of it.
+        folder: where the tree goes; replaced when it is there.
+        cancelled: set when nobody waits for it any more: what is in place then stays.
+
+    Returns:
+        The entry point within `folder`.
+
+    Raises:
+        SourceRefused: another digest, an unsafe member, too large, no such entry point, or cancelled.
     """
     found = _digest(archive)
     if found != script.source.sha256:
         raise SourceRefused(f"the source archive hashes to {found}; the plan says {script.source.sha256}")
-    scratch = folder.with_name(folder.name + ".new")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".new", dir=folder.parent))
     try:
-        with tarfile.open(archive, "r:gz") as tar:
-            size = 0
-            for member in tar:
-                size += member.size
-                if not (member.isfile() or member.isdir()):
-                    raise SourceRefused(f"{member.name!r} in the source archive is neither a file nor a folder")
-                if size > MAX_UNPACKED_BYTES:
-                    raise SourceRefused(f"the source archive unpacks to more than {MAX_UNPACKED_BYTES:,} bytes")
-                tar.extract(member, scratch, filter=_readable)
-        for parent, _, _ in os.walk(scratch):
-            os.chmod(parent, 0o755)
+        _extract(archive, scratch, cancelled)
+        with _placing:
+            _check_wanted(cancelled)
+            shutil.rmtree(folder, ignore_errors=True)
+            scratch.replace(folder)
     except (tarfile.TarError, OSError, EOFError) as error:
-        shutil.rmtree(scratch, ignore_errors=True)
         raise SourceRefused(f"the source archive is not sound: {error}") from error
-    except SourceRefused:
+    finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        raise
-    shutil.rmtree(folder, ignore_errors=True)
-    scratch.replace(folder)
     entry = (folder / script.entry_point).resolve()
     if not entry.is_relative_to(folder.resolve()) or not entry.is_file():
         raise SourceRefused(f"EntryPoint {script.entry_point!r} is not a file of the source tree")
     return entry
+
+
+def _extract(archive: Path, scratch: Path, cancelled: threading.Event) -> None:
+    with tarfile.open(archive, "r:gz") as tar:
+        size = 0
+        for member in tar:
+            _check_wanted(cancelled)
+            size += member.size
+            if not (member.isfile() or member.isdir()):
+                raise SourceRefused(f"{member.name!r} in the source archive is neither a file nor a folder")
+            if size > MAX_UNPACKED_BYTES:
+                raise SourceRefused(f"the source archive unpacks to more than {MAX_UNPACKED_BYTES:,} bytes")
+            tar.extract(member, scratch, filter=_readable)
+    for parent, _, _ in os.walk(scratch):
+        os.chmod(parent, 0o755)
+
+
+def _check_wanted(cancelled: threading.Event) -> None:
+    if cancelled.is_set():
+        raise SourceRefused("the source tree is not wanted any more")
 
 
 def _readable(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:

@@ -183,7 +183,7 @@ class Machine:
         place = ObjectReference(bucket=BUCKET, key="source")
         source = SourceArchive(object=place, sha256=hashlib.sha256(buffer.getvalue()).hexdigest(), bytes=1)
         plan = msgspec.structs.replace(plan, script=msgspec.structs.replace(plan.script, source=source))
-        return plan, unpack(archive, plan.script, archive.with_name(RUN))
+        return plan, unpack(archive, plan.script, archive.with_name(RUN), threading.Event())
 
     def files(self) -> RankFiles:
         return RankFiles(self.state, RUN, Generation(1), Rank(0))

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import io
+import tarfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from everstep.protocol.plan import ObjectReference, SourceArchive
+from everstep.protocol.plan import ObjectReference, ScriptPlan, SourceArchive
+from tests.unit.worker.rank_plans import rank_plan
 from worker.errors import ObjectMissing, SourceRefused
-from worker.source import SourceArchives
+from worker.source import SourceArchives, fetch_source, unpack
 from worker.storage.memory import MemoryObjectStore
 
 BUCKET = "bucket"
@@ -21,7 +28,7 @@ class Store(MemoryObjectStore):
     def __init__(self) -> None:
         super().__init__(BUCKET)
         self.fetched: list[str] = []
-        self.meanwhile = lambda: None
+        self.meanwhile: Callable[[], object] = lambda: None
 
     def get_bytes(self, reference: ObjectReference) -> bytes:
         self.fetched.append(reference.key)
@@ -105,3 +112,70 @@ def test_what_an_agent_that_died_was_fetching_is_no_archive(tmp_path: Path) -> N
     (folder / f"{'0' * 64}.7.new").write_bytes(b"half")
     assert SourceArchives(folder, Store()).held == ()
     assert on_disk(folder) == set()
+
+
+def script_of(store: Store, *names: str) -> ScriptPlan:
+    """Store a source tree of these files; the first is the entry point."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name in names:
+            tar.addfile(tarfile.TarInfo(name))
+    place = ObjectReference(bucket=BUCKET, key="tree")
+    store.put_bytes(place, buffer.getvalue())
+    source = SourceArchive(object=place, sha256=hashlib.sha256(buffer.getvalue()).hexdigest(), bytes=1)
+    return msgspec.structs.replace(rank_plan(entry_point=names[0]).script, source=source)
+
+
+async def test_a_load_that_was_ended_leaves_the_next_ones_tree_alone(tmp_path: Path) -> None:
+    """The store answers the first attempt only when the second has long put its tree in place, and ranks run in it."""
+    store = Store()
+    script, folder = script_of(store, "train.py", "more.py"), tmp_path / "run"
+    archives = SourceArchives(tmp_path / "archives", store)
+    asked, answered, threads = asyncio.Event(), threading.Event(), []
+    loop = asyncio.get_running_loop()
+
+    def hang() -> None:
+        store.meanwhile = lambda: None
+        threads.append(threading.current_thread())
+        loop.call_soon_threadsafe(asked.set)
+        assert answered.wait(30)
+
+    store.meanwhile = hang
+    first = asyncio.create_task(fetch_source(archives, script, folder))
+    await asked.wait()
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert await fetch_source(archives, script, folder) == folder / "train.py"
+    there = folder.stat().st_ino
+    answered.set()
+    await loop.shutdown_default_executor()  # waits for the first attempt's thread, too
+    assert [thread.is_alive() for thread in threads] == [False]
+    assert (folder.stat().st_ino, on_disk(tmp_path)) == (there, {"archives", "run"})
+
+
+def test_what_nobody_waits_for_is_unpacked_no_further(tmp_path: Path) -> None:
+    store = Store()
+    script = script_of(store, "train.py")
+    archives = SourceArchives(tmp_path / "archives", store)
+    archives.keep({script.source.sha256})
+    cancelled = threading.Event()
+    entry = unpack(archives.get(script.source), script, tmp_path / "run", cancelled)
+    there = entry.parent.stat().st_ino
+    unpack(archives.get(script.source), script, tmp_path / "other", threading.Event())
+    cancelled.set()
+    with pytest.raises(SourceRefused, match="not wanted any more"):
+        unpack(archives.get(script.source), script, tmp_path / "run", cancelled)
+    assert (entry.parent.stat().st_ino, on_disk(tmp_path)) == (there, {"archives", "run", "other"})
+
+
+def test_a_tree_is_readable_by_all_and_replaced_as_a_whole(tmp_path: Path) -> None:
+    store = Store()
+    script, folder = script_of(store, "code/train.py"), tmp_path / "run"
+    archives = SourceArchives(tmp_path / "archives", store)
+    archives.keep({script.source.sha256})
+    for _ in range(2):
+        unpack(archives.get(script.source), script, folder, threading.Event())
+        assert [path.stat().st_mode & 0o777 for path in (folder, folder / "code", folder / "code" / "train.py")] == [0o755, 0o755, 0o644]
+        assert on_disk(folder) == {"code"}
+        (folder / "left by a rank").touch()
