@@ -1,6 +1,7 @@
 """The agent's line to the control plane: one websocket that it opens and opens again, without end.
 
-Invariant: the newest report is the only one that waits to be sent; a report is sent on every change and at least every third of the lease.
+Invariant: the newest report is the only one that waits to be sent; a report is sent on every change and at least every third of the lease. No state
+of the disk costs the line.
 """
 
 from __future__ import annotations
@@ -73,6 +74,9 @@ class ControlClient:
         self._urls = itertools.cycle(random.sample(urls, len(urls)))
         self._join_token = join_token
         self._token_path = token_path
+        self._session: str | None = None
+        """Its token, empty where there is none; None until it has been looked for on disk."""
+        self._is_kept = True
         self._attest = attest
         self._tls = tls
         self._hello = hello
@@ -122,15 +126,20 @@ class ControlClient:
                 if failures == 0 or self.is_connected:
                     log.warning("line to the control plane: %s", error)
                 if _is_unauthorized(error):
-                    self._token_path.unlink(missing_ok=True)  # the session is not known there: the join token may still be
+                    self._session = ""  # it is not known there: the join token may still be
+                    with contextlib.suppress(OSError):
+                        self._token_path.unlink(missing_ok=True)
                 failures = 0 if self.is_connected else failures + 1
             finally:
                 self.is_connected = False
             await asyncio.sleep(min(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)], self._open_seconds / 2))
 
     async def _token(self, url: str) -> str:
-        with contextlib.suppress(FileNotFoundError):
-            return self._token_path.read_text().strip()
+        if self._session is None:
+            with contextlib.suppress(FileNotFoundError):
+                self._session = self._token_path.read_text().strip()
+        if self._session:
+            return self._session
         if self._join_token or self._attest is None:
             return self._join_token
         token = await asyncio.to_thread(self._attest, url)
@@ -138,10 +147,19 @@ class ControlClient:
         return token
 
     def _keep(self, token: str) -> None:
+        """Use a session from now on, and leave it to the next agent on this node, if the disk takes it."""
+        self._session = token
         scratch = self._token_path.with_suffix(".new")
-        scratch.touch(mode=0o600)
-        scratch.write_text(token)
-        scratch.replace(self._token_path)
+        try:
+            scratch.touch(mode=0o600)
+            scratch.write_text(token)
+            scratch.replace(self._token_path)
+        except OSError as error:
+            if self._is_kept:
+                log.warning("the session cannot be kept for the next agent of this node: %s", error)
+            self._is_kept = False
+        else:
+            self._is_kept = True
 
     async def _speak(self, line: ClientConnection) -> None:
         await line.send(encode(self._hello()))
