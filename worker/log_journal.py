@@ -7,11 +7,13 @@ An agent that starts while ranks run goes on where the journal ends: the last ch
 whoever asks, and none is read twice. On disk there is, of a stream, what was not read yet and what fits `WHOLE_BYTES`; of the journal, what was not
 stored yet, up to `JOURNAL_BYTES`, and the chunk that grows.
 
-Invariant: one thread at a time works with a journal; a line that was returned is in a file.
+Invariant: one thread at a time works with a journal; a line that was returned is in a file. What the disk does not take leaves the journal as it
+was: its lines are read again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -95,9 +97,11 @@ class LogJournal:
 
         Returns:
             The new lines; the first has the number that `count` had before.
+
+        Raises:
+            OSError: the disk does not take them, or cannot be read; they are read again.
         """
-        before = dict(self._positions)
-        return self._append(list(self._new_lines(is_last=False)), before)
+        return self._take(is_last=False)
 
     def has_news(self) -> bool:
         """Say whether a stream has grown since it was read. Takes microseconds."""
@@ -108,18 +112,21 @@ class LogJournal:
 
         Returns:
             The new lines.
+
+        Raises:
+            OSError: the disk does not take them, or cannot be read; the next call goes on.
         """
         if self.is_ended:
             return []
         lines: list[LogLine] = []
-        before = dict(self._positions)
-        while more := list(self._new_lines(is_last=True)):
-            lines += self._append(more, before)
-            before = dict(self._positions)
-        left = [(key, _size(path)) for key, path in self._streams.items() if _size(path) > self._positions[key]]  # the journal is full
-        lines += self._append([*(self._gap(key, size) for key, size in left), self._line(NO_RANK, "end", "", 0)], before)
+        while more := self._take(is_last=True):
+            lines += more
+        with self._unless_failed() as before:
+            left = [(key, _size(path)) for key, path in self._streams.items() if _size(path) > self._positions[key]]  # the journal is full
+            last = [*(self._gap(key, size) for key, size in left), self._line(NO_RANK, "end", "", 0)]
+            self._append(last, before)
         self.is_ended = True
-        return lines
+        return lines + last
 
     def unstored(self) -> list[Unstored]:
         """Return the chunks that have grown since they were stored, oldest first."""
@@ -160,6 +167,26 @@ class LogJournal:
                 self._last_ms = max(self._last_ms, line.at_ms)
                 self.is_ended = self.is_ended or line.stream == "end"
 
+    @contextlib.contextmanager
+    def _unless_failed(self) -> Iterator[Mapping[StreamKey, int]]:
+        """Give the positions before; they are also those after it, if what is done fails."""
+        before = dict(self._positions)
+        try:
+            yield before
+        except OSError:
+            self._positions = before
+            raise
+
+    def _take(self, *, is_last: bool) -> list[LogLine]:
+        """Append what is new of each stream; only then let the file system have what was read."""
+        with self._unless_failed() as before:
+            lines = list(self._new_lines(is_last=is_last))
+            if lines:
+                self._append(lines, before)
+        for key, path in self._streams.items():
+            self._give_back(key, path)
+        return lines
+
     def _is_full(self) -> bool:
         return sum(chunk.size for chunk in self._chunks if chunk.stored < chunk.size) > JOURNAL_BYTES
 
@@ -177,7 +204,6 @@ class LogJournal:
             for text, size, is_piece in split_lines(data, is_last=is_last and len(data) < READ_BYTES):
                 self._positions[key] += size
                 yield self._line(rank, stream, text, self._positions[key], is_piece=is_piece)
-            self._give_back(key, path)
 
     def _gap(self, key: StreamKey, upto: int) -> LogLine:
         """Give up what was not read of a stream up to a byte."""
@@ -189,23 +215,23 @@ class LogJournal:
         self._last_ms = max(self._last_ms, int(self._now() * 1000))
         return LogLine(at_ms=self._last_ms, rank=rank, stream=stream, text=text, end=end, is_piece=is_piece, is_gap=is_gap)  # type: ignore[arg-type]
 
-    def _append(self, lines: list[LogLine], before: Mapping[StreamKey, int]) -> list[LogLine]:
-        if not lines:
-            return lines
+    def _append(self, lines: list[LogLine], before: Mapping[StreamKey, int]) -> None:
         newest = self._chunks[-1] if self._chunks else None
         if newest is None or newest.size >= CHUNK_BYTES or lines[0].at_ms - newest.name.at_ms >= CHUNK_MILLISECONDS:
             newest = self._begin_chunk(lines[0].at_ms, before)
-        with newest.path.open("ab") as file:
-            newest.size += file.write(encode_lines(lines))
+        newest.size = _write(newest.path, newest.size, encode_lines(lines))
         self.count += len(lines)
-        return lines
 
     def _begin_chunk(self, at_ms: int, before: Mapping[StreamKey, int]) -> _Chunk:
         name = ChunkName(self._node_id, self.count, at_ms)
         head = ChunkHead(first=self.count, positions={f"{rank}.{stream}": position for (rank, stream), position in before.items()})
         path = self._folder / name.path
-        path.write_bytes(encode_head(head))
-        chunk = _Chunk(name, path, path.stat().st_size)
+        try:
+            chunk = _Chunk(name, path, _write(path, 0, encode_head(head)))
+        except OSError:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
         self._chunks.append(chunk)
         return chunk
 
@@ -247,6 +273,34 @@ def split_lines(data: bytes, *, is_last: bool) -> Iterator[tuple[str, int, bool]
             return
         yield data[begin:end].removesuffix(b"\n").decode(errors="replace"), end - begin, is_piece
         begin = end
+
+
+def _write(path: Path, size: int, data: bytes) -> int:
+    """Write after the first bytes of a file, which is made if need be.
+
+    Args:
+        path: of the file.
+        size: what counts of it; what a failed write may have left beyond is overwritten or cut off.
+        data: is in the file as a whole or not at all.
+
+    Returns:
+        What counts from now on.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb", buffering=0) as file:
+        file.truncate(size)
+        file.seek(size)
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[file.write(left) :]
+        except OSError:
+            with contextlib.suppress(OSError):  # the next write cuts it off
+                file.truncate(size)
+            raise
+    return size + len(data)
 
 
 def _size(path: Path) -> int:

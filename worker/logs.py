@@ -20,7 +20,8 @@ import os
 import shutil
 import stat
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -104,6 +105,7 @@ class LogShipper:
         self._shipping = asyncio.Lock()
         self._recent: deque[LogLines] = deque()
         self._recent_characters = 0
+        self._is_failing = False
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
@@ -127,29 +129,40 @@ class LogShipper:
             A sentence for what is not in the store; empty when all is.
         """
         await self.close()
-        await self._read(is_last=True)
+        failures = [await self._try(partial(self._read, is_last=True)), await self._try(self._ship)]
+        return tuple(f"the last lines of this node's ranks are not in S3: {error}" for error in failures if error is not None)
+
+    async def _try(self, work: Callable[[], Coroutine[object, object, None]]) -> Exception | None:
+        """Try it as often as it may help; returns what it failed with in the end."""
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
-                await self._ship()
-            except StorageError as error:
-                if not error.retryable or attempt == MAX_ATTEMPTS:
-                    return (f"the last lines of this node's ranks are not in S3: {error}",)
+                await work()
+            except (StorageError, OSError) as error:
+                if attempt == MAX_ATTEMPTS or (isinstance(error, StorageError) and not error.retryable):
+                    return error
             else:
-                return ()
+                return None
             await asyncio.sleep(RETRY_SECONDS * attempt)
         raise AssertionError
 
     async def _read_on(self) -> None:
         while True:
-            if self._journal is None or self._journal.has_news():  # mostly not: a thread for each look would take a core's time from training
-                await self._read()
+            try:
+                if self._journal is None or self._journal.has_news():  # mostly not: a thread for each look would take a core's time from training
+                    await self._read()
+            except OSError as error:
+                if not self._is_failing:
+                    log.warning("lines of ranks cannot be kept yet: %s", error)  # tried again at the next look
+                self._is_failing = True
+            else:
+                self._is_failing = False
             await asyncio.sleep(READ_SECONDS)
 
     async def _ship_on(self) -> None:
         while True:
             try:
                 await self._ship()
-            except StorageError as error:
+            except (StorageError, OSError) as error:
                 log.info("lines of ranks are not shipped yet: %s", error)
             await asyncio.sleep(FLUSH_SECONDS - READ_SECONDS)
 
@@ -215,12 +228,12 @@ class RankLogs:
         """
         while True:
             for path, reference in self._streams(plan, here):
-                size = _size(path)
-                if size is None or size > WHOLE_BYTES or not is_due(size, self._sent.get(path)):
-                    continue
                 try:
+                    size = _size(path)
+                    if size is None or size > WHOLE_BYTES or not is_due(size, self._sent.get(path)):
+                        continue
                     await asyncio.to_thread(self._objects.put_file, reference, path, size)
-                except StorageError as error:
+                except (StorageError, OSError) as error:
                     log.info("%s is not shown live: %s", reference.key, error)  # tried again at the next look
                 else:
                     self._sent[path] = size

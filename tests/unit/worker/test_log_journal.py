@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,17 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
+
+
+@contextlib.contextmanager
+def files_end_at(size: int) -> Iterator[None]:
+    """Let every write of this process beyond a file's first bytes fail, the one that reaches over them after a part, as on a disk that fills up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def texts(lines) -> list[str]:
@@ -154,6 +168,54 @@ def test_a_full_journal_reads_no_further_and_says_what_it_gave_up(bench, monkeyp
     (rest, _) = journal.end()
     assert rest.is_gap
     assert bench.journal().is_ended
+
+
+def test_lines_that_the_disk_does_not_take_are_read_again(bench) -> None:
+    journal = bench.journal()
+    bench.say("one\n")
+    journal.read()
+    (chunk,) = journal.unstored()
+    bench.say("two\nthree\n")
+    bench.say("four\n", "stderr")
+    for room in (0, 10, 60):
+        with files_end_at(chunk.size + room), pytest.raises(OSError, match="too large"):
+            journal.read()
+        assert journal.has_news()
+        assert journal.unstored() == [chunk]
+        assert chunk.path.stat().st_size == chunk.size, "what was written of them is cut off again"
+        assert (journal.count, bench.journal().count) == (1, 1)
+    assert texts(journal.read()) == ["two", "three", "four"]
+    bench.say("five")
+    with files_end_at(chunk.size), pytest.raises(OSError, match="too large"):
+        journal.end()
+    assert not journal.is_ended
+    assert texts(journal.end()) == ["five", ""]
+    assert bench.kept() == ["one", "two", "three", "four", "five", ""]
+
+
+def test_a_chunk_that_the_disk_does_not_take_is_begun_again(bench) -> None:
+    journal = bench.journal()
+    bench.say("one\n")
+    for room in (0, 10):
+        with files_end_at(room), pytest.raises(OSError, match="too large"):
+            journal.read()
+        assert journal.unstored() == []
+        assert list(bench.folder.glob("node=*/*")) == []
+    assert texts(journal.read()) == ["one"]
+    assert bench.kept() == ["one"]
+
+
+def test_what_is_not_in_the_journal_is_not_given_back(bench, monkeypatch) -> None:
+    monkeypatch.setattr(log_journal, "WHOLE_BYTES", 128 * 1024)
+    journal = bench.journal()
+    text = "".join(f"{number:07}\n" for number in range(32 * 1024))
+    bench.say(text)
+    with files_end_at(0), pytest.raises(OSError, match="too large"):
+        journal.read()
+    assert bench.streams[Rank(0), "stdout"].read_text() == text
+    journal.read()
+    assert "\0" in bench.streams[Rank(0), "stdout"].read_text()
+    assert bench.kept() == text.splitlines()
 
 
 def test_a_long_stream_is_given_back_to_the_file_system(bench, monkeypatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from everstep.protocol.plan import GenerationPlan, ObjectReference
 from tests.unit.worker.rank_plans import RUN, rank_plan
 from worker import logs
 from worker.errors import StoreDenied, StoreUnavailable
+from worker.log_journal import LogJournal
 from worker.logs import SHORT_BYTES, LogShipper, RankLogs, is_due
 from worker.rank_files import RankFiles
 from worker.storage.memory import MemoryObjectStore
@@ -153,6 +155,50 @@ async def test_who_begins_to_follow_is_given_the_newest_lines_once_more(tmp_path
     assert [(lines.first, [line.text for line in lines.lines]) for lines in before] == [(0, ["one", "two"]), (2, ["three"])]
     ships.show_recent()
     assert passed == before * 2
+
+
+async def test_lines_that_the_disk_does_not_take_at_first_are_shipped_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logs, "READ_SECONDS", 0.0)
+    bench = Bench(tmp_path)
+    failing, is_full = asyncio.Event(), True
+    append, loop, tries = LogJournal._append, asyncio.get_running_loop(), []
+
+    def refuse(journal: LogJournal, *arguments: object) -> None:
+        if is_full:
+            tries.append(1)
+            if len(tries) == 3:
+                loop.call_soon_threadsafe(failing.set)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(journal, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LogJournal, "_append", refuse)
+    ships, passed = shipper(bench)
+    bench.files(0).stdout.write_text("one\ntwo\n")
+    ships.begin()
+    await failing.wait()
+    assert passed == []
+    is_full = False
+    assert await ships.finish() == ()
+    assert [line.text for lines in passed for line in lines.lines] == ["one", "two", ""]
+    assert b'"two"' in b"".join(data for key, data in bench.stored.items() if key.endswith(".jsonl"))
+    assert len([record for record in caplog.records if "cannot be kept" in record.message]) == 1
+
+
+async def test_lines_that_the_disk_never_takes_are_told_to_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(logs, "RETRY_SECONDS", 0.0)
+    bench = Bench(tmp_path)
+    ships, _ = shipper(bench)
+    bench.files(0).stdout.write_text("one\n")
+    await ships._read()
+    monkeypatch.setattr(LogJournal, "_append", refuse)
+    (missing,) = await ships.finish()
+    assert "No space left on device" in missing
+    assert any(b'"one"' in data for data in bench.stored.values()), "what was kept is shipped"
 
 
 async def test_of_much_the_oldest_is_not_held(tmp_path: Path, monkeypatch) -> None:
