@@ -508,11 +508,13 @@ class Member:
         slot.pins += 1
 
         async def work() -> None:
+            subject = f"rank {shard.rank}"
             try:
                 uploaded = await upload_shard(self._node.objects, slot.file, self.plan, rank=shard.rank)
                 self.uploads = [*self.uploads[-2 * len(self.shards) + 1 :], uploaded]
+                self.lines.mended("upload_failed", subject)
             except StorageError as error:
-                self.lines.fault("upload_failed", f"step {step} of rank {shard.rank} is not in S3: {error}", is_permanent=False)
+                self.lines.fault("upload_failed", f"step {step} of {subject} is not in S3: {error}", is_permanent=False, subject=subject)
             finally:
                 slot.pins -= 1
                 shard.pinned = NONE

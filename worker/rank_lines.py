@@ -263,10 +263,22 @@ class RankLines:
             point = MetricPoint(generation=self.generation, step=message.boundary, values=values, at_seconds=self._now())
             self._outbox.add(self.run, [point])
 
-    def fault(self, code: str, message: str, *, is_permanent: bool) -> None:
-        """Tell the control plane of a typed fault."""
-        self.faults[f"{code} {message}"] = NodeFault(code=code, message=message, is_permanent=is_permanent)
+    def fault(self, code: str, message: str, *, is_permanent: bool, subject: str | None = None) -> None:
+        """Tell the control plane of a typed fault.
+
+        Args:
+            code: its type.
+            message: a sentence for the user.
+            is_permanent: trying again gives the same.
+            subject: what has it; the newest of a code and a subject is told alone, until it is `mended`. None: it is told for good.
+        """
+        self.faults[f"{code} {message if subject is None else subject}"] = NodeFault(code=code, message=message, is_permanent=is_permanent)
         self._on_change()
+
+    def mended(self, code: str, subject: str) -> None:
+        """A subject has this fault no more; nothing where it had none."""
+        if self.faults.pop(f"{code} {subject}", None) is not None:
+            self._on_change()
 
     def _begin(self, work: object) -> None:
         task = asyncio.ensure_future(work)  # type: ignore[call-overload]

@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 
 import worker.agent
+import worker.member
 from everstep.protocol.agent_messages import (
     ExitClass,
     FaultCode,
@@ -22,6 +23,7 @@ from everstep.protocol.agent_messages import (
     Start,
     StopTraining,
     TakeCheckpoint,
+    UploadedShard,
 )
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.plan import ShardSource
@@ -29,7 +31,7 @@ from everstep.protocol.rank_messages import read_agent_half
 from everstep.protocol.slot import HEADER_BYTES, SlotState, pack_header, unpack_header
 from tests.integration.worker.agent.fleet import CAPACITY_BYTES, JOB, KEY_BYTES, RUN, TIMEOUTS, Fleet, Node, payload, until
 from worker.core.slots import Content
-from worker.errors import PeerLost
+from worker.errors import PeerLost, StoreUnavailable
 from worker.member import Member
 from worker.promise import PromiseFile
 from worker.replication.transfers import ShardRejected
@@ -485,6 +487,31 @@ async def test_a_checkpoint_that_a_person_wants_is_one_commit_of_all(fleet: Flee
     await fleet.send(fleet.nodes[0], old)
     await fleet.train(wanted + 9)
     assert uploaded(fleet) == [first] * 3, "of another generation"
+
+
+async def test_of_failed_uploads_the_newest_of_a_rank_is_told_until_one_succeeds(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object, **__: object) -> UploadedShard:
+        raise StoreUnavailable("it is down")
+
+    await fleet.launch()
+    member = fleet.nodes[0].agent._member
+    assert member is not None
+    shard = member.shards[Rank(0)]
+
+    async def upload(step: int) -> list[str]:
+        await fleet.train(step)
+        await until("its commit", lambda: member._committed > shard.uploaded)
+        member._persist = member._committed
+        member._upload_if_due(shard)
+        await member.uploads_done()
+        return [fault.message for fault in member.faults() if fault.code == "upload_failed"]
+
+    with monkeypatch.context() as down:
+        down.setattr(worker.member, "upload_shard", refuse)
+        for step in (3, 6, 9):
+            (message,) = await upload(step)
+            assert message == f"step {shard.uploaded} of rank 0 is not in S3: it is down"
+    assert await upload(12) == []
 
 
 async def test_the_coordinator_keeps_the_distance_that_its_own_node_can_pay_for(fleet: Fleet) -> None:
