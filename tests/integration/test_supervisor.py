@@ -539,6 +539,27 @@ async def test_a_dead_template_is_replaced(tmp_path: Path) -> None:
         await bench.supervisor.shut_down()
 
 
+async def test_a_warm_start_that_was_stopped_is_none_when_the_template_dies(tmp_path: Path) -> None:
+    """The template hangs: it never forks the rank that was asked for, and is then killed. A later generation, not stopped, starts cold."""
+    bench = Bench(tmp_path, is_warm=True)
+    await bench.supervisor.start()
+    try:
+        await bench.until(lambda: bench.supervisor.preload is Preload.READY)
+        (template,) = processes.children(bench.shim_pid())
+        os.kill(template, signal.SIGSTOP)
+        await bench.start("print('ran')\n")
+        bench.supervisor.halt_now(RUN, Generation(1))
+        await bench.start("print('ran')\n", generation=2)
+        await bench.supervisor._list()  # the shim has heard all of it
+        os.kill(template, signal.SIGKILL)
+        end = (await bench.exit()).end
+        assert (end.stopped, end.text) == (True, "the rank was not started: it was stopped before it started")
+        assert (await bench.exit(generation=2)).end.code == 0
+        assert not bench.files().stdout.exists() or bench.files().stdout.read_text() == ""
+    finally:
+        await bench.supervisor.shut_down()
+
+
 def preloading(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> Bench:
     """A bench whose template imports a module of the test's own."""
     (folder / "modules").mkdir()

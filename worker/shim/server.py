@@ -349,6 +349,9 @@ class Shim:
             return
         waiting, self._waiting = self._waiting, []
         for pending in waiting:
+            if pending.is_stopped:  # while the template that has died was asked for it
+                self._refuse(pending.client, pending.start, "it was stopped before it started")
+                continue
             if template is None or template.state is not Preload.READY:
                 self._start_cold(pending.client, pending.start)
                 continue
@@ -470,7 +473,7 @@ class Shim:
             template.line.socket.close()
 
     def _bury_template(self, template: _Template) -> None:
-        """The template has ended. What it was asked for starts cold; a template that had been ready is started again."""
+        """The template has ended. What it was asked for starts cold, unless it was stopped; a template that had been ready is started again."""
         self._hear_template(template)
         self._hang_up(template)
         lost, self._forking = self._forking, []
