@@ -26,6 +26,10 @@ class MemoryFacts:
 def memory_facts(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryFacts:
     """Read how much memory this process and its children can have.
 
+    What a cgroup uses holds the pages of files that it has read. Those that were not used again count as available, as in MemAvailable: the kernel
+    takes them back before it kills.
+    Source: the working set of kubelet's eviction signal `memory.available`.
+
     Args:
         proc: where procfs is mounted.
         cgroups: where cgroups are mounted.
@@ -42,7 +46,7 @@ def memory_facts(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgrou
         used = _number(group / "memory.current") or _number(group / "memory.usage_in_bytes")
         if limit is not None and limit < _NO_LIMIT_BYTES:
             total = min(total, limit)
-            available = min(available, max(0, limit - (used or 0)))
+            available = min(available, limit - min(limit, max(0, (used or 0) - _inactive_file_bytes(group))))
     return MemoryFacts(total, available)
 
 
@@ -86,16 +90,8 @@ def oom_kill_count(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgr
     """
     group = _memory_cgroup(proc, cgroups)
     files = [group / "memory.events", group / "memory.oom_control"] if group is not None else []
-    for path in (*files, proc / "vmstat"):
-        try:
-            lines = path.read_text().splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            name, _, value = line.partition(" ")
-            if name == "oom_kill":
-                return int(value)
-    return None
+    counts = (_counts(path).get("oom_kill") for path in (*files, proc / "vmstat"))
+    return next((count for count in counts if count is not None), None)
 
 
 def _memory_cgroup(proc: Path, cgroups: Path) -> Path | None:
@@ -109,6 +105,22 @@ def _memory_cgroup(proc: Path, cgroups: Path) -> Path | None:
         if not controllers:
             unified = cgroups / path.lstrip("/")
     return unified if unified is not None and (unified / "memory.events").is_file() else None
+
+
+def _inactive_file_bytes(group: Path) -> int:
+    """Return the pages of files in a cgroup and below that were not used again; cgroup v1 sums up under another name."""
+    counts = _counts(group / "memory.stat")
+    return counts.get("total_inactive_file", counts.get("inactive_file", 0))
+
+
+def _counts(path: Path) -> dict[str, int]:
+    """Read a file of names and numbers; one that is not there is empty."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition(" ") for line in lines)
+    return {name: int(value) for name, _, value in pairs if value.isdecimal()}
 
 
 def _number(path: Path) -> int | None:

@@ -57,6 +57,34 @@ def test_cgroup_v1(proc: Path, tmp_path: Path) -> None:
     assert memory_facts(proc, tmp_path / "cgroup").total_bytes == 1000 * 1024
 
 
+@pytest.mark.parametrize(
+    ("line", "path", "files", "stat"),
+    [
+        ("0::/job", "job", ("memory.events", "memory.max", "memory.current"), "anon 5\ninactive_file 90000\nactive_file 7\n"),
+        (
+            "4:memory:/job",
+            "memory/job",
+            ("memory.oom_control", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+            "cache 5\ninactive_file 3\ntotal_inactive_file 90000\n",
+        ),
+    ],
+    ids=["v2", "v1"],
+)
+def test_files_that_a_cgroup_has_read_are_given_back_when_memory_is_needed(
+    proc: Path, tmp_path: Path, line: str, path: str, files: tuple[str, str, str], stat: str
+) -> None:
+    (proc / "self" / "cgroup").write_text(f"{line}\n")
+    group = tmp_path / "cgroup" / path
+    group.mkdir(parents=True)
+    for name, text in zip(files, ("oom_kill 0\n", "102400\n", "102000\n"), strict=True):
+        (group / name).write_text(text)
+    assert memory_facts(proc, tmp_path / "cgroup").available_bytes == 400, "what is not known is not given back"
+    (group / "memory.stat").write_text(stat)
+    assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 90_400)
+    (group / files[2]).write_text("50000\n")  # the two are not read at one time
+    assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 102_400)
+
+
 def test_what_nobody_counts_is_unknown(proc: Path, tmp_path: Path) -> None:
     (proc / "vmstat").write_text("pgfault 5\n")
     assert oom_kill_count(proc, tmp_path / "none") is None
