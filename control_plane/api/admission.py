@@ -62,6 +62,7 @@ def admit(
     wrong = [
         *_reserved(request),
         *_inputs(request, bucket),
+        *_outputs(request, bucket),
         *_does_not_fit(request, copies, fleet, max_node_count),
         *_priceless(request, fleet),
         *_no_alternative(request, fleet, alternatives),
@@ -71,7 +72,7 @@ def admit(
     ]
     if wrong:
         raise InvalidRequest("The job cannot run as asked: " + "; ".join(f"{error.field}: {error.message}" for error in wrong), fields=wrong)
-    own = f"s3://{bucket}/jobs/{request.training_job_name}/run={run_id}"
+    own = own_place(bucket, request.training_job_name, run_id)
     return JobSpec(
         source_sha256=source.sha256,
         source_bucket=source.bucket,
@@ -85,12 +86,12 @@ def admit(
         hyperparameters=dict(request.hyper_parameters),
         environment=dict(request.environment),
         checkpoint_every_steps=request.checkpoint_config.every_steps,
-        checkpoint_uri=_below(request.checkpoint_config.s3_uri, request.training_job_name) or f"{own}/checkpoints/",
+        checkpoint_uri=_below(request.checkpoint_config.s3_uri, request.training_job_name) or f"{own}checkpoints/",
         checkpoint_max_count=request.checkpoint_config.max_count,
         checkpoint_max_age_seconds=request.checkpoint_config.max_age_in_seconds,
         third_slot=request.checkpoint_config.third_slot,
-        output_uri=_below(request.output_data_config.s3_output_path, request.training_job_name) or f"{own}/output/",
-        log_uri=f"{own}/logs/",
+        output_uri=_below(request.output_data_config.s3_output_path, request.training_job_name) or f"{own}output/",
+        log_uri=f"{own}logs/",
         max_runtime_seconds=request.stopping_condition.max_runtime_in_seconds,
         max_pending_seconds=request.stopping_condition.max_pending_time_in_seconds,
         max_cost_usd=request.stopping_condition.max_cost_usd,
@@ -102,6 +103,20 @@ def admit(
         secrets=dict(request.secrets),
         inputs=tuple(_input(channel) for channel in request.input_data_config),
     )
+
+
+def own_place(bucket: str, name: str, run_id: str) -> str:
+    """Return where in the service's own bucket a job's things lie, and nobody else's.
+
+    Args:
+        bucket: the service's own.
+        name: of the job.
+        run_id: of the job.
+
+    Returns:
+        A URI that ends with a slash.
+    """
+    return f"s3://{bucket}/jobs/{name}/run={run_id}/"
 
 
 def copies_of(request: CreateTrainingJobRequest) -> int:
@@ -136,9 +151,22 @@ def _inputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[FieldErr
         if (source.s3_data_source is None) == (source.file_system_data_source is None):
             yield FieldError(field=f"{field}.DataSource", message="names one of S3DataSource and FileSystemDataSource")
         uri = source.s3_data_source.s3_uri if source.s3_data_source is not None else ""
-        if request.role_arn is None and uri.removeprefix("s3://").partition("/")[0] == bucket:
+        if request.role_arn is None and _is_in(bucket, uri):
             message = f"{bucket} is the service's own bucket, and has what belongs to other projects; name a RoleArn that may read it"
             yield FieldError(field=f"{field}.DataSource.S3DataSource.S3Uri", message=message)
+
+
+def _outputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[FieldError]:
+    """Nodes write there and the API reads and deletes there, each with its own permissions: a RoleArn changes nothing about that."""
+    asked = {"CheckpointConfig.S3Uri": request.checkpoint_config.s3_uri, "OutputDataConfig.S3OutputPath": request.output_data_config.s3_output_path}
+    for field, uri in asked.items():
+        if uri is not None and _is_in(bucket, uri):
+            message = f"{bucket} is the service's own bucket, and has what belongs to other projects; leave this out for the job's own place in it"
+            yield FieldError(field=field, message=message)
+
+
+def _is_in(bucket: str, uri: str) -> bool:
+    return uri.removeprefix("s3://").partition("/")[0] == bucket
 
 
 def _input(channel: Channel) -> JobInput:

@@ -2,7 +2,8 @@
 
     objects first, a bounded number in a call, then the rows: a call that dies anywhere is made good by the same call again
 
-Invariant: only keys of the job's own run or generations, below the job's own prefixes, are ever deleted: a prefix may be shared with others.
+Invariant: only keys of the job's own run or generations, below the job's own prefixes, are ever deleted: a prefix may be shared with others. In the
+service's bucket generations are the job's own in its own place alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from control_plane.api import schemas
 from control_plane.api.auth import User
 from control_plane.api.deps import Router, Services, ServicesDep, TrainingJobNamePath
 from control_plane.api.routes.jobs import find_job
+from control_plane.api.routes.results import has_own_outputs
 from control_plane.cloud.objects import DELETED_AT_ONCE, ObjectInfo
 from control_plane.db import checkpoints, events, jobs
 from control_plane.db.errors import Conflict, NotFound
@@ -77,7 +79,7 @@ def delete_training_job(
         object_count=len(found),
         object_bytes=sum(info.size_bytes for info in found),
         has_more_objects=has_more,
-        s3_uris=list(dict.fromkeys(f"s3://{place.below.bucket}/{place.below.key}" for place in _places(job))),
+        s3_uris=list(dict.fromkeys(f"s3://{place.below.bucket}/{place.below.key}" for place in _places(services, job))),
     )
 
 
@@ -94,17 +96,17 @@ def _forget(services: Services, job: JobRecord) -> None:
         )
 
 
-def _places(job: JobRecord) -> tuple[_Place, ...]:
+def _places(services: Services, job: JobRecord) -> tuple[_Place, ...]:
     of_generations = re.compile(r"gen=\d+/.*", re.DOTALL)
     return (
         _Place(prefix_of(job.spec.checkpoint_uri), re.compile(rf"run={re.escape(job.run_id)}/.*", re.DOTALL)),
         _Place(prefix_of(job.spec.log_uri), of_generations),
-        _Place(prefix_of(job.spec.output_uri), of_generations),
+        *([_Place(prefix_of(job.spec.output_uri), of_generations)] if has_own_outputs(job, services.bucket) else []),
     )
 
 
 def _objects(services: Services, job: JobRecord) -> Iterator[ObjectInfo]:
-    for place in _places(job):
+    for place in _places(services, job):
         for info in services.objects.list(place.below):
             if place.own.fullmatch(info.reference.key[len(place.below.key) :]):
                 yield info

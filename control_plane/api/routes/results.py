@@ -1,6 +1,6 @@
 """What a job leaves in S3: logs and outputs, listed and streamed.
 
-Invariant: only keys below the job's own prefixes are ever read.
+Invariant: only keys of the job's own generations, below its own prefixes, are ever read or told; in the service's bucket those are in its own place.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from fastapi import Query
 from fastapi.responses import StreamingResponse
 
 from control_plane.api import deps, schemas
+from control_plane.api.admission import own_place
 from control_plane.api.auth import Caller, Reader
 from control_plane.api.deps import MaxResults, NextToken, Router, Services, ServicesDep, TrainingJobNamePath, page_of, page_position
 from control_plane.api.errors import NotFound
@@ -23,6 +24,7 @@ from control_plane.cloud.objects import ObjectInfo
 from control_plane.core.states import ENDED_JOBS
 from control_plane.db import jobs, nodes
 from control_plane.db.jobs import GenerationRecord, JobRecord
+from control_plane.loop.records import prefix_of
 from everstep.protocol.plan import ObjectReference
 
 router = Router(prefix="/v1/training-jobs/{TrainingJobName}", tags=["Results"])
@@ -55,7 +57,7 @@ def list_logs(
 @router.get("/logs/content", operation_id="GetLog", response_class=StreamingResponse, responses=deps.binary_answer("text/plain"))
 def get_log(training_job_name: TrainingJobNamePath, key: Key, caller: Reader, services: ServicesDep) -> StreamingResponse:
     """Stream one log, by the key that ListLogs gave."""
-    return _content(services, _reference(_find(services, training_job_name, caller).spec.log_uri), key, "text/plain; charset=utf-8")
+    return _content(services, prefix_of(_find(services, training_job_name, caller).spec.log_uri), _LOG, key, "text/plain; charset=utf-8")
 
 
 @router.get("/outputs", operation_id="ListOutputs")
@@ -63,18 +65,18 @@ def list_outputs(
     training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
 ) -> schemas.ListOutputsResponse:
     """List the files that a job's ranks left in EVERSTEP_OUTPUT_DIR, by generation."""
-    prefix = _reference(_find(services, training_job_name, caller).spec.output_uri)
+    prefix = _outputs_of(services, _find(services, training_job_name, caller))
     after = "" if next_token is None else page_position(next_token, str)[0]
-    found = (info for info in services.objects.list(prefix, after=after) if not info.reference.key.endswith("/"))
-    shown, more = page_of(list(islice(found, max_results + 1)), max_results, lambda info: (info.reference.key,))
-    entries = [entry for info in shown if (entry := _output_entry(prefix, info)) is not None]
-    return schemas.ListOutputsResponse(outputs=entries, next_token=more)
+    of_generations = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}gen=")
+    found = (entry for info in services.objects.list(of_generations, after=after) if (entry := _output_entry(prefix, info)) is not None)
+    shown, more = page_of(list(islice(found, max_results + 1)), max_results, lambda entry: (entry.key,))
+    return schemas.ListOutputsResponse(outputs=shown, next_token=more)
 
 
 @router.get("/outputs/content", operation_id="GetOutput", response_class=StreamingResponse, responses=deps.binary_answer("application/octet-stream"))
 def get_output(training_job_name: TrainingJobNamePath, key: Key, caller: Reader, services: ServicesDep) -> StreamingResponse:
     """Stream one output file, by the key that ListOutputs gave."""
-    return _content(services, _reference(_find(services, training_job_name, caller).spec.output_uri), key, "application/octet-stream")
+    return _content(services, _outputs_of(services, _find(services, training_job_name, caller)), _OUTPUT, key, "application/octet-stream")
 
 
 def _find(services: Services, name: str, caller: Caller) -> JobRecord:
@@ -82,9 +84,26 @@ def _find(services: Services, name: str, caller: Caller) -> JobRecord:
         return find_job(session, name, caller)
 
 
-def _reference(uri: str) -> ObjectReference:
-    bucket, _, key = uri.removeprefix("s3://").partition("/")
-    return ObjectReference(bucket=bucket, key=key)
+def has_own_outputs(job: JobRecord, bucket: str) -> bool:
+    """Say whether what lies at a job's output path can be its own alone, as far as the service's bucket goes.
+
+    Called by deletions, too. Jobs that were stored before admission refused such a path may have one that leads to what belongs to others.
+
+    Args:
+        job: any.
+        bucket: the service's own.
+
+    Returns:
+        Whether the path is in another bucket, or in the job's own place in this one.
+    """
+    return prefix_of(job.spec.output_uri).bucket != bucket or job.spec.output_uri.startswith(own_place(bucket, job.name, job.run_id))
+
+
+def _outputs_of(services: Services, job: JobRecord) -> ObjectReference:
+    if not has_own_outputs(job, services.bucket):
+        message = f"The outputs of {job.name} are at {job.spec.output_uri}, among what belongs to other jobs: they are not shown here."
+        raise NotFound(message, hint="Ask who runs the service to copy them.")
+    return prefix_of(job.spec.output_uri)
 
 
 def _logs_of(
@@ -94,7 +113,7 @@ def _logs_of(
     nodes_of = sorted((rank, node.node_id) for node in launched.plan.nodes for rank in node.ranks if rank >= since) if launched is not None else []
     last = nodes_of[-1][0] if nodes_of else None
     expected = (_missing(job, number, rank, node_id, alive) for rank, node_id in nodes_of)
-    present = _stored_logs(services, _reference(job.spec.log_uri), number, since, last)
+    present = _stored_logs(services, prefix_of(job.spec.log_uri), number, since, last)
     for _, of_rank in groupby(heapq.merge(present, expected, key=_log_position), key=lambda entry: entry.rank):
         entries = list(of_rank)
         yield from [entry for entry in entries if entry.key is not None] or entries
@@ -152,13 +171,13 @@ def _missing(job: JobRecord, number: int, rank: int, node_id: str, alive: set[st
 
 def _output_entry(prefix: ObjectReference, info: ObjectInfo) -> schemas.OutputEntry | None:
     match = _OUTPUT.fullmatch(info.reference.key[len(prefix.key) :])
-    if match is None:
+    if match is None or info.reference.key.endswith("/"):
         return None
     return schemas.OutputEntry(generation=int(match[1]), path=match[2], key=info.reference.key, bytes=info.size_bytes)
 
 
-def _content(services: Services, prefix: ObjectReference, key: str, media_type: str) -> StreamingResponse:
-    if not key.startswith(prefix.key):
+def _content(services: Services, prefix: ObjectReference, own: re.Pattern[str], key: str, media_type: str) -> StreamingResponse:
+    if not key.startswith(prefix.key) or own.fullmatch(key[len(prefix.key) :]) is None:
         raise NotFound(f"The job has nothing under the key {key!r}.", hint="Use a key that the list of the same job gave.")
     info = services.objects.head(ObjectReference(bucket=prefix.bucket, key=key))
     # A log may grow while it is read: what was announced is what is sent.

@@ -28,6 +28,7 @@ from everstep.errors import ServiceFailed
 from tests.sqlite import make_migrated
 
 BUCKET = "everstep"
+USERS_BUCKET = "mine"
 GROUP = "training-group"
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -51,7 +52,7 @@ class Service:
     def __init__(self, directory: Path, database_url: str = "", *, objects: MemoryObjectStore | None = None) -> None:
         self.clock = Clock()
         self.operator = FakeOperator()
-        self.objects = objects or MemoryObjectStore(BUCKET)
+        self.objects = objects or MemoryObjectStore(BUCKET, USERS_BUCKET)
         self.settings = Settings(
             state_directory=directory / "server",
             database_url=database_url,

@@ -11,7 +11,7 @@ from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.tokens import Role
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.api.conftest import BUCKET, START, refused
-from tests.unit.control_plane.api.test_results import Job
+from tests.unit.control_plane.api.test_results import Job, move_outputs
 
 GPT = {"TrainingJobName": "gpt"}
 
@@ -95,6 +95,17 @@ def test_its_objects_go_when_asked_and_nobody_elses(service, client, job):
     end(service, job)
     assert client.delete_training_job(**GPT, DeleteObjects=True)["ObjectCount"] == 3
     assert keys(service) == others()
+
+
+def test_outputs_among_what_belongs_to_others_stay(service, client, job):
+    victim = ObjectReference(bucket=BUCKET, key="jobs/victim/run=1/output/gen=1/rank=0/x")
+    service.objects.put(victim, b"weights")
+    move_outputs(service, job.run, f"s3://{BUCKET}/jobs/victim/run=1/output/")
+    end(service, job)
+    told = client.delete_training_job(**GPT, DeleteObjects=True)
+    assert (told["IsDeleted"], told["ObjectCount"]) == (True, 2)
+    assert not any("victim" in uri for uri in told["S3Uris"])
+    assert service.objects.head(victim).size_bytes == 7
 
 
 def test_many_objects_go_in_several_calls(service, client, job, monkeypatch):

@@ -82,6 +82,9 @@ def request_(client, tmp_path_factory):
             "InputDataConfig[0].DataSource.S3DataSource.S3Uri",
             "everstep is the service's own bucket",
         ),
+        ({"OutputDataConfig": {"S3OutputPath": f"s3://{BUCKET}"}}, "OutputDataConfig.S3OutputPath", "everstep is the service's own bucket"),
+        ({"OutputDataConfig": {"S3OutputPath": f"s3://{BUCKET}/jobs/other/run=1"}, "RoleArn": ROLE}, "OutputDataConfig.S3OutputPath", "own bucket"),
+        ({"CheckpointConfig": {"S3Uri": f"s3://{BUCKET}/jobs/other"}}, "CheckpointConfig.S3Uri", "everstep is the service's own bucket"),
         (
             {"InputDataConfig": [{"ChannelName": "x", "DataSource": {"FileSystemDataSource": {"DirectoryPath": "data"}}}]},
             "InputDataConfig[0].DataSource.FileSystemDataSource.DirectoryPath",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 from datetime import timedelta
 
@@ -18,6 +19,7 @@ from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.events import NewEvent
 from control_plane.db.incidents import NewIncident
 from control_plane.db.leases import Leaser
+from control_plane.db.models import Job as JobRow
 from control_plane.db.nodes import AgentFacts
 from control_plane.db.protection import HolderRecord, ShardRecord, VerifiedRecord
 from control_plane.errors import TooManyCases
@@ -29,7 +31,7 @@ from everstep.protocol.manifest import CheckpointManifest, ManifestShard, encode
 from everstep.protocol.plan import ObjectReference, PlanNode, RankPlan
 from everstep.protocol.safetensors import encode_header
 from everstep.protocol.slot import SlotHeader
-from tests.unit.control_plane.api.conftest import BUCKET, START, all_pages, refused
+from tests.unit.control_plane.api.conftest import BUCKET, START, USERS_BUCKET, all_pages, refused
 from tests.unit.control_plane.db.test_jobs import plan as any_plan
 from tests.unit.worker.storage.slots import header_of, payload_of
 
@@ -420,6 +422,39 @@ def test_only_keys_of_the_job_are_read(client, job, service):
     for key in ("sources/secret", f"jobs/gpt/run={job.run}/output/gen=1/rank=0/x", f"jobs/gpt/run={job.run}/logs/gen=9/rank=0.stdout"):
         with refused("ResourceNotFoundException"):
             client.get_log(TrainingJobName="gpt", Key=key)["Body"].read()
+
+
+def move_outputs(service, run: str, uri: str) -> None:
+    """Give a stored job the output path that one may have which was stored before admission refused such a path."""
+    with service.database.write() as session:
+        row = session.get(JobRow, run)
+        row.spec = {**row.spec, "output_uri": uri}
+
+
+@pytest.mark.parametrize("uri", [f"s3://{BUCKET}/jobs/", f"s3://{BUCKET}/jobs/gpt/", f"s3://{BUCKET}/jobs/victim/run=1/output/"])
+def test_outputs_among_what_belongs_to_others_are_not_shown(client, job, service, uri):
+    key = "jobs/victim/run=1/output/gen=1/rank=0/x"
+    service.objects.put(ObjectReference(bucket=BUCKET, key=key), b"secret")
+    move_outputs(service, job.run, uri)
+    with refused("ResourceNotFoundException", match="among what belongs to other jobs"):
+        client.list_outputs(TrainingJobName="gpt")
+    with refused("ResourceNotFoundException", match="among what belongs to other jobs"):
+        client.get_output(TrainingJobName="gpt", Key=key)["Body"].read()
+
+
+def test_outputs_in_another_bucket_are_shown_and_keys_beside_them_are_not(client, job, service):
+    move_outputs(service, job.run, f"s3://{USERS_BUCKET}/out/gpt/")
+    for path in ("another/gen=1/rank=0/x", "gen=1/rank=0/", "gen=1/rank=0/x", "gen=2/rank=0/x", "of-another/gen=1/x"):
+        service.objects.put(ObjectReference(bucket=USERS_BUCKET, key=f"out/gpt/{path}"), b"x")
+    page = client.list_outputs(TrainingJobName="gpt", MaxResults=1)
+    assert [entry["Key"] for entry in page["Outputs"]] == ["out/gpt/gen=1/rank=0/x"]
+    assert b"another" not in base64.urlsafe_b64decode(page["NextToken"] + "==")
+    rest = client.list_outputs(TrainingJobName="gpt", MaxResults=1, NextToken=page["NextToken"])
+    assert [entry["Key"] for entry in rest["Outputs"]] == ["out/gpt/gen=2/rank=0/x"]
+    assert "NextToken" not in rest
+    assert client.get_output(TrainingJobName="gpt", Key="out/gpt/gen=1/rank=0/x")["Body"].read() == b"x"
+    with refused("ResourceNotFoundException"):
+        client.get_output(TrainingJobName="gpt", Key="out/gpt/of-another/gen=1/x")["Body"].read()
 
 
 @pytest.mark.covers("GetOutput.TrainingJobName", "GetOutput.Key", "ListOutputs.TrainingJobName", "ListOutputs.MaxResults", "ListOutputs.NextToken")
