@@ -319,7 +319,9 @@ def _made(session: Session, token: str | None, digest: str | None) -> JobRecord 
 def _store(services: Services, new: NewJob) -> JobRecord:
     now = services.now()
     with services.database.write() as session:
-        _require_room(session, quotas.find(session, new.project))  # what was read before may have been taken by others since
+        # What was read before, others may have taken since; nobody else writes until this is committed.
+        _fleet(session, new.fleet_name)
+        _require_room(session, quotas.find(session, new.project))
         job = jobs.create(session, new, now)
         message = f"{job.name} was created: {new.spec.node_count} nodes × {new.spec.ranks_per_node} ranks, {new.spec.copies} copies."
         event = NewEvent(at=now, type="TrainingJobCreated", message=message, project=new.project, fleet_name=new.fleet_name, job_name=job.name)

@@ -6,7 +6,7 @@ import pytest
 from botocore.config import Config
 
 from control_plane.cloud.errors import Throttled
-from control_plane.db import jobs
+from control_plane.db import fleets, jobs
 from control_plane.db.leases import Leaser
 from control_plane.db.tokens import Role
 from tests.postgresql import BOTH_ENGINES
@@ -230,6 +230,23 @@ def test_an_agents_token_opens_nothing_here(client, service):
     token = client.create_join_token(FleetName="main")["JoinToken"]
     with refused("AccessDeniedException", "agent's"), closing(service.client(token)) as agent:
         agent.list_training_jobs()
+
+
+@pytest.mark.parametrize(("is_gone", "words"), [(False, "the fleet 'main' is being deleted"), (True, "there is no fleet named 'main'")])
+def test_a_fleet_that_is_deleted_while_aws_is_asked_takes_no_job_in(client, request_, service, is_gone, words):
+    look = service.operator.describe_group
+
+    def others_delete(name: str):
+        with service.database.write() as session:
+            fleets.request_delete(session, "main", service.clock())
+            if is_gone:
+                fleets.remove(session, Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main"))
+        return look(name)
+
+    service.operator.describe_group = others_delete
+    with refused("ValidationException", words):
+        client.create_training_job(**request_)
+    assert names(client) == []
 
 
 def test_a_cloud_that_is_away_is_said_to_be_away(service):
