@@ -132,6 +132,11 @@ class RebootMember:
     reason: str
 
 
+def reboot_key(node_id: NodeId, since: float) -> str:
+    """Return the key of the intent to reboot a node that is REBOOTING since then: who looks for it is told whether EC2 took it."""
+    return f"reboot/{node_id}/{since:.3f}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendKeepEvidence:
     """Let an agent put its own log and its ranks' streams into the object store, for a person who is to look at the node."""

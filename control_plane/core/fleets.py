@@ -256,14 +256,17 @@ class _Table:
                 self.take_out(row, remedies.of_lemon(node.history, self.now), f"not used again: {why}")
         for row in self.in_state(NodeState.REBOOTING):
             node = self.node(row.node_id)
-            is_back = node.is_connected and node.has_reported and row.connected_at is not None and row.connected_at > row.since
+            rebooted_at = self.seen.rebooted.get(row.node_id)
+            is_new = rebooted_at is not None and row.connected_at is not None and row.connected_at > rebooted_at
+            is_back = node.is_connected and node.has_reported and is_new
             found = remedies.worst(node.faults, node.history, self.now) if is_back else None
             if found is not None:
                 self.take_out(row, Remedy.REPLACE, f"rebooted, and its agent still reports {found.words}")
             elif is_back:
                 self.move(row, NodeEvent.CONNECTED, "rebooted, and its agent is connected again without the fault")
-            elif self.now - row.since > REBOOT_SECONDS:
-                self.take_out(row, Remedy.REPLACE, f"did not come back within {REBOOT_SECONDS:g} s of its reboot: {row.reason}")
+            elif self.now - (row.since if rebooted_at is None else rebooted_at) > REBOOT_SECONDS:
+                what = "EC2 did not take its reboot within {:g} s" if rebooted_at is None else "did not come back within {:g} s of its reboot"
+                self.take_out(row, Remedy.REPLACE, f"{what.format(REBOOT_SECONDS)}: {row.reason}")
 
     def take_out(self, row: NodeRecord, remedy: Remedy, reason: str) -> None:
         """Let a node go where its remedy says."""
@@ -550,11 +553,14 @@ def _sources(table: _Table, policy: Policy) -> list[SendKeepSources]:
 
 
 def _reboots(spec: FleetSpec, table: _Table) -> list[FleetAction]:
-    """Ask for reboots; said again until the agent's line breaks, and made once by its key."""
+    """Ask for reboots; said again until EC2 is known to have taken them, and made once by their key.
+
+    An agent that dials in anew proves nothing before that: this server may have just been started.
+    """
     return [
         RebootMember(group=spec.group, node_id=row.node_id, since=row.since, reason=row.reason)
         for row in table.in_state(NodeState.REBOOTING)
-        if table.node(row.node_id).is_connected and (row.connected_at is None or row.connected_at <= row.since)
+        if row.node_id not in table.seen.rebooted
     ]
 
 

@@ -695,3 +695,5 @@ class FleetObserved:
     """As the pass before left them."""
     replaced: tuple[float, ...] = ()
     """When nodes were replaced by Everstep's own verdict, over the last hour at least."""
+    rebooted: Mapping[NodeId, float] = field(default_factory=dict)
+    """When EC2 was known to have taken the reboot that a row is REBOOTING for, Unix seconds; who is missing is still to be asked for."""

@@ -7,7 +7,7 @@ Invariant: an intent is opened under a lease, and a finished one is never opened
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -94,6 +94,12 @@ def finish(session: Session, lease: Lease, *, key: str, state: IntentState, outc
     """
     leases.guard(session, lease)
     session.execute(update(Intent).where(Intent.key == key).values(state=state, outcome=outcome, finished_at=now))
+
+
+def done_at(session: Session, keys: Collection[str]) -> dict[str, datetime]:
+    """Return of effects when it was known that they had taken effect, by key; those of which it is not known are missing."""
+    query = select(Intent.key, Intent.finished_at).where(Intent.key.in_(keys), Intent.state == IntentState.DONE)
+    return {key: at for key, at in session.execute(query) if at is not None}
 
 
 def unfinished(session: Session, lease: Lease) -> tuple[IntentRecord, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from control_plane.core.actions import reboot_key
 from control_plane.core.evidence import WATCHED_FROM_LEASES, is_fleet_blind
 from control_plane.core.fleets import NOT_REPLACED, RATE_WINDOW_SECONDS
 from control_plane.core.moves import is_ready
@@ -31,7 +32,7 @@ from control_plane.core.observed import (
 from control_plane.core.queue import Schedule, in_words, schedule
 from control_plane.core.states import FleetStatus, NodeState
 from control_plane.core.timeouts import grace_seconds
-from control_plane.db import checkpoints, drills, fleets, implications, incidents, jobs, nodes, notices
+from control_plane.db import checkpoints, drills, fleets, implications, incidents, intents, jobs, nodes, notices
 from control_plane.db.session import Database
 from control_plane.loop import records
 from control_plane.loop.agents import AgentRegistry, AgentView
@@ -80,6 +81,8 @@ class StoredFleet:
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
     replaced: tuple[datetime, ...]
     """When nodes were replaced by Everstep's own verdict, over the last hour at least."""
+    rebooted: Mapping[NodeId, datetime]
+    """When EC2 was known to have taken the reboot of those that are being rebooted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,13 +272,16 @@ class Observer:
             NotFound: it was removed.
         """
         with self._database.read() as session:
+            rows = nodes.of_fleet(session, name)
+            keys = {reboot_key(row.node_id, row.since): row.node_id for row in map(records.node_record, rows) if row.state is NodeState.REBOOTING}
             return StoredFleet(
                 fleet=fleets.get(session, name),
-                nodes=nodes.of_fleet(session, name),
+                nodes=rows,
                 jobs=jobs.unfinished(session, name),
                 notices=notices.of_fleet(session, name),
                 implications=implications.of_fleet(session, name),
                 replaced=nodes.replaced_since(session, name, now - timedelta(seconds=RATE_WINDOW_SECONDS)),
+                rebooted={keys[key]: at for key, at in intents.done_at(session, keys).items()} if keys else {},
             )
 
     def observe_fleet(self, stored: StoredFleet, view: CloudView, history: FleetHistory) -> tuple[FleetSpec, FleetObserved]:
@@ -294,6 +300,7 @@ class Observer:
             history=history,
             vacancies=stored.fleet.vacancies,
             replaced=tuple(moment.timestamp() for moment in stored.replaced),
+            rebooted={node_id: moment.timestamp() for node_id, moment in stored.rebooted.items()},
         )
 
     def _node(self, fleet: FleetName, node_id: NodeId, row: nodes.NodeRecord | None, view: AgentView | None, told: _Told) -> NodeObserved:

@@ -126,6 +126,7 @@ class Simulation:
         self.seconds = 1000.0
         self.agents: dict[NodeId, Agent] = {}
         self.silent_since: dict[NodeId, float] = {}
+        self.rebooted: dict[tuple[NodeId, float], float] = {}
         self.cut: set[NodeId] = set()
         self.deaf: set[NodeId] = set()
         """Only their control link is cut."""
@@ -246,6 +247,7 @@ class Simulation:
             records=tuple(row for row in self.table.values() if row.state is not NodeState.GONE),
             nodes=nodes,
             jobs=tuple(self.fleet_jobs()),
+            rebooted={row.node_id: at for row in self.table.values() if (at := self.rebooted.get((row.node_id, row.since))) is not None},
         )
         decision = fleets.decide(self.seconds, FLEET, observed, POLICY)
         assert fleets.decide(self.seconds, FLEET, observed, POLICY) == decision
@@ -268,9 +270,11 @@ class Simulation:
                     self.booting.pop(node_id, None)
                     self.removed.add(node_id)
                     self.desired -= decrement
-                case RebootMember(node_id=node_id):
+                case RebootMember(node_id=node_id, since=since):
                     assert node_id in self.has_told
-                    self.agents.pop(node_id)
+                    assert (node_id, since) not in self.rebooted
+                    self.rebooted[node_id, since] = self.seconds
+                    self.agents.pop(node_id, None)
                     self.booting[node_id] = self.seconds + 5
                 case SendRelease(node_id=node_id, run=run):
                     self.send(node_id, Release(run=run))

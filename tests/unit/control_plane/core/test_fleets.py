@@ -499,16 +499,28 @@ def test_a_spare_that_reports_a_fault_is_rebooted_or_replaced() -> None:
 
 
 def test_a_rebooted_node_is_a_spare_again_replaced_with_its_fault_or_given_up() -> None:
-    def rebooting(faulty: dict[str, NodeFault] | None = None, since: float = NOW - 60, connected: float = NOW - 5):
+    def rebooting(faulty: dict[str, NodeFault] | None = None, since: float = NOW - 60, connected: float = NOW - 5, taken: float | None = None):
         rows = [row("i1", NodeState.REBOOTING, since=since, connected_at=connected), row("i2"), row("i3")]
-        return decide(seen(rows, [], faulty=faulty, silent=("i1",) if connected < since else ()))
+        observed = seen(rows, [], faulty=faulty, silent=("i1",) if connected < since else ())
+        return decide(replace(observed, rebooted={NodeId("i1"): since if taken is None else taken}))
 
     assert states(rebooting()) == {"i1": ("spare", None)}
     assert states(rebooting({"i1": XID})) == {"i1": ("draining", None)}
     assert states(rebooting(connected=NOW - 100)) == {}, "its agent has not dialled in since"
+    assert states(rebooting({"i1": XID}, taken=NOW - 4)) == {}, "its agent dialled in before EC2 was asked"
     late = rebooting(since=NOW - REBOOT_SECONDS - 1, connected=NOW - 2000)
     assert states(late) == {"i1": ("draining", None)}
     assert ended(late) == ["i1"]
+    assert states(rebooting(since=NOW - REBOOT_SECONDS - 1, connected=NOW - 2000, taken=NOW - REBOOT_SECONDS)) == {}, "it is given its time from then"
+
+
+def test_a_reboot_is_asked_for_until_ec2_has_taken_it_whenever_the_agent_dialled_in() -> None:
+    rows = [row("i1", NodeState.REBOOTING, since=NOW - 60, connected_at=NOW - 5, reason="words"), row("i2"), row("i3")]
+    for silent in ((), ("i1",)):
+        decision = decide(seen(rows, [], faulty={"i1": XID}, silent=silent))
+        assert (states(decision), decision.actions[0]) == ({}, RebootMember(group="group", node_id=NodeId("i1"), since=NOW - 60, reason="words"))
+    refused = decide(seen([replace(rows[0], since=NOW - REBOOT_SECONDS - 1), *rows[1:]], []))
+    assert refused.records[0].reason == "EC2 did not take its reboot within 900 s: words"
 
 
 def test_a_spare_silent_for_t_max_is_held_and_its_place_filled_unless_most_are_silent() -> None:

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from control_plane.core.actions import GroupAction, RebootMember
 from control_plane.core.observed import NodeRequest
 from control_plane.core.requests import in_words
 from control_plane.core.states import JobState, NodeState
 from control_plane.db import jobs, nodes
+from control_plane.db.leases import Lease
 from control_plane.loop import records
 from everstep.protocol.agent_messages import HaltRanks, NodeFault, StopTraining
 from everstep.protocol.ids import Generation, NodeId
@@ -72,6 +74,26 @@ async def test_a_rebooted_node_is_left_and_works_again(world: World) -> None:
     await world.until(lambda: ("reboot_member", "group", node_id) in world.operator.calls)
     await world.until(lambda: world.nodes()[node_id].state == NodeState.SPARE)
     assert world.nodes()[node_id].request == ""
+
+
+async def test_a_reboot_that_was_decided_upon_before_the_server_died_is_made_by_the_next_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await trains(world)
+    spare = world.spare().node_id
+    asked: list[GroupAction] = []
+
+    async def dies(_lease: Lease, action: GroupAction) -> bool:
+        asked.append(action)
+        return False
+
+    monkeypatch.setattr(world.runner.executor, "change_group", dies)
+    ask(world, NodeRequest.REBOOT, spare)
+    await world.until(lambda: any(isinstance(action, RebootMember) for action in asked))
+    world.start_server()
+    rebooted = ("reboot_member", "group", spare)
+    await world.until(lambda: rebooted in world.operator.calls or world.nodes()[spare].state != NodeState.REBOOTING)
+    assert (rebooted in world.operator.calls, world.nodes()[spare].state) == (True, NodeState.REBOOTING)
+    await world.until(lambda: world.nodes()[spare].state == NodeState.SPARE)
+    assert world.operator.calls.count(rebooted) == 1
 
 
 async def test_without_another_node_the_job_trains_on_and_the_request_waits(tmp_path) -> None:
