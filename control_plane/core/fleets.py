@@ -10,8 +10,8 @@ Who leaves a job or stops being a spare goes where its remedy says: back among t
 a fleet within an hour is limited: a verdict that is wrong everywhere must not empty the fleet.
 
 Invariant: a node works for one job at most, a gang starts whole or not at all, recovering jobs come before queued ones, and nothing is ended while
-the group is not as the contract says or most of the fleet is silent, except what AWS says is ending anyway. Nothing is ended for a verdict that
-`may_terminate` does not stand in, unless a person says so.
+the group is not as the contract says or most of the fleet is silent, except what AWS says is ending anyway. Nothing that has ever joined is ended for
+a verdict that `may_terminate` does not stand in, unless a person says so.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from control_plane.core.observed import (
 from control_plane.core.queue import in_order, schedule
 from control_plane.core.spares import spare_count
 from control_plane.core.states import HOLDING_JOBS, LAUNCHED_JOBS, NODE_TRANSITIONS, JobState, NodeEvent, NodeState, advance
-from control_plane.core.timeouts import HOLD_SECONDS, REBOOT_SECONDS
+from control_plane.core.timeouts import HOLD_SECONDS, JOIN_SECONDS, REBOOT_SECONDS
 from everstep.protocol.agent_messages import MemberPhase, NoticeKind
 from everstep.protocol.ids import NodeId, RunId
 from everstep.protocol.plan import SourceArchive
@@ -71,6 +71,10 @@ MOST_SOURCE_BYTES = 1024**3
 RATE_WINDOW_SECONDS = 3600.0
 NOT_REPLACED = "not replaced"
 """In a fleet's reason while its limit holds."""
+NOT_JOINED = "its agent has not dialled in"
+"""In a fleet's reason while its newest instances do not join, and in that of one which is ended for it."""
+WHERE_TO_LOOK = "look at the user data and its log on the instance, the way to this server (security group), and the join token"
+MOST_DOUBLINGS = 10
 
 
 def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy) -> FleetDecision:
@@ -103,6 +107,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
     table.take_back()
     table.assign(policy)
     if not is_frozen:
+        table.give_up_joining()
         table.retire_announced()
     table.replace_within_limit(is_frozen=is_frozen)
     desired = 0 if spec.is_deleting else _desired(spec, observed, table)
@@ -212,9 +217,11 @@ class _Table:
                     self.move(row, NodeEvent.REBOOTED, row.request_words)
                 case NodeRequest.REPLACE:
                     self.move(row, NodeEvent.EXCLUDED, row.request_words)
-        for row in self.in_state(NodeState.HELD):
+        for row in self.in_state(NodeState.HELD, NodeState.JOINING):
             if row.request is NodeRequest.REPLACE:
                 self.move(row, NodeEvent.EXCLUDED, row.request_words)
+            elif row.state is NodeState.JOINING:
+                continue
             elif row.request is not None:
                 self.rows[row.node_id] = replace(row, hold=Hold.PERSON, reason=row.request_words, request=None, request_words="")
 
@@ -385,6 +392,29 @@ class _Table:
             free = [row for row in self._nodes_of(job) if self.node(row.node_id).member is None and self.node(row.node_id).has_reported]
             for row in free[: max(0, extra)]:
                 self.move(row, NodeEvent.RELEASED, "no node has to be left any more")
+
+    def failed_join_count(self) -> int:
+        """Return how many instances in a row did not join, those that are being ended for that among them."""
+        return self.seen.failed_join_count + sum(row.reason.startswith(NOT_JOINED) for row in self.in_state(NodeState.DRAINING))
+
+    def join_seconds(self) -> float:
+        """Return how long the next instance that does not join is waited for."""
+        return JOIN_SECONDS * 2.0 ** min(self.failed_join_count(), MOST_DOUBLINGS)
+
+    def give_up_joining(self) -> None:
+        """End an instance whose agent does not dial in, so that another one comes: one, and the next one only after twice as long.
+
+        What is wrong with one instance its successor mends. What is wrong with all of them, their user data, say, a person mends: new ones would come
+        and go for ever. Only the time counts in which this server could have heard the agent.
+        """
+        patience = self.join_seconds()
+        settled = {member.node_id for member in self.seen.group.members if not member.is_leaving and not member.lifecycle_state.startswith("Pending")}
+        for row in self.in_state(NodeState.JOINING):
+            node = self.node(row.node_id)
+            is_there = node.instance is InstanceCondition.PRESENT and row.node_id in settled
+            if is_there and min(self.now - row.created_at, node.silent_seconds) > patience:
+                self.move(row, NodeEvent.EXCLUDED, f"{NOT_JOINED} within {patience:g} s: {WHERE_TO_LOOK}")
+                return
 
     def retire_announced(self) -> None:
         """End idle nodes that AWS will end anyway, so that others come sooner: at once what goes soon, one by one what goes late or only may go.
@@ -606,6 +636,8 @@ def _reason(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int, *
         names = ", ".join(row.node_id for row in table.waiting())
         until = "none is allowed" if not recent else f"the next one when {RATE_WINDOW_SECONDS / 60:g} minutes of the first are over"
         parts.append(f"{names} {NOT_REPLACED}: {len(recent)} replacements in the last hour of {spec.max_replacements_per_hour} allowed, {until}")
+    if count := table.failed_join_count():
+        parts.append(f"{NOT_JOINED}, of {count} instances in a row: {WHERE_TO_LOOK}; the next one is replaced after {table.join_seconds():g} s")
     there = sum(not member.is_leaving for member in seen.group.members)
     if there < desired and (words := capacity.waiting_words(seen.group)):
         parts.append(f"waits for {desired - there} instances: {words}")

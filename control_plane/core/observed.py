@@ -695,5 +695,7 @@ class FleetObserved:
     """As the pass before left them."""
     replaced: tuple[float, ...] = ()
     """When nodes were replaced by Everstep's own verdict, over the last hour at least."""
+    failed_join_count: int = 0
+    """How many instances were replaced because they did not join, of those that came after the newest one that did; all of them are gone."""
     rebooted: Mapping[NodeId, float] = field(default_factory=dict)
     """When EC2 was known to have taken the reboot that a row is REBOOTING for, Unix seconds; who is missing is still to be asked for."""

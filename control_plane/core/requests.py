@@ -3,6 +3,7 @@
     DrainNode    assigned: its job leaves it at an agreed stop (`core.moves`) ──▶ spare ──▶ held, for a person
     RebootNode                                   likewise                     ──▶ spare ──▶ rebooted ──▶ spare
     ReplaceNode                                  likewise                     ──▶ spare ──▶ its instance is ended, another one comes
+                 of a node that has not joined                                          ──▶ likewise
     HoldNode     of a node that works for nobody                                        ──▶ held, for a person
 
 A request is a column of the node's row until it is done; the fleet loop does it once nobody works there, and gives the node to nobody meanwhile.
@@ -53,7 +54,7 @@ def refusal(asked: NodeRequest, standing: Standing) -> str:
     node = f"the node {standing.node_id}"
     if standing.state in _ENDING:
         return f"{node} is {standing.state}: it ends anyway"
-    if standing.state is NodeState.JOINING:
+    if standing.state is NodeState.JOINING and asked is not NodeRequest.REPLACE:
         return f"{node} has not joined yet"
     if standing.state is NodeState.REBOOTING:
         return f"{node} is being rebooted"

@@ -65,10 +65,10 @@ class JobEvent(StrEnum):
 class NodeState(StrEnum):
     """Where a node stands in its fleet.
 
-    JOINING: EC2 has the instance, its agent has not dialled in; left when it does or when the instance ends. SPARE: connected and free; left by
-    assignment, a scale-down or a fault. ASSIGNED: belongs to one job; left when the job ends or excludes it. HELD: not used and not ended, its agent
-    may still speak: unreachable, distrusted, or kept for inspection; left when it is heard again (unreachable) or by a person. REBOOTING: EC2 is
-    asked to reboot it for a fault that this mends; left when its agent has dialled in again without the fault, or does not in time. DRAINING:
+    JOINING: EC2 has the instance, its agent has not dialled in; left when it does, does not in time, or the instance ends. SPARE: connected and free;
+    left by assignment, a scale-down or a fault. ASSIGNED: belongs to one job; left when the job ends or excludes it. HELD: not used and not ended,
+    its agent may still speak: unreachable, distrusted, or kept for inspection; left when it is heard again (unreachable) or by a person. REBOOTING:
+    EC2 is asked to reboot it for a fault that this mends; left when its agent has dialled in again without the fault, or does not in time. DRAINING:
     excluded or surplus: EC2 is asked to end it; left when EC2 says so. GONE: ended.
     """
 

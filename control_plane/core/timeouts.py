@@ -39,6 +39,7 @@ SEND_SECONDS = 10.0
 FORGET_SECONDS = 30.0
 HOLD_SECONDS = 600.0
 REBOOT_SECONDS = 900.0
+JOIN_SECONDS = 900.0
 GANG_PATIENCE_SECONDS = 900.0
 
 FIXED = (
@@ -72,6 +73,12 @@ FIXED = (
     ),
     _Fixed(
         "reboot", REBOOT_SECONDS, "an instance that is not back by then is replaced", "bare metal and large GPU instances take a quarter of an hour"
+    ),
+    _Fixed(
+        "join",
+        JOIN_SECONDS,
+        "an instance whose agent has not dialled in by then is replaced; each further one in a row is given twice as long as the one before",
+        "a boot takes as long as a reboot; what keeps every instance from joining is not mended by new ones",
     ),
     _Fixed(
         "gang_patience",

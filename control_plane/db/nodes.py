@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, TypedDict, Unpack
 
-from sqlalchemy import Select, bindparam, func, select, tuple_, update
+from sqlalchemy import Select, bindparam, func, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
@@ -197,6 +197,14 @@ def replaced_since(session: Session, fleet_name: str, moment: datetime) -> tuple
     """Return when nodes of a fleet were replaced by Everstep's own verdict, from a moment on; ended ones count."""
     query = select(Node.replaced_at).where(Node.fleet_name == fleet_name, Node.replaced_at.is_not(None), Node.replaced_at >= moment)
     return tuple(at for at in session.scalars(query.order_by(Node.replaced_at)) if at is not None)
+
+
+def failed_join_count(session: Session, fleet_name: str) -> int:
+    """Return how many replaced instances of a fleet never joined, of those that came after the newest one that did; all of them have ended."""
+    joined = select(func.max(Node.created_at)).where(Node.fleet_name == fleet_name, Node.connected_at.is_not(None)).scalar_subquery()
+    failed = (Node.fleet_name == fleet_name, Node.connected_at.is_(None), Node.replaced_at.is_not(None), Node.ended_at.is_not(None))
+    query = select(func.count()).select_from(Node).where(*failed, or_(joined.is_(None), Node.created_at > joined))
+    return session.scalar(query) or 0
 
 
 def ask_release(session: Session, node_id: str, *, state: str, release: str, now: datetime) -> NodeRecord:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from control_plane.core.actions import reboot_key
 from control_plane.core.evidence import WATCHED_FROM_LEASES, is_fleet_blind
-from control_plane.core.fleets import NOT_REPLACED, RATE_WINDOW_SECONDS
+from control_plane.core.fleets import NOT_JOINED, NOT_REPLACED, RATE_WINDOW_SECONDS
 from control_plane.core.moves import is_ready
 from control_plane.core.notices import merged
 from control_plane.core.observed import (
@@ -81,6 +81,7 @@ class StoredFleet:
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
     replaced: tuple[datetime, ...]
     """When nodes were replaced by Everstep's own verdict, over the last hour at least."""
+    failed_join_count: int
     rebooted: Mapping[NodeId, datetime]
     """When EC2 was known to have taken the reboot of those that are being rebooted."""
 
@@ -281,6 +282,7 @@ class Observer:
                 notices=notices.of_fleet(session, name),
                 implications=implications.of_fleet(session, name),
                 replaced=nodes.replaced_since(session, name, now - timedelta(seconds=RATE_WINDOW_SECONDS)),
+                failed_join_count=nodes.failed_join_count(session, name),
                 rebooted={keys[key]: at for key, at in intents.done_at(session, keys).items()} if keys else {},
             )
 
@@ -300,6 +302,7 @@ class Observer:
             history=history,
             vacancies=stored.fleet.vacancies,
             replaced=tuple(moment.timestamp() for moment in stored.replaced),
+            failed_join_count=stored.failed_join_count,
             rebooted={node_id: moment.timestamp() for node_id, moment in stored.rebooted.items()},
         )
 
@@ -368,4 +371,4 @@ def _takes_in(fleet: fleets.FleetRecord, job: jobs.JobRecord) -> bool:
 
 def _what_holds(fleet: fleets.FleetRecord | None) -> str:
     """Return what keeps a fleet from bringing nodes, in its own words; empty while nothing does."""
-    return fleet.reason if fleet is not None and NOT_REPLACED in fleet.reason else ""
+    return fleet.reason if fleet is not None and (NOT_REPLACED in fleet.reason or NOT_JOINED in fleet.reason) else ""

@@ -35,13 +35,14 @@ from control_plane.core.observed import (
     InstanceCondition,
     NodeObserved,
     NodeRecord,
+    NodeRequest,
     Notice,
     Policy,
     Remedy,
 )
 from control_plane.core.queue import schedule
 from control_plane.core.states import JobState, NodeState
-from control_plane.core.timeouts import HOLD_SECONDS, REBOOT_SECONDS, ladder
+from control_plane.core.timeouts import HOLD_SECONDS, JOIN_SECONDS, REBOOT_SECONDS, ladder
 from everstep.protocol.agent_messages import MemberPhase, MemberReport, NodeFault, NoticeKind
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId
 from everstep.protocol.plan import ObjectReference, SourceArchive
@@ -521,6 +522,69 @@ def test_a_reboot_is_asked_for_until_ec2_has_taken_it_whenever_the_agent_dialled
         assert (states(decision), decision.actions[0]) == ({}, RebootMember(group="group", node_id=NodeId("i1"), since=NOW - 60, reason="words"))
     refused = decide(seen([replace(rows[0], since=NOW - REBOOT_SECONDS - 1), *rows[1:]], []))
     assert refused.records[0].reason == "EC2 did not take its reboot within 900 s: words"
+
+
+def joining(*ages: float, silent_seconds: float = 1e9, **changes: Any) -> FleetObserved:
+    """A fleet whose instances do not join, the oldest first."""
+    rows = [replace(row(f"i{place}", NodeState.JOINING), created_at=NOW - age) for place, age in enumerate(ages, 1)]
+    observed = seen(rows, [], desired=len(rows), silent=tuple(record.node_id for record in rows), silent_seconds=silent_seconds)
+    return replace(observed, **changes)
+
+
+def test_an_instance_that_does_not_join_in_time_is_replaced_and_it_is_said_where_to_look() -> None:
+    spec = replace(SPEC, min_node_count=1, spare_count=1)
+    late = decide(joining(JOIN_SECONDS + 2, JOIN_SECONDS + 1), spec)
+    assert states(late) == {"i1": ("draining", None)}, "one at a time"
+    assert late.actions == (TerminateMember(group="group", node_id=NodeId("i1"), decrement=False, reason=late.records[0].reason),)
+    assert "has not dialled in within 900 s: look at the user data" in late.records[0].reason
+    assert late.records[0].reason in late.events[0].message
+    assert "of 1 instances in a row: look at the user data" in late.reason
+    assert states(decide(joining(JOIN_SECONDS, JOIN_SECONDS), spec)) == {}
+    assert states(decide(joining(2000.0, 2000.0, silent_seconds=JOIN_SECONDS), spec)) == {}, "this server could not hear it for as long"
+
+
+def test_instances_that_aws_still_prepares_or_knows_nothing_of_are_not_late() -> None:
+    observed = joining(2000.0, 2000.0, 2000.0)
+    first, *others = observed.group.members
+    pending = replace(observed.group, members=(replace(first, lifecycle_state="Pending:Wait"), *others))
+    assert states(decide(replace(observed, group=pending))) == {"i2": ("draining", None)}
+    unknown = {node_id: replace(node, instance=InstanceCondition.UNKNOWN) for node_id, node in observed.nodes.items()}
+    assert states(decide(replace(observed, nodes=unknown))) == {}
+    frozen = replace(observed, group=replace(observed.group, drift=("words",)))
+    assert states(decide(frozen)) == {}
+
+
+def test_the_next_instance_that_does_not_join_is_given_twice_as_long() -> None:
+    spec = replace(SPEC, min_node_count=1, spare_count=0)
+    for count in range(4):
+        limit = JOIN_SECONDS * 2**count
+        assert states(decide(joining(limit, failed_join_count=count), spec)) == {}
+        assert states(decide(joining(limit + 1, failed_join_count=count), spec)) == {"i1": ("draining", None)}
+    going = decide(joining(JOIN_SECONDS + 2, JOIN_SECONDS + 1), replace(SPEC, min_node_count=1, spare_count=1)).records
+    waiting = joining(JOIN_SECONDS + 1)
+    both = replace(waiting, records=(*(replace(record, node_id=NodeId("i0")) for record in going), *waiting.records))
+    assert states(decide(both, spec)) == {}, "the one before is still being ended"
+
+
+def test_a_group_whose_every_instance_fails_to_join_goes_through_few_of_them() -> None:
+    """A week of nothing but failures, looked at once a minute: each replacement comes at once."""
+    ages, count = [0.0] * 4, 0
+    for _ in range(7 * 24 * 60):
+        ages = [age + 60 for age in ages]
+        gone = decide(joining(*ages, failed_join_count=count), replace(SPEC, min_node_count=4, spare_count=0)).records
+        assert len(gone) <= 1
+        for record in gone:
+            ages[int(record.node_id[1:]) - 1] = 0.0
+            count += 1
+    assert 4 <= count <= 16
+
+
+def test_a_person_replaces_an_instance_that_has_not_joined_at_once() -> None:
+    asked = joining(1.0, 1.0, 1.0)
+    first, *others = asked.records
+    decision = decide(replace(asked, records=(replace(first, request=NodeRequest.REPLACE, request_words="a person asked"), *others)))
+    assert states(decision) == {"i1": ("draining", None)}
+    assert ended(decision) == ["i1"]
 
 
 def test_a_spare_silent_for_t_max_is_held_and_its_place_filled_unless_most_are_silent() -> None:

@@ -304,6 +304,29 @@ def test_a_hello_does_not_change_what_a_node_is_used_for(database):
         assert [node.id for node in nodes.of_fleet(session, "main", with_ended=True)] == ["i-1"]
 
 
+def test_instances_that_never_joined_count_from_the_newest_one_that_did(database):
+    def come(lease: Lease, node_id: str, minute: int, *, joins: bool) -> None:
+        at = NOW + timedelta(minutes=minute)
+        nodes.change(session, lease, node_id, initial_state="joining", now=at)
+        if joins:
+            facts = AgentFacts(node_id=node_id, fleet_name="main", address="", peer_port=1, memory_bytes=5, agent_id="a", version="1")
+            nodes.note_hello(session, facts, initial_state="joining", now=at)
+        else:
+            nodes.change(session, lease, node_id, initial_state="joining", now=at, replaced_at=at, ended_at=at, state="gone")
+
+    with database.write() as session:
+        fleets.create(session, fleet(), NOW)
+        lease = Leaser("owner", 3.0, lambda: 0.0).claim(session, "fleet", "main")
+        counts = []
+        for minute, joins in enumerate([False, False, True, False]):
+            come(lease, f"i-{minute}", minute, joins=joins)
+            counts.append(nodes.failed_join_count(session, "main"))
+        assert counts == [1, 2, 0, 1]
+        nodes.change(session, lease, "i-4", initial_state="joining", now=NOW + timedelta(hours=1))
+        assert nodes.failed_join_count(session, "main") == 1, "it may still join"
+        assert nodes.failed_join_count(session, "other") == 0
+
+
 # Tokens
 
 

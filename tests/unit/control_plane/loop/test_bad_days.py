@@ -6,6 +6,7 @@ import itertools
 import threading
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from sqlalchemy.event import listen
@@ -30,7 +31,7 @@ from everstep.protocol.agent_messages import (
 )
 from everstep.protocol.plan import GenerationPlan
 from tests.postgresql import BOTH_ENGINES, PostgreSql
-from tests.unit.control_plane.loop.world import FLEET, Agent, World
+from tests.unit.control_plane.loop.world import FLEET, GROUP, Agent, World
 
 
 def hello_of(agent: Agent) -> Hello:
@@ -680,3 +681,20 @@ async def test_what_is_old_is_let_go_while_a_job_trains_and_recovers(world: Worl
     await world.until(lambda: is_running(world, 15))
     assert world.plan().base_step == 30
     assert len(world.incidents()) == 14
+
+
+async def test_an_instance_that_never_joins_is_replaced_so_that_the_job_can_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("control_plane.core.fleets.JOIN_SECONDS", 30.0)
+    world = World(tmp_path, spares=0, max_size=4)
+    try:
+        world.submit()
+        await world.until(lambda: len(world.operator.describe_group(GROUP).members) == 4)
+        dead = world.operator.describe_group(GROUP).members[0].instance_id
+        world.never_return.add(dead)
+        await world.until(lambda: dead in world.nodes() and world.nodes()[dead].state == NodeState.GONE)
+        assert any("joining → draining: its agent has not dialled in within 30 s" in message for message in world.events())
+        await world.running()
+        with world.database.read() as session:
+            assert fleets.get(session, FLEET).reason == "keeps 4 nodes"
+    finally:
+        world.close()
