@@ -43,6 +43,7 @@ from control_plane.core.actions import (
     SendTakeStacks,
     SetDesired,
     TerminateMember,
+    reboot_key,
 )
 from control_plane.core.capacity import LONGEST_RETRY_SECONDS
 from control_plane.core.observed import DrillKind, DrillObserved
@@ -251,7 +252,7 @@ class Executor:
                 )
             case RebootMember(group=group, node_id=node_id, since=since, reason=reason):
                 return Call(
-                    key=f"reboot/{node_id}/{since:.3f}",
+                    key=reboot_key(node_id, since),
                     name="RebootInstances",
                     detail={"group": group, "node_id": node_id, "reason": reason},
                     make=lambda: self._operator.reboot_member(group, node_id),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from control_plane.cloud.errors import Throttled
 from control_plane.core.actions import GroupAction, RebootMember
 from control_plane.core.observed import NodeRequest
 from control_plane.core.requests import in_words
@@ -94,6 +95,24 @@ async def test_a_reboot_that_was_decided_upon_before_the_server_died_is_made_by_
     assert (rebooted in world.operator.calls, world.nodes()[spare].state) == (True, NodeState.REBOOTING)
     await world.until(lambda: world.nodes()[spare].state == NodeState.SPARE)
     assert world.operator.calls.count(rebooted) == 1
+
+
+async def test_a_reboot_that_ec2_throttles_is_asked_for_again_by_the_next_server_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await trains(world)
+    spare, reboot, failures = world.spare().node_id, world.operator.reboot_member, [Throttled("RequestLimitExceeded")] * 2
+
+    def throttled(group: str, node_id: NodeId) -> None:
+        if failures:
+            raise failures.pop()
+        reboot(group, node_id)
+
+    monkeypatch.setattr(world.operator, "reboot_member", throttled)
+    ask(world, NodeRequest.REBOOT, spare)
+    await world.until(lambda: len(failures) == 1)
+    world.start_server()
+    await world.until(lambda: world.nodes()[spare].state == NodeState.SPARE)
+    assert not failures
+    assert world.operator.calls.count(("reboot_member", "group", spare)) == 1
 
 
 async def test_without_another_node_the_job_trains_on_and_the_request_waits(tmp_path) -> None:
