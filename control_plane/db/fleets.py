@@ -169,6 +169,12 @@ def find(session: Session, name: str) -> FleetRecord | None:
     return None if row is None else record_of(row, FleetRecord)
 
 
+def takes_jobs(session: Session, name: str) -> bool:
+    """Say whether a fleet is there to stay: in a transaction that writes, until that is committed."""
+    fleet = find(session, name)
+    return fleet is not None and fleet.delete_requested_at is None
+
+
 def every(session: Session) -> tuple[FleetRecord, ...]:
     """Return all fleets by name; they are few."""
     return tuple(record_of(row, FleetRecord) for row in session.scalars(select(Fleet).order_by(Fleet.name)))

@@ -351,6 +351,8 @@ class Runner:
         if decision.fleet is not None:
             changes["fleet_name"] = decision.fleet
         with self._context.database.write() as session:
+            if decision.fleet is not None and not fleets.takes_jobs(session, decision.fleet):
+                return  # it was deleted since it was read; the next pass decides without it
             if decision.plan is not None:
                 jobs.add_generation(session, lease, decision.plan, moment, revision=before.revision)
             if before.state != after.state.value or decision.plan is not None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from control_plane.core.jobs import Decision
 from control_plane.core.states import JobState
+from control_plane.db import fleets
+from control_plane.db.leases import Lease
+from control_plane.loop.observer import StoredJob
 from everstep.protocol.ids import FleetName
 from tests.unit.control_plane.loop.world import FLEET, World
 
@@ -68,3 +74,28 @@ async def test_a_fleet_that_takes_nothing_in_is_passed_over(world: World) -> Non
     world.submit(nodes=2, fleet_names=[FLEET, "small", "forgotten", OTHER])
     await world.running()
     assert world.job().fleet_name == OTHER
+
+
+async def test_a_fleet_that_is_deleted_while_a_job_is_sent_there_does_not_get_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fleet goes between the look at it and what follows from that: the job would stand in it for ever."""
+    two_fleets(world)
+    world.operator.exhausted_zones = {ZONES[FLEET]}
+    world.submit(nodes=2, fleet_names=[FLEET, OTHER])
+    apply, seen = world.runner._apply_job, []
+
+    def late(lease: Lease, stored: StoredJob, decision: Decision, *more: Any) -> None:
+        if decision.fleet == OTHER and not seen:
+            with world.database.write() as session:
+                fleets.request_delete(session, OTHER, world.now)
+        if decision.fleet is not None:
+            seen.append(decision.fleet)
+        apply(lease, stored, decision, *more)
+
+    monkeypatch.setattr(world.runner, "_apply_job", late)
+    await world.until(lambda: bool(seen))
+    for _ in range(50):
+        await world.tick()
+    assert seen == [OTHER]
+    assert world.job().fleet_name == FLEET
+    world.operator.exhausted_zones = set()
+    await world.running()
