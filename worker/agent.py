@@ -88,7 +88,16 @@ from worker.tasks import Signal, end, together
 
 log = logging.getLogger(__name__)
 LEAVING_SECONDS = 30.0
-"""How long a released node may take to upload what its ranks have printed before it is forgotten."""
+"""How long a node that another job is waiting for may take to upload what ranks of the one before have left."""
+LOOK_SECONDS = 1.0
+"""Between two looks whether uploads still move."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What ranks of a run that is over have left is stored, or will not be: said by the agent to itself."""
+
+    membership: Membership
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +207,7 @@ class Agent:
         self._rank_commands = RankCommands(self._beside_ranks, self._control.send_answer, settings.rank_user)
         self._reported: AgentReport | None = None
         """What was said last."""
-        self._commands: asyncio.Queue[Message] = asyncio.Queue()
+        self._commands: asyncio.Queue[Message | _Left] = asyncio.Queue()
         self._promise: Promise | None = None
         self._promising: tuple[RunId, int] | None = None
         self._inventory: tuple[SlotRecord, ...] = ()
@@ -220,7 +229,10 @@ class Agent:
         self._followed_until = 0.0
         """Monotonic time until which somebody follows what ranks print."""
         self._leaving: set[asyncio.Task[object]] = set()
-        """Uploads of what ended generations have printed; a new generation does not wait for them."""
+        """Uploads of what ended generations have left; a new generation does not wait for them."""
+        self._letting_go: asyncio.Task[None] | None = None
+        self._all_stored: Member | None = None
+        """Of the ranks of this member nothing is left to be uploaded."""
 
     async def run(self) -> None:
         """Serve until cancelled; then leave ranks, slots and the promise to the next agent."""
@@ -245,7 +257,7 @@ class Agent:
                 if self._metadata is not None:
                     tasks.create_task(self._metadata.run(), name="instance metadata")
         finally:
-            await end(self._working, *self._leaving)
+            await end(self._working, self._letting_go, *self._leaving)
             await self._rank_commands.close()
             if self._shipper is not None:
                 await self._shipper.close()
@@ -449,7 +461,10 @@ class Agent:
                 case Prepare():
                     await self._prepare(command)
                 case Release():
-                    await self._release(command.run)
+                    await self._let_go(command.run)
+                case _Left(membership=membership):
+                    if membership == self._membership:
+                        await self._release(RunId(membership.run), wait_seconds=0.0)
                 case KeepEvidence(place=place):
                     await self._keep_evidence(place)
                 case KeepSources(sources=sources):
@@ -542,6 +557,7 @@ class Agent:
             await self._release(RunId(self._promise.run))
         log.info("promise generation %d of job %s", command.generation, command.job)
         promise = Promise(job=command.job, run=command.run, generation=command.generation, phase=MemberPhase.PROMISED)
+        await end(self._letting_go)
         self._promising = (command.run, command.generation)
         self._wanted_sources = ()
         self._unsound_sources.clear()
@@ -600,10 +616,12 @@ class Agent:
     def _keep_streams(self, member: Member) -> None:
         """Upload what the ended generation's ranks have printed, beside whatever comes next; then let go of it here."""
         shipper, self._shipper = self._shipper, None
+        is_stored, self._all_stored = self._all_stored is member, None
 
         async def work() -> None:
             missing = await shipper.finish() if shipper is not None else ()
-            missing += await self._logs.upload_all(member.plan, member.here)
+            if not is_stored:
+                missing += await self._logs.upload_all(member.plan, member.here)
             if not missing:
                 await asyncio.to_thread(self._logs.forget_streams, member.plan)
 
@@ -611,15 +629,46 @@ class Agent:
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def _release(self, run: RunId) -> None:
-        """The run is over here: nothing of it stays on this node."""
+    async def _let_go(self, run: RunId) -> None:
+        """The run is over here: end its work, and release it once what its ranks have left is stored, or moves no more.
+
+        Until then the run is reported, so that the node is given to nobody else; nothing waits for it here, and asked again it goes on.
+        """
+        if self._promise is not None and self._promise.run != run:
+            return
+        if self._letting_go is not None and not self._letting_go.done():
+            return
+        await self._end_member()
+        if self._promise is None or not self._leaving:
+            await self._release(run)
+        else:
+            self._letting_go = asyncio.create_task(self._until_left(self._promise.membership), name="what a run has left")
+
+    async def _until_left(self, membership: Membership) -> None:
+        begun = self._logs.monotonic()
+        while self._leaving and self._logs.is_moving(begun):
+            await asyncio.wait(self._leaving, timeout=LOOK_SECONDS)
+        if self._leaving:
+            message = (
+                f"outputs of ranks of run {membership.run} that are not in S3 are lost with their node's release: nothing has reached S3 for too long"
+            )
+            self._faults = (*self._faults, NodeFault(code="output_missing", message=message, is_permanent=True))
+            self._changed()
+        self._commands.put_nowait(_Left(membership))
+
+    async def _release(self, run: RunId, *, wait_seconds: float = LEAVING_SECONDS) -> None:
+        """Nothing of the run stays on this node."""
         if self._promise is not None and self._promise.run != run:
             return
         log.info("release run %s", run)
         self._promising = (run, 0)
         await self._end_member()
         if self._leaving:
-            await asyncio.wait(self._leaving, timeout=LEAVING_SECONDS)
+            await asyncio.wait(self._leaving, timeout=wait_seconds)
+        if self._leaving:
+            log.error("run %s is released although not all that its ranks have left is in S3: the rest is lost", run)
+            for task in self._leaving:
+                task.cancel()  # its thread may hang in the store; it ends by itself
         await self._store.release()
         await asyncio.to_thread(self._forget_files, run)
         await self._supplies.forget(run)
@@ -732,8 +781,10 @@ class Agent:
             await end(following)
         await member.uploads_done()
         unshipped = await self._shipper.finish() if self._shipper is not None else ()
-        for missing in (*unshipped, *await self._logs.upload_all(member.plan, member.here)):
+        every = (*unshipped, *await self._logs.upload_all(member.plan, member.here))
+        for missing in every:
             member.lines.fault("output_missing", missing, is_permanent=False)
+        self._all_stored = None if every else member
         if self._promise is not None and self._promise.phase is MemberPhase.RUNNING:
             self._move(Event.EXITED)
 

@@ -16,9 +16,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 import os
 import shutil
 import stat
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
@@ -49,6 +51,9 @@ LIVE_SECONDS = 3.0
 SHORT_BYTES = 1024 * 1024
 """A stream of up to this length is sent again whenever it has changed."""
 GROWTH = 1.25
+STILL_SECONDS = 30.0
+"""Uploads of which nothing has reached the store for so long, and for as long as the largest of them takes over a slow line, move no more."""
+SLOW_BYTES_PER_SECOND = 8 * 1024 * 1024
 MAX_ATTEMPTS = 3
 RETRY_SECONDS = 1.0
 
@@ -204,14 +209,19 @@ def _length(lines: LogLines) -> int:
 class RankLogs:
     """One per agent."""
 
-    def __init__(self, state: Path, objects: FileStore, user: RankUser | None = None) -> None:
+    def __init__(self, state: Path, objects: FileStore, user: RankUser | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
         """Nothing is sent yet.
 
         Args:
             state: the agent's directory.
             objects: where all goes.
             user: that ranks run as; None: this process's.
+            monotonic: seconds.
         """
+        self.monotonic = monotonic
+        self._moved_at = -math.inf
+        self._under_way: dict[str, int] = {}
+        """What is being sent when ranks have ended, by its key, and its length."""
         self._state = state.absolute()
         self._objects = objects
         self._uid = os.getuid() if user is None else user.uid
@@ -267,6 +277,17 @@ class RankLogs:
             log.warning("%s", sentence)
         return tuple(missing)
 
+    def is_moving(self, since: float) -> bool:
+        """Say whether uploads get on.
+
+        Args:
+            since: monotonic time of when they were first waited for.
+
+        Returns:
+            Whether it is worth while to wait for them a little longer.
+        """
+        return self.monotonic() - max(since, self._moved_at) < still_seconds(max(self._under_way.values(), default=0))
+
     def forget(self, run: RunId) -> None:
         """Remove all streams and outputs of a run from this node. From any thread; nothing of the run is being sent any more."""
         for folder in (logs_of(self._state, run), outputs_of(self._state, run)):
@@ -295,16 +316,22 @@ class RankLogs:
             os.close(file)
 
     async def _send(self, path: Path, reference: ObjectReference, size: int | None) -> list[str]:
-        for attempt in range(1, MAX_ATTEMPTS + 1):
-            try:
-                await asyncio.to_thread(self._objects.put_file, reference, path, size)
-                return []
-            except OSError as error:
-                return [f"{reference.key} is not in S3: {error}"]
-            except StorageError as error:
-                if not error.retryable or attempt == MAX_ATTEMPTS:
-                    return [f"{reference.key} is not in S3: {error}"]
-            await asyncio.sleep(RETRY_SECONDS * attempt)
+        try:
+            self._under_way[reference.key] = path.stat().st_size if size is None else size
+            for attempt in range(1, MAX_ATTEMPTS + 1):
+                try:
+                    await asyncio.to_thread(self._objects.put_file, reference, path, size)
+                except StorageError as error:
+                    if not error.retryable or attempt == MAX_ATTEMPTS:
+                        return [f"{reference.key} is not in S3: {error}"]
+                else:
+                    self._moved_at = self.monotonic()
+                    return []
+                await asyncio.sleep(RETRY_SECONDS * attempt)
+        except OSError as error:
+            return [f"{reference.key} is not in S3: {error}"]
+        finally:
+            self._under_way.pop(reference.key, None)
         raise AssertionError
 
 
@@ -317,6 +344,11 @@ async def _to_end(function: Callable[..., T], *arguments: object) -> T:
 
     await finish(work())
     return found[0]
+
+
+def still_seconds(size: int) -> float:
+    """Return for how long nothing need reach the store while `size` bytes are on their way. Pure."""
+    return STILL_SECONDS + size / SLOW_BYTES_PER_SECOND
 
 
 def is_due(size: int, sent: int | None) -> bool:

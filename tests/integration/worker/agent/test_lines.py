@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from pathlib import Path
+
 import pytest
 
-from everstep.protocol.agent_messages import LogLines, SendLines
+import worker.agent
+from everstep.protocol.agent_messages import ExitClass, LogLines, MemberPhase, MemberReport, Release, SendLines
 from everstep.protocol.ids import Generation, Rank
 from everstep.protocol.log_chunks import LogLine, decode_chunk, parse_name
+from everstep.protocol.plan import ObjectReference
 from tests.integration.worker.agent.fleet import BUCKET, RUN, Fleet, until
+from worker.logs import STILL_SECONDS
 from worker.rank_files import RankFiles
+from worker.storage.object_store import StoredObject
 
 pytestmark = pytest.mark.integration
 
@@ -88,3 +96,95 @@ async def test_who_follows_is_sent_lines_and_nobody_else(fleet: Fleet) -> None:
     await until("the same in the store", lambda: len(stored(fleet, 0)) >= first.first + len(first.lines))
     assert stored(fleet, 0)[first.first : first.first + len(first.lines)] == list(first.lines)
     assert first.first > 0
+
+
+class SlowStore:
+    """A fleet's store that takes outputs only when it is told to."""
+
+    def __init__(self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked, self.taken = threading.Event(), threading.Event()
+        self.keys: list[str] = []
+        put_file = fleet.objects.put_file
+
+        def put(reference: ObjectReference, path: Path, size: int | None = None) -> StoredObject:
+            if reference.key.startswith("output/"):
+                self.keys.append(reference.key)
+                self.asked.set()
+                assert self.taken.wait(30)
+            return put_file(reference, path, size)
+
+        monkeypatch.setattr(fleet.objects, "put_file", put)
+
+
+async def leave_output(fleet: Fleet) -> Path:
+    """Have rank 0 leave a file of 64 MiB, and its generation ended by the next."""
+    await fleet.launch()
+    files = RankFiles(fleet.nodes[0].state_dir, RUN, Generation(1), Rank(0))
+    files.make()
+    with (files.output_dir / "model").open("wb") as file:
+        file.truncate(64 << 20)
+    await fleet.prepare()
+    return files.output_dir / "model"
+
+
+async def test_a_node_is_released_when_what_its_ranks_left_is_stored(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker.agent, "LOOK_SECONDS", 0.01)
+    store, node, now, look_count = SlowStore(fleet, monkeypatch), fleet.nodes[0], 0.0, 0
+
+    def look() -> float:
+        nonlocal look_count
+        look_count += 1
+        return now
+
+    node.agent._logs.monotonic = look
+    output = await leave_output(fleet)
+    await asyncio.to_thread(store.asked.wait, 30)
+    for later in (0.0, STILL_SECONDS + 7):  # 64 MiB may take eight seconds more
+        now, before = later, look_count
+        await fleet.send(node, Release(run=RUN))  # the control plane says it again and again
+        await until("two more looks", lambda before=before: look_count > before + 2)  # type: ignore[misc]
+    assert (fleet.control.member(node.id) is not None, output.exists()) == (True, True), "it is given to nobody else meanwhile"
+    store.taken.set()
+    await until("the release", lambda: fleet.control.member(node.id) is None)
+    assert "output/gen=1/rank=0/model" in fleet.objects.objects[BUCKET]
+    assert not output.exists()
+
+
+async def test_outputs_that_are_given_up_are_told(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(worker.agent, "LOOK_SECONDS", 0.01)
+    store, node, now = SlowStore(fleet, monkeypatch), fleet.nodes[0], 0.0
+    node.agent._logs.monotonic = lambda: now
+    output = await leave_output(fleet)
+    await asyncio.to_thread(store.asked.wait, 30)
+    told: list[str] = []
+    report = node.agent._member_report
+
+    def heard() -> MemberReport | None:
+        if (made := report()) is not None:
+            told.extend(fault.code for fault in made.faults)
+        return made
+
+    monkeypatch.setattr(node.agent, "_member_report", heard)
+    await fleet.send(node, Release(run=RUN))
+    await until("the release to begin", lambda: node.agent._letting_go is not None)
+    now = STILL_SECONDS + 9
+    await until("the release", lambda: fleet.control.member(node.id) is None)
+    assert set(told) == {"output_missing"}
+    assert "not all that its ranks have left is in S3" in caplog.text
+    assert not output.exists()
+    store.taken.set()
+
+
+async def test_what_was_stored_at_the_exit_is_not_sent_again_at_the_release(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SlowStore(fleet, monkeypatch)
+    store.taken.set()
+    await fleet.launch()
+    files = RankFiles(fleet.nodes[0].state_dir, RUN, Generation(1), Rank(0))
+    files.make()
+    (files.output_dir / "model").write_text("weights")
+    for number, node in enumerate(fleet.nodes):
+        await node.shim.end(Rank(number), ExitClass.SUCCESS)
+    await until("the end", lambda: fleet.members(MemberPhase.EXITED))
+    await fleet.release()
+    assert store.keys == ["output/gen=1/rank=0/model"]
+    assert not files.output_dir.exists()
