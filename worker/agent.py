@@ -652,7 +652,7 @@ class Agent:
             message = (
                 f"outputs of ranks of run {membership.run} that are not in S3 are lost with their node's release: nothing has reached S3 for too long"
             )
-            self._faults = (*self._faults, NodeFault(code="output_missing", message=message, is_permanent=True))
+            self._faults = (*self._faults, NodeFault(code="output_missing", message=message, is_permanent=False))
             self._changed()
         self._commands.put_nowait(_Left(membership))
 
