@@ -78,16 +78,15 @@ def _rules(rules: Json, default: ClientConfig | None, others: Sequence[ClientCon
     is_given: Json = {"fn": "isSet", "argv": [{"ref": "Endpoint"}]}
     configured = [configuration for configuration in (default, *others) if configuration is not None]
     ours = [] if default is None else [{"conditions": [{"fn": "not", "argv": [is_given]}], "endpoint": _endpoint(default), "type": "endpoint"}]
+    tokens: dict[str, set[str]] = {}
+    for configuration in configured:
+        tokens.setdefault(checked_endpoint(configuration.endpoint_url), set()).add(configuration.token)
     for configuration in configured:
         url = checked_endpoint(configuration.endpoint_url)
-        ours += [
-            {
-                "conditions": [is_given, {"fn": "stringEquals", "argv": [{"ref": "Endpoint"}, same]}],
-                "endpoint": _endpoint(configuration),
-                "type": "endpoint",
-            }
-            for same in (url, f"{url}/")
-        ]
+        answer: Json = {"endpoint": _endpoint(configuration), "type": "endpoint"}
+        if len(tokens[url]) > 1:  # an endpoint is all that tells profiles apart here: nobody acts with another's token
+            answer = {"error": f"Profiles with different tokens have the endpoint {url}: give one another name of the server", "type": "error"}
+        ours += [{"conditions": [is_given, {"fn": "stringEquals", "argv": [{"ref": "Endpoint"}, same]}], **answer} for same in (url, f"{url}/")]
     known = ", ".join(checked_endpoint(configuration.endpoint_url) for configuration in configured)
     refusal = {"conditions": [], "error": f"No token is configured for this endpoint, only for {known}: everstep configure", "type": "error"}
     return {**rules, "rules": [*ours, refusal]}

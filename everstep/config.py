@@ -71,17 +71,18 @@ def load(
     said = environment if profile is None else {}
     name = profile or environment.get("EVERSTEP_PROFILE") or DEFAULT_PROFILE
     filed = _profile(_path(environment), name) if not (endpoint_url and token) else {}
-    ca_bundle = ca_bundle or said.get("EVERSTEP_CA_BUNDLE") or filed.get("ca_bundle")
-    if ca_bundle and not Path(ca_bundle).is_file():
-        raise ConfigurationError(f"The CA bundle {ca_bundle} is not a file.")
     url = endpoint_url or said.get("EVERSTEP_ENDPOINT_URL") or filed.get("endpoint_url")
     secret = token or said.get("EVERSTEP_TOKEN")
     hint = 'Local cloud: eval "$(everstep local env)". Otherwise: everstep configure, or set EVERSTEP_ENDPOINT_URL and EVERSTEP_TOKEN.'
     if not url:
         raise ConfigurationError("No endpoint is configured.", hint=hint)
     checked = checked_endpoint(url)
+    is_filed = checked == (filed.get("endpoint_url") or checked).rstrip("/")
+    ca_bundle = ca_bundle or said.get("EVERSTEP_CA_BUNDLE") or (filed.get("ca_bundle") if is_filed else None)
+    if ca_bundle and not Path(ca_bundle).is_file():
+        raise ConfigurationError(f"The CA bundle {ca_bundle} is not a file.")
     if not secret and filed.get("token"):
-        if checked != (filed.get("endpoint_url") or checked).rstrip("/"):
+        if not is_filed:
             raise ConfigurationError(
                 f"The token of the profile {name!r} is for {filed['endpoint_url']}; it is not sent to {checked}.", hint="Set EVERSTEP_TOKEN for it."
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -56,9 +57,14 @@ def _ask(what: str, *, hide: bool) -> str:
 
 
 def _add_profile(path: Path, name: str, region: str, ca_bundle: str | None, endpoint_url: str | None) -> None:
-    """Add the profile at the file's end, with the endpoint that it means unless that is the default; one that is there is the user's and stays."""
+    """Add the profile at the file's end, with the endpoint that it means unless that is the default; one that is there is the user's and stays,
+    but for that endpoint.
+    """
     text = path.read_text() if path.exists() else ""
     if f"[profile {name}]" in text.splitlines():
+        meant = re.compile(rf"(?<=\[services {re.escape(name)}\]\n{aws_models.SERVICE} =\n  endpoint_url = ).*")
+        if endpoint_url:
+            path.write_text(meant.sub(lambda _: endpoint_url, text))
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with path.open("a") as file:

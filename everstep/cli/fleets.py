@@ -165,7 +165,8 @@ def join_token(
 ) -> Shown:
     """Make a token for the user data of a fleet's launch template; each instance may use it once. The fleet may be created later."""
     token = service.create_join_token(FleetName=name, **without_none(ExpiresInSeconds=expires_in_seconds))
-    return Shown(token, token["JoinToken"], "It is shown this once. User data: everstep agent --control-plane-url URL --join-token TOKEN")
+    how = "EVERSTEP_JOIN_TOKEN=TOKEN everstep agent --control-plane-url URL"  # as an option every process of the node could read it
+    return Shown(token, token["JoinToken"], f"It is shown this once. User data: {how}")
 
 
 def _policy(probability: float | None) -> Json | None:

@@ -128,6 +128,7 @@ def submit(
     if input_channel:
         options["InputDataConfig"] = submission.channels(written.get("InputDataConfig"), pairs("--input", input_channel))
     request = submission.named(submission.joined(written, options))
+    dry_run = bool(request.pop("DryRun", False)) or dry_run
     directory = submission.directory_of(request)
     if directory is not None:
         request["Source"] = service.upload_source(Directory=directory)
@@ -345,8 +346,10 @@ def update(
     set_field: Annotated[list[str] | None, typer.Option("--set", help="Field=value: Priority=5, StoppingCondition.MaxRuntimeInSeconds=0.")] = None,
 ) -> Shown:
     """Change a training job that has not ended: a new revision. What cannot change is refused by name."""
-    wanted = submission.changed(submission.from_file(file) if file is not None else {}, set_field or [])
-    request = submission.difference(service.describe_training_job(TrainingJobName=name), wanted)
+    job: Json = service.describe_training_job(TrainingJobName=name)
+    written = submission.from_file(file) if file is not None else {}
+    wanted = submission.changed({**submission.texts_of(job, set_field or []), **written}, set_field or [])
+    request = submission.difference(job, wanted)
     answer: Json = service.update_training_job(**{**request, "TrainingJobName": name})
     if not answer["Changes"]:
         return Shown(answer, f"{name} is so already: revision {answer['Revision']}")

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 import typer
@@ -46,7 +47,7 @@ def since_when(text: str, now: datetime) -> datetime:
 
 
 def read(service: Any, name: str, query: Json) -> Iterator[Json]:
-    """Yield the lines that there are, oldest first.
+    """Yield the lines that there are when it is called, oldest first: a job that prints faster than it is read has an end, too.
 
     Args:
         service: the client.
@@ -57,10 +58,17 @@ def read(service: Any, name: str, query: Json) -> Iterator[Json]:
         Events.
     """
     page, seen = service.get_log_events(TrainingJobName=name, StartFromHead=True, **query), None
+    query = {"EndTime": _answered_at(page), **query}
     while page["Events"] or page["NextForwardToken"] != seen:
         yield from page["Events"]
         seen = page["NextForwardToken"]
         page = service.get_log_events(TrainingJobName=name, NextToken=seen, **query)
+
+
+def _answered_at(page: Json) -> datetime:
+    """Return the server's time of an answer, to whole seconds, the begun one included."""
+    told = page.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    return (parsedate_to_datetime(told) if told else datetime.now(UTC)) + timedelta(seconds=1)
 
 
 def follow(

@@ -23,6 +23,7 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from everstep.errors import ConfigurationError, EverstepError, ServiceFailed, SourceRefused, WaitTimedOut
 
@@ -108,7 +109,7 @@ def show_cells(headings: Sequence[str], cells: Sequence[Sequence[str]], *, is_fi
         is_name = is_first_a_name and number == 0
         table.add_column(heading, overflow="fold", style="bold" if is_name else "", no_wrap=is_name)
     for row in cells:
-        table.add_row(*(escaped(cell) for cell in row))
+        table.add_row(*map(Text, row))  # what users and instances wrote is never markup
     stdout().print(table)
 
 
@@ -120,11 +121,6 @@ def leave_stdout() -> None:
 def say(text: str) -> None:
     """Print a line for the person at the terminal, to stderr."""
     stderr().print(text, markup=False, soft_wrap=True)
-
-
-def escaped(text: str) -> str:
-    """Return text that rich shows as it is: what users and instances wrote is never markup."""
-    return text.replace("[", r"\[")
 
 
 def when(time: datetime | None) -> str:
@@ -195,7 +191,7 @@ def tell(error: EverstepError) -> int:
     """Print an error as one clear line with its hint, and return the exit code."""
     console = stderr()
     code = f" ({error.code})" if isinstance(error, ServiceFailed) and error.code else ""
-    console.print(f"[bold red]error:[/] {escaped(error.message)}{code}", soft_wrap=True)
+    console.print(Text.assemble(("error:", "bold red"), f" {error.message}{code}"), soft_wrap=True)
     if error.hint:
         console.print(f"hint: {error.hint}", markup=False, soft_wrap=True)
     if isinstance(error, ServiceFailed) and error.request_id and not error.code.endswith(_THE_CALLERS):

@@ -10,9 +10,10 @@ from typing import Any, Final, Self
 
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from everstep.cli.commands import Pages
-from everstep.cli.output import Json, escaped, seconds, stderr, step
+from everstep.cli.output import Json, seconds, stderr, step
 
 QUIET_SECONDS: Final = 10.0
 """Where nobody watches live, a step alone is worth a line this often."""
@@ -52,7 +53,7 @@ class Progress:
         self._show_incidents(job)
         line = line_of(job)
         if self._live is not None:
-            self._live.update(escaped(line))
+            self._live.update(Text(line))
             return
         news = (job["SecondaryStatus"], job["Generation"], job["Reason"])
         now = self._monotonic()

@@ -89,6 +89,19 @@ def changed(request: Request, changes: Sequence[str]) -> Request:
     return merged
 
 
+def texts_of(job: Mapping[str, Any], changes: Sequence[str]) -> Request:
+    """Return a job's fields of texts of which `--set` changes one each: the service takes such a field as a whole.
+
+    Args:
+        job: as the service describes it.
+        changes: as `changed` takes them.
+
+    Returns:
+        A request to change.
+    """
+    return {name: job[name] for name in TEXTS if name in job and any(change.startswith(f"{name}.") for change in changes)}
+
+
 def joined(below: Mapping[str, Any], above: Mapping[str, Any]) -> Request:
     """Return two requests as one, field by field; where both say something, the second counts."""
     request = dict(below)

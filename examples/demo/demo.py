@@ -281,6 +281,9 @@ class Steps:
 def main() -> int:
     """Run the demo; return the process's exit code."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+    if any(part.is_alive for part in LocalCluster(HOME / "cluster").status()):
+        console.print(f"[red bold]the demo is up already[/] in {HOME}: end it first (Ctrl-C where it runs)")
+        return 1
     shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir(parents=True)
     cluster = LocalCluster(HOME / "cluster", progress=Steps(console))

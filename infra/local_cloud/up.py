@@ -166,7 +166,7 @@ class LocalCluster:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.down()
+        self.down(of_run=self._run)  # not one that was up before, for whose sake this one may have been refused
         if self._guardian is not None:
             self._guardian.dismiss()
 

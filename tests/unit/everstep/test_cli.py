@@ -304,6 +304,20 @@ def test_a_source_that_is_there_already_is_not_uploaded_and_a_name_is_made_up(ru
 CHANGED = {"Revision": 2, "Changes": [{"Field": "Priority", "Before": "0", "After": "5", "Applies": "Now"}]}
 
 
+def test_an_update_of_one_tag_keeps_the_others(run):
+    job = {**JOB, "Tags": {"a": "1", "b": "2"}}
+    code, _, _, calls = run("jobs", "update", "gpt", "--set", "Tags.a=3", describe_training_job=job, update_training_job=CHANGED)
+    assert code == 0
+    assert calls[-1] == ("update_training_job", {"TrainingJobName": "gpt", "Tags": {"a": "3", "b": "2"}})
+
+
+def test_a_request_for_a_dry_run_starts_nothing_and_says_so(run):
+    code, out, err, calls = run(*SUBMIT, "--set", "DryRun=true", upload_source={"SourceId": "s"}, create_training_job=planned)
+    assert code == 0
+    assert "submitted" not in out + err
+    assert [request["DryRun"] for name, request in calls if name == "create_training_job"] == [True]
+
+
 def test_an_update_sends_what_differs(run, tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text(

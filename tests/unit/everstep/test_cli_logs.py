@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from types import SimpleNamespace
 
 import pytest
@@ -80,6 +82,20 @@ def test_a_service_that_does_not_answer_for_a_minute_is_given_up(broken) -> None
     with pytest.raises(ServiceFailed):
         list(logs.follow(service, "gpt", {}, pause=lambda _: None, monotonic=lambda: next(clock)))
     assert 1 < len(service.asked) <= UNANSWERED_SECONDS / 30 + 1
+
+
+def test_lines_that_come_faster_than_they_are_read_have_an_end() -> None:
+    printed = itertools.count()
+
+    def get_log_events(EndTime=None, **query):
+        asked = NOW + timedelta(seconds=next(printed))
+        is_later = EndTime is not None and asked >= EndTime
+        found = [] if is_later else [event(str(asked))]
+        answer = {"Events": found, "NextForwardToken": "end" if is_later else str(asked)}
+        return {**answer, "ResponseMetadata": {"HTTPHeaders": {"date": format_datetime(NOW, usegmt=True)}}}
+
+    found = list(itertools.islice(logs.read(SimpleNamespace(get_log_events=get_log_events), "gpt", {}), 100))
+    assert [said["Message"] for said in found] == [str(NOW)], "what was printed when it was asked for"
 
 
 def test_all_pages_are_read() -> None:

@@ -229,3 +229,12 @@ def test_a_shell_completes_names(monkeypatch):
     assert asked == [{"endpoint_url": None, "profile_name": "staging", "config": sdk.IMPATIENT}]
     monkeypatch.setattr(sdk, "client", lambda **_: Client({"list_training_jobs": ServiceFailed("No.", code="AccessDeniedException")}))
     assert names._jobs(context, "gp") == []
+
+
+def test_what_users_wrote_is_shown_as_they_wrote_it(capsys):
+    written = r"stop=\[/INST\] \[err] [bold]x[/] :smile:"
+    output.show(output.Facts([("x", written)]))
+    output.tell(ServiceFailed(written))
+    out, err = capsys.readouterr()
+    assert written in out
+    assert f"error: {written}" in err

@@ -105,6 +105,15 @@ def test_a_token_from_the_file_goes_to_its_own_endpoint_alone(home):
     assert config.load("http://127.0.0.1:9", environment={**environment, "EVERSTEP_TOKEN": "its own"}).token == "its own"
 
 
+def test_a_ca_bundle_from_the_file_is_for_its_own_endpoint_alone(home):
+    bundle = home / "company.pem"
+    write(home, f'endpoint_url = "https://company.example/"\ntoken = "filed"\nca_bundle = "{bundle}"\n')
+    elsewhere = {"HOME": str(home), "EVERSTEP_ENDPOINT_URL": "https://public.example", "EVERSTEP_TOKEN": "another"}
+    assert config.load(environment=elsewhere).ca_bundle is None, "nor is it looked for"
+    bundle.write_text("certificates")
+    assert config.load(environment={"HOME": str(home)}).ca_bundle == str(bundle)
+
+
 def test_writing_a_profile_leaves_the_others(home):
     environment = {"HOME": str(home)}
     write(home, STAGING)

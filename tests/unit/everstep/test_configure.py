@@ -109,6 +109,26 @@ def test_a_profile_is_added_behind_those_that_are_there(home, monkeypatch):
     assert (home / ".aws" / "config").read_text() == "[default]\nregion = eu-west-3\n\n[profile everstep]\nregion = us-east-1\n"
 
 
+def test_a_profile_that_is_configured_again_means_the_new_endpoint(configured, monkeypatch):
+    path = configured / ".aws" / "config"
+    for url in ("https://wrong.example", "https://right.example"):
+        assert configure(monkeypatch, "--profile", "staging", "--endpoint-url", url, "--token", "t", "--no-check") == 0
+    text = path.read_text()
+    assert text.count("[profile everstep-staging]") == 1
+    assert "endpoint_url = https://right.example\n" in text
+    assert "wrong" not in text
+
+
+def test_nobody_acts_with_the_token_of_another_profile(configured, service, monkeypatch):
+    """To AWS's clients two profiles of one endpoint are the same."""
+    url = f"http://{service.address}"
+    assert configure(monkeypatch, "--profile", "viewer", "--endpoint-url", url, "--token", "viewers", "--no-check") == 0
+    code = "import boto3; print(boto3.client('everstep').list_fleets()['Fleets'])"
+    told = run_python(configured, code, AWS_PROFILE="everstep-viewer")
+    assert f"Profiles with different tokens have the endpoint {url}" in told.stderr
+    assert run_python(configured, code, AWS_PROFILE="everstep").stdout == "[]\n", "the default profile names no endpoint"
+
+
 def test_each_profile_has_its_service_in_every_client(configured, service, monkeypatch):
     """A second name for the same service, by another address: what goes where is told by what is refused."""
     url = f"http://localhost:{service.address.rpartition(':')[2]}"

@@ -90,6 +90,8 @@ def test_a_cluster_is_up_used_and_down(cluster: LocalCluster, tmp_path: Path) ->
 
     with pytest.raises(PreflightFailed, match="up already"):
         LocalCluster(cluster.state_dir).up(EMPTY)
+    with pytest.raises(PreflightFailed, match="up already"), LocalCluster(cluster.state_dir) as second:
+        second.up(EMPTY)
     assert all(part.is_alive for part in cluster.status()), "the refusal harmed nothing"
 
     lines = run(cluster.state_dir, "env").stdout
