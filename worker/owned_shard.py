@@ -169,7 +169,9 @@ class OwnedShard:
         )
 
     def reserve(self, capacity_bytes: int, layout_hash: bytes) -> None:
-        """The rank's slots are made: its holders are to make theirs."""
+        """The rank's slots are made: its holders are to make theirs, if they are not asked for the same already."""
+        if self.reserved == (capacity_bytes, layout_hash):
+            return
         self.reserved = (capacity_bytes, layout_hash)
         self.unready = frozenset(self.core.peers)
         self.changed.notify()

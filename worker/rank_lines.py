@@ -223,6 +223,8 @@ class RankLines:
                 if message.at_seconds:
                     shard.note_passed(message.boundary, message.at_seconds)
                 self._on_round_change()
+                if shard.page.rank().standing is not Standing.MOVING:  # it did when the step was proposed at which it stands now
+                    self._grant_if_due(shard)
                 if message.boundary <= self._plan.base_step + FIRST_STEPS:
                     self._on_change()  # that is what everybody waits for after a launch
                 is_sending = any(shard.core.wanted(peer) != NONE for peer in shard.core.view)
@@ -462,12 +464,16 @@ class RankLines:
             shard.apply(shard.core.hear(announcement.committed, announcement.proposed))
             shard.publish(finished=announcement.finished, stop=announcement.stop_step, stop_state=announcement.stop_state)
             self._wake(shard, stop_before)
-            if shard.core.proposed not in (NONE, self._plan.base_step) and shard.granted_slot < 0:
-                if shard.rank not in self._layouts:  # also while they are being made: the grant waits for that
-                    self._unprepared[shard.rank] = shard.core.proposed
-                unmet = self._unmet.pop(shard.rank, None)
-                self._begin(self._grant(shard) if unmet is None else self._reserve(shard, unmet))
+            self._grant_if_due(shard)
         self._on_round_change()
+
+    def _grant_if_due(self, shard: OwnedShard) -> None:
+        if shard.core.proposed in (NONE, self._plan.base_step) or shard.granted_slot >= 0:
+            return
+        if shard.rank not in self._layouts:  # also while they are being made: the grant waits for that
+            self._unprepared[shard.rank] = shard.core.proposed
+        unmet = self._unmet.pop(shard.rank, None)
+        self._begin(self._grant(shard) if unmet is None else self._reserve(shard, unmet))
 
     def _wake(self, shard: OwnedShard, stop_before: StopState) -> None:
         """Have a rank look at its page that may be waiting for it; one that moves looks at every boundary, and a word takes time from its step."""

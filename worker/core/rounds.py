@@ -275,7 +275,8 @@ class Coordinator:
             return replace(self, proposed=NONE, lead=self.lead.late() if late else self.lead)
         if len(votes) < self.world_size or not all(each.vote is Vote.ACKED for each in votes):
             return self
-        cadence = self.proposed - self.committed if self.committed != NONE else 1
+        # At most twice as far at once: the gap that an outage has left is not how far apart steps are meant to be.
+        cadence = min(self.proposed - self.committed, 2 * self.cadence) if self.committed != NONE else 1
         return replace(
             self,
             committed=self.proposed,

@@ -284,6 +284,21 @@ async def test_a_rank_whose_slots_cannot_grow_has_them_when_there_is_room(place:
     await place.lines.close()
 
 
+async def test_a_rank_that_stands_at_a_step_that_was_proposed_while_it_moved_has_its_slot(place: Place) -> None:
+    """The last one: nothing is announced any more."""
+    await begin(place)
+    place.stand_at(3)
+    place.propose(3)
+    while place.lines._tasks:
+        await asyncio.wait(place.lines._tasks)
+    assert place.shard.granted_slot == NONE, "it moves, and may be beyond it"
+    place.stand_at(3, Standing.CLOSING)
+    place.lines.message(RANK, Boundary(generation=PLAN.generation, boundary=Step(3), at_seconds=0.0, blocked_seconds=0.0))
+    while place.lines._tasks:
+        await asyncio.wait(place.lines._tasks)
+    assert place.shard.granted_slot >= 0
+
+
 TOO_LARGE = SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacity_bytes=2**20)
 
 

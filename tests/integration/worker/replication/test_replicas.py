@@ -893,6 +893,16 @@ async def test_a_holder_that_falls_silent_while_it_should_make_slots_is_not_wait
     assert pair.shard.core.view == frozenset()
 
 
+async def test_slots_that_are_reserved_once_more_alike_are_there(pair: Pair) -> None:
+    """Its rank has asked again, over a new line: nothing is sent, and nothing owed."""
+    pair.send(deadline_seconds=0.2)
+    pair.shard.reserve(10_000, LAYOUT)
+    assert await pair.shard.holders_ready()
+    pair.shard.reserve(10_000, LAYOUT)
+    assert await pair.shard.holders_ready()
+    assert pair.shard.core.view == {HOLDER}
+
+
 async def test_slots_that_are_reserved_anew_are_waited_for_anew(pair: Pair) -> None:
     pair.shard.reserve(10_000, LAYOUT)
     first = asyncio.create_task(pair.shard.holders_ready())

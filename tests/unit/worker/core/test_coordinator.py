@@ -361,6 +361,14 @@ def test_a_distance_leaves_no_checkpoint_out() -> None:
     assert found == [4, 8, 12, 16]
 
 
+def test_a_gap_in_commits_does_not_leave_all_steps_before_the_next_checkpoint_alone() -> None:
+    core = Coordinator.begin(world_size=2, base=Step(0), every_steps=100).report(*both(1, NONE, 1, Vote.ACKED))
+    core = core.report(*both(61, 1, 2, Vote.ACKED))  # an upload, or a holder that was waited for
+    assert (core.committed, core.proposed) == (2, 62)
+    core = core.report(*both(62, 2, 62, Vote.ACKED))
+    assert (core.committed, core.proposed) == (62, 63)
+
+
 def test_a_wanted_checkpoint_is_the_next_commit_and_asked_for_once() -> None:
     core = begun().report(*both(1, NONE, 1, Vote.ACKED))
     asked = core.request_checkpoint(Step(1))
