@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import parse_qsl
 
 import msgspec
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
@@ -230,7 +231,8 @@ class LocalAws:
                     self._wake.set()
                 case "DELETE", "faults":
                     with self._lock:
-                        answer = self._injector.clear(environ.get("QUERY_STRING", "").removeprefix("name="))
+                        query = dict(parse_qsl(environ.get("QUERY_STRING", "")))
+                        answer = self._injector.clear(query.get("name", ""), query.get("target", ""))
                     self._wake.set()
                 case _:
                     return "404 Not Found", msgspec.json.encode(

@@ -165,18 +165,23 @@ class Injector:
         del self.history[:-HISTORY]
         return effect
 
-    def clear(self, name: str = "") -> list[str]:
+    def clear(self, name: str = "", target: str = "") -> list[str]:
         """Undo what lasts of one kind of fault, or of all. What is dead stays dead.
 
         Args:
             name: of the kind; empty for all.
+            target: one instance's line alone; empty for whatever has the fault.
 
         Returns:
             A sentence for each thing that was undone.
 
         Raises:
-            FaultRefused: there is no such fault, or nothing of it lasts.
+            FaultRefused: there is no such fault, nothing of it lasts, or it is not cleared one by one.
         """
+        if target:
+            if name not in ("partition", "slow-network"):
+                raise FaultRefused(f"lines are mended one by one, {name or 'all that lasts'} is not")
+            return self._mend_lines(name, target)
         undo: dict[str, Callable[[], list[str]]] = {
             **{fault: partial(self._restore_conditions, *fields) for fault, fields in CONDITIONS_OF.items()},
             "warnings": self._take_warnings_back,
@@ -228,9 +233,11 @@ class Injector:
             node_faults.write_gpus(self._places.runner.directory(instance_id), ())
         return [f"the GPUs of {instance_id} are well" for instance_id in sick]
 
-    def _mend_lines(self, fault: str) -> list[str]:
+    def _mend_lines(self, fault: str, target: str = "") -> list[str]:
         network, said = self._places.network, []
         for instance_id, link in network.links().items() if network else ():
+            if target not in ("", instance_id):
+                continue
             if network and fault == "partition" and link.cut_from != set():
                 counters = network.counters(instance_id)  # they end with what has counted
                 network.cut(instance_id, ())

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from urllib.parse import urlencode
 
 import httpx
 import msgspec
@@ -387,20 +388,21 @@ class LocalCluster:
         """
         return EFFECTS.decode(self._admin("GET", "faults").content)
 
-    def clear_faults(self, name: str = "") -> list[str]:
+    def clear_faults(self, name: str = "", *, target: str = "") -> list[str]:
         """Undo the faults that last.
 
         Args:
             name: of one kind; empty for all.
+            target: one instance's line alone; empty for whatever has the fault.
 
         Returns:
             A sentence for each thing that was undone.
 
         Raises:
-            FaultRefused: nothing of this kind lasts.
+            FaultRefused: nothing of this kind lasts, or it is not cleared one by one.
             NotUp: the local AWS does not run.
         """
-        said: list[str] = _accepted(self._admin("DELETE", f"faults?name={name}" if name else "faults")).json()
+        said: list[str] = _accepted(self._admin("DELETE", f"faults?{urlencode({'name': name, 'target': target})}")).json()
         return said
 
     def calls(self) -> list[Call]:

@@ -129,7 +129,7 @@ class Strikes:
                     break  # the instance has ended, and its line with it
                 most = max(most, counters["dropped_to"] + counters["dropped_from"])
         with suppress(LocalCloudError, httpx.HTTPError):
-            self._cluster.clear_faults("partition")
+            self._cluster.clear_faults("partition", target=node)  # another line may be cut just now
         seen = f"its line has dropped {most - before} packets" if most > before else ""
         if not seen and self._is_gone(node):
             seen = "the instance ended before a packet was lost"

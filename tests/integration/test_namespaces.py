@@ -133,6 +133,16 @@ def test_a_partition_swallows_packets_in_both_directions_until_it_is_cleared(aws
     assert reaches_aws(aws, name, first)
 
 
+def test_one_of_two_partitions_is_cleared(aws: ServedAws, name: str, pair: list[str]) -> None:
+    first, second = pair
+    for each in pair:
+        aws.inject(Partition(target=each))
+    (said,) = aws.clear("partition", target=first)
+    assert said.startswith(f"{first} is reached again")
+    assert (reaches_aws(aws, name, first), reaches_aws(aws, name, second)) == (True, False)
+    assert [said.partition(" ")[0] for said in aws.clear("partition")] == [second]
+
+
 @pytest.mark.parametrize(("separate_from", "aws_is_reached", "peer_is_reached"), [("aws", False, True), ("peers", True, False)])
 def test_a_partition_may_be_of_some(
     aws: ServedAws, name: str, pair: list[str], separate_from: str, aws_is_reached: bool, peer_is_reached: bool

@@ -61,8 +61,8 @@ class ServedAws:
             raise FaultRefused(answer.json()["Message"])
         return EFFECT.decode(answer.raise_for_status().content)
 
-    def clear(self, name: str = "") -> list[str]:
-        answer = httpx.delete(f"{self.url}/_everstep/faults{f'?name={name}' if name else ''}", trust_env=False)
+    def clear(self, name: str = "", target: str = "") -> list[str]:
+        answer = httpx.delete(f"{self.url}/_everstep/faults", params={"name": name, "target": target}, trust_env=False)
         said: list[str] = answer.raise_for_status().json()
         return said
 
