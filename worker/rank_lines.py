@@ -341,7 +341,7 @@ class RankLines:
                 return
             if layout is None:
                 late = ", ".join(sorted(shard.unready & shard.core.view))
-                shard.refusal = f"{late} makes slots for it" if late else NO_LAYOUT
+                shard.refusal = f"{late} makes slots for it" if late else shard.refusal or NO_LAYOUT
                 return
             if step == NONE or step in shard.core.sealed or shard.granted_slot >= 0 or not self._can_capture(shard, step):
                 return

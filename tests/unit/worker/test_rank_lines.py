@@ -325,7 +325,11 @@ async def test_a_state_that_outgrows_its_node_costs_protection_and_not_the_job(p
     place.shard.core = replace(place.shard.core, committed=Step(3))
     assert isinstance(await ask(place, TOO_LARGE), SlotsRefused)
     assert not place.lines.faults
-    assert "bytes of host memory per node" in place.shard.refusal
+    place.lines.hear(Announcement(generation=PLAN.generation, term=1, sequence=4, committed=Step(3), proposed=Step(4)))
+    while place.lines._tasks:
+        await asyncio.wait(place.lines._tasks)
+    assert place.shard.core.proposed == 4
+    assert "bytes of host memory per node" in place.shard.refusal, "what is proposed meanwhile is abandoned for that reason"
     assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=4096)), SlotsGranted), "it has become smaller again"
     assert place.shard.refusal == ""
 
