@@ -21,8 +21,8 @@ from everstep.training.adapters.plain import GRADIENT_BOUNDARIES, PlainAdapter
 from everstep.training.capture import CapturePlan
 from everstep.training.errors import CannotResume, SessionMisuse
 from everstep.training.registration import _adapters
-from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree, decode, encode
+from tests.unit.training.saved import Saved
 
 
 def make(seed: int = 0, optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -37,21 +37,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
         optimizer.zero_grad()
         model(torch.randn(5, 3, generator=generator)).square().sum().backward()
         optimizer.step()
-
-
-class Saved(SavedTensors):
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        super().__init__()
-        self._tensors = tensors
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
 
 def load(adapter: PlainAdapter, tensors: Mapping[str, torch.Tensor], values: Tree) -> None:

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from everstep.training import saved_tensors
-from everstep.training.saved_tensors import SavedTensors
+from tests.unit.training.saved import Saved
 
 
-class Saved(SavedTensors):
-    def __init__(self, *tensors: torch.Tensor) -> None:
-        super().__init__()
-        self._tensors = {str(number): tensor for number, tensor in enumerate(tensors)}
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
+def numbered(*tensors: torch.Tensor) -> Saved:
+    return Saved({str(number): tensor for number, tensor in enumerate(tensors)})
 
 
 def test_nothing_is_missing_when_it_has_finished() -> None:
     tensors = [torch.arange(3.0), torch.tensor(4, dtype=torch.int64), torch.ones(2, 3, dtype=torch.bfloat16), torch.empty(0)]
-    saved = Saved(*tensors)
+    saved = numbered(*tensors)
     live = [torch.full_like(tensor, 9, requires_grad=tensor.is_floating_point()) for tensor in tensors]
     assert all(saved.bring(saved[name], one) is one for name, one in zip(saved, live, strict=True))
     saved.finish()
@@ -36,7 +23,7 @@ def test_nothing_is_missing_when_it_has_finished() -> None:
 
 
 def test_what_comes_behind_the_end_takes_another() -> None:
-    saved = Saved(torch.ones(1), torch.ones(1))
+    saved = numbered(torch.ones(1), torch.ones(1))
     first, second = torch.zeros(1), torch.zeros(1)
     saved.bring(saved["0"], first)
     saved.finish()
@@ -48,7 +35,7 @@ def test_what_comes_behind_the_end_takes_another() -> None:
 
 def test_no_more_is_gathered_than_a_signal_may_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saved_tensors, "GATHERED_BYTES", 24)
-    saved = Saved(*(torch.ones(2) for _ in range(7)))
+    saved = numbered(*(torch.ones(2) for _ in range(7)))
     live = [torch.zeros(2) for _ in range(7)]
     copied = []
     for name, one in zip(saved, live, strict=True):
