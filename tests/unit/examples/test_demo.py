@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from infra.local_cloud.up import PartStatus
+
 DEMO = Path(__file__).resolve().parents[3] / "examples" / "demo"
 WORLD_SIZE = 2
 
@@ -139,6 +141,9 @@ class Cluster:
     def up(self, _: object) -> None:
         self.is_up = True
 
+    def status(self) -> list[PartStatus]:
+        return []
+
 
 @pytest.mark.parametrize("failure", ["", "nothing moved"])
 def test_with_keep_the_cluster_stays_up_however_the_story_ended(failure: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
@@ -170,6 +175,26 @@ def test_with_keep_the_cluster_stays_up_however_the_story_ended(failure: str, mo
     assert demo.main() == (1 if failure else 0)
     assert was_up == [True]
     assert not stayed[0].is_up
+
+
+def test_a_demo_that_is_up_is_neither_cleared_nor_started_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    import demo
+
+    class Up(Cluster):
+        def status(self) -> list[PartStatus]:
+            return [PartStatus(name="control-plane", pid=1, is_alive=True, url="", log="")]
+
+        def up(self, _: object) -> None:
+            raise AssertionError("the cluster that is up was started again")
+
+    kept = tmp_path / demo.HOME / "report.json"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "LocalCluster", Up)
+    assert demo.main() == 1
+    assert kept.is_file()
+    assert "the demo is up already" in capsys.readouterr().out
 
 
 def test_a_checkout_without_the_dashboard_says_how_to_build_it() -> None:
