@@ -67,6 +67,10 @@ class AgentLink(Protocol):
     def slots(self) -> SlotsGranted | SlotsRefused | None:
         """The agent's newest answer to the newest request; None while there is none, or the agent has gone."""
 
+    @property
+    def word(self) -> AgentHalf | None:
+        """The agent's half of the page as it stands there, also while the agent is away; None where there is no word of this generation."""
+
     def welcome(self) -> Arriving | Welcome:
         """Return where to restore from, as it was said last; waits for the agent."""
 
@@ -74,7 +78,7 @@ class AgentLink(Protocol):
         """Look at what `poll` returns whenever the agent may have said something, until it is enough."""
 
     def poll(self) -> AgentHalf | None:
-        """Return the agent's half of the page, then take in what it sent; None where there is no word of this generation."""
+        """Return the agent's half of the page, then take in what it sent; None while the agent is away, or without a word of this generation."""
 
     def publish(self, half: RankHalf) -> None:
         """Write the rank's half of the page."""
@@ -106,6 +110,7 @@ class NullLink:
     generation = Generation(0)
     has_agent = False
     slots = None
+    word = None
 
     def welcome(self) -> Welcome:
         return Welcome(generation=self.generation, word_path="", base_step=Step(0), base_slot_path=None)
@@ -175,6 +180,11 @@ class UnixAgentLink:
     def slots(self) -> SlotsGranted | SlotsRefused | None:
         return self._slots
 
+    @property
+    def word(self) -> AgentHalf | None:
+        half = read_agent_half(self._page) if self._page is not None else None
+        return half if half is not None and half.generation == self._hello.generation else None
+
     def welcome(self) -> Arriving | Welcome:
         """Return what the agent has said last of the base, waiting for its first word: that comes when every node has verified its shards, or as
         soon as the base's index is there where all shards lie in memory. Called by `init`, and by `restore`.
@@ -219,12 +229,10 @@ class UnixAgentLink:
             if self._socket is None:
                 self._connect()
             # The page first: a grant on it may mean files that the socket tells of.
-            half = read_agent_half(self._page) if self._page is not None and self._socket is not None else None
+            half = self.word if self._socket is not None else None
             self._receive()
             self._flush()
-            if self._socket is None or half is None or half.generation != self._hello.generation:
-                return None
-            return half
+            return half if self._socket is not None else None
 
     def publish(self, half: RankHalf) -> None:
         with self._lock:

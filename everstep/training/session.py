@@ -54,7 +54,7 @@ from everstep.training.restore import Arrival, Expected, LoadBegunAnew, Snapshot
 from everstep.training.script import Environment, input_dir
 from everstep.training.snapshots import Snapshotter
 from everstep.training.state import RankState
-from everstep.training.step_rules import Decision, RankView, decide, is_final_round_over
+from everstep.training.step_rules import Decision, RankView, decide, decide_alone, is_final_round_over
 
 LOOK_SECONDS = 0.05
 """A rank that stands still looks at the page at least this often: `WordChanged` may be lost."""
@@ -226,9 +226,9 @@ class TrainingSession:
                 self._link.let_go()
                 self._told_at = passed_at
             self._snapshotter.prepare()
-            if decision is not None and decision.must_wait:
+            if decision.must_wait:
                 decision = self._await_stop()
-            if decision is not None and decision.is_stopped:
+            if decision.is_stopped:
                 self._is_stopped = True
                 self._publish(standing=Standing.STOPPED)
         return Control(self._boundary, self._is_stopped)
@@ -313,9 +313,9 @@ class TrainingSession:
         deadline = self._clock() + self._environment.final_round_seconds
         while (left := deadline - self._clock()) > 0:
             half = self._link.poll()
+            if (word := half or self._link.word) is not None and is_final_round_over(self._boundary, word):
+                return
             if half is not None:
-                if is_final_round_over(self._boundary, half):
-                    return
                 self._act(half)
                 self._snapshotter.prepare()
                 self._guard.reach()
@@ -328,17 +328,19 @@ class TrainingSession:
             self._guard.reach()
             self._link.wait(LOOK_SECONDS)
             decision = self._attend()
-            if decision is not None and not decision.must_wait:
+            if not decision.must_wait:
                 return decision
 
-    def _attend(self) -> Decision | None:
-        """Look at the agent's word and act on it; None without one."""
+    def _attend(self) -> Decision:
+        """Look at the agent's word and act on it."""
         half = self._link.poll()
-        return None if half is None else self._act(half)
+        if half is not None:
+            return self._act(half)
+        return decide_alone(self._view(), word) if (word := self._link.word) is not None else Decision()
 
-    def _may_wait(self, decision: Decision | None, passed_at: float) -> bool:
+    def _may_wait(self, decision: Decision, passed_at: float) -> bool:
         """Say whether the agent hears of this boundary together with a later one: each word takes processor time from the step that is made then."""
-        return decision is not None and decision.is_quiet and passed_at - self._told_at < QUIET_SECONDS
+        return decision.is_quiet and passed_at - self._told_at < QUIET_SECONDS
 
     def _act(self, half: AgentHalf) -> Decision:
         if half.proposed != self._snapshotter.settled:

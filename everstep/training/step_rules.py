@@ -72,6 +72,24 @@ def decide(view: RankView, half: AgentHalf) -> Decision:
     )
 
 
+def decide_alone(view: RankView, word: AgentHalf) -> Decision:
+    """Return what the rank does while its agent is away: nothing can be captured or answered, but what it agreed to, it keeps.
+
+    Args:
+        view: the rank's own state.
+        word: the agent's last, of this generation.
+
+    Returns:
+        Whether to stop here, or to stand still until the agent is back: the other ranks may have been told to stop.
+    """
+    is_here = word.stop == view.boundary
+    has_agreed = view.echo_step == word.stop
+    return Decision(
+        must_wait=is_here and has_agreed and word.stop_state is StopState.ANNOUNCED,
+        is_stopped=is_here and word.stop_state is StopState.CONFIRMED,
+    )
+
+
 def is_final_round_over(boundary: int, half: AgentHalf) -> bool:
     """Say whether a rank that stands at `boundary` may leave: its step is committed, or nothing more will come."""
     return half.proposed == FINISHED or half.committed == boundary

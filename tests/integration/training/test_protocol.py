@@ -46,6 +46,7 @@ from everstep.training.capture import SlotMemory, view_of
 from everstep.training.copier import Copies, CopyTicket, CpuCopier, Done, Progress
 from everstep.training.cuda_copier import CudaCopier, gather_now
 from everstep.training.session import QUIET_SECONDS
+from everstep.training.step_rules import FINISHED
 from tests.integration.training.fake_agent import FakeAgent
 
 pytestmark = pytest.mark.integration
@@ -457,6 +458,41 @@ def test_a_rank_that_waits_for_a_stop_outlives_its_agent(tmp_path: Path, begin: 
         thread.join()
 
 
+def test_a_stop_that_was_confirmed_is_obeyed_while_the_agent_is_away(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERSTEP_FINAL_ROUND_SECONDS", "0.2")
+    with FakeAgent(tmp_path, 1, commit_target=0) as agent:
+        session, step = begin(agent)
+        agent.announce_stop(2, StopState.ANNOUNCED)
+        step()
+        assert not session.boundary().stop
+        agent.announce_stop(2, StopState.CONFIRMED)
+        agent.stop()
+        step()
+        assert session.boundary().stop
+        assert rank_half(agent).standing is Standing.STOPPED
+
+
+def test_a_rank_stands_at_the_stop_that_it_agreed_to_until_its_agent_is_back(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=0) as agent:
+        session, step = begin(agent)
+        agent.announce_stop(2, StopState.ANNOUNCED)
+        step()
+        assert not session.boundary().stop
+        agent.stop()
+
+        def confirm() -> None:
+            agent.wait_for(lambda: rank_half(agent).boundary == 2)
+            agent.start()
+            agent.wait_for(lambda: len(agent.of_kind(RankHello)) == 2)
+            agent.announce_stop(2, StopState.CONFIRMED)
+
+        thread = threading.Thread(target=confirm)
+        thread.start()
+        step()
+        assert session.boundary().stop
+        thread.join()
+
+
 def test_training_goes_on_without_its_agent_and_captures_when_it_is_back(tmp_path: Path, begin: Begin) -> None:
     with FakeAgent(tmp_path, 1, commit_target=2) as agent:
         session, step = begin(agent)
@@ -490,6 +526,17 @@ def test_the_last_step_is_captured_inside_close(tmp_path: Path, begin: Begin, mo
         assert agent.committed == last + 1
         assert rank_half(agent).phase is Phase.CLOSE
         session.close()  # twice is once
+
+
+def test_close_is_over_where_the_agent_said_so_before_it_went(tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureFixture) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=0) as agent:
+        session, step = begin(agent)
+        step()
+        session.boundary()
+        agent.lines[0].write(proposed=FINISHED)
+        agent.stop()
+        session.close()
+        assert "not committed within" not in caplog.text
 
 
 def test_close_is_bounded(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -142,6 +142,10 @@ class Agent:
                 raise AgentUnreachable("the agent has nothing more to say")
             word()
 
+    @property
+    def word(self) -> AgentHalf | None:
+        return self.page
+
     def poll(self) -> AgentHalf | None:
         return self.page
 

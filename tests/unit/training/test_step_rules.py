@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.protocol.rank_messages import NONE, AgentHalf, StopState, Vote
-from everstep.training.step_rules import ECHO_NO, ECHO_YES, FINISHED, LATE, Decision, RankView, decide, is_final_round_over
+from everstep.training.step_rules import ECHO_NO, ECHO_YES, FINISHED, LATE, Decision, RankView, decide, decide_alone, is_final_round_over
 
 
 def view(boundary: int = 5, **changes: object) -> RankView:
@@ -53,6 +53,24 @@ NOTHING, QUIET = Decision(), Decision(is_quiet=True)
 )
 def test_decisions(view: RankView, half: AgentHalf, expected: Decision) -> None:
     assert decide(view, half) == expected
+
+
+@pytest.mark.parametrize(
+    ("view", "word", "expected"),
+    [
+        (view(), half(), NOTHING),
+        (view(), half(proposed=5, slot=1), NOTHING),  # nobody would be told of what is captured
+        (view(), half(proposed=4), NOTHING),
+        (view(echo_step=5), half(stop=5, stop_state=StopState.ANNOUNCED), Decision(must_wait=True)),  # the others may have been told to stop
+        (view(), half(stop=5, stop_state=StopState.ANNOUNCED), NOTHING),  # nobody stops without this rank's yes
+        (view(echo_step=5), half(stop=5, stop_state=StopState.CONFIRMED), Decision(is_stopped=True)),
+        (view(echo_step=7), half(stop=7, stop_state=StopState.ANNOUNCED), NOTHING),
+        (view(echo_step=7), half(stop=7, stop_state=StopState.CONFIRMED), NOTHING),
+        (view(echo_step=5), half(stop=5, stop_state=StopState.NONE), NOTHING),
+    ],
+)
+def test_decisions_while_the_agent_is_away(view: RankView, word: AgentHalf, expected: Decision) -> None:
+    assert decide_alone(view, word) == expected
 
 
 STEPS = st.integers(-1, 8)
