@@ -233,7 +233,7 @@ def _before(node: NodeObserved, incident_id: str) -> NodeObserved:
 
 def _limit(record: JobRecord, spec: JobSpec, now: float, price_usd_per_hour: float | None) -> str:
     """Return which stopping condition the job has reached, or nothing. Time without nodes is no runtime, and once it has run it is not pending."""
-    paused = record.microseconds.get(accounting.Bucket.PAUSED, 0) / 1_000_000
+    paused = (record.microseconds.get(accounting.Bucket.PAUSED, 0) - record.paused_microseconds_before_start) / 1_000_000
     if spec.max_runtime_seconds is not None and record.started_at is not None and now - record.started_at - paused > spec.max_runtime_seconds:
         return f"MaxRuntimeInSeconds ({spec.max_runtime_seconds:g}) is over"
     is_pending = record.state in (JobState.QUEUED, JobState.ALLOCATING) and record.started_at is None
@@ -712,15 +712,17 @@ def _load(view: _View) -> Decision:
     if waiting:
         loads = tuple(SendLoad(node_id=node_id, plan=plan) for node_id in waiting if _is_in(view, node_id, MemberPhase.PROMISED))
         return _stay(view, f"loads step {plan.base_step}; {', '.join(waiting)} to come", loads, requeue=LAUNCH_SECONDS)
-    started_at = view.record.started_at if view.record.started_at is not None else accounting.accounted_until(view.record)
-    incident = view.record.incident
+    record = view.record
+    if record.started_at is None:
+        paused = record.microseconds.get(accounting.Bucket.PAUSED, 0)
+        record = replace(record, started_at=accounting.accounted_until(record), paused_microseconds_before_start=paused)
+    incident = record.incident
     if incident is not None:
         used = [source for node in plan.nodes for source in view.reports[node.node_id].restored_from]
         farthest = reduce(recovery.farther, used, incident.restore_source)
         incident = replace(incident, restore_source=farthest, rank_sources=incidents.runs_of(used))
-    return _moved(
-        replace_record(view, started_at=started_at, incident=incident), JobEvent.LOADED, "every node has verified its shards: ranks are started"
-    )
+    loaded = replace(view, record=replace(record, incident=incident))
+    return _moved(loaded, JobEvent.LOADED, "every node has verified its shards: ranks are started")
 
 
 def _is_in(view: _View, node_id: NodeId, *phases: MemberPhase) -> bool:

@@ -410,6 +410,8 @@ class JobRecord:
     """How long the slowest shard of the newest checkpoint took to S3; None before there was one."""
     microseconds: Mapping[str, int] = field(default_factory=dict)
     """By bucket of `accounting.Bucket`, up to `accounted_until`."""
+    paused_microseconds_before_start: int = 0
+    """Of its paused time, what lay before `started_at`."""
     node_microseconds: int = 0
     """Up to there: how long its nodes have worked for it, all together."""
     node_count: int = 0

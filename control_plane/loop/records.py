@@ -65,6 +65,7 @@ class Memo(msgspec.Struct, frozen=True, kw_only=True):
     upload_seconds: float | None = None
     node_count: int = 0
     gang_attempts: int = 0
+    paused_microseconds_before_start: int = 0
     not_before: float | None = None
     no_pause_before: float | None = None
     incident: IncidentRecord | None = None
@@ -167,6 +168,7 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
         node_microseconds=job.node_microseconds,
         node_count=memo.node_count,
         gang_attempts=memo.gang_attempts,
+        paused_microseconds_before_start=memo.paused_microseconds_before_start,
         not_before=memo.not_before,
         no_pause_before=memo.no_pause_before,
         accounted_until=_seconds(job.accounted_until),
@@ -195,6 +197,7 @@ def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobU
         stop_reason=record.stop_reason,
         node_count=record.node_count,
         gang_attempts=record.gang_attempts,
+        paused_microseconds_before_start=record.paused_microseconds_before_start,
         not_before=record.not_before,
         no_pause_before=record.no_pause_before,
         upload_seconds=record.upload_seconds,

@@ -96,3 +96,5 @@ def test_time_without_nodes_is_no_runtime() -> None:
     ran = {"started_at": 9_010.0, "base_step": Step(5), "accounted_until": NOW}
     assert decide(JobState.QUEUED, spec=limited, record={**ran, "microseconds": {"paused": 400_000_000}}).state is JobState.QUEUED
     assert decide(JobState.QUEUED, spec=limited, record={**ran, "microseconds": {"paused": 300_000_000}}).state is JobState.STOPPED
+    earlier = {**ran, "microseconds": {"paused": 400_000_000}, "paused_microseconds_before_start": 100_000_000}
+    assert decide(JobState.QUEUED, spec=limited, record=earlier).state is JobState.STOPPED, "a pause before its first start is no time of its run"

@@ -216,6 +216,16 @@ async def test_time_under_a_persons_pause_is_no_pending_time(small: World) -> No
     await small.running()
 
 
+async def test_a_pause_before_the_first_start_makes_no_run_longer(small: World) -> None:
+    small.submit(max_runtime_seconds=1200)
+    pause(small)
+    await after(small, 3600.0)
+    resume(small)
+    await small.running()
+    await after(small, 1300.0)
+    assert records.job_record(small.job()).stop_reason == "MaxRuntimeInSeconds (1200) is over"
+
+
 async def test_the_control_plane_may_die_anywhere_in_a_persons_pause(small: World) -> None:
     await trains(small)
     pause(small)
