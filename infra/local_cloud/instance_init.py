@@ -63,18 +63,18 @@ def main(arguments: list[str]) -> int:
     while signal.sigwait(AWAITED) == signal.SIGCHLD:
         _reap(user_data_pid, exit_file(Path(script)))
     kill_descendants(os.getpid())
-    _reap(user_data_pid, exit_file(Path(script)))
+    _reap(user_data_pid, told_in=None)  # it ends with its machine, and not on one that is there
     remove_memory(instance_id)
     remove_cgroups(instance_id)
     return 0
 
 
 def exit_file(script: Path) -> Path:
-    """Return where the exit code of a user data script is written, once there is one."""
+    """Return where the exit code of a user data script is written that has ended before its machine."""
     return script.with_name("user-data.exit")
 
 
-def _reap(user_data_pid: int, told_in: Path) -> None:
+def _reap(user_data_pid: int, told_in: Path | None) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -82,7 +82,7 @@ def _reap(user_data_pid: int, told_in: Path) -> None:
             return
         if pid == 0:
             return
-        if pid == user_data_pid:
+        if pid == user_data_pid and told_in is not None:
             code = os.waitstatus_to_exitcode(status)
             print(f"user data ended with code {code}", flush=True)
             told_in.write_text(str(code))

@@ -123,10 +123,10 @@ class InstanceRunner:
         log.info("%s runs at %s", instance.instance_id, instance.address)
 
     def _end(self, instance_id: str) -> None:
-        """Pull the plug: everything below init is killed first, so that nothing has time to say goodbye; init only reaps."""
+        """Pull the plug: everything below init is killed here, too, so that nothing has time to say goodbye; init knows by then that it is over."""
         _, process = self._running.pop(instance_id)
-        count = kill_descendants(process.pid)
         process.send_signal(signal.SIGTERM)
+        count = kill_descendants(process.pid)
         try:
             process.wait(INIT_GRACE_SECONDS)
         except subprocess.TimeoutExpired:

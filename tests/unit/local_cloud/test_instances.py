@@ -78,6 +78,26 @@ def test_an_instance_outlives_its_user_data_and_says_how_that_ended(runner: Inst
     assert not told.exists(), "only a machine that is there has ended user data"
 
 
+def test_user_data_of_an_instance_that_is_ended_says_nothing(runner: InstanceRunner, tmp_path: Path) -> None:
+    wanted = instance(tmp_path)
+    runner.reconcile([wanted])
+    eventually(lambda: "ready" in console(tmp_path, wanted))
+    runner.reconcile([])
+    assert "user data ended" not in console(tmp_path, wanted)
+
+
+def test_user_data_that_ends_with_its_machine_says_nothing(runner: InstanceRunner, tmp_path: Path) -> None:
+    """Who waits for nodes would take it for an agent that has ended on a living one."""
+    wanted = instance(tmp_path)
+    runner.reconcile([wanted])
+    process = identify(runner.pids()[wanted.instance_id])
+    assert process is not None
+    eventually(lambda: "ready" in console(tmp_path, wanted))
+    os.kill(process.pid, signal.SIGTERM)
+    eventually(lambda: not process.is_alive)
+    assert not (tmp_path / wanted.instance_id / "user-data.exit").exists()
+
+
 def test_user_data_that_cannot_run_harms_nobody(runner: InstanceRunner, tmp_path: Path) -> None:
     wanted = instance(tmp_path, b"no interpreter")
     runner.reconcile([wanted])
