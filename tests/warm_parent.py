@@ -24,6 +24,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Mapping
@@ -78,7 +79,13 @@ class WarmParent:
 
     def __init__(self) -> None:
         # The environment's bin on PATH: DeepSpeed calls ninja by name.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        self._temporary = tempfile.TemporaryDirectory(prefix="everstep-")  # workers of DataLoaders that are ended leave sockets behind
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "TMPDIR": self._temporary.name,
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "tests.warm_parent"],
             cwd=ROOT,
@@ -116,6 +123,7 @@ class WarmParent:
         self._process.stdin.close()
         self._process.wait(timeout=60)
         self._process.stdout.close()
+        self._temporary.cleanup()
 
 
 def main() -> None:
