@@ -1,6 +1,7 @@
-"""`python -P -m worker.beside CGROUP USER PROGRAM ARGUMENT …`: becomes a program, in a rank's cgroup, as its user, and gone with its agent.
+"""`python -P -s -m worker.beside CGROUP USER PROGRAM ARGUMENT …`: becomes a program, in a rank's cgroup, as its user, and gone with its agent.
 
-Invariant: nothing but the program's own words comes from here, but where it cannot be run: exit code 127, as a shell says it.
+Invariant: nothing but the program's own words comes from here, but where it cannot be run: exit code 127, as a shell says it. HOME is the ranks'
+already: no code of theirs (their user site) runs before this process is theirs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What people run beside a rank of this node: a program, without a shell, bounded in time and output.
 
-    agent ──▶ python -P -m worker.beside CGROUP  PROGRAM ARGUMENT …      in the rank's cgroup, and gone with the agent
-                                                   │ stdin: what was given; stdout, stderr: the first 256 KiB
-                                                   └ ended with its process group, and all that is in its session
+    agent ──▶ python -P -s -m worker.beside CGROUP  PROGRAM ARGUMENT …   in the rank's cgroup, and gone with the agent
+                                                      │ stdin: what was given; stdout, stderr: the first 256 KiB
+                                                      └ ended with all below it, and all that is in its session
 
 Invariant: a command that was run is not run again. None outlives the generation that it was run for: it is ended with its ranks.
 """
@@ -26,6 +26,7 @@ from everstep.protocol.ids import RunId
 from worker import beside
 from worker.rank_user import RankUser
 from worker.shim.messages import RankRecord
+from worker.shim.processes import kill_tree
 from worker.tasks import end
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ async def run_beside(command: RunCommand, rank: RankRecord, environment: Mapping
     """
     own = {**environment, "RANK": str(rank.rank), "EVERSTEP_RANK_PID": str(rank.pid)}
     words = (rank.cgroup or beside.NONE, beside.written(user), *words_for(command.argv, rank.pid))
-    process = await _started([sys.executable, "-P", "-m", "worker.beside", *words], own, stdin=PIPE if command.stdin else DEVNULL)
+    process = await _started([sys.executable, "-P", "-s", "-m", "worker.beside", *words], own, stdin=PIPE if command.stdin else DEVNULL)
     assert process.stdout is not None
     assert process.stderr is not None
     said: list[bytearray] = [bytearray(), bytearray()]
@@ -177,7 +178,10 @@ async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
 
 
 async def _end(process: Process) -> None:
-    """End a command and what it has started in its process group."""
+    """End a command with all below it. What has got away from it may hold its pipes for ever: they are closed here."""
+    if process.returncode is None:
+        kill_tree(process.pid)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    process._transport.close()  # type: ignore[attr-defined]  # `wait` waits for the pipes, too, and there is no other way to them
     await asyncio.shield(process.wait())

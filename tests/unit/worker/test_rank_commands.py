@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -120,6 +122,27 @@ async def test_what_takes_too_long_is_ended_with_what_it_has_started(desk) -> No
     ended = await desk.run(command("sh", "-c", "sleep 1000 & echo $!; wait", timeout_seconds=1.0))
     assert (ended.is_timed_out, ended.exit_code) == (True, None)
     await gone(int(ended.stdout))
+
+
+@pytest.mark.parametrize("code", ["setsid sleep 1000 & echo $!; wait", "setsid sh -c 'sleep 1000 & echo $!' & sleep 0; wait; sleep 1000"])
+async def test_what_has_left_its_session_holds_up_nobody(desk, code) -> None:
+    ended = await desk.run(command("sh", "-c", code, timeout_seconds=1.0))
+    assert (ended.is_timed_out, ended.exit_code) == (True, None)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(ended.stdout), signal.SIGKILL)
+    await gone(int(ended.stdout))
+
+
+async def test_no_code_in_the_ranks_home_runs_before_the_program_is_theirs(tmp_path, monkeypatch) -> None:
+    """A virtual environment has no user site; the Python of a machine has one."""
+    own, told = tmp_path / f".local/lib/python3.{sys.version_info.minor}/site-packages", tmp_path / "told"
+    own.mkdir(parents=True)
+    (own / "theirs.pth").write_text(f"import pathlib; pathlib.Path({str(told)!r}).touch()\n")
+    monkeypatch.setattr(sys, "executable", sys._base_executable)
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = await rank_commands.run_beside(command("true"), record(), environment)
+    assert (ended.exit_code, ended.stderr) == (0, b"")
+    assert not told.exists()
 
 
 async def test_it_ends_with_its_generation_and_whoever_waits_is_told(desk, tmp_path) -> None:
