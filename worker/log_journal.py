@@ -104,8 +104,8 @@ class LogJournal:
         return self._take(is_last=False)
 
     def has_news(self) -> bool:
-        """Say whether a stream has grown since it was read. Takes microseconds."""
-        return any(_size(path) > self._positions[key] for key, path in self._streams.items())
+        """Say whether a stream has another length than when it was read. Takes microseconds."""
+        return any(_size(path) != self._positions[key] for key, path in self._streams.items())
 
     def end(self) -> list[LogLine]:
         """Append all that is left, and the end. The ranks are gone. Again does nothing.
@@ -194,6 +194,8 @@ class LogJournal:
         for (rank, stream), path in self._streams.items():
             key = (rank, stream)
             size = _size(path)
+            if size < self._positions[key]:
+                yield self._begun_anew(key)
             if size - self._positions[key] > BEHIND_BYTES:
                 yield self._gap(key, size - BEHIND_BYTES // 2)
             if self._is_full() or size <= self._positions[key]:
@@ -204,6 +206,11 @@ class LogJournal:
             for text, size, is_piece in split_lines(data, is_last=is_last and len(data) < READ_BYTES):
                 self._positions[key] += size
                 yield self._line(rank, stream, text, self._positions[key], is_piece=is_piece)
+
+    def _begun_anew(self, key: StreamKey) -> LogLine:
+        """Somebody has opened a stream to write it from its beginning, as `> /dev/stderr` does: read it from there."""
+        self._positions[key], self._given_back[key] = 0, 0
+        return self._line(*key, f"{key[1]} of rank {key[0]} was begun anew: what it had before, and was not read yet, is lost.", 0, is_gap=True)
 
     def _gap(self, key: StreamKey, upto: int) -> LogLine:
         """Give up what was not read of a stream up to a byte."""

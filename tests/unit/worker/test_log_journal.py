@@ -90,6 +90,19 @@ def test_it_is_known_without_reading_whether_something_was_printed(bench) -> Non
     assert journal.has_news()
 
 
+def test_a_stream_that_somebody_begins_anew_is_read_from_its_beginning(bench) -> None:
+    """A shell's `> /dev/stderr` does that: it opens the very file."""
+    journal = bench.journal()
+    for number in range(100):
+        bench.say(f"line {number}\n", "stderr")
+    journal.read()
+    bench.streams[Rank(0), "stderr"].write_text("warning\n")
+    assert journal.has_news()
+    assert [(line.text.split(":")[0], line.is_gap) for line in journal.read()] == [("stderr of rank 0 was begun anew", True), ("warning", False)]
+    bench.say("Traceback\n", "stderr")
+    assert texts(bench.journal().read()) == ["Traceback"], "another agent takes up where it was"
+
+
 def test_another_agent_goes_on_where_the_first_stopped(bench, monkeypatch) -> None:
     monkeypatch.setattr(log_journal, "CHUNK_BYTES", 200)
     lines = [f"line {number}" for number in range(40)]
