@@ -22,7 +22,7 @@ import shutil
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -32,7 +32,7 @@ from everstep.protocol.ids import RunId
 from everstep.protocol.log_chunks import FLUSH_SECONDS, LogLine
 from everstep.protocol.plan import GenerationPlan, ObjectReference, PlanNode
 from worker.errors import StorageError
-from worker.log_journal import WHOLE_BYTES, LogJournal
+from worker.log_journal import BEHIND_BYTES, READ_BYTES, WHOLE_BYTES, LogJournal
 from worker.rank_files import RankFiles, logs_of, outputs_of
 from worker.rank_user import RankUser
 from worker.tasks import end, finish
@@ -43,7 +43,9 @@ T = TypeVar("T")
 READ_SECONDS = 0.1
 """Between two looks at what ranks have printed."""
 LIVE_LINES = 500
-"""In one message to the control plane."""
+"""In one message to the control plane, at most."""
+LIVE_CHARACTERS = 1024 * 1024
+"""Of lines in one message to the control plane: not many more."""
 RECENT_CHARACTERS = 256 * 1024
 """Of the newest lines, held for whoever begins to follow: the store has them a second later."""
 LIVE_SECONDS = 3.0
@@ -56,6 +58,8 @@ STILL_SECONDS = 30.0
 SLOW_BYTES_PER_SECOND = 8 * 1024 * 1024
 MAX_ATTEMPTS = 3
 RETRY_SECONDS = 1.0
+MAX_TOLD = 20
+"""Sentences about what is not in the store, of one node; the agent's log has all."""
 
 
 class FileStore(Protocol):
@@ -134,10 +138,18 @@ class LogShipper:
             A sentence for what is not in the store; empty when all is.
         """
         await self.close()
+        await self._try(self._drain)  # what cannot be shipped now is tried and told below
         failures = [await self._try(partial(self._read, is_last=True)), await self._try(self._ship)]
         return tuple(f"the last lines of this node's ranks are not in S3: {error}" for error in failures if error is not None)
 
-    async def _try(self, work: Callable[[], Coroutine[object, object, None]]) -> Exception | None:
+    async def _drain(self) -> None:
+        """Read and ship in turn: the journal has no room for all that ranks may have printed last."""
+        for _ in range(BEHIND_BYTES // READ_BYTES):  # what a process prints that has got away from its rank has no end
+            if not await self._read():
+                return
+            await self._ship()
+
+    async def _try(self, work: Callable[[], Coroutine[object, object, object]]) -> Exception | None:
         """Try it as often as it may help; returns what it failed with in the end."""
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
@@ -171,11 +183,13 @@ class LogShipper:
                 log.info("lines of ranks are not shipped yet: %s", error)
             await asyncio.sleep(FLUSH_SECONDS - READ_SECONDS)
 
-    async def _read(self, *, is_last: bool = False) -> None:
+    async def _read(self, *, is_last: bool = False) -> int:
         async with self._reading:
             first, lines = await _to_end(self._read_journal, is_last)
-        for begin in range(0, len(lines), LIVE_LINES):
-            self._pass_on(LogLines(run=self.run, generation=self.generation, first=first + begin, lines=tuple(lines[begin : begin + LIVE_LINES])))
+        for some in batches(lines):
+            self._pass_on(LogLines(run=self.run, generation=self.generation, first=first, lines=some))
+            first += len(some)
+        return len(lines)
 
     def _pass_on(self, lines: LogLines) -> None:
         self._recent.append(lines)
@@ -200,6 +214,27 @@ class LogShipper:
                 async with self._reading:
                     assert self._journal is not None
                     self._journal.stored(chunk)
+
+
+def batches(lines: Sequence[LogLine]) -> Iterator[tuple[LogLine, ...]]:
+    """Yield lines as they go into messages, in order. Pure.
+
+    Args:
+        lines: with whatever ranks print: a character may take four bytes.
+
+    Yields:
+        At most `LIVE_LINES`, of `LIVE_CHARACTERS` and one line more.
+    """
+    some: list[LogLine] = []
+    characters = 0
+    for line in lines:
+        some.append(line)
+        characters += len(line.text)
+        if len(some) == LIVE_LINES or characters >= LIVE_CHARACTERS:
+            yield tuple(some)
+            some, characters = [], 0
+    if some:
+        yield tuple(some)
 
 
 def _length(lines: LogLines) -> int:
@@ -257,7 +292,7 @@ class RankLogs:
             here: this node in it.
 
         Returns:
-            A sentence for each thing that is not in the store; empty when all is.
+            Sentences about what is not in the store, `MAX_TOLD` and one at most; empty when all is.
         """
         missing = []
         for path, reference in self._streams(plan, here):
@@ -275,7 +310,8 @@ class RankLogs:
                 missing += await self._send_output(folder, path, ObjectReference(bucket=plan.script.output.bucket, key=key))
         for sentence in missing:
             log.warning("%s", sentence)
-        return tuple(missing)
+        more = [f"{len(missing) - MAX_TOLD:,} more outputs are not in S3; the agent's log names them"] if len(missing) > MAX_TOLD else []
+        return (*missing[:MAX_TOLD], *more)
 
     def is_moving(self, since: float) -> bool:
         """Say whether uploads get on.
@@ -379,11 +415,11 @@ def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
             relative = path.relative_to(root).as_posix()
             target = Path(os.path.realpath(path))  # unlike `resolve`, gives a loop of links back as it is
             if not target.is_relative_to(root):
-                refused.append(f"output {relative} is not in S3: it is a link that leads out of the output folder")
+                refused.append(f"output {_shown(relative)} is not in S3: it is a link that leads out of the output folder")
             elif not target.is_file():
-                refused.append(f"output {relative} is not in S3: it is not a file")
+                refused.append(f"output {_shown(relative)} is not in S3: it is not a file")
             elif not _is_text(relative):
-                refused.append(f"output {relative!a} is not in S3: its name is not UTF-8")
+                refused.append(f"output {_shown(relative)} is not in S3: its name is not UTF-8")
             else:
                 files.append((relative, target))
     return files, refused
@@ -409,6 +445,11 @@ def _open_output(root: Path, path: Path, uid: int) -> int:
         os.close(file)
         raise PermissionError(errno.EACCES, "it is no file of the rank's in its output folder")
     return file
+
+
+def _shown(name: str) -> str:
+    """Return a name as it can be told."""
+    return name if _is_text(name) else ascii(name)
 
 
 def _is_text(name: str) -> bool:

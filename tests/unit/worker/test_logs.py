@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
-from everstep.protocol.agent_messages import LogLines
+from everstep.protocol.agent_messages import LogLines, NodeFault
+from everstep.protocol.codec import encode
 from everstep.protocol.ids import Generation, Rank
+from everstep.protocol.log_chunks import LINE_BYTES, LogLine
 from everstep.protocol.plan import GenerationPlan, ObjectReference
 from tests.unit.worker.rank_plans import RUN, rank_plan
-from worker import logs
+from worker import log_journal, logs
 from worker.errors import StoreDenied, StoreUnavailable
 from worker.log_journal import LogJournal
-from worker.logs import SHORT_BYTES, LogShipper, RankLogs, is_due
+from worker.logs import LIVE_LINES, MAX_TOLD, SHORT_BYTES, LogShipper, RankLogs, batches, is_due
 from worker.rank_files import RankFiles
 from worker.storage.memory import MemoryObjectStore
 
@@ -74,9 +77,21 @@ async def test_nothing_outside_the_output_folder_is_sent(bench: Bench, tmp_path:
     (out / "dangling").symlink_to("nowhere")
     (out / "loop").symlink_to("loop")
     os.mkfifo(out / "pipe")
+    os.symlink(b"nowhere", os.fsencode(out) + b"/caf\xe9")
     missing = await bench.logs.upload_all(bench.plan, bench.here)
+    for sentence in missing:
+        encode(NodeFault(code="output_missing", message=sentence, is_permanent=False))  # or it would end the agent
     assert bench.stored == {"output/gen=3/rank=0/real.txt": b"real", "output/gen=3/rank=0/inside": b"real"}
-    assert sorted(sentence.split()[1] for sentence in missing) == ["dangling", "folder", "loop", "outside", "pipe"]
+    assert sorted(sentence.split()[1] for sentence in missing) == [*("'caf\\udce9'", "dangling", "folder", "loop", "outside", "pipe")]
+
+
+async def test_of_many_outputs_that_are_missing_some_are_named(bench: Bench) -> None:
+    """A report has a limit, and what is longer is never heard."""
+    for number in range(MAX_TOLD + 5):
+        (bench.files(0).output_dir / f"link-{number}").symlink_to("nowhere")
+    missing = await bench.logs.upload_all(bench.plan, bench.here)
+    assert len(missing) == MAX_TOLD + 1
+    assert missing[-1] == "5 more outputs are not in S3; the agent's log names them"
 
 
 async def test_what_cannot_be_sent_is_told_and_the_rest_is_sent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +214,27 @@ async def test_lines_that_the_disk_never_takes_are_told_to_be_missing(tmp_path: 
     (missing,) = await ships.finish()
     assert "No space left on device" in missing
     assert any(b'"one"' in data for data in bench.stored.values()), "what was kept is shipped"
+
+
+async def test_what_ranks_print_last_is_kept_where_the_journal_has_no_room_for_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_journal, "JOURNAL_BYTES", 1024 * 1024)
+    bench = Bench(tmp_path)
+    ships, passed = shipper(bench)
+    bench.files(0).stdout.write_text("".join(f"line {number}\n" for number in range(100_000)))
+    assert await ships.finish() == ()
+    lines = [line for lines in passed for line in lines.lines]
+    assert [line.text for line in lines] == [*(f"line {number}" for number in range(100_000)), ""]
+    assert [lines.first for lines in passed] == list(accumulate((len(lines.lines) for lines in passed[:-1]), initial=0))
+
+
+def test_lines_of_whatever_ranks_print_fit_into_messages() -> None:
+    lines = [LogLine(at_ms=1, rank=Rank(0), stream="stdout", text="\N{REPLACEMENT CHARACTER}" * LINE_BYTES, end=1) for _ in range(LIVE_LINES + 1)]
+    sent = list(batches(lines))
+    assert [line for some in sent for line in some] == lines
+    for some in sent:
+        encode(LogLines(run=RUN, generation=Generation(3), first=0, lines=some))
+    short = [LogLine(at_ms=1, rank=Rank(0), stream="stdout", text="x", end=1)] * (LIVE_LINES + 1)
+    assert [len(some) for some in batches(short)] == [LIVE_LINES, 1]
 
 
 async def test_of_much_the_oldest_is_not_held(tmp_path: Path, monkeypatch) -> None:
