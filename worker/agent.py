@@ -63,6 +63,7 @@ from worker.core.own_metrics import NodeUsage
 from worker.errors import LoadFailed, RanksNotGone, SourceRefused, StorageError
 from worker.health.watch import HealthWatch
 from worker.instance_metadata import InstanceMetadata
+from worker.kept_port import KeptPort
 from worker.logs import LogShipper, RankLogs
 from worker.member import Member, Node
 from worker.own_log import OwnLog
@@ -277,8 +278,8 @@ class Agent:
 
     def _listen(self) -> None:
         """Listen for peers at the port of the agent before this one: the plan of a running generation names it."""
-        address, kept = self._settings.address, self._settings.state / "peer_port"
-        port = self._settings.peer_port or (int(kept.read_text()) if kept.exists() else 0)
+        address, kept = self._settings.address, KeptPort(self._settings.state / "peer_port")
+        port = self._settings.peer_port or kept.read()
         try:
             self._listener.start(address, port, more_addresses=more_addresses(address))
         except OSError as error:
@@ -286,9 +287,7 @@ class Agent:
                 raise
             log.warning("port %d of the agent before this one is taken, peers of a running generation will not find this node: %s", port, error)
             self._listener.start(address, more_addresses=more_addresses(address))
-        scratch = kept.with_suffix(".new")
-        scratch.write_text(str(self._listener.port))
-        scratch.replace(kept)
+        kept.keep(self._listener.port)
 
     # -- after a restart ----------------------------------------------------------------------------------------------------------------------
 
@@ -418,7 +417,7 @@ class Agent:
                     continue
                 try:
                     await asyncio.to_thread(self._archives.get, source)
-                except StorageError as error:
+                except (StorageError, OSError) as error:
                     log.info("the source %s is not to be had ahead: %s", source.sha256[:12], error)
                 except SourceRefused as error:
                     if source in self._wanted_sources:  # else this node has been given work meanwhile
@@ -433,7 +432,10 @@ class Agent:
             return
         self._wanted_sources = sources
         self._unsound_sources &= {source.sha256 for source in sources}
-        await asyncio.to_thread(self._archives.keep, {source.sha256 for source in sources})
+        try:
+            await asyncio.to_thread(self._archives.keep, {source.sha256 for source in sources})
+        except OSError as error:
+            log.info("sources that are not wanted any more stay on this node: %s", error)  # until they are asked for, or not, again
         self._sources_asked.notify()
 
     # -- commands -----------------------------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from typing import Final
 
 from everstep.protocol.plan import GenerationPlan
 from worker.errors import StorageError
+from worker.kept_port import KeptPort
 from worker.storage.aws import Aws, RoleKeys, session_name_of
 from worker.tasks import end
 
@@ -50,7 +51,7 @@ class RoleCredentials:
     """
 
     def __init__(self, state: Path, aws: Aws, now: Callable[[], float]) -> None:
-        self._port_file = state / "credentials_port"
+        self._port = KeptPort(state / "credentials_port")
         self._aws = aws
         self._now = now
         self._server: asyncio.Server | None = None
@@ -107,7 +108,7 @@ class RoleCredentials:
             server.close()
 
     async def _listen(self) -> asyncio.Server:
-        kept = int(self._port_file.read_text()) if self._port_file.exists() else 0
+        kept = self._port.read()
         try:
             server = await asyncio.start_server(self._serve, HOST, kept, limit=MAX_REQUEST_BYTES)
         except OSError as error:
@@ -115,9 +116,7 @@ class RoleCredentials:
                 raise
             log.warning("port %d of the agent before this one is taken, ranks that run do not get new keys of their role: %s", kept, error)
             server = await asyncio.start_server(self._serve, HOST, 0, limit=MAX_REQUEST_BYTES)
-        scratch = self._port_file.with_suffix(".new")
-        scratch.write_text(str(server.sockets[0].getsockname()[1]))
-        scratch.replace(self._port_file)
+        self._port.keep(server.sockets[0].getsockname()[1])
         return server
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

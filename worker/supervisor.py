@@ -479,6 +479,8 @@ class Supervisor:
             async with asyncio.timeout(_LISTEN_SECONDS):
                 await listens.wait()
         except TimeoutError:
+            os.kill(self._shim_pid, signal.SIGKILL)  # a child of ours that nobody has waited for: or the next one would find it at its socket
+            await self._reap_shim()
             raise ShimUnavailable(f"the shim does not listen after {_LISTEN_SECONDS} s; see {log_path}") from None
         finally:
             loop.remove_reader(read)
@@ -500,13 +502,18 @@ class Supervisor:
             await self._reap_shim()
             if self._is_closing:
                 return
-            try:
-                reader = await self._connect()
-            except (ShimUnavailable, OSError) as error:
-                log.critical("ranks can be started no more: %s", error)
-                return
+            reader = await self._connect_again()
             self._send(ListRanks())
             self.changed.notify()
+
+    async def _connect_again(self) -> asyncio.StreamReader:
+        """Reach another shim, as often as it takes: a machine that has no memory for one now may have some in a minute."""
+        while True:
+            try:
+                return await self._connect()
+            except (ShimUnavailable, OSError) as error:
+                log.error("no rank can be started until there is another shim: %s", error)
+            await asyncio.sleep(RETRY_SECONDS)
 
     def _hear(self, message: RankStarted | RankRefused | RankExited | Ranks) -> None:
         match message:
@@ -566,6 +573,7 @@ class Supervisor:
         )
 
     def _hang_up(self) -> None:
+        self.preload = Preload.PENDING
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -16,7 +16,8 @@ from everstep.protocol.agent_messages import ExitClass
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.plan import GenerationPlan
 from tests.unit.worker.rank_plans import RUN, rank_plan
-from worker.errors import RanksNotGone
+from worker import supervisor
+from worker.errors import RanksNotGone, ShimUnavailable
 from worker.rank_environment import Packages, Supplied
 from worker.rank_files import RankFiles
 from worker.shim import cgroups, processes
@@ -391,6 +392,25 @@ async def test_a_dead_shim_takes_no_rank_out_of_sight(bench: Bench) -> None:
     await bench.start("print('again')", generation=2)
     assert (await bench.exit(generation=2)).end.code == 0
     assert bench.shim_pid() != first
+
+
+async def test_another_shim_is_tried_until_there_is_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node without one is not warm: it would be chosen for work that it cannot do."""
+    launch, refused = bench.supervisor._launch, []
+
+    async def short_of_memory() -> None:
+        refused.append(bench.supervisor.is_warm)
+        if len(refused) < 2:
+            raise ShimUnavailable("the shim cannot be started: [Errno 12] Cannot allocate memory")
+        await launch()
+
+    monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(bench.supervisor, "_launch", short_of_memory)
+    os.kill(bench.shim_pid(), signal.SIGKILL)
+    await bench.until(lambda: len(refused) == 2 and bench.supervisor._writer is not None)
+    assert refused == [False, False]
+    await bench.start("print('again')")
+    assert (await bench.exit()).end.code == 0
 
 
 LEAVE_A_DAEMON = """

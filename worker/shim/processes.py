@@ -7,6 +7,7 @@ Invariant: nothing here signals a process that was not found below, or in the se
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -102,12 +103,10 @@ def kill_tree(root: int) -> frozenset[Process]:
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Send a signal to each of these processes; those that have ended meanwhile are skipped."""
+    """Send a signal to each of these processes; those that have ended meanwhile, or are another user's by now (`sudo`), are skipped."""
     for pid in pids:
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            continue
 
 
 def children(parent: int) -> set[int]:

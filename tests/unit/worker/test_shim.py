@@ -11,6 +11,7 @@ import pytest
 from everstep.protocol import codec
 from everstep.protocol.errors import OversizedMessage
 from everstep.protocol.ids import Generation, Rank, RunId
+from worker.shim import processes
 from worker.shim.launch import needs_cold_start
 from worker.shim.line import Line
 from worker.shim.messages import ListRanks, RankEnd, RankRecord, ToShim
@@ -168,3 +169,17 @@ def test_a_line_keeps_what_the_other_side_does_not_read_yet() -> None:
         assert not line.has_unsent
         left.close()
         assert not line.send(ListRanks())
+
+
+def test_a_process_of_another_user_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank's `sudo` is one, for an agent that is not root: the shim would end of it, and all other ranks with the shim."""
+    sent = []
+
+    def kill(pid: int, number: int) -> None:
+        if pid == 2:
+            raise PermissionError(1, "Operation not permitted")
+        sent.append(pid)
+
+    monkeypatch.setattr(os, "kill", kill)
+    processes.send((1, 2, 3), 9)
+    assert sent == [1, 3]
