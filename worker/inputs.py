@@ -124,7 +124,7 @@ class InputCache:
                     continue
                 found[channel.name] = self._runs / run / channel.name
                 if not self._is_whole(run, channel):
-                    listed[channel.name] = _listed(store, channel.prefix, reader)
+                    listed[channel.name] = _listed(store, channel.prefix, reader, cancelled)
             except (StorageError, Misplaced, OSError) as error:
                 raise _refused(channel.name, error) from error
         if listed:
@@ -197,6 +197,8 @@ class InputCache:
 
     def _fetch(self, store: ObjectStore, wanted: _Wanted, cancelled: threading.Event, failed: threading.Event) -> None:
         for attempt in range(1, MAX_ATTEMPTS + 1):
+            if cancelled.is_set() or failed.is_set():
+                raise _Given
             try:
                 self._fetch_once(store, wanted, cancelled, failed)
             except StorageError as error:
@@ -270,11 +272,13 @@ class InputCache:
         return all(_is_sound(folder / file.place, file.name, file.bytes) for file in files)
 
 
-def _listed(store: ObjectStore, prefix: ObjectReference, reader: str) -> tuple[_Wanted, ...]:
+def _listed(store: ObjectStore, prefix: ObjectReference, reader: str, cancelled: threading.Event) -> tuple[_Wanted, ...]:
     """Return what a channel consists of: one object, or what lies below a folder of keys."""
     folder = prefix.key if not prefix.key or prefix.key.endswith("/") else f"{prefix.key}/"
     wanted: list[_Wanted] = []
     for told in store.list(ObjectReference(bucket=prefix.bucket, key=folder)):
+        if cancelled.is_set():
+            raise _Given
         if len(wanted) == MAX_OBJECTS:
             raise Misplaced(f"there are more than {MAX_OBJECTS:,} objects below s3://{prefix.bucket}/{folder}")
         if (place := place_of(told.reference.key, folder)) is not None:

@@ -259,6 +259,30 @@ def test_a_fetch_that_nobody_waits_for_ends_and_what_it_has_stays(tmp_path: Path
     assert not (tmp_path / "inputs/runs" / RUN / "train").exists()
 
 
+def test_the_first_object_that_is_refused_ends_the_fetch(tmp_path: Path) -> None:
+    """Each of the others would be asked for, and tried again, for hours where there are many."""
+    keys = [f"set/{number:03}" for number in range(100)]
+    store = store_of(*keys)
+    store.fails = {key: [StoreDenied("no")] for key in keys}
+    with pytest.raises(InputRefused, match="no"):
+        fetch(InputCache(tmp_path), store)
+    assert len(store.read) <= worker.inputs.FETCHES_AT_ONCE
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_a_fetch_that_was_given_up_asks_for_nothing_more(tmp_path: Path, is_listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    cancelled = threading.Event()
+    store = store_of(*(f"set/{number:03}" for number in range(100)))
+    if is_listed:
+        make_room = InputCache._make_room
+        monkeypatch.setattr(InputCache, "_make_room", lambda *arguments: (make_room(*arguments), cancelled.set()))
+    else:
+        cancelled.set()
+    with pytest.raises(worker.inputs._Given):
+        InputCache(tmp_path).fetch(store, RUN, (channel(),), cancelled)
+    assert store.read == []
+
+
 def test_what_one_role_has_fetched_is_not_given_to_another(tmp_path: Path) -> None:
     cache, store = InputCache(tmp_path), store_of("set/a")
     cache.fetch(store, RUN, (channel(),), threading.Event(), reader="arn:one")
