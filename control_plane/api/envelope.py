@@ -1,7 +1,7 @@
 """What surrounds every HTTP request: an id, bounds on its body and on its client's patience with us, and an answer even when we fail.
 
-Invariant: no request reads more than `max_body_bytes` into memory; routes that stream to disk bound themselves. A client that for `SILENT_SECONDS`
-sends nothing of a body that is not whole, or takes nothing of its answer, is let go; of an answer it sees that it was cut off.
+Invariant: no request reads more than `max_body_bytes` into memory; PutSource alone streams to disk, and bounds itself. A client that for
+`SILENT_SECONDS` sends nothing of a body that is not whole, or takes nothing of its answer, is let go; of an answer it sees that it was cut off.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Envelope:
 
     Args:
         app: what is inside.
-        max_body_bytes: of a request that is not streamed.
+        max_body_bytes: of a request that is not streamed to disk.
         silent_seconds: how long a client may send nothing, or take nothing.
     """
 
@@ -62,7 +62,7 @@ class Envelope:
                 raise _NotRead from None
 
         receive = self._in_time(receive)
-        if not scope["path"].startswith(STREAMED_PREFIX):
+        if not (scope["method"] == "PUT" and scope["path"].startswith(STREAMED_PREFIX)):
             if _announced(scope) > self._max_body_bytes:
                 await response(TooLarge(self._limit()), request_id)(scope, receive, send_with_id)
                 return

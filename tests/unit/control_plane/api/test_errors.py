@@ -36,6 +36,8 @@ def test_every_refusal_has_one_form(http, service):
 def test_bodies_are_bounded_announced_or_not(http):
     assert_refused(http.post("/v1/fleets", content=b"x" * (2**20 + 1)), 413, "ValidationException")
     assert_refused(http.post("/v1/fleets", content=iter([b"x" * 2**19] * 3)), 413, "ValidationException")
+    assert_refused(http.post("/v1/sources/x/completion", content=b"x" * (2**20 + 1)), 413, "ValidationException")
+    assert_refused(http.post("/v1/sources/x/completion", content=iter([b"x" * 2**19] * 3)), 413, "ValidationException")
 
 
 def test_a_fault_of_ours_is_answered_and_logged_under_its_id(http, service, caplog, monkeypatch):
