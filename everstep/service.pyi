@@ -64,7 +64,7 @@ class CheckpointConfigUpdate(TypedDict):
     MaxCount: NotRequired[int]
     """0: no limit any more."""
     MaxAgeInSeconds: NotRequired[int]
-    """0: no limit any more."""
+    """At least 60; 0: no limit any more."""
 
 class CreateCheckpointResponse(TypedDict):
     """Which step is in S3, or on its way."""
@@ -701,6 +701,7 @@ class StoppingConditionUpdate(TypedDict):
     MaxRuntimeInSeconds: NotRequired[int]
     MaxPendingTimeInSeconds: NotRequired[int]
     MaxCostUsd: NotRequired[float]
+    """At least 0.01, or 0."""
 
 class Token(TypedDict):
     """A token as it is listed: everything but the secret."""

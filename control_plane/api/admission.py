@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from control_plane.api.errors import InvalidRequest
-from control_plane.api.schemas import Channel, CreateTrainingJobRequest, FieldError, ProtectionConfig
+from control_plane.api.schemas import MAX_S3_PATH_CHARACTERS, Channel, CreateTrainingJobRequest, FieldError, ProtectionConfig
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.jobs import JobInput, JobSpec
 from control_plane.db.quotas import QuotaRecord
@@ -162,6 +162,10 @@ def _outputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[FieldEr
     for field, uri in asked.items():
         if uri is not None and _is_in(bucket, uri):
             message = f"{bucket} is the service's own bucket, and has what belongs to other projects; leave this out for the job's own place in it"
+            yield FieldError(field=field, message=message)
+        length = len((_below(uri, request.training_job_name) or "").removeprefix("s3://").partition("/")[2])
+        if length > MAX_S3_PATH_CHARACTERS:
+            message = f"with the job's name below it, its path has {length} characters; at most {MAX_S3_PATH_CHARACTERS} are taken"
             yield FieldError(field=field, message=message)
 
 

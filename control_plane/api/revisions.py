@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from control_plane.api.errors import InvalidRequest
-from control_plane.api.schemas import FieldError, UpdateTrainingJobRequest
+from control_plane.api.schemas import MIN_CHECKPOINT_AGE_SECONDS, MIN_COST_USD, FieldError, UpdateTrainingJobRequest
 from control_plane.core.states import JobState
 from control_plane.db.jobs import JobRecord, JobSpec
 from control_plane.db.revisions import Change
+from everstep.protocol import constraints
 
 _WITHOUT_PLAN = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.PREPARING})
 """No generation goes on with what it began with: the next plan is still to be made."""
@@ -123,6 +124,13 @@ def _wishes(request: UpdateTrainingJobRequest) -> Iterator[_Wish]:
 
 
 def _wrong(job: JobRecord, spec: JobSpec, around: Surroundings) -> Iterator[FieldError]:
+    limits = (
+        ("StoppingCondition.MaxCostUsd", spec.max_cost_usd, MIN_COST_USD),
+        ("CheckpointConfig.MaxAgeInSeconds", spec.checkpoint_max_age_seconds, MIN_CHECKPOINT_AGE_SECONDS),
+    )
+    for field, limit, minimum in limits:
+        if limit is not None and limit < minimum:
+            yield FieldError(field=field, message=f"{constraints.at_least(minimum, limit)}; 0 lifts the limit")
     if spec.copies > spec.node_count:
         message = f"{spec.copies} copies need {spec.copies} nodes; NodeCount is {spec.node_count}"
         yield FieldError(field="Protection.Copies", message=message)

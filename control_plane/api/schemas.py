@@ -25,6 +25,8 @@ MAX_WHOLE_NUMBER = 2**63 - 1
 """What a database holds of one: what callers say beyond it is refused before it is asked."""
 MAX_RUNTIME_SECONDS = 2_419_200
 """28 days, as in SageMaker."""
+MIN_COST_USD = 0.01
+MIN_CHECKPOINT_AGE_SECONDS = 60
 MAX_PRIORITY = 1_000
 MAX_PRICE_USD_PER_HOUR = 10_000
 
@@ -33,7 +35,8 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 RoleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_+=,.@-]{1,64}$")]
 RoleArn = Annotated[str, StringConstraints(pattern=r"^arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9_+=,.@/-]{1,512}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-S3Uri = Annotated[str, StringConstraints(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\x00-\x1f]{0,900})?$")]
+MAX_S3_PATH_CHARACTERS = 900
+S3Uri = Annotated[str, StringConstraints(pattern=rf"^s3://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9](/[^\x00-\x1f]{{0,{MAX_S3_PATH_CHARACTERS}}})?$")]
 ShortText = Annotated[str, StringConstraints(max_length=256)]
 Value = Annotated[str, StringConstraints(max_length=4096)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
@@ -132,7 +135,7 @@ class CheckpointConfig(Request):
     """Keep a third slot per shard, so that an upload never makes snapshots wait."""
     max_count: int | None = Field(default=None, ge=1, le=100_000)
     """How many of its newest checkpoints a job keeps, pinned ones besides; all unless said."""
-    max_age_in_seconds: int | None = Field(default=None, ge=60, le=3_660 * 86_400)
+    max_age_in_seconds: int | None = Field(default=None, ge=MIN_CHECKPOINT_AGE_SECONDS, le=3_660 * 86_400)
     """Checkpoints that are older are deleted. The newest one, what the job would be restored from, and pinned ones are always kept."""
 
 
@@ -180,7 +183,7 @@ class StoppingCondition(Request):
     """From its first start; time without nodes after it was paused is not counted."""
     max_pending_time_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
     """From its creation to its first nodes. However long it is, a gang that does not come together gives its nodes back meanwhile."""
-    max_cost_usd: float | None = Field(default=None, ge=0.01)
+    max_cost_usd: float | None = Field(default=None, ge=MIN_COST_USD)
     """What its nodes may cost, at the fleet's price; the fleet must have one. Then it stops as a user's stop would."""
 
 
@@ -364,6 +367,7 @@ class StoppingConditionUpdate(Request):
     max_runtime_in_seconds: int | None = Field(default=None, ge=0, le=MAX_RUNTIME_SECONDS)
     max_pending_time_in_seconds: int | None = Field(default=None, ge=0, le=MAX_RUNTIME_SECONDS)
     max_cost_usd: float | None = Field(default=None, ge=0)
+    """At least 0.01, or 0."""
 
 
 class CheckpointConfigUpdate(Request):
@@ -375,7 +379,7 @@ class CheckpointConfigUpdate(Request):
     max_count: int | None = Field(default=None, ge=0, le=100_000)
     """0: no limit any more."""
     max_age_in_seconds: int | None = Field(default=None, ge=0, le=3_660 * 86_400)
-    """0: no limit any more."""
+    """At least 60; 0: no limit any more."""
 
 
 class UpdateTrainingJobRequest(Request):

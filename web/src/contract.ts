@@ -67,7 +67,7 @@ export interface CheckpointConfigUpdate {
   ThirdSlot?: boolean
   /** 0: no limit any more. */
   MaxCount?: number
-  /** 0: no limit any more. */
+  /** At least 60; 0: no limit any more. */
   MaxAgeInSeconds?: number
 }
 
@@ -1199,6 +1199,7 @@ export interface StoppingCondition {
 export interface StoppingConditionUpdate {
   MaxRuntimeInSeconds?: number
   MaxPendingTimeInSeconds?: number
+  /** At least 0.01, or 0. */
   MaxCostUsd?: number
 }
 

@@ -133,6 +133,19 @@ def test_what_cannot_be_is_refused_whole(service, client, job):
     assert client.describe_training_job(**GPT)["StoppingCondition"] == {"MaxCostUsd": 5.0}
 
 
+def test_a_limit_that_creation_would_refuse_is_refused(service, client, job):
+    client.update_fleet(FleetName="main", PriceUsdPerHour=1.0)
+    with refused("ValidationException") as caught:
+        client.update_training_job(**GPT, CheckpointConfig={"MaxAgeInSeconds": 59}, StoppingCondition={"MaxCostUsd": 0.005})
+    assert [(error.field, error.message) for error in caught.value.fields] == [
+        ("StoppingCondition.MaxCostUsd", "must be at least 0.01, not '0.005'; 0 lifts the limit"),
+        ("CheckpointConfig.MaxAgeInSeconds", "must be at least 60, not '59'; 0 lifts the limit"),
+    ]
+    client.update_training_job(**GPT, CheckpointConfig={"MaxAgeInSeconds": 60}, StoppingCondition={"MaxCostUsd": 0.01})
+    seen = client.describe_training_job(**GPT)
+    assert (seen["CheckpointConfig"]["MaxAgeInSeconds"], seen["StoppingCondition"]) == (60, {"MaxCostUsd": 0.01})
+
+
 def test_more_memory_is_held_against_what_the_nodes_have(service, client, job):
     trains(service, job)
     job.write(protection.record, [shard(0, True, True), shard(1, True, True)], START)  # of 100 bytes each
