@@ -582,7 +582,7 @@ class NodeIncident(TypedDict):
 class OutputDataConfig(TypedDict):
     """Where outputs go."""
     S3OutputPath: NotRequired[str]
-    """Prefix for outputs; the service's bucket by default."""
+    """Prefix for outputs, which lie below it by job and run; the service's bucket by default."""
 
 class OutputEntry(TypedDict):
     """One file that a rank left in its output directory."""

@@ -62,7 +62,7 @@ def admit(
     wrong = [
         *_reserved(request),
         *_inputs(request, bucket),
-        *_outputs(request, bucket),
+        *_outputs(request, run_id, bucket),
         *_does_not_fit(request, copies, fleet, max_node_count),
         *_priceless(request, fleet),
         *_no_alternative(request, fleet, alternatives),
@@ -86,11 +86,11 @@ def admit(
         hyperparameters=dict(request.hyper_parameters),
         environment=dict(request.environment),
         checkpoint_every_steps=request.checkpoint_config.every_steps,
-        checkpoint_uri=_below(request.checkpoint_config.s3_uri, request.training_job_name) or f"{own}checkpoints/",
+        checkpoint_uri=_asked_checkpoints(request) or f"{own}checkpoints/",
         checkpoint_max_count=request.checkpoint_config.max_count,
         checkpoint_max_age_seconds=request.checkpoint_config.max_age_in_seconds,
         third_slot=request.checkpoint_config.third_slot,
-        output_uri=_below(request.output_data_config.s3_output_path, request.training_job_name) or f"{own}output/",
+        output_uri=_asked_output(request, run_id) or f"{own}output/",
         log_uri=f"{own}logs/",
         max_runtime_seconds=request.stopping_condition.max_runtime_in_seconds,
         max_pending_seconds=request.stopping_condition.max_pending_time_in_seconds,
@@ -156,16 +156,18 @@ def _inputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[FieldErr
             yield FieldError(field=f"{field}.DataSource.S3DataSource.S3Uri", message=message)
 
 
-def _outputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[FieldError]:
+def _outputs(request: CreateTrainingJobRequest, run_id: str, bucket: str) -> Iterator[FieldError]:
     """Nodes write there and the API reads and deletes there, each with its own permissions: a RoleArn changes nothing about that."""
-    asked = {"CheckpointConfig.S3Uri": request.checkpoint_config.s3_uri, "OutputDataConfig.S3OutputPath": request.output_data_config.s3_output_path}
+    asked = {"CheckpointConfig.S3Uri": _asked_checkpoints(request), "OutputDataConfig.S3OutputPath": _asked_output(request, run_id)}
     for field, uri in asked.items():
-        if uri is not None and _is_in(bucket, uri):
+        if uri is None:
+            continue
+        if _is_in(bucket, uri):
             message = f"{bucket} is the service's own bucket, and has what belongs to other projects; leave this out for the job's own place in it"
             yield FieldError(field=field, message=message)
-        length = len((_below(uri, request.training_job_name) or "").removeprefix("s3://").partition("/")[2])
+        length = len(uri.removeprefix("s3://").partition("/")[2])
         if length > MAX_S3_PATH_CHARACTERS:
-            message = f"with the job's name below it, its path has {length} characters; at most {MAX_S3_PATH_CHARACTERS} are taken"
+            message = f"with the job's own place below it, its path has {length} characters; at most {MAX_S3_PATH_CHARACTERS} are taken"
             yield FieldError(field=field, message=message)
 
 
@@ -232,5 +234,13 @@ def _requirements(request: CreateTrainingJobRequest, source: SourceRecord) -> It
         yield FieldError(field="Requirements", message=f"{request.requirements!r} is not among the {len(source.files)} files of the source")
 
 
-def _below(uri: str | None, name: str) -> str | None:
-    return None if uri is None else f"{uri.rstrip('/')}/{name}/"
+def _asked_checkpoints(request: CreateTrainingJobRequest) -> str | None:
+    """Return where the request sends checkpoints. Agents put those of a run below a folder of its own."""
+    uri = request.checkpoint_config.s3_uri
+    return None if uri is None else f"{uri.rstrip('/')}/{request.training_job_name}/"
+
+
+def _asked_output(request: CreateTrainingJobRequest, run_id: str) -> str | None:
+    """Return where the request sends outputs: a place of this run alone, for the name may have been, and may be, that of others."""
+    uri = request.output_data_config.s3_output_path
+    return None if uri is None else f"{uri.rstrip('/')}/{request.training_job_name}/run={run_id}/"

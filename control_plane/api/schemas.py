@@ -173,7 +173,7 @@ class OutputDataConfig(Request):
     """Where outputs go."""
 
     s3_output_path: S3Uri | None = None
-    """Prefix for outputs; the service's bucket by default."""
+    """Prefix for outputs, which lie below it by job and run; the service's bucket by default."""
 
 
 class StoppingCondition(Request):

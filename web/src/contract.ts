@@ -997,7 +997,7 @@ export interface NodeIncident {
 
 /** Where outputs go. */
 export interface OutputDataConfig {
-  /** Prefix for outputs; the service's bucket by default. */
+  /** Prefix for outputs, which lie below it by job and run; the service's bucket by default. */
   S3OutputPath?: string
 }
 

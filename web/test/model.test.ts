@@ -295,7 +295,7 @@ test.each([['\u001b[31mred\u001b[0m', 'red'], ['10%\r50%\r100%', '100%'], ['a\r'
 describe('a request in other words', () => {
   const job = {
     TrainingJobName: 'gpt', RunId: 'r1', FleetName: 'main', Source: { SourceId: 'a'.repeat(64) }, EntryPoint: 'train.py', HyperParameters: { steps: "it's 2" }, Environment: {}, NodeCount: 4, RanksPerNode: 1,
-    CheckpointConfig: { EverySteps: 25, S3Uri: 's3://b/jobs/gpt/run=r1/checkpoints/', ThirdSlot: false }, OutputDataConfig: { S3OutputPath: 's3://mine/out/' }, Tags: {}, Boundary: 7,
+    CheckpointConfig: { EverySteps: 25, S3Uri: 's3://b/jobs/gpt/run=r1/checkpoints/', ThirdSlot: false }, OutputDataConfig: { S3OutputPath: 's3://mine/out/gpt/run=r1/' }, Tags: {}, Boundary: 7,
   } as unknown as TrainingJob
   test('what the service chose is left out, what the user chose is kept', () => {
     const request = requestOf(job)
@@ -303,6 +303,10 @@ describe('a request in other words', () => {
     expect(request.OutputDataConfig).toEqual({ S3OutputPath: 's3://mine/out/' })
     expect(request).not.toHaveProperty('Boundary')
     expect(request).not.toHaveProperty('Tags')
+    const config = { CheckpointConfig: { ...job.CheckpointConfig, S3Uri: 's3://mine/jobs/gpt/' }, OutputDataConfig: { S3OutputPath: 's3://b/jobs/gpt/run=r1/output/' } }
+    const other = requestOf({ ...job, ...config })
+    expect(other.CheckpointConfig?.S3Uri).toBe('s3://mine/jobs/')
+    expect(other).not.toHaveProperty('OutputDataConfig')
   })
   test('YAML there and back', () => expect(fromYaml(asYaml(requestOf(job)))).toEqual(requestOf(job)))
   test.each(['- a', 'just words', 'a: [', '3'])('%j is no request', (text) => expect(() => fromYaml(text)).toThrow(NotASpec))

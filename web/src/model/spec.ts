@@ -19,8 +19,11 @@ export const shortest = (draft: Draft): Draft => tidy(draft) as Draft
 
 /** The request that makes a job like this one. */
 export function requestOf(job: TrainingJob): Draft {
-  const own = `/run=${job.RunId}/`
-  const elsewhere = (uri?: string) => (uri && !uri.includes(own) ? uri : undefined)
+  const run = `run=${job.RunId}/`
+  const own = `/jobs/${job.TrainingJobName}/${run}`
+  /** Without the place of this job that the service has put below it. */
+  const asked = (uri: string | undefined, place: string) =>
+    uri?.endsWith(`/${place}`) ? uri.slice(0, -place.length) : uri && !uri.includes(own) ? uri : undefined
   return shortest({
     TrainingJobName: job.TrainingJobName,
     FleetName: job.FleetName,
@@ -34,9 +37,9 @@ export function requestOf(job: TrainingJob): Draft {
     NodeCount: job.NodeCount,
     RanksPerNode: job.RanksPerNode,
     Protection: job.Protection,
-    CheckpointConfig: { ...job.CheckpointConfig, S3Uri: elsewhere(job.CheckpointConfig?.S3Uri) },
+    CheckpointConfig: { ...job.CheckpointConfig, S3Uri: asked(job.CheckpointConfig?.S3Uri, `${job.TrainingJobName}/`) },
     InputDataConfig: job.InputDataConfig?.length ? job.InputDataConfig : undefined,
-    OutputDataConfig: { S3OutputPath: elsewhere(job.OutputDataConfig?.S3OutputPath) },
+    OutputDataConfig: { S3OutputPath: asked(job.OutputDataConfig?.S3OutputPath, `${job.TrainingJobName}/${run}`) },
     StoppingCondition: job.StoppingCondition,
     RetryStrategy: job.RetryStrategy,
     Priority: job.Priority,

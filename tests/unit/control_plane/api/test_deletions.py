@@ -9,8 +9,9 @@ from control_plane.cloud.errors import CloudUnavailable
 from control_plane.db import checkpoints, jobs, nodes
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.tokens import Role
+from control_plane.loop.records import prefix_of
 from everstep.protocol.plan import ObjectReference
-from tests.unit.control_plane.api.conftest import BUCKET, START, refused
+from tests.unit.control_plane.api.conftest import BUCKET, START, USERS_BUCKET, refused
 from tests.unit.control_plane.api.test_results import Job, move_outputs
 
 GPT = {"TrainingJobName": "gpt"}
@@ -106,6 +107,19 @@ def test_outputs_among_what_belongs_to_others_stay(service, client, job):
     assert (told["IsDeleted"], told["ObjectCount"]) == (True, 2)
     assert not any("victim" in uri for uri in told["S3Uris"])
     assert service.objects.head(victim).size_bytes == 7
+
+
+def test_a_job_made_again_under_its_name_has_nothing_of_the_one_before(service, client, fleet, source):
+    places = []
+    for number, generation in ((1, 3), (2, 1)):
+        job = Job(service, client, source, OutputDataConfig={"S3OutputPath": f"s3://{USERS_BUCKET}/out"})
+        assert client.list_outputs(**GPT)["Outputs"] == []
+        places.append(prefix_of(client.describe_training_job(**GPT)["OutputDataConfig"]["S3OutputPath"]))
+        service.objects.put(ObjectReference(bucket=USERS_BUCKET, key=f"{places[-1].key}gen={generation}/rank=0/model.bin"), b"weights")
+        assert [entry["Generation"] for entry in client.list_outputs(**GPT)["Outputs"]] == [generation]
+        end(service, job)
+        assert client.delete_training_job(**GPT, DeleteObjects=number == 2)["IsDeleted"]
+    assert [len(list(service.objects.list(place))) for place in places] == [1, 0]
 
 
 def test_many_objects_go_in_several_calls(service, client, job, monkeypatch):

@@ -76,7 +76,7 @@ def test_a_request_can_say_everything(client, request_):
     assert job["HyperParameters"] == {"steps": "200", "learning-rate": "1e-3"}
     assert job["CheckpointConfig"] == {"EverySteps": 100, "S3Uri": "s3://mine/checkpoints/gpt/", "ThirdSlot": True}
     assert (job["InputDataConfig"], job["Secrets"], job["Requirements"], job["RoleArn"]) == (inputs, SECRETS, "train.py", ROLE)
-    assert job["OutputDataConfig"] == {"S3OutputPath": "s3://mine/out/gpt/"}
+    assert job["OutputDataConfig"] == {"S3OutputPath": f"s3://mine/out/gpt/run={job['RunId']}/"}
     assert job["StoppingCondition"] == {"MaxRuntimeInSeconds": 3600, "MaxPendingTimeInSeconds": 60}
     assert (job["RanksPerNode"], job["Protection"], job["Priority"], job["Project"]) == (2, {"Copies": 3, "MaxSlowdown": 0.05}, 7, "speech")
     assert (job["RetryStrategy"], job["Tags"], job["Environment"]) == ({"MaxAttempts": 5}, {"team": "a"}, {"MODE": "fast"})

@@ -86,7 +86,7 @@ def request_(client, tmp_path_factory):
         ({"OutputDataConfig": {"S3OutputPath": f"s3://{BUCKET}/jobs/other/run=1"}, "RoleArn": ROLE}, "OutputDataConfig.S3OutputPath", "own bucket"),
         ({"CheckpointConfig": {"S3Uri": f"s3://{BUCKET}/jobs/other"}}, "CheckpointConfig.S3Uri", "everstep is the service's own bucket"),
         ({"CheckpointConfig": {"S3Uri": "s3://mine/" + "x" * 896}}, "CheckpointConfig.S3Uri", "its path has 901 characters; at most 900 are taken"),
-        ({"OutputDataConfig": {"S3OutputPath": "s3://mine/" + "x" * 900}}, "OutputDataConfig.S3OutputPath", "its path has 905 characters"),
+        ({"OutputDataConfig": {"S3OutputPath": "s3://mine/" + "x" * 900}}, "OutputDataConfig.S3OutputPath", "its path has 942 characters"),
         (
             {"InputDataConfig": [{"ChannelName": "x", "DataSource": {"FileSystemDataSource": {"DirectoryPath": "data"}}}]},
             "InputDataConfig[0].DataSource.FileSystemDataSource.DirectoryPath",

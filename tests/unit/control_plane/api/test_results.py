@@ -39,9 +39,9 @@ from tests.unit.worker.storage.slots import header_of, payload_of
 class Job:
     """A job that runs on two nodes, put together by hand."""
 
-    def __init__(self, service, client, source) -> None:
+    def __init__(self, service, client, source, **request) -> None:
         self.service = service
-        self.run = client.create_training_job(TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=2)["RunId"]
+        self.run = client.create_training_job(TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=2, **request)["RunId"]
         self.leaser = Leaser("test", 3.0, lambda: 0.0)
 
     def write(self, function, *arguments, **named):
