@@ -12,6 +12,7 @@ import hmac
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -56,6 +57,8 @@ from control_plane.settings import Settings
 
 log = logging.getLogger(__name__)
 
+LOOP_THREADS = 32
+"""For the database and AWS, whatever the machine's cores: most of them wait. Callers' reading and uploading has threads of its own."""
 STOP_SECONDS = 10.0
 """What the loops get to finish a pass when the server stops."""
 
@@ -144,6 +147,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         running = asyncio.get_running_loop()
+        running.set_default_executor(ThreadPoolExecutor(LOOP_THREADS, thread_name_prefix="loop"))
 
         def wake() -> None:
             running.call_soon_threadsafe(registry.hint)
@@ -162,6 +166,7 @@ def create_app(
                 stop.set()
                 await _finish(tasks)
                 versions.close()
+                services.caller_threads.close()
                 await asyncio.to_thread(database.close)
 
     app = make_surface(lifespan=lifespan)

@@ -22,6 +22,7 @@ from fastapi import Path as PathParameter
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
+from control_plane.api.caller_threads import CallerThreads
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.held_tokens import HeldTokens
 from control_plane.api.schemas import MAX_WHOLE_NUMBER, FieldError, Shape
@@ -144,6 +145,8 @@ class Services:
     feed: EventFeed
     figures: LoopFigures = field(default_factory=LoopFigures)
     """What the loops count of themselves."""
+    caller_threads: CallerThreads = field(default_factory=CallerThreads)
+    """For what coroutines read or store in S3 on behalf of callers."""
     now: Callable[[], datetime]
     wake: Callable[[], None]
     """Makes the loops look again; from any thread."""

@@ -7,7 +7,7 @@ What a writer reads is true until it commits, on either: SQLite has one writer a
 from the transaction's beginning to its end. What looks first and writes then needs nothing more, wherever its twin runs; ids become visible in order.
 
 Invariant: a transaction is short and stays in its thread; nothing outside the database is called while one is open. The asyncio shell reaches
-it through `asyncio.to_thread`.
+it from threads.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ Invariant: a token is a `Cursor` of `loop.log_reader`: whoever goes on from one 
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import json
@@ -115,7 +114,7 @@ async def follow_logs(
     """
     wanted = _filter(rank, generation, start_time, None, filter_pattern)
     cursor = None if next_token is None else _cursor(next_token)[1]
-    facts = await asyncio.to_thread(_facts, services, training_job_name, caller)
+    facts = await services.caller_threads.run(_facts, services, training_job_name, caller)
     follow = services.registry.lines.follow(RunId(facts.run))
     try:
         follower = follow.__enter__()
@@ -161,7 +160,7 @@ async def _follow(
 ) -> AsyncGenerator[tuple[tuple[LogEvent, ...], Cursor], None]:
     reader = _reader(services, facts)
     if cursor is None:
-        cursor = await asyncio.to_thread(reader.head if is_from_head else reader.tail, wanted)
+        cursor = await services.caller_threads.run(reader.head if is_from_head else reader.tail, wanted)
     yield (), cursor
     asked = spoken = time.monotonic() - SEND_LINES_SECONDS
     asked_of: int | None = None
@@ -175,7 +174,7 @@ async def _follow(
             for node_id in services.registry.connected():
                 if any(node_id in generation.ranks for generation in facts.generations[-1:]):
                     services.registry.send(node_id, SendLines(run=RunId(facts.run)))
-        page: Page = await asyncio.to_thread(reader.forward, cursor, wanted, FOLLOW_LINES)
+        page: Page = await services.caller_threads.run(reader.forward, cursor, wanted, FOLLOW_LINES)
         if page.events or time.monotonic() - spoken > ALIVE_SECONDS:
             spoken = time.monotonic()
             yield page.events, page.last
@@ -211,7 +210,7 @@ async def _follow(
             if sent.lines[-1].stream == "end":
                 break
         ahead.extend(again)
-        is_good, facts = await asyncio.to_thread(_again, services, caller, facts.name)
+        is_good, facts = await services.caller_threads.run(_again, services, caller, facts.name)
         if not is_good:
             return
         reader.know(facts.generations, facts.alive)

@@ -10,7 +10,6 @@ Invariant: no source is in the database, and so none in a job, before all of it 
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import tempfile
@@ -105,10 +104,10 @@ async def put_source(source_id: SourceIdPath, request: Request, caller: User, se
             if received > limit:
                 raise _too_long(services)
             digest.update(chunk)
-            await asyncio.to_thread(spool.write, chunk)
+            await services.caller_threads.run(spool.write, chunk)
         _check_digest(source_id, digest.hexdigest(), received)
         spool.seek(0)
-        return await asyncio.to_thread(_store, services, caller, source_id, cast(BinaryIO, spool), received)
+        return await services.caller_threads.run(_store, services, caller, source_id, cast(BinaryIO, spool), received)
 
 
 @router.get("/{SourceId}", operation_id="DescribeSource")
