@@ -5,10 +5,13 @@ import hashlib
 import io
 import random
 import tarfile
+import tracemalloc
 from contextlib import closing
 
 import pytest
 
+from control_plane.api.archive import RefusedArchive, inspect
+from control_plane.api.deps import SourceLimits
 from control_plane.db.tokens import Role
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.api.conftest import BUCKET, Service, refused
@@ -90,6 +93,78 @@ def test_an_archive_that_could_hurt_is_refused(client, service, members, words):
         client.upload_source(Body=archive(*members))
     assert words in caught.value.message
     assert stored_keys(service) == before
+
+
+def packed(*members: tuple[tarfile.TarInfo, bytes], headers: dict[str, str] | None = None) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz", pax_headers=headers) as tar:
+        for info, content in members:
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
+def commented(name: str, comment_bytes: int) -> tarfile.TarInfo:
+    """Return a file with so much said of it before it comes."""
+    info = tarfile.TarInfo(name)
+    info.pax_headers = {"comment": "x" * comment_bytes}
+    return info
+
+
+def sparse(name: str, said_bytes: int) -> tarfile.TarInfo:
+    """Return a file that says it is longer than what comes of it: as long a header could follow."""
+    info = tarfile.TarInfo(name)
+    info.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(said_bytes)}
+    return info
+
+
+def peak_bytes(body: bytes, limits: SourceLimits, refused_with: str | None) -> int:
+    tracemalloc.start()
+    try:
+        if refused_with is None:
+            inspect(io.BytesIO(body), len(body), limits)
+        else:
+            with pytest.raises(RefusedArchive, match=refused_with):
+                inspect(io.BytesIO(body), len(body), limits)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (packed((commented("a.py", 8 * 2**20), b"1")), "a header of more than 65536 bytes"),
+        (packed((tarfile.TarInfo("b.py"), b"1"), (commented("a.py", 8 * 2**20), b"1")), "a header of more than 65536 bytes"),
+        (packed((sparse("b.py", 2**23), b"1"), (commented("a.py", 8 * 2**20), b"1")), "'b.py' is of a special kind"),
+        (packed((tarfile.TarInfo("a.py"), b"1"), headers={f"comment{number}": "" for number in range(101)}), "more than 100 pax headers"),
+        (gzip.compress(gzip.decompress(archive(("a.py", b"1"))) + bytes(100 * 2**20)), "bytes besides the content"),
+    ],
+    ids=["first", "second", "behind a sparse file", "global", "tail"],
+)
+def test_what_an_archive_says_besides_its_files_takes_no_memory(body, words):
+    assert peak_bytes(body, SourceLimits(), words) < 4 * 2**20
+
+
+def test_what_is_said_of_one_file_is_forgotten_with_the_next():
+    body = packed(*((commented(f"{number}.py", 60_000), b"1") for number in range(200)))
+    assert peak_bytes(body, SourceLimits(), None) < 4 * 2**20
+    assert peak_bytes(body, SourceLimits(file_count=1_000), "more than 4096000 bytes besides the content of its files") < 4 * 2**20
+
+
+def test_directories_are_counted():
+    body = packed(*((special("folder", tarfile.DIRTYPE), b"") for _ in range(11)), (tarfile.TarInfo("a.py"), b"1"))
+    inspect(io.BytesIO(body), len(body), SourceLimits(file_count=11))
+    with pytest.raises(RefusedArchive, match="more than 10 directories"):
+        inspect(io.BytesIO(body), len(body), SourceLimits(file_count=10))
+
+
+def test_files_that_follow_long_ones_are_as_good():
+    noise = random.Random(7).randbytes(300_000)
+    body = packed(*((commented(f"{number}.py", 60_000), noise[: 1 + number * 100_000]) for number in range(4)))
+    assert inspect(io.BytesIO(body), len(body), SourceLimits()).unpacked_bytes == 1 + 100_001 + 200_001 + 300_000
+    body = archive(("noise", noise))
+    assert inspect(io.BytesIO(body), len(body), SourceLimits(file_count=10)).unpacked_bytes == 300_000
 
 
 @pytest.mark.parametrize(
