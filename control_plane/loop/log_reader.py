@@ -34,7 +34,8 @@ SCAN_LINES: Final = 100_000
 """Lines looked at for one page: a filter that lets little through gives short pages."""
 SCAN_GENERATIONS: Final = 100
 """Generations looked at for one page."""
-CACHED_CHUNKS: Final = 32
+CACHED_BYTES: Final = 8 * 1024 * 1024
+"""Of chunks, as they are stored, whose lines a reader keeps: of most nodes the newest one is small."""
 PATIENCE: Final = timedelta(seconds=30)
 """How long a generation that is over waits for a node that lives and has not said that nothing follows."""
 
@@ -117,6 +118,19 @@ class _Stored:
     etag: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """What is known of a chunk that was read: who has read it to its end need not read it again before it has changed."""
+
+    etag: str
+    end: int
+    """Number of the line after its last."""
+    last_at_ms: int | None
+    """Of its last line; None: it has none."""
+    is_last: bool
+    """Its node has said that nothing follows."""
+
+
 class LogReader:
     """Reads one job's log.
 
@@ -136,7 +150,11 @@ class LogReader:
         self._alive = alive
         self._now = now
         self._facts: dict[int, GenerationFacts] = {}
-        self._cache: OrderedDict[tuple[str, str], list[LogLine]] = OrderedDict()
+        self._extents: dict[str, _Extent] = {}
+        """By key."""
+        self._cache: OrderedDict[tuple[str, str], tuple[list[LogLine], int]] = OrderedDict()
+        """Lines and stored bytes by key and ETag, the latest used last."""
+        self._cached_bytes = 0
         self.know(generations, alive)
 
     def know(self, generations: Iterable[GenerationFacts], alive: frozenset[str]) -> None:
@@ -222,7 +240,7 @@ class LogReader:
 
     def _end_of(self, generation: int) -> Cursor:
         chunks = self._chunks(generation)
-        positions = {node: self._count(of_node) for node, of_node in chunks.items()}
+        positions = {node: self._extent(of_node[-1]).end for node, of_node in chunks.items()}
         return Cursor(generation, positions, frozenset(gap.node_id for gap in self._settle(self._facts[generation], chunks)[1]))
 
     def _chunks(self, generation: int) -> dict[NodeId, list[_Stored]]:
@@ -236,22 +254,36 @@ class LogReader:
 
     def _lines(self, chunk: _Stored) -> list[LogLine]:
         key = (chunk.reference.key, chunk.etag)
-        if key not in self._cache:
-            try:
-                self._cache[key] = decode_chunk(self._objects.get(chunk.reference))[1]
-            except NotFound:
-                self._cache[key] = []
-            while len(self._cache) > CACHED_CHUNKS:
-                self._cache.popitem(last=False)
-        self._cache.move_to_end(key)
-        return self._cache[key]
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            return self._cache[key][0]
+        try:
+            data = self._objects.get(chunk.reference)
+        except NotFound:
+            data = b""
+        lines = decode_chunk(data)[1]
+        last = lines[-1] if lines else None
+        end, at_ms = chunk.name.first + len(lines), None if last is None else last.at_ms
+        self._extents[chunk.reference.key] = _Extent(chunk.etag, end, at_ms, last is not None and last.stream == "end")
+        self._cache[key] = lines, len(data)
+        self._cached_bytes += len(data)
+        while self._cached_bytes > CACHED_BYTES:
+            self._cached_bytes -= self._cache.popitem(last=False)[1][1]
+        return lines
 
-    def _count(self, chunks: list[_Stored]) -> int:
-        return chunks[-1].name.first + len(self._lines(chunks[-1])) if chunks else 0
+    def _extent(self, chunk: _Stored) -> _Extent:
+        known = self._extents.get(chunk.reference.key)
+        if known is None or known.etag != chunk.etag:
+            self._lines(chunk)
+            known = self._extents[chunk.reference.key]
+        return known
 
     def _after(self, node: NodeId, chunks: list[_Stored], position: int, start_ms: int | None) -> Iterator[tuple[LogEvent, int]]:
         for chunk, later in zip_longest(chunks, (chunk.name for chunk in chunks[1:])):
             if later is not None and (later.first <= position or (start_ms is not None and later.at_ms < start_ms)):
+                continue
+            known = self._extents.get(chunk.reference.key)
+            if known is not None and known.etag == chunk.etag and known.end <= position:
                 continue
             for number, line in enumerate(self._lines(chunk), chunk.name.first):
                 if number >= position:
@@ -272,8 +304,8 @@ class LogReader:
         is_settled, gaps = True, []
         over_ms = int(facts.over_since.timestamp() * 1000)
         for node in sorted({*chunks, *facts.ranks}):
-            lines = self._lines(chunks[node][-1]) if node in chunks else []
-            if lines and lines[-1].stream == "end":
+            last = self._extent(chunks[node][-1]) if node in chunks else None
+            if last is not None and last.is_last:
                 continue
             if node in self._alive and self._now() - facts.over_since < PATIENCE:
                 is_settled = False
@@ -281,9 +313,10 @@ class LogReader:
             ranks = ", ".join(str(rank) for rank in facts.ranks.get(node, ()))
             who = f"rank {ranks}" if "," not in ranks else f"ranks {ranks}"
             why = f"has not shipped the rest of what {who} printed" if node in self._alive else f"was lost with what {who} printed last"
-            since = f"after {_clock(lines[-1].at_ms)}" if lines else "from the beginning"
+            last_at_ms = None if last is None else last.last_at_ms
+            since = "from the beginning" if last_at_ms is None else f"after {_clock(last_at_ms)}"
             text = f"Node {node} {why}, {since}; while the object store can be reached that is at most {FLUSH_SECONDS:g} s of it."
-            at_ms = max(lines[-1].at_ms if lines else 0, 0) or over_ms
+            at_ms = max(last_at_ms or 0, 0) or over_ms
             gaps.append(LogEvent(at_ms=at_ms, generation=facts.number, node_id=node, rank=None, kind="gap", text=text))
         return is_settled, gaps
 
