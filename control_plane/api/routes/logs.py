@@ -3,7 +3,8 @@
 FollowLogs reads what is stored, then passes on what the agents send, and goes back to what is stored wherever a number is missing: a slow line, an
 agent that restarts, a node that is gone.
 
-Invariant: a token is a `Cursor` of `loop.log_reader`: whoever goes on from one misses no line and is given none twice.
+Invariant: a token is a `Cursor` of `loop.log_reader`: whoever goes on from one misses no line and is given none twice. It has a number for each
+node that its generation was planned with, in their order, for ids of thousands of nodes would be longer than an address can be.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import time
 import zlib
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Final
@@ -47,13 +48,15 @@ STORED_SECONDS: Final = 2.0
 CATCH_UP_SECONDS: Final = 0.3
 """The same while a line is missing: it is stored within a second."""
 ALIVE_SECONDS: Final = 10.0
+MAX_TOKEN_CHARACTERS: Final = 32_768
+"""It is part of an address."""
 MAX_TOKEN_BYTES: Final = 1_000_000
 
 RankFilter = Annotated[int | None, Query(alias="Rank", ge=0, le=2**31 - 1)]
 GenerationFilter = Annotated[int | None, Query(alias="Generation", ge=1, le=2**31 - 1)]
 StartTime = Annotated[AwareDatetime | None, Query(alias="StartTime")]
 TextFilter = Annotated[str, Query(alias="FilterPattern", max_length=256)]
-LogToken = Annotated[str | None, Query(alias="NextToken", max_length=32_768)]
+LogToken = Annotated[str | None, Query(alias="NextToken", max_length=MAX_TOKEN_CHARACTERS)]
 
 
 @router.get("/events", operation_id="GetLogEvents")
@@ -77,16 +80,17 @@ def get_log_events(
     comes back unchanged. What a node could not ship because it was lost is an event of its own, of the stream `gap`.
     """
     wanted = _filter(rank, generation, start_time, end_time, filter_pattern)
-    reader = _reader(services, _facts(services, training_job_name, caller))
+    facts = _facts(services, training_job_name, caller)
+    reader = _reader(services, facts)
     if next_token is None:
         page = reader.forward(reader.head(wanted), wanted, limit) if start_from_head else reader.backward(reader.tail(wanted), wanted, limit)
     else:
-        is_back, cursor = _cursor(next_token)
+        is_back, cursor = _cursor(next_token, facts.generations)
         page = reader.backward(cursor, wanted, limit) if is_back else reader.forward(cursor, wanted, limit)
     return schemas.GetLogEventsResponse(
         events=[_event(event) for event in page.events],
-        next_forward_token=_token(page.last),
-        next_backward_token=_token(page.first, is_back=True),
+        next_forward_token=_token(page.last, facts.generations),
+        next_backward_token=_token(page.first, facts.generations, is_back=True),
     )
 
 
@@ -113,8 +117,8 @@ async def follow_logs(
     store where an agent cannot be reached; every line comes once. The stream ends when the job has ended and everything was given.
     """
     wanted = _filter(rank, generation, start_time, None, filter_pattern)
-    cursor = None if next_token is None else _cursor(next_token)[1]
     facts = await services.caller_threads.run(_facts, services, training_job_name, caller)
+    cursor = None if next_token is None else _cursor(next_token, facts.generations)[1]
     follow = services.registry.lines.follow(RunId(facts.run))
     try:
         follower = follow.__enter__()
@@ -123,10 +127,10 @@ async def follow_logs(
 
     async def chunks() -> AsyncGenerator[bytes, None]:
         try:
-            async for events, at in _follow(
+            async for events, token in _follow(
                 services, caller, facts, follower, wanted, cursor, is_from_head=start_from_head or start_time is not None
             ):
-                batch = schemas.LogEvents(events=[_event(event) for event in events], next_forward_token=_token(at))
+                batch = schemas.LogEvents(events=[_event(event) for event in events], next_forward_token=token)
                 yield message("LogEvents", batch.model_dump_json(by_alias=True, exclude_none=True).encode())
         finally:
             follow.__exit__(None, None, None)
@@ -157,11 +161,12 @@ def _reader(services: Services, facts: _Facts) -> LogReader:
 
 async def _follow(
     services: Services, caller: Caller, facts: _Facts, follower: LogFollower, wanted: LogFilter, cursor: Cursor | None, *, is_from_head: bool
-) -> AsyncGenerator[tuple[tuple[LogEvent, ...], Cursor], None]:
+) -> AsyncGenerator[tuple[tuple[LogEvent, ...], str], None]:
+    """Yield lines, and each time the token to go on from."""
     reader = _reader(services, facts)
     if cursor is None:
         cursor = await services.caller_threads.run(reader.head if is_from_head else reader.tail, wanted)
-    yield (), cursor
+    yield (), _token(cursor, facts.generations)
     asked = spoken = time.monotonic() - SEND_LINES_SECONDS
     asked_of: int | None = None
     """The generation whose nodes were asked for lines."""
@@ -177,7 +182,7 @@ async def _follow(
         page: Page = await services.caller_threads.run(reader.forward, cursor, wanted, FOLLOW_LINES)
         if page.events or time.monotonic() - spoken > ALIVE_SECONDS:
             spoken = time.monotonic()
-            yield page.events, page.last
+            yield page.events, _token(page.last, facts.generations)
         is_more = len(page.events) >= FOLLOW_LINES or page.last.generation != cursor.generation
         cursor = page.last
         if page.is_over:
@@ -206,7 +211,7 @@ async def _follow(
             shown = tuple(event for event in new if event.kind != "end" and wanted.has(event, ranks))
             if shown:
                 spoken = time.monotonic()
-                yield shown, cursor
+                yield shown, _token(cursor, facts.generations)
             if sent.lines[-1].stream == "end":
                 break
         ahead.extend(again)
@@ -243,17 +248,31 @@ def _event(event: LogEvent) -> schemas.LogEvent:
     )
 
 
-def _token(cursor: Cursor, *, is_back: bool = False) -> str:
-    said = [int(is_back), cursor.generation, dict(sorted(cursor.positions.items())), sorted(cursor.told)]
+def _token(cursor: Cursor, generations: Iterable[GenerationFacts], *, is_back: bool = False) -> str:
+    planned = _planned(generations, cursor.generation)
+    positions = [cursor.positions.get(node, 0) for node in planned]
+    told = sum(1 << place for place, node in enumerate(planned) if node in cursor.told)
+    others = {node: number for node, number in sorted(cursor.positions.items()) if node not in planned}
+    told_others = sorted(node for node in cursor.told if node not in planned)
+    said = [int(is_back), cursor.generation, positions, told, others, told_others]
     return base64.urlsafe_b64encode(zlib.compress(json.dumps(said, separators=(",", ":")).encode(), 9)).decode()
 
 
-def _cursor(token: str) -> tuple[bool, Cursor]:
+def _cursor(token: str, generations: Iterable[GenerationFacts]) -> tuple[bool, Cursor]:
     try:
         packed = zlib.decompressobj()
-        is_back, generation, positions, told = json.loads(packed.decompress(base64.urlsafe_b64decode(token.encode()), MAX_TOKEN_BYTES))
-        places = {NodeId(str(node)): int(number) for node, number in positions.items()}
-        return bool(is_back), Cursor(int(generation), places, frozenset(NodeId(str(node)) for node in told))
+        read = json.loads(packed.decompress(base64.urlsafe_b64decode(token.encode()), MAX_TOKEN_BYTES))
+        is_back, generation, positions, told, others, told_others = read
+        planned = _planned(generations, int(generation))
+        places = {node: int(number) for node, number in zip(planned, positions, strict=positions != [])}
+        places |= {NodeId(str(node)): int(number) for node, number in others.items()}
+        told_nodes = {node for place, node in enumerate(planned) if told >> place & 1} | {NodeId(str(node)) for node in told_others}
+        return bool(is_back), Cursor(int(generation), {node: number for node, number in places.items() if number}, frozenset(told_nodes))
     except (ValueError, TypeError, AttributeError, zlib.error, binascii.Error) as error:
-        said = "is not a token that this operation returned"
+        said = "is not a token that this operation returned, or one so old that the plan of its generation is not kept any more"
         raise InvalidRequest(f"NextToken {said}.", fields=[schemas.FieldError(field="NextToken", message=said)]) from error
+
+
+def _planned(generations: Iterable[GenerationFacts], number: int) -> dict[NodeId, None]:
+    """Return the nodes that a generation was planned with, in the order that tokens have them; none where its plan is not kept any more."""
+    return dict.fromkeys(next((sorted(known.ranks) for known in generations if known.number == number), ()))

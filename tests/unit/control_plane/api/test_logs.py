@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from contextlib import closing
 from datetime import timedelta
@@ -10,12 +11,15 @@ from datetime import timedelta
 import pytest
 from botocore.config import Config
 
+from control_plane.api.errors import InvalidRequest
 from control_plane.api.routes import logs
+from control_plane.api.schemas import MAX_NODE_COUNT
 from control_plane.db import tokens
 from control_plane.db.models import Job as JobRow
 from control_plane.db.models import Node
 from control_plane.db.tokens import NewToken, Role, TokenKind
 from control_plane.loop import log_feed, log_reader
+from control_plane.loop.log_reader import GenerationFacts
 from everstep.protocol.agent_messages import Hello, LogLines
 from everstep.protocol.ids import FleetName, Generation, NodeId, Rank, RunId
 from everstep.protocol.log_chunks import NO_RANK, ChunkHead, ChunkName, LogLine, encode_head, encode_lines
@@ -174,6 +178,21 @@ def test_a_token_that_was_made_up_is_refused(job, client, token) -> None:
         read(client, NextToken=token)
     with refused("ValidationException", "NextToken"):
         client.follow_logs(TrainingJobName="gpt", NextToken=token)
+
+
+def test_a_token_of_the_largest_job_is_one_that_is_taken() -> None:
+    dice = random.Random(1)
+    nodes = [NodeId(f"i-{dice.getrandbits(68):017x}") for _ in range(MAX_NODE_COUNT)]
+    generations = [GenerationFacts(number=7, ranks={node: (Rank(0),) for node in nodes}, over_since=None)]
+    positions = {node: dice.randrange(1, 10**6) for node in nodes} | {NodeId("i-other"): 5}
+    cursor = log_reader.Cursor(7, positions, frozenset({*dice.sample(nodes, 2_000), NodeId("i-another")}))
+    token = logs._token(cursor, generations, is_back=True)
+    assert logs._cursor(token, generations) == (True, cursor)
+    assert len(token) <= logs.MAX_TOKEN_CHARACTERS
+    with pytest.raises(InvalidRequest, match="is not kept any more"):
+        logs._cursor(token, [])
+    before = logs._token(log_reader.Cursor(7), [])
+    assert logs._cursor(before, generations) == (False, log_reader.Cursor(7)), "a generation that was waited for is planned"
 
 
 def test_a_job_of_another_project_has_no_log(service, job) -> None:
