@@ -207,6 +207,8 @@ class EventDraft:
     type: str
     message: str
     node_id: NodeId | None = None
+    run: RunId | None = None
+    """Of a fleet's decision: of the job that the node works for, or did until now. Others' people are not to read what befell it."""
     detail: Mapping[str, object] = field(default_factory=dict)
     """What is too long for a message; JSON values only."""
 

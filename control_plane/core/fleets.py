@@ -173,7 +173,8 @@ class _Table:
         self.rows[row.node_id] = replace(
             row, state=state, run=run, reason=reason, since=self.now, hold=hold, release="", evidence_at=None, request=request, request_words=words
         )
-        self.events.append(EventDraft(type="NodeStateChanged", message=f"{row.state} → {state}: {reason}", node_id=row.node_id))
+        message = f"{row.state} → {state}: {reason}"
+        self.events.append(EventDraft(type="NodeStateChanged", message=message, node_id=row.node_id, run=run or row.run))
 
     def in_state(self, *states: NodeState) -> list[NodeRecord]:
         return sorted((row for row in self.rows.values() if row.state in states), key=lambda row: (row.created_at, row.node_id))

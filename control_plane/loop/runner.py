@@ -429,9 +429,12 @@ class Runner:
             notices.forget(session, decision.forgotten)
             if decision.implications:
                 implications.record(session, lease, [records.new_implication(line, fleet.name) for line in decision.implications])
+            owners = jobs.owners(session, {draft.run for draft in decision.events if draft.run is not None})
             for draft in decision.events:
+                owner = None if draft.run is None else owners.get(draft.run)
+                project = "" if owner is None else owner.project  # what befell nobody's node may speak of whoever had it: for those who see all
                 event = events.NewEvent(
-                    at=moment, type=draft.type, message=draft.message, project=fleet.project, fleet_name=fleet.name, node_id=draft.node_id
+                    at=moment, type=draft.type, message=draft.message, project=project, fleet_name=fleet.name, node_id=draft.node_id
                 )
                 events.append(session, event)
             if fleet.state != state.value:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import update
 
 from control_plane.cloud.errors import Throttled
 from control_plane.core.actions import GroupAction, RebootMember
 from control_plane.core.observed import NodeRequest
 from control_plane.core.requests import in_words
 from control_plane.core.states import JobState, NodeState
-from control_plane.db import jobs, nodes
+from control_plane.db import events, jobs, nodes
 from control_plane.db.leases import Lease
+from control_plane.db.models import Fleet
 from control_plane.loop import records
 from everstep.protocol.agent_messages import HaltRanks, NodeFault, StopTraining
 from everstep.protocol.ids import Generation, NodeId
@@ -55,6 +57,23 @@ async def test_a_drained_node_is_left_at_an_agreed_stop_and_held(world: World) -
     await world.tick(600)
     assert world.nodes()[node_id].state == NodeState.HELD
     assert node_id in {member.instance_id for member in world.operator.describe_group("group").members}
+
+
+async def test_what_befalls_a_node_is_told_to_the_people_of_the_job_that_has_it(world: World) -> None:
+    with world.database.write() as session:
+        session.execute(update(Fleet).values(project="default"))
+    world.submit("merger", project="finance")
+    await world.running("merger")
+    await world.train(10, "merger")
+    agent = world.team("merger")[1]
+    world.terminate(agent)
+    await world.until(lambda: world.job("merger").generation == 2 and world.job("merger").state == JobState.RUNNING)
+    with world.database.read() as session:
+        told = {project: events.page(session, events.EventFilter(project=project), limit=1_000) for project in ("default", "finance")}
+    assert not [event.message for event in told["default"] if "merger" in event.message or event.node_id is not None]
+    of_nodes = [(event.node_id, event.message) for event in told["finance"] if event.type == "NodeStateChanged"]
+    assert len([message for _, message in of_nodes if message == "spare → assigned: works for merger"]) == 5
+    assert any(node_id == agent.node_id and message.startswith("assigned → ") for node_id, message in of_nodes)
 
 
 async def test_a_replaced_node_is_left_and_then_ended_and_another_one_comes(world: World) -> None:
