@@ -81,6 +81,9 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
             spool.seek(0)
             taken = _store(services, caller, source_id, cast(BinaryIO, spool), received)
     except NotFound as error:
+        known = _known(services, source_id)
+        if known is not None:  # the same call came twice at once, and the other was quicker
+            return _shown(known)
         raise InUse("Nothing was put for this source yet.", hint="CreateSource says where to.") from error
     except InvalidRequest:
         services.objects.delete(upload.bucket, [upload.key])

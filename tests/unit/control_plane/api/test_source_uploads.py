@@ -303,6 +303,22 @@ def test_what_came_another_way_meanwhile_is_not_deleted(client, store, service, 
     assert store.get(ObjectReference(bucket=BUCKET, key=KEY)) == BODY
 
 
+def test_of_two_who_complete_one_upload_at_once_none_fails(client, store, service, monkeypatch) -> None:
+    made = client.create_source(SourceId=ID, Bytes=len(BODY))
+    uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], io.BytesIO(BODY))
+    head = store.head
+
+    def overtaken(reference):
+        monkeypatch.undo()
+        with closing(service.client()) as other:
+            assert other.complete_source(SourceId=ID)["FileCount"] == 1
+        return head(reference)
+
+    monkeypatch.setattr(store, "head", overtaken)
+    assert client.complete_source(SourceId=ID)["FileCount"] == 1
+    assert store.keys() == [KEY]
+
+
 def test_readers_get_no_address(service) -> None:
     with closing(service.client(service.token(Role.VIEWER))) as reader:
         with refused("AccessDeniedException"):
