@@ -114,7 +114,7 @@ def find(session: Session, run_id: str, *, step: int, generation: int | None) ->
         session: any.
         run_id: the job's run.
         step: of it.
-        generation: that made it; None: the newest that made that step.
+        generation: that made it; None: the newest that made that step and whose checkpoint was not deleted, else the newest.
 
     Returns:
         The checkpoint as stored.
@@ -122,7 +122,8 @@ def find(session: Session, run_id: str, *, step: int, generation: int | None) ->
     Raises:
         NotFound: there is none.
     """
-    query = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.step == step).order_by(Checkpoint.generation.desc()).limit(1)
+    best_first = (Checkpoint.state == DELETED, Checkpoint.generation.desc())
+    query = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.step == step).order_by(*best_first).limit(1)
     row = session.scalar(query if generation is None else query.where(Checkpoint.generation == generation))
     if row is None:
         raise NotFound("checkpoint", f"step {step}" if generation is None else f"step {step} of generation {generation}")

@@ -272,6 +272,19 @@ def test_two_of_one_step_are_told_apart_by_their_generation(service, client, job
         client.pin_checkpoint(**GPT, Step=4, Generation=3)
 
 
+def test_of_two_of_one_step_the_one_that_is_left_is_meant(service, client, job):
+    job.checkpoint(8)
+    job.launch(2, base=0)
+    job.checkpoint(8, generation=2)
+    job.checkpoint(16, generation=2)
+    step = {"TrainingJobName": "gpt", "Step": 8}
+    assert client.delete_checkpoint(**step)["Generation"] == 2
+    assert client.pin_checkpoint(**step)["Generation"] == 1
+    client.unpin_checkpoint(**step)
+    assert client.delete_checkpoint(**step)["Generation"] == 1
+    assert client.delete_checkpoint(**step)["Status"] == "Deleted", "the same once more changes nothing"
+
+
 def test_others_may_not(service, client, job):
     job.checkpoint(4)
     with closing(service.client(service.token(Role.VIEWER, "default"))) as reader:
