@@ -405,6 +405,8 @@ class LastCheckpoint(TypedDict):
 class ListCheckpointsResponse(TypedDict):
     """A job's checkpoints, newest step first."""
     Checkpoints: list[Checkpoint]
+    TrainingJobStatus: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"]
+    """Of the job: one that has ended makes no more."""
     NextToken: NotRequired[str]
 
 class ListDrillsResponse(TypedDict):
@@ -1040,7 +1042,7 @@ class DrillsOverWaiter(Protocol):
 
 class CheckpointAvailableWaiter(Protocol):
     def wait(self, *, TrainingJobName: str, MinStep: int = ..., MaxResults: int = ..., NextToken: str = ..., WaiterConfig: WaiterConfig = ...) -> None:
-        """Waits until the job has a complete checkpoint in S3: with MinStep, as CreateCheckpoint answered it, one of that step or a later one."""
+        """Waits until the job has a complete checkpoint in S3: with MinStep, as CreateCheckpoint answered it, one of that step or a later one. Fails when the job has ended without."""
 
 class Exceptions(Protocol):
     ClientError: type[Refusal]

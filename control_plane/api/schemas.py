@@ -688,6 +688,8 @@ class ListCheckpointsResponse(Shape):
     """A job's checkpoints, newest step first."""
 
     checkpoints: list[Checkpoint]
+    training_job_status: TrainingJobStatus
+    """Of the job: one that has ended makes no more."""
     next_token: str | None = None
 
 

@@ -70,8 +70,10 @@ def waiters(model: Json) -> Json:
         ),
         "CheckpointAvailable": _waiter(
             "ListCheckpoints",
-            "Waits until the job has a complete checkpoint in S3: with MinStep, as CreateCheckpoint answered it, one of that step or a later one.",
+            "Waits until the job has a complete checkpoint in S3: with MinStep, as CreateCheckpoint answered it, one of that step or a later one. "
+            "Fails when the job has ended without.",
             _matches("length(Checkpoints[?Status=='Complete']) > `0`", True),
+            *(_matches("TrainingJobStatus", status, state="failure") for status in ("Completed", "Failed", "Stopped")),
         ),
     }
     for name, waiter in found.items():

@@ -537,7 +537,12 @@ def summary() -> dict[str, Any]:
         ("fleet_ready", "DescribeFleet", [{"FleetStatus": "frozen", "DesiredNodeCount": 3, "ConnectedNodeCount": 3}], True),
         ("drills_over", "DescribeTrainingJob", [{"OpenDrillId": "drill-1"}, {"TrainingJobStatus": "InProgress"}], False),
         ("checkpoint_available", "ListCheckpoints", [{"Checkpoints": []}, {"Checkpoints": [{"Status": "Uploading"}]},
-         {"Checkpoints": [{"Status": "Uploading"}, {"Status": "Complete"}]}], False),
+         {"Checkpoints": [{"Status": "Uploading"}, {"Status": "Complete"}], "TrainingJobStatus": "Failed"}], False),
+        *(
+            ("checkpoint_available", "ListCheckpoints", [{"Checkpoints": [{"Status": "Requested"}], "TrainingJobStatus": "Stopping"},
+             {"Checkpoints": [{"Status": "Requested"}], "TrainingJobStatus": status}], True)
+            for status in ("Completed", "Failed", "Stopped")
+        ),
     ],
 )  # fmt: skip
 def test_waiters_wait_for_what_they_say(waiter, operation, looks, is_failure):

@@ -687,6 +687,8 @@ export interface ListCheckpointsRequest {
 /** A job's checkpoints, newest step first. */
 export interface ListCheckpointsResponse {
   Checkpoints: Checkpoint[]
+  /** Of the job: one that has ended makes no more. */
+  TrainingJobStatus: 'InProgress' | 'Completed' | 'Failed' | 'Stopping' | 'Stopped'
   NextToken?: string
 }
 

@@ -244,7 +244,9 @@ def list_checkpoints(
         job = find_job(session, training_job_name, caller)
         page = checkpoints.page(session, job.run_id, min_step=min_step, before=before, limit=max_results + 1)
     shown, more = page_of(page, max_results, lambda record: (record.step, record.generation))
-    return schemas.ListCheckpointsResponse(checkpoints=[views.checkpoint(record) for record in shown], next_token=more)
+    return schemas.ListCheckpointsResponse(
+        checkpoints=[views.checkpoint(record) for record in shown], training_job_status=views.status_of(job), next_token=more
+    )
 
 
 def _summaries(session: Session, services: Services, shown: Sequence[JobRecord]) -> list[schemas.TrainingJobSummary]:
