@@ -19,6 +19,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 ADMINS = re.compile("^(Change|Act on|Unfreeze|Start the drill|Make a token|Revoke)")
 """How buttons begin that only an administrator may press."""
 LEAST_INTERVAL_SECONDS, CLOCK_SECONDS = 2.0, 0.1
+CONNECTIONS = 6
+"""What a browser allows all its tabs together to one server."""
+SEEN = """state => {
+  Object.defineProperty(document, 'visibilityState', { value: state, configurable: true })
+  document.dispatchEvent(new Event('visibilitychange'))
+}"""
+"""Playwright's pages are all seen at once."""
 
 
 def test_a_paused_job_is_said_to_wait_for_a_person_until_it_is_resumed(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
@@ -156,6 +163,20 @@ def test_a_session_that_ends_under_an_open_page_leads_to_the_sign_in_and_back(
             page.clock.resume()
         sign_in(page, seeded.token(Role.VIEWER))
         expect(page).to_have_url(f"{seeded.url}/jobs/{seeded.story.finished}/events")
+
+
+def test_more_tabs_than_a_browser_has_connections_are_answered_each_when_it_is_seen(desk: Page, seeded: Seeded) -> None:
+    """Each tab with a log follows two streams."""
+    tabs = [desk, *(desk.context.new_page() for _ in range(CONNECTIONS // 2))]
+    for tab in tabs:
+        open_job(tab, seeded.story.gpu, "/logs")
+        expect(tab.get_by_text("Following")).to_be_visible()
+        expect(tab.get_by_text("Live")).to_be_visible()
+        tab.evaluate(SEEN, "hidden")
+        expect(tab.get_by_text("Following")).to_be_hidden()
+    tabs[0].evaluate(SEEN, "visible")
+    expect(tabs[0].get_by_text("Following")).to_be_visible()
+    expect(tabs[0].get_by_text("Live")).to_be_visible()
 
 
 def test_a_control_plane_that_fails_to_say_how_a_job_is_is_no_news_of_it(browser: Browser, seeded: Seeded) -> None:

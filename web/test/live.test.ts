@@ -1,7 +1,11 @@
-/** What an event renews. */
-import { expect, test } from 'vitest'
+// @vitest-environment jsdom
+/** What an event renews, and while what is seen. */
+import { QueryClient } from '@tanstack/react-query'
+import { act, cleanup, renderHook } from '@testing-library/react'
+import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest'
 
-import { renewed } from '../src/api/live'
+import { renewed, stream, useLive } from '../src/api/live'
+import { whileSeen } from '../src/api/seen'
 
 const keys = (event: object) => renewed(event).map((key) => key.join('/'))
 
@@ -13,4 +17,76 @@ test('an event of a job renews that job and the lists, and no other job', () => 
 
 test('an event of a fleet renews no job page', () => {
   expect(keys({ FleetName: 'main' }).filter((key) => key.startsWith('job/') || key.startsWith('protection'))).toEqual([])
+})
+
+/** A browser's end of the stream. */
+class Source {
+  static readonly CLOSED = 2
+  static made: Source[] = []
+  readyState = 0
+  onopen?: () => void
+  onmessage?: (message: { data: string }) => void
+  onerror?: () => void
+  constructor(readonly url: string) {
+    Source.made.push(this)
+  }
+  addEventListener() {}
+  close() {
+    this.readyState = Source.CLOSED
+  }
+}
+const open = () => Source.made.filter((each) => each.readyState !== Source.CLOSED)
+const show = (state: 'hidden' | 'visible') => {
+  vi.spyOn(document, 'visibilityState', 'get').mockReturnValue(state)
+  act(() => void document.dispatchEvent(new Event('visibilitychange')))
+}
+beforeEach(() => {
+  Source.made = []
+  vi.stubGlobal('EventSource', Source)
+})
+afterEach(() => {
+  cleanup()
+  vi.unstubAllGlobals()
+  vi.useRealTimers()
+})
+
+describe('the stream', () => {
+  test('is held by a tab that is seen alone, which asks for everything when it is seen again', () => {
+    const client = new QueryClient()
+    const renew = vi.spyOn(client, 'invalidateQueries')
+    const { result, unmount } = renderHook(() => useLive(client, true))
+    act(() => open()[0]!.onopen!())
+    expect([open().length, result.current, stream.isOpen]).toEqual([1, true, true])
+    show('hidden')
+    expect([open().length, result.current, stream.isOpen]).toEqual([0, false, false])
+    show('visible')
+    expect(Source.made).toHaveLength(2)
+    act(() => open()[0]!.onopen!())
+    expect([open().length, result.current, stream.isOpen]).toEqual([1, true, true])
+    expect(renew).toHaveBeenCalledTimes(2)
+    unmount()
+    expect([open().length, stream.isOpen]).toEqual([0, false])
+  })
+  test('that was refused is not tried again by a tab that is hidden', () => {
+    vi.useFakeTimers()
+    renderHook(() => useLive(new QueryClient(), true))
+    act(() => {
+      open()[0]!.close()
+      Source.made[0]!.onerror!()
+    })
+    show('hidden')
+    vi.runAllTimers()
+    expect(Source.made).toHaveLength(1)
+  })
+})
+
+test('what is held while a tab is seen is begun and ended in turn, and not begun in one that is hidden', () => {
+  const told: string[] = []
+  show('hidden')
+  const stop = whileSeen(() => told.push('begin'), () => told.push('end'))
+  expect(told).toEqual([])
+  for (const state of ['visible', 'visible', 'hidden', 'hidden', 'visible'] as const) show(state)
+  stop()
+  show('visible')
+  expect(told).toEqual(['begin', 'end', 'begin', 'end'])
 })

@@ -2,12 +2,13 @@
  * Events as they happen (server-sent events): each one renews what it is about, at once. What no event tells, how far training is, is still asked for.
  *
  * The browser connects again by itself and says the last id that it has read, so that nothing is missed; while it is cut off, everything is asked for
- * as often as without a stream.
+ * as often as without a stream. A hidden tab holds no stream: once it is seen again, everything is asked for.
  */
 import type { QueryClient } from '@tanstack/react-query'
 import { useEffect, useState } from 'react'
 
 import type { Event } from '../contract'
+import { whileSeen } from './seen'
 
 const GATHER_MS = 40 // what one decision stores comes as several events: one renewal for all
 const AGAIN_MS = 5_000
@@ -22,7 +23,7 @@ export function renewed(event: Pick<Event, 'TrainingJobName' | 'FleetName'>): st
   return [...always, ...ofJob, ...(event.TrainingJobName ? [['events', event.TrainingJobName]] : []), ...(event.FleetName ? [['events', '', event.FleetName]] : [])]
 }
 
-/** Follow events for as long as the page is open. Returns false while they do not come. */
+/** Follow events for as long as the page is open and seen. Returns false while they do not come. */
 export function useLive(client: QueryClient, isSignedIn: boolean): boolean {
   const [isOpen, setOpen] = useState(false)
   useEffect(() => {
@@ -59,13 +60,14 @@ export function useLive(client: QueryClient, isSignedIn: boolean): boolean {
       }
       source.addEventListener('end', () => void client.invalidateQueries({ queryKey: ['session'] }))
     }
-    connect()
-    return () => {
+    return whileSeen(connect, () => {
       clearTimeout(again)
       clearTimeout(gathering)
+      gathering = undefined
+      due.clear()
       source.close()
-      stream.isOpen = false
-    }
+      set(false)
+    })
   }, [client, isSignedIn])
   return isOpen
 }

@@ -8,6 +8,7 @@ import { useSearchParams } from 'react-router'
 import { address } from '../api/client'
 import { LogSource, type Filter as Wanted, type LogState } from '../api/logs'
 import { incidentsQuery, logsQuery } from '../api/queries'
+import { whileSeen } from '../api/seen'
 import type { Incident, TrainingJob } from '../contract'
 import { marked } from '../model/ansi'
 import { bytes, count, plural } from '../model/format'
@@ -29,8 +30,16 @@ function useLog(job: string, filter: Wanted, ms: number | undefined): [LogState,
   useEffect(() => {
     const made = new LogSource(job, { Rank, Generation, FilterPattern })
     setSource(made)
-    void made.start(ms === undefined ? { at: 'end' } : { at: 'time', ms }).then(() => ms === undefined && made.follow())
-    return () => made.close()
+    let stop: (() => void) | undefined
+    let isLeft = false
+    void made.start(ms === undefined ? { at: 'end' } : { at: 'time', ms }).then(() => {
+      if (ms === undefined && !isLeft) stop = whileSeen(() => made.follow(), () => made.pause())
+    })
+    return () => {
+      isLeft = true
+      stop?.()
+      made.close()
+    }
   }, [job, Rank, Generation, FilterPattern, ms, tries])
   const state = useSyncExternalStore(source?.subscribe ?? (() => () => undefined), source?.snapshot ?? (() => EMPTY))
   return [state, source, () => setTries((before) => before + 1)]
