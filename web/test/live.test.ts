@@ -1,10 +1,10 @@
 // @vitest-environment jsdom
 /** What an event renews, and while what is seen. */
-import { QueryClient } from '@tanstack/react-query'
+import { QueryClient, QueryObserver } from '@tanstack/react-query'
 import { act, cleanup, renderHook } from '@testing-library/react'
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest'
 
-import { renewed, stream, useLive } from '../src/api/live'
+import { Renewals, renewed, stream, useLive } from '../src/api/live'
 import { whileSeen } from '../src/api/seen'
 
 const keys = (event: object) => renewed(event).map((key) => key.join('/'))
@@ -77,6 +77,46 @@ describe('the stream', () => {
     show('hidden')
     vi.runAllTimers()
     expect(Source.made).toHaveLength(1)
+  })
+})
+
+describe('events that come faster than answers', () => {
+  const event = { data: JSON.stringify({ TrainingJobName: 'gpt' }) }
+  test('renew what they change one answer after the other: none is thrown away, and none is missed', async () => {
+    vi.useFakeTimers()
+    const client = new QueryClient()
+    const asked: { answer: (value: number) => void; signal: AbortSignal }[] = []
+    const jobs = new QueryObserver<number>(client, { queryKey: ['jobs'], queryFn: ({ signal }) => new Promise((answer) => asked.push({ answer, signal })), retry: false })
+    const gone = jobs.subscribe(() => {})
+    asked[0]!.answer(0)
+    renderHook(() => useLive(client, true))
+    for (let round = 1; round <= 3; round += 1) {
+      for (let each = 0; each < 3; each += 1) {
+        open()[0]!.onmessage!(event)
+        await vi.advanceTimersByTimeAsync(100)
+      }
+      expect(asked.map(({ signal }) => signal.aborted)).toEqual(Array(round + 1).fill(false))
+      asked[round]!.answer(round)
+      await vi.advanceTimersByTimeAsync(100)
+      expect(jobs.getCurrentResult().data).toBe(round)
+    }
+    asked.at(-1)!.answer(4)
+    await vi.advanceTimersByTimeAsync(1_000)
+    expect([jobs.getCurrentResult().data, asked.length]).toEqual([4, 5]) // what came last was asked for behind it, and nothing after that
+    gone()
+  })
+  test('wait for what they change alone', async () => {
+    vi.useFakeTimers()
+    const told: string[] = []
+    const renewals = new Renewals((key) => {
+      told.push(key.join('/'))
+      return key[0] === 'slow' ? new Promise(() => {}) : Promise.resolve()
+    })
+    for (let each = 0; each < 2; each += 1) {
+      renewals.add([['slow'], ['fast']])
+      await vi.advanceTimersByTimeAsync(100)
+    }
+    expect(told).toEqual(['slow', 'fast', 'fast'])
   })
 })
 

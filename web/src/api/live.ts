@@ -23,6 +23,42 @@ export function renewed(event: Pick<Event, 'TrainingJobName' | 'FleetName'>): st
   return [...always, ...ofJob, ...(event.TrainingJobName ? [['events', event.TrainingJobName]] : []), ...(event.FleetName ? [['events', '', event.FleetName]] : [])]
 }
 
+/** What renews the queries that events change: gathered, and a key again only behind the answer that is under way, which is taken. */
+export class Renewals {
+  private readonly due = new Map<string, string[]>()
+  private readonly underway = new Set<string>()
+  private gathering?: ReturnType<typeof setTimeout>
+
+  constructor(private readonly renew: (queryKey: string[]) => Promise<void>) {}
+
+  add(keys: string[][]): void {
+    for (const key of keys) this.due.set(key.join('\n'), key)
+    this.gather()
+  }
+
+  /** Forget what is due. */
+  clear(): void {
+    clearTimeout(this.gathering)
+    this.gathering = undefined
+    this.due.clear()
+  }
+
+  private gather(): void {
+    this.gathering ??= setTimeout(() => {
+      this.gathering = undefined
+      for (const [id, key] of this.due) {
+        if (this.underway.has(id)) continue
+        this.due.delete(id)
+        this.underway.add(id)
+        void this.renew(key).finally(() => {
+          this.underway.delete(id)
+          if (this.due.has(id)) this.gather()
+        })
+      }
+    }, GATHER_MS)
+  }
+}
+
 /** Follow events for as long as the page is open and seen. Returns false while they do not come. */
 export function useLive(client: QueryClient, isSignedIn: boolean): boolean {
   const [isOpen, setOpen] = useState(false)
@@ -30,8 +66,7 @@ export function useLive(client: QueryClient, isSignedIn: boolean): boolean {
     if (!isSignedIn) return
     let source: EventSource
     let again: ReturnType<typeof setTimeout> | undefined
-    let gathering: ReturnType<typeof setTimeout> | undefined
-    const due = new Map<string, string[]>()
+    const renewals = new Renewals((queryKey) => client.invalidateQueries({ queryKey }))
     const set = (to: boolean) => {
       stream.isOpen = to
       setOpen(to)
@@ -43,14 +78,7 @@ export function useLive(client: QueryClient, isSignedIn: boolean): boolean {
         void client.invalidateQueries({ predicate: (query) => query.queryKey[0] !== 'session' }) // what happened before the stream began
       }
       source.onmessage = (message: MessageEvent<string>) => {
-        if (!message.data) return
-        for (const key of renewed(JSON.parse(message.data) as Event)) due.set(key.join('\n'), key)
-        gathering ??= setTimeout(() => {
-          gathering = undefined
-          const keys = [...due.values()]
-          due.clear()
-          for (const queryKey of keys) void client.invalidateQueries({ queryKey })
-        }, GATHER_MS)
+        if (message.data) renewals.add(renewed(JSON.parse(message.data) as Event))
       }
       source.onerror = () => {
         set(false)
@@ -62,9 +90,7 @@ export function useLive(client: QueryClient, isSignedIn: boolean): boolean {
     }
     return whileSeen(connect, () => {
       clearTimeout(again)
-      clearTimeout(gathering)
-      gathering = undefined
-      due.clear()
+      renewals.clear()
       source.close()
       set(false)
     })
