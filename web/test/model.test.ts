@@ -235,16 +235,21 @@ describe('metrics', () => {
   const point = (firstStep: number, step: number, at: number, values: Point['values'], least = values, most = values): Point => ({ firstStep, step, at, values, least, most })
   const points = [point(1, 1, 100, { loss: 3 }, { loss: 2 }, { loss: 4 }), point(2, 2, 150, { loss: 2.5, lr: 0.1 }), point(3, 3, 160, { loss: 'NaN' })]
   const incident = { IncidentId: 'i1', Cause: 'node_fault', FailedAt: 115, ClosedAt: 150, FromStep: 1, ReachedStep: 2 } as Incident
-  const nobody = { loss: Array(3).fill(undefined), lr: Array(3).fill(undefined) }
-  test('over steps, what is not finite or was not logged is a gap', () => expect(series(points, 'step')).toEqual({ names: ['loss', 'lr'], x: [1, 2, 3], values: { loss: [3, 2.5, null], lr: [null, 0.1, null] }, least: { loss: [2, 2.5, null], lr: [null, 0.1, null] }, most: { loss: [4, 2.5, null], lr: [null, 0.1, null] }, leastOn: nobody, mostOn: nobody }))
+  test('over steps, what is not finite is a gap', () => expect(series(points, 'loss', 'step')).toEqual({ x: [1, 2, 3], values: [3, 2.5, null], least: [2, 2.5, null], most: [4, 2.5, null], leastOn: Array(3).fill(undefined), mostOn: Array(3).fill(undefined) }))
+  test('what is logged more seldom, or joined otherwise, is a line over its own points, and tears no hole into another', () => {
+    const mixed = Array.from({ length: 200 }, (_, step) => point(step, step, step, step % 50 ? { loss: 1 } : { loss: 1, eval_loss: 2 }))
+    expect(series(mixed, 'eval_loss', 'step')).toMatchObject({ x: [0, 50, 100, 150], values: [2, 2, 2, 2] })
+    const apart = [...mixed.map(({ step, at }) => point(step, step, at, { loss: 1 })), point(99, 300, 300, { eval_loss: 2 })]
+    expect(series(apart, 'loss', 'wall')).toMatchObject({ x: mixed.map(({ at }) => at), values: Array(200).fill(1) })
+  })
   test('over time, downtime is a gap', () =>
-    expect(series(points, 'wall', bands([incident], 'wall', 170))).toMatchObject({ names: ['loss', 'lr'], x: [100, 115, 150, 160], least: { loss: [2, null, 2.5, null] }, values: { loss: [3, null, 2.5, null], lr: [null, null, 0.1, null] } }))
+    expect(series(points, 'loss', 'wall', bands([incident], 'wall', 170))).toMatchObject({ x: [100, 115, 150, 160], least: [2, null, 2.5, null], values: [3, null, 2.5, null] }))
   test('over time, whatever it stood still for is a gap: paused, preempted, queued again', () => {
     const span = (State: SecondaryStatusTransition['State'], StartTime: number): SecondaryStatusTransition => ({ Status: 'Training', State, StartTime, StatusMessage: '' })
     const gaps = standstills([span('queued', 80), span('running', 95), span('pausing', 155), span('queued', 156), span('running', 158)])
     expect(gaps).toEqual([{ from: 155 }])
-    expect(series(points, 'wall', gaps).x).toEqual([100, 150, 155, 160])
-    expect(series(points, 'wall', gaps).values['loss']).toEqual([3, 2.5, null, null])
+    expect(series(points, 'loss', 'wall', gaps).x).toEqual([100, 150, 155, 160])
+    expect(series(points, 'loss', 'wall', gaps).values).toEqual([3, 2.5, null, null])
     expect(standstills(undefined)).toEqual([])
   })
   test('failures are bands: over steps what was done again, over time until it was over, an open one until now', () => {
@@ -263,7 +268,7 @@ describe('metrics', () => {
   })
   test('of what several nodes measured, the nodes of the least and the most come along', () => {
     const result = { MetricName: 'm', Steps: [1, 2], LastSteps: [1, 2], Times: [1, 2], Minimums: [1, 2], Means: [3, 3], Maximums: [5, 9], MinimumNodeIds: ['', 'i-a'], MaximumNodeIds: ['', 'i-b'] } as unknown as MetricDataResult
-    expect(series(pointsOf([result]), 'step')).toMatchObject({ leastOn: { m: [undefined, 'i-a'] }, mostOn: { m: [undefined, 'i-b'] } })
+    expect(series(pointsOf([result]), 'm', 'step')).toMatchObject({ leastOn: [undefined, 'i-a'], mostOn: [undefined, 'i-b'] })
   })
   describe('of a long run', () => {
     const coarse = [point(1, 8, 80, { loss: 3 }), point(9, 16, 160, { loss: 2 }), point(17, 24, 240, { loss: 1 }), point(25, 25, 250, { loss: 0 })]

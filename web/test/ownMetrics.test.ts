@@ -1,8 +1,8 @@
 /** What Everstep measures itself, beside what the script logs. */
 import { expect, test } from 'vitest'
 
-import type { Point, Values } from '../src/model/metrics'
-import { extremes, ofScript, ownSeries, titleOf } from '../src/model/ownMetrics'
+import { series, type Point, type Values } from '../src/model/metrics'
+import { extremes, ownNames, scriptNames, titleOf } from '../src/model/ownMetrics'
 
 const at = (step: number, moment: number, values: Values): Point => ({ step, firstStep: step, at: moment, values, least: values, most: values })
 const points = [
@@ -11,17 +11,8 @@ const points = [
   at(3, 14, { 'everstep/step_seconds': 2.5, 'everstep/new_thing': 1 }),
 ]
 
-test('what the script logs has no points of ours', () => expect(ofScript(points)).toMatchObject([at(1, 10, { loss: 3 }), at(2, 12, { loss: 2.5 })]))
-test('each of ours is a line over its own points, in a settled order; what is new comes last', () => {
-  const own = ownSeries(points, 'step', [])
-  expect(own.map((each) => each.name)).toEqual(['everstep/step_seconds', 'everstep/gpu_percent', 'everstep/new_thing'])
-  const values = { 'everstep/step_seconds': [2, 2.5] }
-  expect(own[0]!.series).toMatchObject({ names: ['everstep/step_seconds'], x: [1, 3], values, least: values, most: values })
-})
-test('a failure is a gap in ours, too', () => {
-  const [first] = ownSeries(points, 'wall', [{ from: 13 }])
-  expect(first!.series).toMatchObject({ x: [10, 13, 14], values: { 'everstep/step_seconds': [2, null, 2.5] } })
-})
+test('what the script logs has a name of its own', () => expect(scriptNames(points)).toEqual(['loss']))
+test('each of ours is a line, in a settled order; what is new comes last', () => expect(ownNames(points)).toEqual(['everstep/step_seconds', 'everstep/gpu_percent', 'everstep/new_thing']))
 test('names that are not known stay as they are', () => expect([titleOf('everstep/step_seconds'), titleOf('everstep/x')]).toEqual(['Step time, seconds', 'everstep/x']))
 
 test.each([
@@ -31,7 +22,7 @@ test.each([
 ])('which nodes stand out in %s', (name, [least, middle, most], told) => {
   const spread: Point = { step: 2, firstStep: 2, at: 1, values: { [name]: middle! }, least: { [name]: least! }, most: { [name]: most! }, leastOn: { [name]: 'i-a' }, mostOn: { [name]: 'i-b' } }
   const alone: Point = { ...spread, step: 3, leastOn: { [name]: '' }, mostOn: { [name]: '' } }
-  const found = extremes(name, ownSeries([spread, alone], 'step', [])[0]!.series)
+  const found = extremes(name, series([spread, alone], name, 'step'))
   expect(found).toEqual({ least: { node: 'i-a', value: told[0] }, median: told[1], most: { node: 'i-b', value: told[2] } })
-  expect(extremes(name, ownSeries([alone], 'step', [])[0]!.series)).toBeUndefined()
+  expect(extremes(name, series([alone], name, 'step'))).toBeUndefined()
 })

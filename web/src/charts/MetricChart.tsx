@@ -5,17 +5,12 @@ import uPlot from 'uplot'
 import 'uplot/dist/uPlot.min.css'
 
 import { clock } from '../model/format'
-import type { Axis, Band, Window } from '../model/metrics'
+import type { Axis, Band, Series, Window } from '../model/metrics'
 
 interface Shown {
   name: string
   axis: Axis
-  x: number[]
-  values: (number | null)[]
-  least: (number | null)[]
-  most: (number | null)[]
-  leastOn?: (string | undefined)[]
-  mostOn?: (string | undefined)[]
+  of: Series
   bands: Band[]
   /** Changes with the theme: colours are read when a chart is made. */
   scheme: string
@@ -29,24 +24,25 @@ const short = (value: number): string => (Math.abs(value) < 10_000 ? String(Numb
 /** Charts with the same key share cursor and zoom. */
 const SYNC = 'metrics'
 
-export function MetricChart({ name, axis, x, values, least, most, leastOn, mostOn, bands, scheme, onWindow }: Shown) {
+export function MetricChart({ name, axis, of, bands, scheme, onWindow }: Shown) {
+  const { x, values, least, most } = of
   const { ref, width } = useElementSize()
   const host = useRef<HTMLDivElement>(null)
   const plot = useRef<uPlot>(null)
   const shown = useRef(bands)
   shown.current = bands
-  const nodes = useRef({ leastOn, mostOn })
-  nodes.current = { leastOn, mostOn }
+  const nodes = useRef(of)
+  nodes.current = of
   useEffect(() => {
     const root = host.current
     if (!root || width < 50) return
     const style = getComputedStyle(document.documentElement)
     const token = (key: string) => style.getPropertyValue(key).trim()
     const line = { stroke: token('--soft'), grid: { stroke: token('--line'), width: 1 }, ticks: { stroke: token('--line'), width: 1 } }
-    const hidden = (of: 'leastOn' | 'mostOn') => ({
+    const hidden = (on: 'leastOn' | 'mostOn') => ({
       width: 0,
       points: { show: false },
-      value: (_: uPlot, value: number | null, __: number, index: number | null) => (value === null ? '–' : [value, index === null ? undefined : nodes.current[of]?.[index]].filter((each) => each !== undefined).join(' on ')),
+      value: (_: uPlot, value: number | null, __: number, index: number | null) => (value === null ? '–' : [value, index === null ? undefined : nodes.current[on][index]].filter((each) => each !== undefined).join(' on ')),
     })
     const told = (value: number | null) => (value === null ? '–' : axis === 'wall' ? `${clock(value)} UTC` : String(value))
     const made = new uPlot(
@@ -92,7 +88,7 @@ export function MetricChart({ name, axis, x, values, least, most, leastOn, mostO
     const isZoomed = windowOf(made, axis) !== undefined
     made.setData([x, values, least, most], !isZoomed)
     if (isZoomed) made.redraw()
-  }, [x, values, least, most, bands])
+  }, [of, bands])
   const known = values.filter((value): value is number => value !== null)
   const [lowest, highest] = [least, most].map((column) => column.filter((value): value is number => value !== null).slice(-5000))
   return (

@@ -30,20 +30,18 @@ export interface Window {
   to: number
 }
 
+/** One metric over its own points alone: a line joins neighbours, and metrics are not logged at the same steps. */
 export interface Series {
-  names: string[]
   /** Steps or Unix times, rising. */
   x: number[]
-  /** null where nothing was logged, where what was is not finite, and where training stood still: drawn as a gap. */
-  values: Columns
-  least: Columns
-  most: Columns
-  /** By name and place in `x`: the node of the least, where it was measured on several. */
-  leastOn: Record<string, (string | undefined)[]>
-  mostOn: Record<string, (string | undefined)[]>
+  /** null where what was logged is not finite, and where training stood still: drawn as a gap. */
+  values: (number | null)[]
+  least: (number | null)[]
+  most: (number | null)[]
+  /** For each place in `x`: the node of the least, where it was measured on several. */
+  leastOn: (string | undefined)[]
+  mostOn: (string | undefined)[]
 }
-
-type Columns = Record<string, (number | null)[]>
 
 export interface Band {
   incidentId: string
@@ -84,13 +82,13 @@ export type Gap = Pick<Band, 'from'>
 export const standstills = (transitions: TrainingJob['SecondaryStatusTransitions'] = []): Gap[] =>
   transitions.filter((each, index) => each.State !== 'running' && transitions[index - 1]?.State === 'running').map((each) => ({ from: each.StartTime }))
 
-/** Over time, everything is shown when it was logged, with a gap for each failure and for whatever else it stood still for. */
-export function series(points: readonly Point[], axis: Axis, failures: readonly Gap[] = []): Series {
-  const names = [...new Set(points.flatMap((point) => Object.keys(point.values)))].sort()
-  const rows: Row[] = axis === 'step' ? points.map((point) => ({ x: point.step, point })) : overTime(points, failures)
-  const columns = (of: 'values' | 'least' | 'most'): Columns => Object.fromEntries(names.map((name) => [name, rows.map((row) => finite(row.point?.[of][name]))]))
-  const nodes = (of: 'leastOn' | 'mostOn') => Object.fromEntries(names.map((name) => [name, rows.map((row) => row.point?.[of]?.[name] || undefined)]))
-  return { names, x: rows.map((row) => row.x), values: columns('values'), least: columns('least'), most: columns('most'), leastOn: nodes('leastOn'), mostOn: nodes('mostOn') }
+/** What was logged by one name. Over time, it is shown when it was logged, with a gap for each failure and for whatever else training stood still for. */
+export function series(points: readonly Point[], name: string, axis: Axis, failures: readonly Gap[] = []): Series {
+  const mine = points.filter((point) => Object.hasOwn(point.values, name))
+  const rows: Row[] = axis === 'step' ? mine.map((point) => ({ x: point.step, point })) : overTime(mine, failures)
+  const column = (of: 'values' | 'least' | 'most') => rows.map((row) => finite(row.point?.[of][name]))
+  const nodes = (of: 'leastOn' | 'mostOn') => rows.map((row) => row.point?.[of]?.[name] || undefined)
+  return { x: rows.map((row) => row.x), values: column('values'), least: column('least'), most: column('most'), leastOn: nodes('leastOn'), mostOn: nodes('mostOn') }
 }
 
 interface Row {
@@ -103,9 +101,12 @@ function overTime(points: readonly Point[], failures: readonly Gap[]): Row[] {
   return [...rows, ...failures.map((band) => ({ x: band.from }))].sort((a, b) => a.x - b.x)
 }
 
+/** Of all metrics, in the order of the alphabet. */
+export const namesIn = (points: readonly Point[]): string[] => [...new Set(points.flatMap((point) => Object.keys(point.values)))].sort()
+
 /** Every point, one a line. */
 export function csv(points: readonly Point[]): string {
-  const names = [...new Set(points.flatMap((point) => Object.keys(point.values)))].sort()
+  const names = namesIn(points)
   const quoted = (text: string) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text)
   return [['step', 'time', ...names.map(quoted)], ...points.map((point) => [point.step, new Date(point.at * 1000).toISOString(), ...names.map((name) => point.values[name] ?? '')])].map((row) => row.join(',') + '\n').join('')
 }

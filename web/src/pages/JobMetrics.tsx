@@ -10,7 +10,7 @@ import { MetricChart } from '../charts/MetricChart'
 import type { TrainingJob } from '../contract'
 import { clock, count } from '../model/format'
 import { bands, csv, isCoarse, joined, series, standstills, type Axis, type Point, type Series, type Window } from '../model/metrics'
-import { extremes, ofScript, ownSeries, titleOf } from '../model/ownMetrics'
+import { extremes, ownNames, scriptNames, titleOf } from '../model/ownMetrics'
 import { causeWords } from '../model/verdict'
 import { Empty, NodeLink, Shown, useNow } from '../parts/Basics'
 import { download } from '../parts/download'
@@ -34,8 +34,10 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
   const isOpen = mine.some((each) => each.ClosedAt === undefined)
   const failures = useMemo(() => bands(mine, axis, now), [mine, axis, isOpen && now])
   const gaps = useMemo(() => [...failures, ...standstills(job.SecondaryStatusTransitions)], [failures, job.SecondaryStatusTransitions])
-  const data = useMemo(() => series(ofScript(points), axis, gaps), [points, axis, gaps])
-  const own = useMemo(() => ownSeries(points, axis, gaps), [points, axis, gaps])
+  const [script, own] = useMemo(() => {
+    const lines = (names: string[]) => names.map((name) => ({ name, of: series(points, name, axis, gaps) }))
+    return [lines(scriptNames(points)), lines(ownNames(points))] as const
+  }, [points, axis, gaps])
   return (
     <Shown query={query}>
       {() =>
@@ -54,11 +56,11 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
               </Button>
             </div>
             {own.length > 0 && <h2>What the script logs</h2>}
-            {!data.names.length && <p className="dim">Nothing yet: <code>session.log(loss=loss.item())</code> in the training loop, on rank 0.</p>}
+            {!script.length && <p className="dim">Nothing yet: <code>session.log(loss=loss.item())</code> in the training loop, on rank 0.</p>}
             <div className="charts">
-              {data.names.map((name) => (
+              {script.map(({ name, of }) => (
                 <section className="card" key={name}>
-                  <MetricChart name={name} axis={axis} x={data.x} values={data.values[name]!} least={data.least[name]!} most={data.most[name]!} bands={failures} scheme={scheme} onWindow={onWindow} />
+                  <MetricChart name={name} axis={axis} of={of} bands={failures} scheme={scheme} onWindow={onWindow} />
                 </section>
               ))}
             </div>
@@ -66,9 +68,9 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
               <section className="stack" aria-labelledby="own-metrics">
                 <h2 id="own-metrics">What Everstep measures</h2>
                 <div className="charts">
-                  {own.map(({ name, series: of }) => (
+                  {own.map(({ name, of }) => (
                     <section className="card" key={name}>
-                      <MetricChart name={titleOf(name)} axis={axis} x={of.x} values={of.values[name]!} least={of.least[name]!} most={of.most[name]!} leastOn={of.leastOn[name]} mostOn={of.mostOn[name]} bands={failures} scheme={scheme} onWindow={onWindow} />
+                      <MetricChart name={titleOf(name)} axis={axis} of={of} bands={failures} scheme={scheme} onWindow={onWindow} />
                       <Extremes name={name} of={of} fleet={job.FleetName} />
                     </section>
                   ))}
