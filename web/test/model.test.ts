@@ -10,7 +10,7 @@ import { plain } from '../src/model/ansi'
 import { ago, bytes, duration, headline, percent, sentence } from '../src/model/format'
 import { NOBODY_WAS_THERE, story } from '../src/model/incident'
 import { arranged } from '../src/model/jobs'
-import { bands, csv, isCoarse, joined, series, standstills, type Point } from '../src/model/metrics'
+import { bands, csv, isCoarse, joined, series, standstills, windowOf, type Point } from '../src/model/metrics'
 import { progressOf, sampled } from '../src/model/progress'
 import { asCurl, asPython, asYaml, fromYaml, NotASpec, requestOf } from '../src/model/spec'
 import { problems } from '../src/model/submit'
@@ -258,6 +258,12 @@ describe('metrics', () => {
     expect(bands([{ ...incident, FromStep: undefined, ReachedStep: undefined }], 'step', 170)).toEqual([])
     expect(bands([{ ...incident, ClosedAt: undefined }], 'wall', 170)[0]).toMatchObject({ from: 115, to: 170 })
   })
+  test.each([
+    ['all of it', { min: 5, max: 54 }, [5, 6, 54], undefined],
+    ['a part of it', { min: 6, max: 7.5 }, [5, 6, 54], { axis: 'step', from: 6, to: 7.5 }],
+    ['one point, with the room that a plot makes around it', { min: 0, max: 10 }, [5], undefined],
+    ['nothing yet', { min: null, max: null }, [], undefined],
+  ])('what is looked at: %s', (_, scale, x, window) => expect(windowOf('step', scale, x)).toEqual(window))
   test('metrics stand side by side, a point that joins steps at the last of them', () => {
     const result = (MetricName: string, LastSteps: number[], Times: number[], Means: MetricDataResult['Means']) => ({ MetricName, Steps: LastSteps.map((step) => step - 1), LastSteps, Times, Minimums: [1, 'NaN'], Means, Maximums: [5, 'NaN'], MinimumNodeIds: [], MaximumNodeIds: [] }) as unknown as MetricDataResult
     const found = pointsOf([result('loss', [2, 4], [120, 140], [2.5, 'NaN']), result('lr', [4], [141], [0.1])])

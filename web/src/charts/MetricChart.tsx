@@ -5,7 +5,7 @@ import uPlot from 'uplot'
 import 'uplot/dist/uPlot.min.css'
 
 import { clock } from '../model/format'
-import type { Axis, Band, Series, Window } from '../model/metrics'
+import { isSpan, windowOf, type Axis, type Band, type Series, type Window } from '../model/metrics'
 
 interface Shown {
   name: string
@@ -58,7 +58,8 @@ export function MetricChart({ name, axis, of, bands, scheme, onWindow }: Shown) 
         hooks: {
           setScale: [
             (chart, key) => {
-              if (key === 'x') onWindow(windowOf(chart, axis))
+              const held = chart.data[0] as number[]
+              if (key === 'x' && isSpan(held)) onWindow(windowOf(axis, chart.scales.x!, held))
             },
           ],
           drawClear: [
@@ -85,7 +86,7 @@ export function MetricChart({ name, axis, of, bands, scheme, onWindow }: Shown) 
   useEffect(() => {
     const made = plot.current
     if (!made) return
-    const isZoomed = windowOf(made, axis) !== undefined
+    const isZoomed = windowOf(axis, made.scales.x!, made.data[0] as number[]) !== undefined
     made.setData([x, values, least, most], !isZoomed)
     if (isZoomed) made.redraw()
   }, [of, bands])
@@ -96,12 +97,4 @@ export function MetricChart({ name, axis, of, bands, scheme, onWindow }: Shown) 
       <div ref={host} />
     </div>
   )
-}
-
-/** What of the data a chart shows; undefined: all of it. */
-function windowOf(chart: uPlot, axis: Axis): Window | undefined {
-  const { min, max } = chart.scales.x!
-  const held = chart.data[0]
-  if (min === undefined || max === undefined || min === null || max === null || !held.length) return undefined
-  return min !== held[0] || max !== held.at(-1) ? { axis, from: min, to: max } : undefined
 }

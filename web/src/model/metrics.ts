@@ -56,6 +56,16 @@ export function bands(incidents: readonly Incident[], axis: Axis, now: number): 
   return incidents.flatMap((each) => (axis === 'step' ? made(each, each.FromStep ?? each.ReachedStep, each.ReachedStep) : made(each, each.FailedAt, each.ClosedAt ?? now)))
 }
 
+/** Whether there is anything between the first and the last place: around a single one, a plot makes room as it likes. */
+export const isSpan = (x: readonly number[]): boolean => x.length > 0 && x[0] !== x.at(-1)
+
+/** What of its places a chart shows, by its scale; undefined: all of them. */
+export function windowOf(axis: Axis, scale: { min?: number | null; max?: number | null }, x: readonly number[]): Window | undefined {
+  const { min, max } = scale
+  if (min === undefined || max === undefined || min === null || max === null || !isSpan(x)) return undefined
+  return min !== x[0] || max !== x.at(-1) ? { axis, from: min, to: max } : undefined
+}
+
 /** Whether more can be seen of a window than is drawn: a point in it joins several steps. */
 export function isCoarse(points: readonly Point[], window: Window): boolean {
   return points.some((point) => point.firstStep < point.step && touches(point, window))
