@@ -78,14 +78,14 @@ describe('lines that are held', () => {
 function served(all: LogEvent[], page = 3) {
   const follows: { take: (batch: LogEvents) => void; end: () => void; cut: () => void; from: string }[] = []
   const ask: LogService = {
-    page: ({ NextToken, StartTime, EndTime, StartFromHead }) => {
+    page: ({ NextToken, StartTime, EndTime, StartFromHead, FilterPattern = '' }) => {
       const [kind, place] = NextToken?.split(':') ?? []
       const first = all.findIndex((each) => each.Timestamp >= (StartTime ?? 0))
       const before = EndTime === undefined ? all.length : all.filter((each) => each.Timestamp < EndTime).length
       const isForward = kind ? kind === 'f' : StartFromHead
       const at = place !== undefined ? Number(place) : isForward ? (first < 0 ? all.length : first) : before
       const [from, to] = isForward ? [at, Math.min(all.length, at + page)] : [Math.max(0, at - page), at]
-      return Promise.resolve({ Events: all.slice(from, to), NextForwardToken: `f:${to}`, NextBackwardToken: `b:${from}` } as GetLogEventsResponse)
+      return Promise.resolve({ Events: all.slice(from, to).filter((each) => each.Message.includes(FilterPattern)), NextForwardToken: `f:${to}`, NextBackwardToken: `b:${from}` } as GetLogEventsResponse)
     },
     follow: ({ NextToken }, take, signal) =>
       new Promise((resolve, reject) => {
@@ -113,6 +113,34 @@ describe('a log that is read', () => {
     expect(source.snapshot().isAtEnd).toBe(false)
     for (let tries = 0; !source.snapshot().isAtEnd && tries < 10; tries += 1) await source.newer()
     expect(texts(source.snapshot().lines).at(-1)).toBe('9')
+  })
+  const RARE = Array.from({ length: 200 }, (_, index) => event(index === 1 || index === 190 ? `CUDA ${index}` : 'step', index * 10_000))
+  test('is read on where what is wanted is rare: nothing is said not to be there before everything was looked at', async () => {
+    const { ask, follows } = served(RARE)
+    const source = new LogSource('gpt', { FilterPattern: 'CUDA' }, ask)
+    await source.start({ at: 'end' })
+    expect(source.snapshot()).toMatchObject({ lines: [{ text: 'CUDA 190' }], hasOlder: true, isAtEnd: true })
+    source.follow()
+    expect(follows[0]!.from).toBe('f:200') // what was looked at and left out is not looked at again
+    await source.older()
+    expect(source.snapshot()).toMatchObject({ lines: [{}], hasOlder: true }) // so many pages at once, and no more
+    for (let tries = 0; source.snapshot().hasOlder && tries < 10; tries += 1) await source.older()
+    expect(texts(source.snapshot().lines)).toEqual(['CUDA 1', 'CUDA 190'])
+  })
+  test('is read on around a moment, too, in both directions', async () => {
+    const source = new LogSource('gpt', { FilterPattern: 'CUDA' }, served(RARE, 10).ask)
+    await source.start({ at: 'time', ms: 1772323200_000 + 1_000_000 })
+    expect(texts(source.snapshot().lines)).toEqual(['CUDA 1', 'CUDA 190'])
+    expect(source.snapshot().isAtEnd).toBe(false)
+  })
+  test('with nothing of what is wanted says so only at its ends', async () => {
+    const of = async (page: number) => {
+      const source = new LogSource('gpt', { FilterPattern: 'NaN' }, served(RARE, page).ask)
+      await source.start({ at: 'end' })
+      return source.snapshot()
+    }
+    expect(await of(3)).toMatchObject({ lines: [], hasOlder: true })
+    expect(await of(100)).toMatchObject({ lines: [], hasOlder: false })
   })
   test('is followed from its last line on, again after it was cut off, until it ends', async () => {
     const { ask, follows } = served(LOG)

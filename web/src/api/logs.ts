@@ -3,7 +3,7 @@
  *
  * Every line comes once: pages and the stream hand over by the server's tokens. A stream that is cut off is opened again from the last token.
  */
-import type { GetLogEventsResponse, LogEvents, Operations } from '../contract'
+import type { GetLogEventsResponse, LogEvent, LogEvents, Operations } from '../contract'
 import { EventStreamDecoder } from '../model/eventStream'
 import { appended, MOST_LINES, prepended, type Line } from '../model/logs'
 import { address, ApiError, call, open } from './client'
@@ -61,12 +61,15 @@ export const service: LogService = {
     }),
 }
 
+type Reading = Pick<Asked, 'NextToken' | 'StartTime' | 'EndTime' | 'StartFromHead'>
+
 export class LogSource {
   private state: LogState = { lines: [], hasOlder: false, isAtEnd: false, isLive: false, isOver: false, isBusy: true }
   private readonly listeners = new Set<() => void>()
   private readonly closed = new AbortController()
   private following?: AbortController
-  private back?: string
+  /** How a page of older lines is asked for. */
+  private back: Reading = {}
   private forward?: string
 
   constructor(
@@ -85,17 +88,17 @@ export class LogSource {
   async start(from: Start): Promise<void> {
     await this.busily(async () => {
       if (from.at === 'end') {
-        const page = await this.page({ Limit: PAGE })
-        this.back = page.NextBackwardToken
-        this.forward = page.NextForwardToken
-        this.set({ ...appended([], page.Events ?? []), hasOlder: (page.Events ?? []).length > 0, isAtEnd: true })
+        const before = await this.nearest('NextBackwardToken', {})
+        this.back = before.reading
+        this.forward = before.first.NextForwardToken
+        this.set({ ...appended([], before.events), hasOlder: !before.isAll, isAtEnd: true })
         return
       }
       const StartTime = seconds(Math.max(0, from.ms - AROUND_MS))
-      const [before, after] = await Promise.all([this.page({ EndTime: StartTime, Limit: PAGE / 2 }), this.page({ StartTime, StartFromHead: true, Limit: PAGE })])
-      this.back = before.NextBackwardToken
-      this.forward = after.NextForwardToken
-      this.set({ lines: appended(appended([], before.Events ?? []).lines, after.Events ?? []).lines, hasOlder: (before.Events ?? []).length > 0, isAtEnd: !(after.Events ?? []).length })
+      const [before, after] = await Promise.all([this.nearest('NextBackwardToken', { EndTime: StartTime }, PAGE / 2), this.nearest('NextForwardToken', { StartTime, StartFromHead: true })])
+      this.back = before.reading
+      this.forward = after.reading.NextToken
+      this.set({ lines: appended(appended([], before.events).lines, after.events).lines, hasOlder: !before.isAll, isAtEnd: after.isAll })
     })
   }
 
@@ -103,13 +106,11 @@ export class LogSource {
   async older(): Promise<void> {
     if (this.state.isBusy || !this.state.hasOlder || this.state.lines.length >= MOST_LINES) return
     await this.busily(async () => {
-      for (let tries = 0; tries < MOST_EMPTY; tries += 1) {
-        const first = this.state.lines[0]
-        const page: GetLogEventsResponse = await this.page(this.back === undefined ? { EndTime: seconds(first?.at ?? 0), Limit: PAGE } : { NextToken: this.back, Limit: PAGE })
-        const isStart = page.NextBackwardToken === this.back
-        this.back = page.NextBackwardToken
-        if ((page.Events ?? []).length || isStart) return this.set({ lines: prepended(this.state.lines, page.Events ?? []), hasOlder: !isStart })
-      }
+      const asked = this.back
+      const { events, reading, isAll } = await this.nearest('NextBackwardToken', asked)
+      if (this.back !== asked) return // lines were let go meanwhile: these do not come before the first one that is held
+      this.back = reading
+      this.set({ lines: prepended(this.state.lines, events), hasOlder: !isAll })
     })
   }
 
@@ -117,12 +118,9 @@ export class LogSource {
   async newer(): Promise<void> {
     if (this.state.isBusy || this.state.isAtEnd || this.forward === undefined) return
     await this.busily(async () => {
-      for (let tries = 0; tries < MOST_EMPTY; tries += 1) {
-        const page = await this.page({ NextToken: this.forward, Limit: PAGE })
-        const isEnd = page.NextForwardToken === this.forward
-        this.forward = page.NextForwardToken
-        if ((page.Events ?? []).length || isEnd) return this.take(page.Events ?? [], { isAtEnd: isEnd })
-      }
+      const { events, reading, isAll } = await this.nearest('NextForwardToken', { NextToken: this.forward })
+      this.forward = reading.NextToken
+      this.take(events, { isAtEnd: isAll })
     })
   }
 
@@ -170,8 +168,22 @@ export class LogSource {
 
   private take(events: LogEvents['Events'], more: Partial<LogState>): void {
     const { lines, isCut } = appended(this.state.lines, events)
-    if (isCut) this.back = undefined // the token reads on before lines that are let go: what is older is found by its time
+    if (isCut) this.back = { EndTime: seconds(lines[0]!.at) } // the token reads on before lines that are let go: what is older is found by its time
     this.set({ lines, ...more, ...(isCut ? { hasOlder: true } : {}) })
+  }
+
+  /** Read one way until lines come, or that is all there is, or so many pages were empty. */
+  private async nearest(way: 'NextBackwardToken' | 'NextForwardToken', asked: Reading, Limit = PAGE): Promise<{ first: GetLogEventsResponse; events: LogEvent[]; reading: Reading; isAll: boolean }> {
+    let reading = asked
+    let first: GetLogEventsResponse | undefined
+    for (let tries = 1; ; tries += 1) {
+      const page = await this.page({ ...reading, Limit })
+      const events = page.Events ?? []
+      const isAll = page[way] === reading.NextToken
+      first ??= page
+      reading = { NextToken: page[way] }
+      if (events.length || isAll || tries >= MOST_EMPTY) return { first, events, reading, isAll }
+    }
   }
 
   private page(request: Omit<Asked, 'TrainingJobName'>): Promise<GetLogEventsResponse> {

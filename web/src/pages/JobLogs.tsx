@@ -20,6 +20,8 @@ import { download } from '../parts/download'
 const ROW = 20
 /** From so near to an end on, the next page is asked for. */
 const NEAR = 30
+/** So few may not fill the box: there is nothing to scroll to, and what a filter lets through may lie far back. */
+const FEW = 100
 const EMPTY: LogState = { lines: [], hasOlder: false, isAtEnd: false, isLive: false, isOver: false, isBusy: true }
 
 /** The log of a job from where `from` says, for as long as the filter is the same. */
@@ -149,8 +151,24 @@ function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Inc
           isMerged={rank === undefined}
           onPlace={(line) => set({ at: placeOf(line, lines), failure: undefined, q: undefined, only: undefined })}
         />
+      ) : state.hasOlder || !state.isAtEnd ? (
+        <p className="dim">Nothing is found in what was looked at so far.</p>
       ) : (
         <p className="dim">{isNarrow ? 'No line has this in it.' : isOver(job) ? 'Nothing was printed.' : 'Nothing has been printed yet.'}</p>
+      )}
+      {!state.isBusy && state.error === undefined && lines.length < (isNarrow || rank !== undefined ? FEW : 1) && (
+        <div className="row">
+          {state.hasOlder && (
+            <Button size="compact-xs" variant="default" onClick={() => void source?.older()}>
+              Look further back
+            </Button>
+          )}
+          {!state.isAtEnd && (
+            <Button size="compact-xs" variant="default" onClick={() => void source?.newer()}>
+              Look further on
+            </Button>
+          )}
+        </div>
       )}
       <p className="dim">
         A click on a time puts the line into the address. The same in a terminal: <code>everstep jobs logs {name}</code>.
