@@ -56,6 +56,11 @@ describe('lines that are held', () => {
     expect(lines.at(-1)!.text).toBe('new')
     expect(lines.every((line, index) => line.number === lines[0]!.number + index)).toBe(true)
   })
+  test('of one moment are let go together, as they are found again by its time', () => {
+    const many = Array.from({ length: MOST_LINES + 1 }, (_, index) => event(String(index), Math.floor(index / 7)))
+    const { lines } = appended([], many)
+    expect(lines[0]!.at).toBeGreaterThan(Math.round(many[Number(lines[0]!.text) - 1]!.Timestamp * 1000))
+  })
   test('have places that name them among those of the same moment', () => {
     const { lines } = appended([], [event('a', 5), event('b', 5, { Rank: 1 }), event('c', 5), event('gap', 5, { Rank: undefined, Stream: 'gap' }), event('d', 9)])
     for (const line of lines) expect(lineAt(readPlace(placeOf(line, lines))!, lines)).toBe(line)
@@ -141,6 +146,29 @@ describe('a log that is read', () => {
     }
     expect(await of(3)).toMatchObject({ lines: [], hasOlder: true })
     expect(await of(100)).toMatchObject({ lines: [], hasOlder: false })
+  })
+  test('asks for what is older with the time up to which it has read: a token alone would bring what came after it', async () => {
+    const { ask } = served(LOG, 1)
+    const asked: Parameters<LogService['page']>[0][] = []
+    const source = new LogSource('gpt', {}, { ...ask, page: (request, signal) => (asked.push(request), ask.page(request, signal)) })
+    await source.start({ at: 'time', ms: 1772323200_000 + 50_000 })
+    const { EndTime } = asked.find((each) => !each.StartFromHead)!
+    for (let tries = 0; tries < 2; tries += 1) await source.older()
+    expect(asked.slice(2)).toMatchObject([{ EndTime, NextToken: 'b:4' }, { EndTime, NextToken: 'b:3' }])
+  })
+  test('asks for what was let go by its time, from then on', async () => {
+    const { ask, follows } = served(LOG)
+    const asked: Parameters<LogService['page']>[0][] = []
+    const source = new LogSource('gpt', {}, { ...ask, page: (request, signal) => (asked.push(request), ask.page(request, signal)) })
+    await source.start({ at: 'end' })
+    source.follow()
+    follows[0]!.take({ Events: Array.from({ length: MOST_LINES }, (_, index) => event(String(index), 100_000 + index)), NextForwardToken: 'f:11' })
+    const EndTime = (source.snapshot().lines[0]!.at + 0.5) / 1000
+    for (let tries = 0; tries < 2; tries += 1) await source.older()
+    expect(asked.slice(1)).toEqual([
+      { TrainingJobName: 'gpt', EndTime, Limit: 1000 },
+      { TrainingJobName: 'gpt', EndTime, NextToken: 'b:7', Limit: 1000 },
+    ])
   })
   test('is followed from its last line on, again after it was cut off, until it ends', async () => {
     const { ask, follows } = served(LOG)

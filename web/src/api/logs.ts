@@ -172,7 +172,10 @@ export class LogSource {
     this.set({ lines, ...more, ...(isCut ? { hasOlder: true } : {}) })
   }
 
-  /** Read one way until lines come, or that is all there is, or so many pages were empty. */
+  /**
+   * Read one way until lines come, or that is all there is, or so many pages were empty. A token means a place only together with the times that were
+   * asked for with it: what they leave out is left out by each further page, or it would come where it does not belong.
+   */
   private async nearest(way: 'NextBackwardToken' | 'NextForwardToken', asked: Reading, Limit = PAGE): Promise<{ first: GetLogEventsResponse; events: LogEvent[]; reading: Reading; isAll: boolean }> {
     let reading = asked
     let first: GetLogEventsResponse | undefined
@@ -181,7 +184,7 @@ export class LogSource {
       const events = page.Events ?? []
       const isAll = page[way] === reading.NextToken
       first ??= page
-      reading = { NextToken: page[way] }
+      reading = { ...reading, NextToken: page[way] }
       if (events.length || isAll || tries >= MOST_EMPTY) return { first, events, reading, isAll }
     }
   }

@@ -34,11 +34,14 @@ const lineOf = (event: LogEvent, number: number): Line => ({
   raw: event.Message,
 })
 
-/** Lines that follow on those that are held; the oldest are let go beyond the limit. */
+/** Lines that follow on those that are held; the oldest are let go beyond the limit, those of one moment together: they are found again by its time. */
 export function appended(held: readonly Line[], events: readonly LogEvent[]): { lines: Line[]; isCut: boolean } {
   const next = (held.at(-1)?.number ?? -1) + 1
   const lines = [...held, ...events.map((event, index) => lineOf(event, next + index))]
-  return lines.length > MOST_LINES ? { lines: lines.slice(lines.length - MOST_LINES + LET_GO), isCut: true } : { lines, isCut: false }
+  if (lines.length <= MOST_LINES) return { lines, isCut: false }
+  const most = lines.length - MOST_LINES + LET_GO
+  const first = lines.findIndex((line, index) => index >= most && line.at !== lines[index - 1]!.at)
+  return { lines: lines.slice(first < 0 ? most : first), isCut: true }
 }
 
 export function prepended(held: readonly Line[], events: readonly LogEvent[]): Line[] {
