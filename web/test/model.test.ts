@@ -7,6 +7,7 @@ import { address, all, ApiError } from '../src/api/client'
 import { pointsOf } from '../src/api/metrics'
 import type { Incident, MetricDataResult, SecondaryStatusTransition, TrainingJob, TrainingJobSummary } from '../src/contract'
 import { plain } from '../src/model/ansi'
+import { changesOf, figuresOf, spares } from '../src/model/fleets'
 import { ago, bytes, duration, headline, percent, sentence } from '../src/model/format'
 import { NOBODY_WAS_THERE, story } from '../src/model/incident'
 import { arranged } from '../src/model/jobs'
@@ -229,6 +230,22 @@ describe('the list of jobs', () => {
   const jobs = [['b', 'Training', 5, 2], ['a', 'Failed', 9, 1], ['c', 'Completed', 1, 3]].map(([TrainingJobName, SecondaryStatus, Boundary, CreationTime]) => ({ TrainingJobName, SecondaryStatus, Boundary, CreationTime, Reason: `because ${TrainingJobName}`, FleetName: 'main' })) as TrainingJobSummary[]
   const names = (by: object) => arranged(jobs, { text: '', status: '', fleet: '', order: 'created', isReversed: false, ...by }).map((job) => job.TrainingJobName).join('')
   test.each([[{}, 'cba'], [{ isReversed: true }, 'abc'], [{ order: 'name' }, 'abc'], [{ order: 'status' }, 'abc'], [{ order: 'step' }, 'abc'], [{ text: 'BECAUSE B' }, 'b'], [{ status: 'Failed' }, 'a'], [{ fleet: 'other' }, ''], [{ order: 'nonsense' }, 'cba']])('%o: %s', (by, expected) => expect(names(by)).toBe(expected))
+})
+
+describe('the figures of a fleet', () => {
+  const counted = { SpareCount: 1, MinNodeCount: 2 }
+  const governed = { ...counted, SparePolicy: { Probability: 0.99 } }
+  test('are changed one by one', () => {
+    expect(changesOf(counted, figuresOf(counted))).toEqual({})
+    expect(changesOf(counted, { spares: 1, least: '3' })).toEqual({ MinNodeCount: 3 })
+    expect(changesOf(counted, { spares: 0, least: 2 })).toEqual({ SpareCount: 0 })
+    expect(changesOf(counted, { spares: '', least: 2 })).toEqual({})
+  })
+  test('leave a policy as it is, unless somebody says a number of spares', () => {
+    expect(changesOf(governed, { ...figuresOf(governed), least: 3 })).toEqual({ MinNodeCount: 3 })
+    expect(changesOf(governed, { spares: 1, least: 2 })).toEqual({ SpareCount: 1 })
+  })
+  test('say what is wanted', () => expect([spares(counted), spares(governed)]).toEqual(['1', 'so many that one is free with 99 %']))
 })
 
 describe('metrics', () => {

@@ -81,8 +81,10 @@ def update_fleet(fleet_name: FleetNamePath, request: schemas.UpdateFleetRequest,
         fleet = fleets.set_wanted(session, fleet_name, **_wishes(request))
         if fleet != before:
             failed = "held for inspection" if fleet.hold_failed_instances else "ended"
+            policy = fleet.spare_probability
+            spares = f"{fleet.spare_count} spares" if policy is None else f"as many spares as make it {policy:.4%} probable that one is free"
             message = (
-                f"The fleet {fleet.name} now keeps {fleet.min_node_count} nodes at least and {fleet.spare_count} spares; "
+                f"The fleet {fleet.name} now keeps {fleet.min_node_count} nodes at least and {spares}; "
                 f"failed instances are {failed}, at most {fleet.max_replacements_per_hour} replaced within an hour."
             )
             events.append(session, NewEvent(at=services.now(), type="FleetUpdated", message=message, project=fleet.project, fleet_name=fleet.name))

@@ -8,6 +8,7 @@ import { Link, useLocation, useParams, useSearchParams } from 'react-router'
 import { call } from '../api/client'
 import { eventsQuery, fleetsQuery, nodesQuery, useRole } from '../api/queries'
 import type { Fleet, Node } from '../contract'
+import { changesOf, figuresOf, spares } from '../model/fleets'
 import { bytes, count, dollars, duration, percent, plural, sentence } from '../model/format'
 import { actionsOf, exposures, noticesIn, toLookAt } from '../model/nodes'
 import { Ago, Empty, FactList, JobLink, NodeLink, Problem, Shown, Status, toneOf } from '../parts/Basics'
@@ -63,7 +64,7 @@ function Told({ fleet }: { fleet: Fleet }) {
           facts={[
             ['Nodes', `${count(fleet.NodeCount)} of ${count(fleet.DesiredNodeCount)} desired, at most ${count(fleet.MaxNodeCount)}`],
             ['Connected', count(fleet.ConnectedNodeCount)],
-            ['Spares wanted', count(fleet.SpareCount)],
+            ['Spares wanted', spares(fleet)],
             ['Kept when idle', count(fleet.MinNodeCount)],
             ['Group', <code key="group">{fleet.AutoScalingGroupName}</code>],
             ['Instances', `${fleet.InstanceType || 'not known'}, ${fleet.AvailabilityZone || 'zone not known'}`],
@@ -77,7 +78,7 @@ function Told({ fleet }: { fleet: Fleet }) {
             ['Created', <Ago key="created" at={fleet.CreationTime} />],
           ]}
         />
-        {isAdmin && fleet.FleetStatus !== 'deleting' && <Change key={`${fleet.SpareCount}-${fleet.MinNodeCount}`} fleet={fleet} />}
+        {isAdmin && fleet.FleetStatus !== 'deleting' && <Change key={JSON.stringify(figuresOf(fleet))} fleet={fleet} />}
       </section>
       <Nodes fleet={fleet} />
       <div>
@@ -151,10 +152,11 @@ function Look({ fleet }: { fleet: Fleet }) {
 
 function Change({ fleet }: { fleet: Fleet }) {
   const client = useQueryClient()
-  const [spares, setSpares] = useState<number | string>(fleet.SpareCount)
-  const [least, setLeast] = useState<number | string>(fleet.MinNodeCount)
+  const [typed, setTyped] = useState(figuresOf(fleet))
   const [error, setError] = useState<unknown>()
-  const isSame = Number(spares) === fleet.SpareCount && Number(least) === fleet.MinNodeCount
+  const changes = changesOf(fleet, typed)
+  const isCounted = fleet.SparePolicy === undefined
+  const isMissing = typed.least === '' || (isCounted && typed.spares === '')
   return (
     <form
       className="row"
@@ -162,14 +164,15 @@ function Change({ fleet }: { fleet: Fleet }) {
       onSubmit={(event) => {
         event.preventDefault()
         setError(undefined)
-        call('UpdateFleet', { FleetName: fleet.FleetName, SpareCount: Number(spares), MinNodeCount: Number(least) }).then(() => client.invalidateQueries(), setError)
+        call('UpdateFleet', { FleetName: fleet.FleetName, ...changes }).then(() => client.invalidateQueries(), setError)
       }}
     >
-      <NumberInput label="Spares" size="xs" w={110} min={0} allowDecimal={false} value={spares} onChange={setSpares} />
-      <NumberInput label="Kept when idle" size="xs" w={110} min={0} allowDecimal={false} value={least} onChange={setLeast} />
-      <Button type="submit" size="xs" disabled={isSame || spares === '' || least === ''}>
+      <NumberInput label="Spares" size="xs" w={110} min={0} allowDecimal={false} value={typed.spares} onChange={(value) => setTyped({ ...typed, spares: value })} />
+      <NumberInput label="Kept when idle" size="xs" w={110} min={0} allowDecimal={false} value={typed.least} onChange={(value) => setTyped({ ...typed, least: value })} />
+      <Button type="submit" size="xs" disabled={isMissing || !Object.keys(changes).length}>
         Change
       </Button>
+      {!isCounted && <span className="dim">A number of spares ends what counts them by now: {spares(fleet)}.</span>}
       {error !== undefined && <Problem error={error} title="It was not changed" />}
     </form>
   )

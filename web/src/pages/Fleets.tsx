@@ -4,6 +4,7 @@ import { useQuery } from '@tanstack/react-query'
 import { Link } from 'react-router'
 
 import { fleetsQuery } from '../api/queries'
+import { spares } from '../model/fleets'
 import { count } from '../model/format'
 import { Empty, Shown, Status, toneOf } from '../parts/Basics'
 
@@ -37,7 +38,7 @@ export default function FleetsPage() {
                       <td data-name="Status"><Status tone={toneOf(fleet.FleetStatus)} word={fleet.FleetStatus} /></td>
                       <td className="reason">{fleet.Reason}{(fleet.Drift ?? []).length > 0 && ` ${fleet.Drift.length} differences from the contract.`}</td>
                       <td className="n" data-name="Connected / nodes / desired">{count(fleet.ConnectedNodeCount)} / {count(fleet.NodeCount)} / {count(fleet.DesiredNodeCount)}</td>
-                      <td className="n" data-name="Spares wanted">{count(fleet.SpareCount)}</td>
+                      <td className="n" data-name="Spares wanted">{spares(fleet)}</td>
                       <td data-name="Instance type">{fleet.InstanceType || '–'}</td>
                       <td data-name="Zone">{fleet.AvailabilityZone || '–'}</td>
                       <td className="n" data-name="Price now">{fleet.PriceUsdPerHour === undefined ? 'not known' : `$${(fleet.PriceUsdPerHour * fleet.NodeCount).toFixed(2)}/h`}</td>
