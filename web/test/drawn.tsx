@@ -15,6 +15,7 @@ window.ResizeObserver ??= class {
   unobserve() {}
   disconnect() {}
 }
+if (!document.fonts) Object.defineProperty(document, 'fonts', { value: new EventTarget() })
 
 export function drawn(what: ReactNode, { role = 'admin', answers = {}, at = '/' }: { role?: string; answers?: Record<string, unknown>; at?: string } = {}) {
   const client = new QueryClient({ defaultOptions: { queries: { retry: false, staleTime: Infinity, refetchInterval: false } } })

@@ -337,6 +337,15 @@ describe('a request in other words', () => {
     expect(other).not.toHaveProperty('OutputDataConfig')
   })
   test('YAML there and back', () => expect(fromYaml(asYaml(requestOf(job)))).toEqual(requestOf(job)))
+  test('what is empty by the user’s own name stays, in every form', () => {
+    const request = requestOf({ ...job, Environment: { CUDA_VISIBLE_DEVICES: '' }, HyperParameters: { suffix: '' }, Tags: { team: '' }, RoleArn: '', AlternativeFleetNames: ['other'] })
+    const kept = { Environment: { CUDA_VISIBLE_DEVICES: '' }, HyperParameters: { suffix: '' }, Tags: { team: '' }, AlternativeFleetNames: ['other'] }
+    expect(request).toMatchObject(kept)
+    expect(request).not.toHaveProperty('RoleArn')
+    expect(fromYaml(asYaml(request))).toMatchObject(kept)
+    expect(asPython(request)).toContain('"CUDA_VISIBLE_DEVICES": ""')
+    expect(requestOf({ ...job, AlternativeFleetNames: [] })).not.toHaveProperty('AlternativeFleetNames')
+  })
   test.each(['- a', 'just words', 'a: [', '3'])('%j is no request', (text) => expect(() => fromYaml(text)).toThrow(NotASpec))
   test('nothing is an empty request', () => expect(fromYaml('')).toEqual({}))
   test('a quote survives the shell', () => expect(asCurl(requestOf(job))).toContain(`it'\\''s 2`))

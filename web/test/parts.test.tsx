@@ -1,6 +1,6 @@
 // @vitest-environment jsdom
 /** The cards that decide what somebody does at 3 a.m., as they are drawn: what the models say stands there, and nothing that may not be done is offered. */
-import { fireEvent, screen, waitFor, within } from '@testing-library/react'
+import { act, fireEvent, screen, waitFor, within } from '@testing-library/react'
 import { describe, expect, test, vi } from 'vitest'
 
 import { ApiError, call, contact } from '../src/api/client'
@@ -8,6 +8,7 @@ import type { Fleet, Incident, TrainingJob, TrainingJobSummary } from '../src/co
 import { story } from '../src/model/incident'
 import { verdict, type Facts, type Verdict } from '../src/model/verdict'
 import QueuePage from '../src/pages/Queue'
+import SubmitPage from '../src/pages/Submit'
 import { Shown } from '../src/parts/Basics'
 import ConfirmDialog from '../src/parts/ConfirmDialog'
 import { Doing } from '../src/parts/Doing'
@@ -165,6 +166,52 @@ describe('dialogs', () => {
     drawn(<NodeDialog node={node({ NodeStatus: 'assigned', Hold: undefined })} onClose={() => {}} />)
     expect(screen.queryByLabelText(/^End instance/)).toBeNull()
     screen.getByLabelText(/^Drain/)
+  })
+})
+
+describe('a job that begins with an earlier one', () => {
+  const earlier = (TrainingJobName: string, changes: Partial<TrainingJob>) => ({ TrainingJobName, RunId: TrainingJobName, FleetName: 'main', EntryPoint: 'train.py', NodeCount: 2, ...changes }) as TrainingJob
+  const gpt = earlier('gpt', { Source: { SourceId: 'a'.repeat(64) }, RoleArn: 'arn:of:gpt', HyperParameters: { steps: '1' } } as Partial<TrainingJob>)
+  const next = earlier('gpt-2', { Source: { SourceId: 'b'.repeat(64) }, HyperParameters: { steps: '2' } } as Partial<TrainingJob>)
+  const page = () => {
+    const answers = new Map<string, (job: TrainingJob) => Promise<void>>()
+    vi.stubGlobal('fetch', (url: string) => new Promise((answer) => answers.set(url, (job) => act(async () => answer(new Response(JSON.stringify(job)))))))
+    drawn(<SubmitPage />, { answers: { '["fleets"]': [], '["jobs"]': [gpt, next] } })
+    return {
+      type: (label: RegExp | string, value: string) => fireEvent.change(screen.getByLabelText(label), { target: { value } }),
+      answer: (job: TrainingJob) => answers.get(`/v1/training-jobs/${job.TrainingJobName}`)!(job),
+      yaml: () => screen.getByLabelText<HTMLTextAreaElement>('As YAML').value,
+      parameters: () => screen.getByLabelText<HTMLTextAreaElement>('Hyperparameters').value,
+    }
+  }
+  test('has nothing of one whose name is only how its own begins', async () => {
+    const { type, answer, yaml, parameters } = page()
+    type('Hyperparameters', 'typed=before')
+    type('Begin with', 'gpt')
+    await answer(gpt)
+    expect(yaml()).toContain('arn:of:gpt')
+    screen.getByText(/settings of gpt are below/)
+    type('Begin with', 'gpt-2')
+    await answer(next)
+    expect(yaml()).toContain('b'.repeat(64))
+    expect(yaml()).not.toContain('arn:of:gpt')
+    expect(parameters()).toBe('steps=2')
+  })
+  test('is the one that was asked for last, in whichever order the answers come', async () => {
+    const { type, answer, yaml } = page()
+    type('Begin with', 'gpt')
+    type('Begin with', 'gpt-2')
+    await answer(next)
+    await answer(gpt)
+    expect(yaml()).toContain('b'.repeat(64))
+    screen.getByText(/settings of gpt-2 are below/)
+  })
+  test('is sent with what is empty by the user’s own name', async () => {
+    const { type } = page()
+    const asked = served({ '/v1/training-jobs': { body: { Plan: undefined } } })
+    type('As YAML', `TrainingJobName: mine\nSource: {SourceId: ${'c'.repeat(64)}}\nEntryPoint: train.py\nNodeCount: 1\nEnvironment: {CUDA_VISIBLE_DEVICES: ""}\n`)
+    fireEvent.click(screen.getByRole('button', { name: 'Show the plan' }))
+    await waitFor(() => expect(asked.map((each) => each.body)).toMatchObject([{ Environment: { CUDA_VISIBLE_DEVICES: '' }, DryRun: true }]))
   })
 })
 

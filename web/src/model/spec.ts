@@ -5,16 +5,19 @@ import type { CreateTrainingJobRequest, TrainingJob } from '../contract'
 
 export type Draft = Partial<CreateTrainingJobRequest>
 
-function tidy(value: unknown): unknown {
-  if (Array.isArray(value)) return value.map(tidy)
+/** Fields whose keys are the user's: an empty value says something there. */
+const MAPS = new Set(['HyperParameters', 'Environment', 'Secrets', 'Tags'])
+
+function tidy(value: unknown, isMap = false): unknown {
+  if (Array.isArray(value)) return value.map((each) => tidy(each))
   if (value === null || typeof value !== 'object') return value
   const kept = Object.entries(value)
-    .map(([key, each]) => [key, tidy(each)] as const)
-    .filter(([, each]) => each !== undefined && each !== '' && !(typeof each === 'object' && each !== null && !Array.isArray(each) && Object.keys(each).length === 0))
+    .map(([key, each]) => [key, tidy(each, MAPS.has(key))] as const)
+    .filter(([, each]) => each !== undefined && (isMap || each !== '') && !(typeof each === 'object' && each !== null && !Array.isArray(each) && Object.keys(each).length === 0))
   return Object.fromEntries(kept)
 }
 
-/** Without what is empty: the request as short as it can be. */
+/** Without fields that are empty: the request as short as it can be. */
 export const shortest = (draft: Draft): Draft => tidy(draft) as Draft
 
 /** The request that makes a job like this one. */
@@ -27,6 +30,7 @@ export function requestOf(job: TrainingJob): Draft {
   return shortest({
     TrainingJobName: job.TrainingJobName,
     FleetName: job.FleetName,
+    AlternativeFleetNames: job.AlternativeFleetNames?.length ? job.AlternativeFleetNames : undefined,
     Source: job.Source,
     EntryPoint: job.EntryPoint,
     Requirements: job.Requirements,

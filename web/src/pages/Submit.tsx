@@ -2,14 +2,14 @@
 import { Button, NativeSelect, NumberInput, Textarea, TextInput } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
-import { useState } from 'react'
+import { useRef, useState } from 'react'
 import { useNavigate } from 'react-router'
 
 import { ApiError, call } from '../api/client'
 import { fleetsQuery, jobsQuery, jobQuery, useRole } from '../api/queries'
 import type { CreateTrainingJobRequest, TrainingJobPlan } from '../contract'
 import { planned } from '../model/plan'
-import { asCommand, asYaml, fromYaml, NotASpec, requestOf, type Draft } from '../model/spec'
+import { asCommand, asYaml, fromYaml, NotASpec, requestOf, shortest, type Draft } from '../model/spec'
 import { problems } from '../model/submit'
 import { Command, Empty, FactList, Problem, ToneIcon } from '../parts/Basics'
 
@@ -43,6 +43,8 @@ function Form() {
   const [plan, setPlan] = useState<TrainingJobPlan>()
   const [error, setError] = useState<unknown>()
   const [isBusy, setBusy] = useState(false)
+  const [begun, setBegun] = useState('')
+  const wanted = useRef('')
   const found = problems(draft)
   const said = (field: string) => {
     const refused = error instanceof ApiError ? error.fields.find((each) => each.Field === field || each.Field.startsWith(`${field}.`))?.Message : undefined
@@ -54,11 +56,25 @@ function Form() {
     setError(undefined)
     setTouched(new Set([...touched, ...fields]))
   }
-  const change = (changes: Draft) => {
-    const next = { ...draft, ...changes }
-    settled(next, Object.keys(changes))
+  const take = (next: Draft, fields: string[]) => {
+    settled(next, fields)
     setYaml(asYaml(next))
     setYamlError('')
+  }
+  const change = (changes: Draft) => take({ ...draft, ...changes }, Object.keys(changes))
+  /** Nothing is left of what stood there, and only the name that stands in the field counts when an answer comes: names begin alike. */
+  const begin = (name: string) => {
+    wanted.current = name
+    if (!jobs.some((job) => job.TrainingJobName === name)) return
+    client.fetchQuery(jobQuery(name)).then(
+      (job) => {
+        if (wanted.current !== name) return
+        const request = { ...requestOf(job), TrainingJobName: '' }
+        setBegun(name)
+        take({ ...START, ...request }, Object.keys(request))
+      },
+      (refused: unknown) => wanted.current === name && setError(refused),
+    )
   }
   const write = (text: string) => {
     setYaml(text)
@@ -76,7 +92,7 @@ function Form() {
     setError(undefined)
     if (Object.keys(found).length || yamlError) return
     setBusy(true)
-    call('CreateTrainingJob', { ...(fromYaml(asYaml(draft)) as CreateTrainingJobRequest), ...(isDry ? { DryRun: true } : {}) })
+    call('CreateTrainingJob', { ...(shortest(draft) as CreateTrainingJobRequest), ...(isDry ? { DryRun: true } : {}) })
       .then((answer) => {
         if (isDry) return setPlan(answer.Plan)
         void client.invalidateQueries({ queryKey: ['jobs'] })
@@ -98,14 +114,11 @@ function Form() {
         <section className="card stack">
           <TextInput
             label="Begin with"
-            description="The code and settings of an earlier job; names are not used twice"
+            description={begun ? `The code and settings of ${begun} are below, as far as they were not changed` : 'The code and settings of an earlier job; names are not used twice'}
             placeholder="an earlier job"
             list="earlier-jobs"
             autoComplete="off"
-            onChange={(event) => {
-              const name = event.currentTarget.value
-              if (jobs.some((job) => job.TrainingJobName === name)) void client.fetchQuery(jobQuery(name)).then((job) => change({ ...requestOf(job), TrainingJobName: '' }), setError)
-            }}
+            onChange={(event) => begin(event.currentTarget.value)}
           />
           <datalist id="earlier-jobs">
             {jobs.map((job) => (
@@ -137,7 +150,7 @@ function Form() {
             autosize
             minRows={2}
             error={said('HyperParameters')}
-            key={yaml === asYaml(draft) ? 'form' : 'yaml'}
+            key={`${yaml === asYaml(draft) ? 'form' : 'yaml'} ${begun}`}
             defaultValue={Object.entries(draft.HyperParameters ?? {}).map(([key, value]) => `${key}=${value}`).join('\n')}
             onBlur={(event) =>
               change({ HyperParameters: Object.fromEntries(event.currentTarget.value.split('\n').filter((line) => line.includes('=')).map((line) => [line.slice(0, line.indexOf('=')).trim(), line.slice(line.indexOf('=') + 1).trim()])) })
