@@ -396,7 +396,7 @@ class Incident(TypedDict):
     """What they noted."""
 
 class LastCheckpoint(TypedDict):
-    """The newest complete checkpoint in S3."""
+    """The newest complete checkpoint in S3 that was not found damaged."""
     Step: int
     Generation: int
     CompletedAt: datetime

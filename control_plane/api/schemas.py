@@ -624,7 +624,7 @@ class ShardProtection(Shape):
 
 
 class LastCheckpoint(Shape):
-    """The newest complete checkpoint in S3."""
+    """The newest complete checkpoint in S3 that was not found damaged."""
 
     step: int
     generation: int

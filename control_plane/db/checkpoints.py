@@ -191,7 +191,8 @@ def pinned_steps(session: Session, run_id: str) -> tuple[int, ...]:
 
 
 def newest_complete(session: Session, run_id: str) -> CheckpointRecord | None:
-    """Return the newest complete checkpoint of a run, or None."""
-    query = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.completed_at.is_not(None), Checkpoint.state == COMPLETE)
+    """Return the newest complete checkpoint of a run that was not found damaged, or None."""
+    is_whole = (Checkpoint.completed_at.is_not(None), Checkpoint.state == COMPLETE, Checkpoint.verdict == "")
+    query = select(Checkpoint).where(Checkpoint.run_id == run_id, *is_whole)
     row = session.scalar(query.order_by(Checkpoint.step.desc(), Checkpoint.generation.desc()).limit(1))
     return None if row is None else record_of(row, CheckpointRecord)

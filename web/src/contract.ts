@@ -667,7 +667,7 @@ export interface Incident {
   Acknowledgement?: string
 }
 
-/** The newest complete checkpoint in S3. */
+/** The newest complete checkpoint in S3 that was not found damaged. */
 export interface LastCheckpoint {
   Step: number
   Generation: number

@@ -4,9 +4,10 @@ import { act, fireEvent, screen, waitFor, within } from '@testing-library/react'
 import { describe, expect, test, vi } from 'vitest'
 
 import { ApiError, call, contact } from '../src/api/client'
-import type { Fleet, Incident, TrainingJob, TrainingJobSummary } from '../src/contract'
+import type { Checkpoint, Fleet, Incident, TrainingJob, TrainingJobSummary } from '../src/contract'
 import { story } from '../src/model/incident'
 import { verdict, type Facts, type Verdict } from '../src/model/verdict'
+import { CheckpointsTab } from '../src/pages/JobTabs'
 import QueuePage from '../src/pages/Queue'
 import SubmitPage from '../src/pages/Submit'
 import { Shown } from '../src/parts/Basics'
@@ -117,6 +118,21 @@ describe('the queue', () => {
     page([runs, paused], [])
     screen.getByRole('heading', { name: 'Nobody waits' })
   })
+})
+
+test('a checkpoint that was found damaged looks so, with what is wrong with it; what nobody read back is said not to be', () => {
+  const kept = (Step: number, changes: Partial<Checkpoint>) => ({ Step, Generation: 1, Status: 'Complete', S3Uri: `s3://b/${Step}`, Bytes: 1, CreationTime: NOW, CompletionTime: NOW, IsPinned: false, Verification: 'NotVerified', ...changes }) as Checkpoint
+  const damaged = kept(30, { Verification: 'Damaged', VerificationTime: NOW, VerificationMessage: 'rank 1: the object is not there' })
+  drawn(<CheckpointsTab job={{ TrainingJobName: 'gpt' } as TrainingJob} />, { answers: { '["checkpoints","gpt"]': [damaged, kept(20, { Verification: 'Intact', VerificationTime: NOW, IsPinned: true }), kept(10, {})] } })
+  const rows = screen.getAllByRole('row').slice(1)
+  expect(rows.map((row) => [...row.querySelectorAll('.status')].map((each) => [each.textContent, each.className]))).toEqual([
+    [['Complete', 'status tone-bad'], ['Damaged', 'status tone-bad']],
+    [['Complete', 'status tone-good'], ['Intact', 'status tone-good']],
+    [['Complete', 'status tone-good']],
+  ])
+  within(rows[0]!).getByText(/the object is not there/)
+  within(rows[1]!).getByText('pinned')
+  within(rows[2]!).getByText('not yet')
 })
 
 describe('dialogs', () => {

@@ -96,6 +96,7 @@ export function CheckpointsTab({ job }: { job: TrainingJob }) {
                   <th>Launch</th>
                   <th className="n">Size</th>
                   <th>Complete</th>
+                  <th>Read back</th>
                   <th>Manifest</th>
                 </tr>
               </thead>
@@ -103,10 +104,18 @@ export function CheckpointsTab({ job }: { job: TrainingJob }) {
                 {checkpoints.map((each) => (
                   <tr key={`${each.Step}-${each.Generation}`}>
                     <td data-name="Step">{count(each.Step)}</td>
-                    <td data-name="Status"><Status tone={toneOf(each.Status)} word={each.Status} /></td>
+                    <td data-name="Status">
+                      <Status tone={toneOf(each.Verification === 'Damaged' ? each.Verification : each.Status)} word={each.Status} />
+                      {each.IsPinned && <div className="dim">pinned</div>}
+                    </td>
                     <td data-name="Launch">{each.Generation}</td>
                     <td className="n" data-name="Size">{bytes(each.Bytes)}</td>
                     <td data-name="Complete"><Ago at={each.CompletionTime} /></td>
+                    <td data-name="Read back">
+                      {each.Verification === undefined || each.Verification === 'NotVerified' ? <span className="dim">not yet</span> : <Status tone={toneOf(each.Verification)} word={each.Verification} />}
+                      {each.VerificationTime !== undefined && <> <Ago at={each.VerificationTime} /></>}
+                      {each.VerificationMessage && <div className="dim">{each.VerificationMessage}</div>}
+                    </td>
                     <td className="reason mono">{each.S3Uri}</td>
                   </tr>
                 ))}

@@ -40,10 +40,10 @@ export function Status({ tone, word, title }: { tone: Tone; word: string; title?
 
 const TONES: Record<string, Tone> = {
   ...STATUSES,
-  active: 'good', assigned: 'good', Complete: 'good', closed: 'good', Protected: 'good',
-  joining: 'busy', detect: 'busy', replace: 'busy', restore: 'busy', rework: 'busy', Uploading: 'busy',
+  active: 'good', assigned: 'good', Complete: 'good', closed: 'good', Protected: 'good', Intact: 'good',
+  joining: 'busy', detect: 'busy', replace: 'busy', restore: 'busy', rework: 'busy', Uploading: 'busy', Verifying: 'busy',
   frozen: 'warn', held: 'warn', draining: 'warn', deleting: 'warn', Degraded: 'warn',
-  Unprotected: 'bad', Aborted: 'bad',
+  Unprotected: 'bad', Aborted: 'bad', Damaged: 'bad',
 }
 export const toneOf = (state: string): Tone => TONES[state] ?? 'idle'
 

@@ -32,6 +32,11 @@ def listed(client):
     return {checkpoint["Step"]: checkpoint for checkpoint in client.list_checkpoints(**GPT)["Checkpoints"]}
 
 
+def kept(client):
+    """The step that the protection of the job says is in S3."""
+    return client.describe_protection(**GPT)["LastCheckpoint"]["Step"]
+
+
 def keys(service, job, step):
     folder = ObjectReference(bucket=BUCKET, key=f"jobs/gpt/run={job.run}/checkpoints/run={job.run}/gen=1/step={step}/")
     return [info.reference.key.rpartition("/")[2] for info in service.objects.list(folder)]
@@ -134,7 +139,9 @@ def test_an_intact_checkpoint_is_found_so(service, client, job, verifier):
     ],
 )
 def test_a_damaged_one_is_found_so_and_a_repair_too(service, client, job, verifier, damage, said):
+    job.checkpoint(4)
     manifest = job.checkpoint(8)
+    assert kept(client) == 8
     place = object_of(service, job, manifest, 1)
     good = service.objects.get(place)
     if damage is None:
@@ -147,10 +154,13 @@ def test_a_damaged_one_is_found_so_and_a_repair_too(service, client, job, verifi
     assert found["Verification"] == "Damaged"
     assert found["VerificationMessage"].startswith(said)
     assert "rank 0" not in found["VerificationMessage"]
+    assert kept(client) == 4
     service.objects.put(place, good)
     client.verify_checkpoint(**GPT, Step=8)
+    assert kept(client) == 4
     verifier.verify_next()
     assert listed(client)[8]["Verification"] == "Intact"
+    assert kept(client) == 8
 
 
 def test_another_shard_of_the_same_size_is_not_this_one(service, client, job, verifier):
