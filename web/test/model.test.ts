@@ -214,6 +214,12 @@ describe('progress', () => {
     expect(sampled([{ at: 0, boundary: 9 }], { at: 1, boundary: 3 })).toEqual([{ at: 1, boundary: 3 }])
     expect(sampled([{ at: 1, boundary: 9 }], { at: 1, boundary: 9 })).toHaveLength(1)
   })
+  test('steps that came while nobody looked came nobody knows when', () => {
+    const before = [{ at: 0, boundary: 99 }, { at: 2, boundary: 100 }]
+    expect(progressOf(sampled(before, { at: 1500, boundary: 200 }), 2)).toMatchObject({ movedAt: undefined, rate: undefined, watchedSince: 1500 })
+    expect(progressOf(sampled(before, { at: 1500, boundary: 100 }), 2)).toMatchObject({ movedAt: 2, watchedSince: 0 })
+    expect(progressOf(sampled(before, { at: 8, boundary: 101 }), 2)).toMatchObject({ movedAt: 8, watchedSince: 0 })
+  })
   test('nothing seen is nothing', () => expect(progressOf([], 1)).toBeUndefined())
 })
 

@@ -9,12 +9,14 @@ export interface Sample {
 }
 const WINDOW_SECONDS = 30
 const MOST = 120
+/** A page that is looked at asks every 2 s: steps that came in a longer hole came nobody knows when. */
+const HOLE_SECONDS = 10
 
-/** Return the samples with one more, old ones dropped; a boundary that went back (a recovery) begins anew. */
+/** Return the samples with one more, old ones dropped; a boundary that went back (a recovery) begins anew, and so does one that rose while nobody looked. */
 export function sampled(samples: readonly Sample[], next: Sample): Sample[] {
   const last = samples.at(-1)
   if (last && next.at <= last.at) return [...samples]
-  if (last && next.boundary < last.boundary) return [next]
+  if (last && (next.boundary < last.boundary || (next.boundary > last.boundary && next.at - last.at > HOLE_SECONDS))) return [next]
   return [...samples, next].slice(-MOST)
 }
 
