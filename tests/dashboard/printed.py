@@ -68,12 +68,13 @@ def put_chunk(world: World, name: str, generation: int, node_id: NodeId, first: 
     world.objects.put(_place(world, name, f"gen={generation}/{chunk.path}"), data)
 
 
-def say(world: World, name: str, text: str, first: int) -> None:
-    """Let rank 0 of the launch that runs print a line now, the `first` of its node since the story was told."""
+def say(world: World, name: str, texts: list[str], first: int) -> None:
+    """Let rank 0 of the launch that runs print lines now, the first of them the line `first` of its node."""
     plan = world.plan(name)
     node = next(node for node in plan.nodes if 0 in node.ranks)
-    line = LogLine(at_ms=int(world.now.timestamp() * 1000), rank=Rank(0), stream="stdout", text=text, end=1)
-    put_chunk(world, name, plan.generation, node.node_id, first, [line])
+    at_ms = int(world.now.timestamp() * 1000)
+    lines = [LogLine(at_ms=at_ms, rank=Rank(0), stream="stdout", text=text, end=1) for text in texts]
+    put_chunk(world, name, plan.generation, node.node_id, first, lines)
 
 
 def _place(world: World, name: str, path: str) -> ObjectReference:

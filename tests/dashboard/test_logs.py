@@ -15,6 +15,8 @@ from tests.dashboard.printed import say
 from tests.dashboard.service import Seeded
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+PAGE = 1_000
+"""Lines that the page asks for at once."""
 
 
 def log(page: Page) -> Locator:
@@ -30,6 +32,13 @@ def stored(api: httpx.Client, name: str, **query: Any) -> list[dict[str, Any]]:
     return found
 
 
+def printed_by_rank_0(seeded: Seeded, api: httpx.Client, name: str) -> int:
+    """How many lines the node of rank 0 has printed in the launch that runs."""
+    plan = seeded.world.plan(name)
+    node = next(node for node in plan.nodes if 0 in node.ranks).node_id
+    return sum((event["NodeId"], event["Generation"]) == (node, plan.generation) for event in stored(api, name))
+
+
 def shown(text: str) -> str:
     """A line without its colours."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
@@ -41,9 +50,7 @@ def test_the_newest_lines_of_all_ranks_are_shown_and_what_is_printed_comes_by_it
     newest = stored(api, name)[-1]
     expect(lines(desk).last).to_contain_text(shown(newest["Message"]))
     expect(desk.get_by_text("Following")).to_be_visible()
-    node = next(node for node in seeded.world.plan(name).nodes if 0 in node.ranks).node_id
-    count = sum((event["NodeId"], event["Generation"]) == (node, newest["Generation"]) for event in stored(api, name))
-    say(seeded.world, name, "a line that was printed just now", count)
+    say(seeded.world, name, ["a line that was printed just now"], printed_by_rank_0(seeded, api, name))
     expect(lines(desk).last).to_contain_text("a line that was printed just now")
     desk.get_by_label("Rank").select_option("1")
     expect(lines(desk).last).to_contain_text(shown(stored(api, name, Rank=1)[-1]["Message"]))
@@ -66,6 +73,29 @@ def test_the_failure_is_one_click_away_and_its_line_has_an_address(desk: Page, s
     desk.goto(f"/incidents/{incident['IncidentId']}")
     desk.get_by_role("link", name="That moment in the log").click()
     expect(here).to_contain_text(told[-1])
+
+
+def test_a_line_that_was_found_stays_in_sight_while_older_ones_are_read(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+    """The oldest hit of the page that is held lies so near its beginning that the page before it is asked for."""
+    name = seeded.story.gpu
+    hits = {PAGE // 2, PAGE + 5, 2 * PAGE - 5}
+    say(
+        seeded.world,
+        name,
+        [f"needle {number}" if number in hits else f"hay {number}" for number in range(2 * PAGE)],
+        printed_by_rank_0(seeded, api, name),
+    )
+    open_job(desk, name, "/logs")
+    desk.get_by_label("Find in the log").fill("needle")
+    here = log(desk).locator(".here")
+    expect(here).to_contain_text(f"needle {2 * PAGE - 5}")
+    expect(desk.get_by_text("2 of 2")).to_be_visible()
+    desk.get_by_role("button", name="Previous").click()
+    expect(desk.get_by_text("2 of 3")).to_be_visible()  # one more came with the page before
+    expect(desk.get_by_text(f"{2 * PAGE:,} lines held")).to_be_visible()
+    expect(here).to_contain_text(f"needle {PAGE + 5}")
+    log(desk).evaluate("box => box.scrollIntoView()")
+    expect(here).to_be_in_viewport()
 
 
 def test_what_is_searched_is_found_among_all_lines_and_downloaded(desk: Page, seeded: Seeded, api: httpx.Client, tmp_path: Path) -> None:

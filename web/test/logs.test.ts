@@ -5,7 +5,7 @@ import { LogSource, type LogService } from '../src/api/logs'
 import type { GetLogEventsResponse, LogEvent, LogEvents } from '../src/contract'
 import { marked, pieces, plain } from '../src/model/ansi'
 import { BrokenStream, EventStreamDecoder } from '../src/model/eventStream'
-import { appended, asText, failureLine, lineAt, MOST_LINES, placeOf, prepended, readPlace } from '../src/model/logs'
+import { appended, asText, failureLine, hitOf, hits, lineAt, MOST_LINES, placeOf, prepended, readPlace } from '../src/model/logs'
 
 const event = (Message: string, at = 0, more: Partial<LogEvent> = {}): LogEvent => ({ Timestamp: 1772323200 + at / 1000, Generation: 1, NodeId: 'i-0', Rank: 0, Stream: 'stdout', Message, ...more })
 const texts = (lines: { text: string }[]) => lines.map((line) => line.text)
@@ -75,6 +75,15 @@ describe('lines that are held', () => {
     expect(failureLine(incident, appended([], [event('step 1', 1), event('step 2', 2)]).lines)!.text).toBe('step 2')
     expect(failureLine(incident, appended([], [event('lost', 1, { Stream: 'gap' }), event('step 2', 2)]).lines)!.text).toBe('lost')
     expect(failureLine(incident, [])).toBeUndefined()
+  })
+  test('are found, and the one that is looked at stays while others are read before and after it', () => {
+    const { lines } = appended([], [event('Loss 3'), event('step'), event('loss 2'), event('\u001b[31mloss\u001b[0m 1')])
+    const found = hits(lines, 'LOSS')
+    expect(found).toEqual([0, 2, 3])
+    expect([hitOf(found, undefined), hitOf(found, 2), hitOf(found, 1), hitOf([], 2)]).toEqual([3, 2, 3, undefined])
+    const more = hits(appended(prepended(lines, [event('loss 5'), event('loss 4')]), [event('loss 0')]).lines, 'loss')
+    expect([more.indexOf(hitOf(more, 2)!), more.length]).toEqual([3, 6])
+    expect(hits(lines, '')).toEqual([])
   })
   test('are downloaded with when and who', () => expect(asText(appended([], [event('\u001b[31mx', 7, { Rank: 3 })]).lines[0]!)).toBe('2026-03-01T00:00:00.007Z launch 1 rank 3 stdout: x\n'))
 })

@@ -55,6 +55,15 @@ export const look = (line: Line): Piece[] => pieces(line.raw)
 const FAILURE = /traceback|error\b|exception|fatal|killed|segmentation|out of memory|\bnan\b|assert/i
 export const tellsOfFailure = (line: Line): boolean => line.stream === 'gap' || FAILURE.test(line.text)
 
+/** The numbers of the lines that have a text in them, in upper or lower case. */
+export function hits(lines: readonly Line[], text: string): number[] {
+  const wanted = text.toLowerCase()
+  return wanted ? lines.filter((line) => line.text.toLowerCase().includes(wanted)).map((line) => line.number) : []
+}
+
+/** Which of them is looked at: the one that was, for as long as it is one and whatever is read before or after it; else the newest. */
+export const hitOf = (found: readonly number[], before: number | undefined): number | undefined => (before !== undefined && found.includes(before) ? before : found.at(-1))
+
 const SEPARATOR = '~'
 
 /** A line's place, the same for everybody who reads this log: launch, time, rank, and which of those that these have in common. */

@@ -12,7 +12,7 @@ import { whileSeen } from '../api/seen'
 import type { Incident, TrainingJob } from '../contract'
 import { marked } from '../model/ansi'
 import { bytes, count, plural } from '../model/format'
-import { asText, failureLine, lineAt, look, MOST_LINES, placeOf, readPlace, tellsOfFailure, type Line } from '../model/logs'
+import { asText, failureLine, hitOf, hits, lineAt, look, MOST_LINES, placeOf, readPlace, tellsOfFailure, type Line } from '../model/logs'
 import { isOver } from '../model/verdict'
 import { Empty, Filter, Problem, Shown, Status } from '../parts/Basics'
 import { download } from '../parts/download'
@@ -67,7 +67,7 @@ function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Inc
   const isNarrow = search.get('only') === '1' && find !== ''
   const place = readPlace(search.get('at') ?? '')
   const [isWrapped, setWrapped] = useState(false)
-  const [chosen, setChosen] = useState(0)
+  const [chosen, setChosen] = useState<number>()
   const from = place?.at ?? (failure ? failure.FailedAt * 1000 : undefined)
   const [state, source, again] = useLog(name, { Rank: rank, Generation: launch, FilterPattern: isNarrow ? find : undefined }, from)
   const { lines } = state
@@ -77,12 +77,12 @@ function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Inc
     setSearch(next, { replace: true, preventScrollReset: true })
   }
   const target = useMemo(() => (place ? lineAt(place, lines) : failure ? failureLine(failure, lines) : undefined), [search.get('at'), failure, lines])
-  const found = useMemo(() => {
-    const wanted = find.toLowerCase()
-    return wanted && !isNarrow ? lines.flatMap((line, index) => (line.text.toLowerCase().includes(wanted) ? [index] : [])) : []
-  }, [find, isNarrow, lines])
+  const found = useMemo(() => (isNarrow ? [] : hits(lines, find)), [find, isNarrow, lines])
+  const hit = hitOf(found, chosen)
+  useEffect(() => setChosen(hit), [hit])
   const newest = (incidents ?? []).filter((each) => each.RunId === job.RunId).at(-1)
-  const go = (by: number) => setChosen((chosen + by + found.length) % Math.max(1, found.length))
+  const nth = found.findIndex((number) => number === hit)
+  const go = (by: number) => setChosen(found[(nth + by + found.length) % Math.max(1, found.length)])
   const isFollowing = state.isLive || (source !== undefined && from === undefined && !state.isOver)
   return (
     <section className="card stack">
@@ -102,7 +102,7 @@ function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Inc
         <Filter label="Find in the log" placeholder="Find  ( / )" value={find} onChange={(value) => set({ q: value })} />
         {find && !isNarrow && (
           <span className="row" role="group" aria-label="Found lines">
-            <span className="dim">{found.length ? `${count(Math.min(chosen, found.length - 1) + 1)} of ${count(found.length)}` : 'not in the lines that are held'}</span>
+            <span className="dim">{found.length ? `${count(nth + 1)} of ${count(found.length)}` : 'not in the lines that are held'}</span>
             <Button size="compact-xs" variant="default" disabled={!found.length} onClick={() => go(-1)}>
               Previous
             </Button>
@@ -145,7 +145,7 @@ function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Inc
           state={state}
           source={source}
           target={target}
-          found={found[Math.min(chosen, found.length - 1)]}
+          hit={hit}
           find={find}
           isWrapped={isWrapped}
           isMerged={rank === undefined}
@@ -182,14 +182,15 @@ interface Shows {
   state: LogState
   source?: LogSource
   target?: Line
-  found?: number
+  /** The number of the line that was found and is looked at. */
+  hit?: number
   find: string
   isWrapped: boolean
   isMerged: boolean
   onPlace: (line: Line) => void
 }
 
-function Lines({ state, source, target, found, find, isWrapped, isMerged, onPlace }: Shows) {
+function Lines({ state, source, target, hit, find, isWrapped, isMerged, onPlace }: Shows) {
   const { lines } = state
   const box = useRef<HTMLDivElement>(null)
   const [isPinned, setPinned] = useState(target === undefined)
@@ -206,15 +207,17 @@ function Lines({ state, source, target, found, find, isWrapped, isMerged, onPlac
   useLayoutEffect(() => {
     const more = before.current - first
     before.current = first
-    if (more > 0 && box.current && !isPinned) box.current.scrollTop += more * ROW // what was read stays where it is
-  }, [first, isPinned])
-  const index = found ?? (target === undefined ? undefined : target.number - first)
+    // What was read stays where it is, also where the virtualizer is still on its way to a line: by its index that is another one now.
+    if (more > 0 && box.current && !isPinned) virtual.scrollToOffset(box.current.scrollTop + more * ROW)
+  }, [first, isPinned, virtual])
+  const looked = hit ?? target?.number
+  const index = looked === undefined ? undefined : looked - first
   useEffect(() => {
     if (index === undefined) return
     setPinned(false)
     virtual.scrollToIndex(index, { align: 'center' })
-    if (found === undefined) box.current?.scrollIntoView({ block: 'nearest' }) // a link leads to the line, not to the top of the job's page
-  }, [found, target?.number, virtual])
+    if (hit === undefined) box.current?.scrollIntoView({ block: 'nearest' }) // a link leads to the line, not to the top of the job's page
+  }, [looked, virtual])
   const last = lines.at(-1)?.number
   useLayoutEffect(() => {
     if (isPinned && lines.length) virtual.scrollToIndex(lines.length - 1, { align: 'end' })
@@ -224,7 +227,7 @@ function Lines({ state, source, target, found, find, isWrapped, isMerged, onPlac
   const bottom = items.at(-1)?.index ?? 0
   useEffect(() => {
     if (!lines.length || state.isBusy || state.error !== undefined) return // what was refused is asked for again by a person
-    if (top < NEAR && !isPinned) void source?.older()
+    if (!isPinned && box.current!.scrollTop < NEAR * ROW) void source?.older() // by where it stands: what is drawn may be behind
     if (bottom >= lines.length - NEAR) void source?.newer()
   }, [top, bottom, lines.length, state.isBusy, state.error, isPinned, source])
   return (
