@@ -3,7 +3,7 @@ import { describe, expect, test } from 'vitest'
 
 import type { Event, Node, TrainingJobPlan, TrainingJobRevision, TrainingJobSummary } from '../src/contract'
 import { drillable, STRIKES, told } from '../src/model/drills'
-import { actionsOf, exposures, noticesIn, toLookAt, versionsOf } from '../src/model/nodes'
+import { actionsOf, arrangedNodes, exposures, noticesIn, toLookAt, versionsOf } from '../src/model/nodes'
 import { planned } from '../src/model/plan'
 import { difference } from '../src/model/revisions'
 
@@ -53,6 +53,16 @@ describe('nodes', () => {
     [{ NodeStatus: 'what a newer server says' }, []],
   ])('%o can be: %j', (node, expected) => expect(verbs(node)).toEqual(expected))
   test('only ending an instance ends one', () => expect(actionsOf({ NodeStatus: 'held', Hold: 'person' }).filter((action) => action.terminate).map((action) => action.verb)).toEqual(['End instance']))
+  test('are in the order of a table: the one that was asked for, those that are, the newest first, those that were', () => {
+    const node = (NodeId: string, CreationTime: number, NodeStatus = 'spare') => ({ NodeId, CreationTime, NodeStatus }) as Node
+    const [old, fresh, gone, lately] = [node('i-1', 1), node('i-2', 9), node('i-3', 2, 'gone'), node('i-4', 8, 'gone')]
+    const order = (...of: Parameters<typeof arrangedNodes>) => arrangedNodes(...of).map((each) => each.NodeId)
+    expect(order([old!, fresh!], [])).toEqual(['i-2', 'i-1'])
+    expect(order([old!, fresh!], [old!, gone!, lately!])).toEqual(['i-2', 'i-1', 'i-4', 'i-3'])
+    expect(order([old!, fresh!], [], gone)).toEqual(['i-3', 'i-2', 'i-1'])
+    expect(order([old!, fresh!], [gone!, lately!], old)).toEqual(['i-1', 'i-2', 'i-4', 'i-3'])
+    expect(arrangedNodes([old!], [node('i-1', 1, 'joining')])).toEqual([old])
+  })
   test('that wait for a person are told, with why', () => {
     const nodes = [{ NodeId: 'i-1', NodeStatus: 'held', Hold: 'inspection', Reason: 'xid 79' }, { NodeId: 'i-2', NodeStatus: 'assigned', Request: 'drain', RequestReason: 'noisy' }, { NodeId: 'i-3', NodeStatus: 'spare', Reason: '' }] as Node[]
     expect(toLookAt(nodes)).toEqual([

@@ -1,12 +1,14 @@
 // @vitest-environment jsdom
 /** The cards that decide what somebody does at 3 a.m., as they are drawn: what the models say stands there, and nothing that may not be done is offered. */
 import { act, fireEvent, screen, waitFor, within } from '@testing-library/react'
+import { Route, Routes } from 'react-router'
 import { describe, expect, test, vi } from 'vitest'
 
 import { ApiError, call, contact } from '../src/api/client'
-import type { Checkpoint, Fleet, Incident, TrainingJob, TrainingJobSummary } from '../src/contract'
+import type { Checkpoint, Fleet, Incident, Node, TrainingJob, TrainingJobSummary } from '../src/contract'
 import { story } from '../src/model/incident'
 import { verdict, type Facts, type Verdict } from '../src/model/verdict'
+import FleetPage from '../src/pages/Fleet'
 import { CheckpointsTab } from '../src/pages/JobTabs'
 import QueuePage from '../src/pages/Queue'
 import SubmitPage from '../src/pages/Submit'
@@ -117,6 +119,33 @@ describe('the queue', () => {
   test('is empty where nobody waits, even if a job is paused', () => {
     page([runs, paused], [])
     screen.getByRole('heading', { name: 'Nobody waits' })
+  })
+})
+
+describe('the nodes of a fleet', () => {
+  const node = (NodeId: string, CreationTime: number, NodeStatus = 'spare') => ({ NodeId, FleetName: 'main', CreationTime, NodeStatus, Reason: '', RefusedMessageCount: 0, RefusedSessionCount: 0 }) as unknown as Node
+  const many = (count: number, status: string) => Array.from({ length: count }, (_, each) => node(`i-${status === 'gone' ? 'e' : 'a'}${each}`, each, status))
+  const living = many(4, 'spare')
+  const fleet = { FleetName: 'main', FleetStatus: 'active', NodeCount: 4, DesiredNodeCount: 4, MaxNodeCount: 8, ConnectedNodeCount: 4, SpareCount: 0, MinNodeCount: 4, IncidentCount: 0, LostNodeCount: 0, CreationTime: NOW }
+  const ended = many(501, 'gone')
+  const page = (at: string) =>
+    drawn(
+      <Routes>
+        <Route path="/fleets/:name" element={<FleetPage />} />
+      </Routes>,
+      { at, role: 'viewer', answers: { '["fleets"]': [fleet], '["nodes","main",false]': living, '["nodes","main",true]': [...ended, ...living], '["nodes","one","i-e7"]': ended[7], '["events","","main"]': { events: [] } } },
+    )
+  const ids = () => [...document.querySelectorAll('tr[id]')].map((row) => row.id)
+  test('are those that are, and one that a link leads to, though it has ended', () => {
+    page('/fleets/main#i-e7')
+    expect(ids()).toEqual(['i-e7', 'i-a3', 'i-a2', 'i-a1', 'i-a0'])
+    expect(screen.getByLabelText<HTMLInputElement>('Ended ones, too')).toMatchObject({ checked: false, disabled: false })
+  })
+  test('with those that have ended are as many as one asks for', () => {
+    page('/fleets/main?ended=1')
+    expect([ids().length, ...ids().slice(0, 5)]).toEqual([500, 'i-a3', 'i-a2', 'i-a1', 'i-a0', 'i-e500'])
+    fireEvent.click(screen.getByRole('button', { name: 'Show 5 more of 505' }))
+    expect(ids()).toHaveLength(505)
   })
 })
 

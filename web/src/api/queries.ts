@@ -13,6 +13,8 @@ const told = () => (stream.isOpen ? SLOW_MS : FAST_MS)
 const PAGE = 1_000
 /** Incidents of one job: as many as a timeline can tell of. */
 const MOST_OF_JOB = 5_000
+/** As many as have their agents at one control plane. */
+const MOST_NODES = 10_000
 
 export const sessionQuery = queryOptions({ queryKey: ['session'], queryFn: ({ signal }) => session.describe(signal), refetchInterval: 60_000, retry: false })
 
@@ -127,6 +129,7 @@ export const fleetsQuery = queryOptions({
   refetchInterval: told,
 })
 
+/** Of one fleet, or of all. */
 export const nodesQuery = (fleet?: string, ended = false) =>
   queryOptions({
     queryKey: ['nodes', fleet ?? '', ended],
@@ -134,9 +137,13 @@ export const nodesQuery = (fleet?: string, ended = false) =>
       all(async (NextToken) => {
         const page = await call('ListNodes', { FleetName: fleet, IncludeEnded: ended, MaxResults: 1000, NextToken }, signal)
         return { items: page.Nodes ?? [], next: page.NextToken }
-      }),
+      }, MOST_NODES),
     refetchInterval: told,
   })
+
+/** One that a link leads to, though it has ended. */
+export const nodeQuery = (id: string) =>
+  queryOptions({ queryKey: ['nodes', 'one', id], queryFn: ({ signal }) => call('DescribeNode', { NodeId: id }, signal), refetchInterval: told })
 
 /** Which nodes worked for a job, and when. */
 export const jobNodesQuery = (name: string) =>

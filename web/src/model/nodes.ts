@@ -52,6 +52,13 @@ export interface Look {
   text: string
 }
 
+/** As a table has them: the one that a link leads to, then those that are, the newest first, then those that were. */
+export function arrangedNodes(living: readonly Node[], ended: readonly Node[], target?: Node): Node[] {
+  const held = new Map([...(target ? [target] : []), ...ended, ...living].map((node) => [node.NodeId, node])) // what is newest of each
+  const rank = (node: Node) => (node.NodeId === target?.NodeId ? 0 : node.NodeStatus === 'gone' ? 2 : 1)
+  return [...held.values()].sort((a, b) => rank(a) - rank(b) || b.CreationTime - a.CreationTime)
+}
+
 /** Nodes that wait for a person, or on which something asked for is still to be done. */
 export function toLookAt(nodes: readonly Node[]): Look[] {
   return nodes.flatMap((node) => {

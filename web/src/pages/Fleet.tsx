@@ -2,15 +2,15 @@
 import { Button, NumberInput, Switch } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
-import { lazy, Suspense, useState } from 'react'
-import { Link, useLocation, useParams, useSearchParams } from 'react-router'
+import { lazy, Suspense, useMemo, useState } from 'react'
+import { Link, useLocation, useNavigate, useParams, useSearchParams } from 'react-router'
 
 import { call } from '../api/client'
-import { eventsQuery, fleetsQuery, nodesQuery, useRole } from '../api/queries'
+import { eventsQuery, fleetsQuery, nodeQuery, nodesQuery, useRole } from '../api/queries'
 import type { Fleet, Node } from '../contract'
 import { changesOf, figuresOf, spares } from '../model/fleets'
 import { bytes, count, dollars, duration, percent, plural, sentence } from '../model/format'
-import { actionsOf, exposures, noticesIn, toLookAt } from '../model/nodes'
+import { actionsOf, arrangedNodes, exposures, noticesIn, toLookAt } from '../model/nodes'
 import { Ago, Empty, FactList, JobLink, NodeLink, Problem, Shown, Status, toneOf } from '../parts/Basics'
 import { ConfirmByName } from '../parts/ConfirmByName'
 import { EventList } from './JobTabs'
@@ -178,23 +178,38 @@ function Change({ fleet }: { fleet: Fleet }) {
   )
 }
 
-const MOST = 500
+const PAGE = 500
+const NODE = /^i-[0-9a-f]+$/
 
 function Nodes({ fleet }: { fleet: Fleet }) {
-  const [search, setSearch] = useSearchParams()
-  const target = useLocation().hash.slice(1)
-  const isEnded = search.get('ended') === '1' || target !== ''
-  const query = useQuery(nodesQuery(fleet.FleetName, isEnded))
+  const [search] = useSearchParams()
+  const navigate = useNavigate()
+  const { hash } = useLocation()
+  const id = hash.slice(1)
+  const isEnded = search.get('ended') === '1'
+  const living = useQuery(nodesQuery(fleet.FleetName))
+  const ended = useQuery({ ...nodesQuery(fleet.FleetName, true), enabled: isEnded })
+  const query = isEnded ? ended : living
+  const alive = living.data?.find((node) => node.NodeId === id)
+  const described = useQuery({ ...nodeQuery(id), enabled: NODE.test(id) && living.data !== undefined && alive === undefined }).data
+  const target = alive ?? (described?.FleetName === fleet.FleetName ? described : undefined)
+  const nodes = useMemo(() => arrangedNodes(living.data ?? [], isEnded ? (ended.data ?? []) : [], target), [living.data, isEnded, ended.data, target])
+  const show = (what: boolean) => {
+    const next = new URLSearchParams(search)
+    what ? next.set('ended', '1') : next.delete('ended')
+    void navigate({ search: next.toString(), hash }, { replace: true })
+  }
+  const [shown, setShown] = useState(PAGE)
   const { isAdmin } = useRole()
   const [chosen, setChosen] = useState<Node>()
   return (
     <section className="card">
       <div className="row between">
         <h2>Nodes</h2>
-        <Switch size="xs" label="Ended ones, too" checked={isEnded} disabled={target !== ''} onChange={(event) => setSearch(event.currentTarget.checked ? { ended: '1' } : {}, { replace: true })} />
+        <Switch size="xs" label="Ended ones, too" checked={isEnded} onChange={(event) => show(event.currentTarget.checked)} />
       </div>
       <Shown query={query}>
-        {(nodes) =>
+        {() =>
           nodes.length ? (
             <div className="scroll">
               <table className="grid stacked">
@@ -213,10 +228,9 @@ function Nodes({ fleet }: { fleet: Fleet }) {
                 </thead>
                 <tbody>
                   {nodes
-                    .toSorted((a, b) => Number(b.NodeId === target) - Number(a.NodeId === target))
-                    .slice(0, MOST)
+                    .slice(0, shown)
                     .map((node) => (
-                      <tr key={node.NodeId} id={node.NodeId} className={node.NodeId === target ? 'target' : undefined}>
+                      <tr key={node.NodeId} id={node.NodeId} className={node.NodeId === target?.NodeId ? 'target' : undefined}>
                         <td className="mono" data-name="Node">{node.NodeId}</td>
                         <td data-name="Status"><Status tone={toneOf(node.NodeStatus)} word={node.NodeStatus} /></td>
                         <td data-name="Agent">
@@ -248,6 +262,11 @@ function Nodes({ fleet }: { fleet: Fleet }) {
           )
         }
       </Shown>
+      {nodes.length > shown && (
+        <Button variant="default" size="xs" onClick={() => setShown(shown + PAGE)}>
+          Show {count(Math.min(PAGE, nodes.length - shown))} more of {count(nodes.length)}
+        </Button>
+      )}
       {chosen && (
         <Suspense fallback={null}>
           <NodeDialog node={chosen} onClose={() => setChosen(undefined)} />
