@@ -88,6 +88,21 @@ class LoadFailed(WorkerError):
         self.code = code
         self.is_permanent = is_permanent
 
+    @classmethod
+    def lacking(cls, parent: int, code: str, message: str, *, is_passing: bool) -> LoadFailed:
+        """Return the error of a job that lacks something: at its first launch it is wrong; one that has trained may have it again on another node.
+
+        Args:
+            parent: of the generation.
+            code: of the fault.
+            message: a sentence for the user.
+            is_passing: the same attempt may help.
+
+        Returns:
+            The error.
+        """
+        return cls(code, message, is_permanent=not is_passing and not parent)
+
 
 class InputRefused(WorkerError):
     """An input channel of the job is not to be had on this node."""

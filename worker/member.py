@@ -367,9 +367,10 @@ class Member:
         try:
             return await fetch_source(self._node.archives, self.plan.script, folder)
         except StorageError as error:
-            raise LoadFailed("archive_unavailable", f"the source archive cannot be fetched: {error}", is_permanent=not error.retryable) from error
+            words = f"the source archive cannot be fetched: {error}"
+            raise LoadFailed.lacking(self.plan.parent, "archive_unavailable", words, is_passing=error.retryable) from error
         except SourceRefused as error:
-            raise LoadFailed("source_refused", str(error), is_permanent=True) from error
+            raise LoadFailed.lacking(self.plan.parent, "source_refused", str(error), is_passing=False) from error
 
     # -- rounds -----------------------------------------------------------------------------------------------------------------------------
 

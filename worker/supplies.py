@@ -107,7 +107,7 @@ class Supplies:
         try:
             return await self._credentials.begin(plan, key)
         except StorageError as error:
-            raise _failed(plan, FaultCode.ROLE_UNAVAILABLE, f"RoleArn: {error}", is_passing=error.retryable) from error
+            raise LoadFailed.lacking(plan.parent, FaultCode.ROLE_UNAVAILABLE, f"RoleArn: {error}", is_passing=error.retryable) from error
 
     async def _secrets(self, plan: GenerationPlan, keys: RoleKeys | None) -> dict[str, str]:
         """Read them anew for each launch: one that was changed meanwhile has its new value, and none is kept on the node."""
@@ -122,7 +122,7 @@ class Supplies:
                     if "\0" in values[variable]:
                         raise StoreRefused(f"{reference}: it contains a zero byte, and a variable cannot")
                 except StorageError as error:
-                    raise _failed(plan, "secret_unavailable", f"Secrets.{variable}: {error}", is_passing=error.retryable) from error
+                    raise LoadFailed.lacking(plan.parent, "secret_unavailable", f"Secrets.{variable}: {error}", is_passing=error.retryable) from error
             return values
 
         return await in_thread(read) if plan.script.secrets else {}
@@ -140,9 +140,9 @@ class Supplies:
         try:
             found = await in_thread(fetch)
         except InputRefused as error:
-            raise _failed(plan, "input_unavailable", str(error), is_passing=error.is_passing) from error
+            raise LoadFailed.lacking(plan.parent, "input_unavailable", str(error), is_passing=error.is_passing) from error
         except StorageError as error:
-            raise _failed(plan, FaultCode.ROLE_UNAVAILABLE, f"RoleArn: {error}", is_passing=error.retryable) from error
+            raise LoadFailed.lacking(plan.parent, FaultCode.ROLE_UNAVAILABLE, f"RoleArn: {error}", is_passing=error.retryable) from error
         paths = {name: str(path) for name, path in found.items()}
         return {"EVERSTEP_INPUT_CHANNELS": json.dumps(paths), **{channel_variable(name): path for name, path in paths.items()}}
 
@@ -162,7 +162,7 @@ class Supplies:
             return await self._packages.install(order)
         except RequirementsRefused as error:
             # pip does not say whether its package is missing or its index: a job that has trained tries again.
-            raise _failed(plan, "requirements_failed", f"Requirements: {error}", is_passing=False) from error
+            raise LoadFailed.lacking(plan.parent, "requirements_failed", f"Requirements: {error}", is_passing=False) from error
 
     async def forget(self, run: RunId) -> None:
         """Let go of what a run alone needed on this node."""
@@ -182,8 +182,3 @@ def wait_for_start(plan: GenerationPlan) -> bool:
     """
     fetches = bool(plan.script.requirements) or any(channel.prefix is not None for channel in plan.script.inputs)
     return fetches and any(not rank.sources or rank.sources[0].kind != "local" for rank in plan.ranks)
-
-
-def _failed(plan: GenerationPlan, code: str, message: str, *, is_passing: bool) -> LoadFailed:
-    """At the first launch a job that lacks something is wrong; one that has trained had all of it, and may have it again on another node."""
-    return LoadFailed(code, message, is_permanent=not is_passing and plan.parent == 0)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import boto3
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, CredentialRetrievalError, NoCredentialsError
 from moto.server import ThreadedMotoServer
 
 from everstep.protocol.plan import ObjectReference
@@ -121,6 +121,12 @@ def test_denied_words_are_awss_own_and_a_throttled_call_may_be_tried_again() -> 
     for code, kind in kinds.items():
         with pytest.raises(kind, match=f"ssm:/a: .*{code}.*is not authorized"), aws_errors("ssm:/a"):
             raise ClientError({"Error": {"Code": code, "Message": words}, "ResponseMetadata": {"HTTPStatusCode": 400}}, "GetParameter")
+
+
+def test_keys_that_cannot_be_had_now_may_be_there_later() -> None:
+    for error in (NoCredentialsError(), CredentialRetrievalError(provider="iam-role", error_msg="timed out")):
+        with pytest.raises(StoreUnavailable, match="ssm:/a: "), aws_errors("ssm:/a"):
+            raise error
 
 
 def test_local_mode_speaks_to_loopback_only() -> None:

@@ -285,6 +285,20 @@ def test_errors_say_what_can_be_done(s3_url: str) -> None:
     made._client.close()
 
 
+def test_a_store_of_an_instance_without_keys_has_them_when_they_come(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(variable, raising=False)
+    made = s3_store({name: value for name, value in environment(s3_url).items() if "KEY" not in name})
+    with pytest.raises(StoreUnavailable, match="Unable to locate credentials") as raised:
+        made.head(reference("key"))
+    assert raised.value.retryable, "the same call may find them"
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    assert made.head(reference("key")) is None
+    made._client.close()
+
+
 def test_aws_without_an_endpoint_needs_no_network_to_be_named() -> None:
     made = s3_store({"AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"})
     assert made._client.meta.endpoint_url == "https://s3.amazonaws.com"

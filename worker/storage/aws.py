@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,11 +20,12 @@ import boto3
 import botocore.session
 from botocore.config import Config
 from botocore.configprovider import ConstantProvider
-from botocore.credentials import RefreshableCredentials
+from botocore.credentials import Credentials, ReadOnlyCredentials, RefreshableCredentials
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     ConnectionError,
+    CredentialRetrievalError,
     HTTPClientError,
     IncompleteReadError,
     NoCredentialsError,
@@ -41,6 +43,8 @@ ROLE_SECONDS = 3600
 _CONNECT_TIMEOUT_SECONDS = 5
 _READ_TIMEOUT_SECONDS = 30
 _MAX_ATTEMPTS = 4
+_METADATA_ATTEMPTS = 3
+"""At the instance's own keys, a second each; botocore makes one."""
 _MISSING = frozenset({"NoSuchKey", "NoSuchBucket", "404", "NotFound", "ResourceNotFoundException", "ParameterNotFound", "ParameterVersionNotFound"})
 _CHANGED = frozenset({"PreconditionFailed", "412"})
 _DENIED = frozenset(
@@ -143,7 +147,7 @@ def aws_client(service: str, environment: Mapping[str, str], *, region: str | No
         service: boto3's name.
         environment: the agent's.
         region: None: that of the environment.
-        keys: gives them, and again before they end; None: those of the environment or the instance.
+        keys: gives them, and again before they end; None: those of the environment or the instance, as soon as there are any.
         **options: of botocore's configuration, besides ours.
 
     Returns:
@@ -161,9 +165,11 @@ def aws_client(service: str, environment: Mapping[str, str], *, region: str | No
         for variable in ("config_file", "credentials_file"):
             session.set_config_variable(variable, os.devnull)
         session.get_component("config_store").set_config_provider("profile", ConstantProvider(None))  # AWS_PROFILE names one of the files
-    if keys is not None:
-        given = RefreshableCredentials.create_from_metadata(_metadata(keys), partial(_metadata, keys), "everstep-role")
-        session._credentials = given  # botocore has no public way
+    session.set_config_variable("metadata_service_num_attempts", _METADATA_ATTEMPTS)
+    renewed = RefreshableCredentials.create_from_metadata
+    session._credentials = (  # botocore has no public way
+        _OwnKeys(session) if keys is None else renewed(_metadata(keys), partial(_metadata, keys), "everstep-role")
+    )
     has_own = keys is not None
     client = boto3.Session(
         botocore_session=session,
@@ -186,6 +192,23 @@ def aws_client(service: str, environment: Mapping[str, str], *, region: str | No
     if is_local and not is_loopback(client.meta.endpoint_url):
         raise ForbiddenEndpoint(f"local mode speaks to loopback only, and botocore has resolved {client.meta.endpoint_url}")
     return client
+
+
+class _OwnKeys(Credentials):  # type: ignore[misc]  # botocore has no types
+    """The node's own keys, looked for until there are any. A client keeps what it was made with, and an instance may have none yet when it boots."""
+
+    def __init__(self, session: botocore.session.Session) -> None:
+        super().__init__("", "", method="everstep-own")
+        self._session = session
+        self._lock = threading.Lock()
+        self._found: Credentials | None = None
+
+    def get_frozen_credentials(self) -> ReadOnlyCredentials | None:
+        """Return what botocore signs a call with; None: with nothing, and it raises NoCredentialsError."""
+        with self._lock:
+            if self._found is None:
+                self._found = self._session.get_component("credential_provider").load_credentials()
+        return self._found.get_frozen_credentials() if self._found is not None else None
 
 
 def _metadata(keys: KeysOf) -> dict[str, str]:
@@ -221,8 +244,10 @@ def aws_errors(what: str) -> Iterator[None]:
         code = str(error.response.get("Error", {}).get("Code", ""))
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         raise _kind(code, status)(f"{what}: {error}") from error
-    except (NoCredentialsError, PartialCredentialsError) as error:
+    except PartialCredentialsError as error:
         raise StoreDenied(f"{what}: {error}") from error
+    except (NoCredentialsError, CredentialRetrievalError) as error:  # of the instance's metadata, which may have them later
+        raise StoreUnavailable(f"{what}: {error}") from error
     except (ConnectionError, HTTPClientError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError) as error:
         raise StoreUnavailable(f"{what}: {error}") from error
     except BotoCoreError as error:

@@ -19,6 +19,8 @@ from everstep.protocol.agent_messages import KeepSources, Load, MemberPhase, Nod
 from everstep.protocol.plan import GenerationPlan, InputChannel, ObjectReference, SourceArchive
 from tests.integration.worker.agent.fleet import BUCKET, KEY_BYTES, Fleet, until
 from tests.wheels import make_wheel
+from worker.errors import SourceRefused, StoreDenied
+from worker.source import SourceArchives
 
 pytestmark = pytest.mark.integration
 SET = InputChannel(name="train", prefix=ObjectReference(bucket=BUCKET, key="set/"))
@@ -101,6 +103,21 @@ async def test_a_job_that_has_trained_is_not_given_up_for_a_channel(fleet: Fleet
     needs = Needs(fleet, {"inputs": (SET,)})
     await needs.load(MemberPhase.LOAD_FAILED)
     assert {fault.is_permanent for fault in needs.faults()} == {False}
+
+
+async def test_a_job_that_has_trained_is_not_given_up_for_its_source(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    await fleet.launch()
+    await fleet.train(2)
+    for error, code in ((StoreDenied("the keys have expired"), "archive_unavailable"), (SourceRefused("no space left"), "source_refused")):
+
+        def get(_: object, source: SourceArchive, error: Exception = error) -> Path:
+            raise error
+
+        monkeypatch.setattr(SourceArchives, "get", get)
+        await fleet.prepare()
+        needs = Needs(fleet, {})
+        await needs.load(MemberPhase.LOAD_FAILED)
+        assert {(fault.code, fault.is_permanent) for fault in needs.faults()} == {(code, False)}
 
 
 @pytest.mark.covers("CreateTrainingJob.Secrets")
