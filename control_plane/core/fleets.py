@@ -127,10 +127,13 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
         actions += _tries(now, spec, observed.group)
     if not is_frozen:
         actions += _reboots(spec, table)
-        extra = standing - desired - sum(isinstance(action, TerminateMember) and action.decrement for action in actions)
-        drained = _drained(spec, observed.group, table, extra)
+        ending = [action for action in actions if isinstance(action, TerminateMember)]
+        room = standing - desired - sum(action.decrement for action in ending)
+        drained = _drained(spec, observed.group, table, room)
+        room -= sum(action.decrement for action in drained)
+        left = _counted(observed.group) - len(ending) - len(drained)
         actions += drained
-        actions += _surplus(spec, observed, table, desired, extra - sum(action.decrement for action in drained))
+        actions += _surplus(table, desired, max(room, left - desired), room)
     return FleetDecision(
         records=table.changed(),
         actions=tuple(actions),
@@ -491,10 +494,15 @@ def _without_hope(group: GroupObserved, desired: int) -> int:
     """Return the capacity that is left when no more instances are waited for than are needed.
 
     Ending a surplus node while the group still waits for others would bring one of those, to be ended in turn. Every instance is protected from
-    scale-in: a capacity that is lowered to what is there ends none, also if one comes in that very moment.
+    scale-in: a capacity that is lowered to what is there ends none, also if one comes in that very moment. It is surplus then, like any other.
     """
     there = sum(not member.is_leaving for member in group.members)
     return max(group.min_size, min(group.desired_count, max(desired, there)))
+
+
+def _counted(group: GroupObserved) -> int:
+    """Return how many members Auto Scaling counts when it looks whether some are missing: none that leaves or that a person has put aside."""
+    return sum(not member.is_leaving and not member.lifecycle_state.startswith(("Standby", "EnteringStandby")) for member in group.members)
 
 
 def _ended_members(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int) -> list[FleetAction]:
@@ -612,9 +620,14 @@ def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -
 _SURPLUS = "surplus"
 
 
-def _surplus(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int, extra: int) -> list[FleetAction]:
-    """End idle nodes beyond what the fleet needs, those that may go anyway and then the newest first, by name."""
-    members = {member.node_id for member in seen.group.members if not member.is_leaving}
+def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAction]:
+    """End idle nodes beyond what the fleet needs, those that may go anyway and then the newest first, by name.
+
+    Capacity goes with as many of them as it has too much (`room`). The group may have more members than it desires: launches that were on their way
+    when capacity was lowered have come in, or a person lowered it. Nothing comes in the place of those.
+    """
+    spec = table.spec
+    members = {member.node_id for member in table.seen.group.members if not member.is_leaving}
     pending = [row for row in table.in_state(NodeState.DRAINING) if row.reason.startswith(_SURPLUS) and row.node_id in members]
     extra -= len(pending)
     idle = [row for row in table.in_state(NodeState.SPARE) if row.node_id in members]
@@ -623,7 +636,8 @@ def _surplus(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int, 
     for row in sorted(idle, key=lambda row: (bool(table.node(row.node_id).notices), row.created_at, row.node_id), reverse=True)[: max(0, extra)]:
         table.move(row, NodeEvent.EXCLUDED, f"{_SURPLUS}: the fleet needs {desired} nodes")
         pending.append(table.rows[row.node_id])
-    return [TerminateMember(group=spec.group, node_id=row.node_id, decrement=True, reason=row.reason) for row in pending]
+    pending.sort(key=lambda row: (row.created_at, row.node_id), reverse=True)  # said again, it is the same
+    return [TerminateMember(group=spec.group, node_id=row.node_id, decrement=place < room, reason=row.reason) for place, row in enumerate(pending)]
 
 
 def _reason(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int, *, is_blind: bool) -> str:

@@ -144,6 +144,8 @@ class Simulation:
         self.desired = 0
         self.launched = 0
         self.booting: dict[NodeId, float] = {}
+        self.launching: set[NodeId] = set()
+        """Those of them that their group does not list yet."""
         self.table: dict[NodeId, NodeRecord] = {}
         self.is_stopped = False
         self.announced: dict[NodeId, tuple[Notice, ...]] = {}
@@ -170,9 +172,11 @@ class Simulation:
     def step(self, seconds: float = 1.0) -> None:
         self.seconds += seconds
         members = [node_id for node_id in [*self.agents, *self.booting, *self.ended] if node_id not in self.removed]
+        self.launching.clear()
         for _ in range(self.desired - len(members)):
             self.launched += 1
             self.booting[NodeId(f"i-{self.launched}")] = self.seconds + 5
+            self.launching.add(NodeId(f"i-{self.launched}"))
         for node_id in [node_id for node_id, due in self.booting.items() if due <= self.seconds]:
             del self.booting[node_id]
             self.agents[node_id] = Agent(self, node_id, int(node_id[2:]))  # type: ignore[arg-type]
@@ -240,7 +244,7 @@ class Simulation:
         nodes = self.nodes()
         members = tuple(
             GroupMember(node_id=node_id, is_leaving=False, awaits_termination=False)
-            for node_id in sorted({*self.agents, *self.booting, *self.ended} - self.removed)
+            for node_id in sorted({*self.agents, *self.booting, *self.ended} - self.removed - self.launching)
         )
         observed = FleetObserved(
             group=GroupObserved(desired_count=self.desired, min_size=0, max_size=MAX_SIZE, members=members, termination_hooks=(), drift=()),
@@ -257,7 +261,6 @@ class Simulation:
         for action in decision.actions:
             match action:
                 case SetDesired(desired_count=desired):
-                    members = {*self.agents, *self.booting, *self.ended} - self.removed
                     assert len(members) <= desired <= MAX_SIZE, "an instance that nobody named would be ended"
                     assert desired != self.desired
                     self.desired = desired

@@ -199,10 +199,11 @@ def test_warm_nodes_are_given_first_and_cold_ones_are_not_left() -> None:
 def test_a_spare_comes_from_another_failure_domain_than_the_survivors() -> None:
     rows = [row("i1", NodeState.ASSIGNED, "hurt"), row("i2", NodeState.ASSIGNED, "hurt"), row("i3"), row("i4"), row("i5")]
     domains = {"i1": "a", "i2": "b", "i3": "a", "i4": "b", "i5": "c"}
-    assert states(decide(seen(rows, [job("hurt", JobState.PREPARING, 3)], domains=domains))) == {"i5": ("assigned", "hurt")}
+    observed = seen(rows, [job("hurt", JobState.PREPARING, 3)], desired=5, domains=domains)
+    assert states(decide(observed, replace(SPEC, spare_count=2))) == {"i5": ("assigned", "hurt")}
     two = states(decide(seen(rows, [job("hurt", JobState.PREPARING, 4)], domains=domains)))
     assert two == {"i3": ("assigned", "hurt"), "i5": ("assigned", "hurt")}
-    warm_first = decide(seen(rows, [job("hurt", JobState.PREPARING, 3)], domains=domains, cold=("i5",)))
+    warm_first = decide(replace(observed, nodes=seen(rows, [], domains=domains, cold=("i5",)).nodes), replace(SPEC, spare_count=2))
     assert states(warm_first) == {"i3": ("assigned", "hurt")}
 
 
@@ -262,6 +263,38 @@ def test_surplus_is_ended_newest_first_with_its_capacity() -> None:
     decision = decide(seen([row(f"i{n}") for n in range(1, 6)], [], desired=5))
     assert [(action.node_id, action.decrement) for action in decision.actions if isinstance(action, TerminateMember)] == [("i5", True), ("i4", True)]
     assert states(decision) == {"i4": ("draining", None), "i5": ("draining", None)}
+
+
+def ends(decision) -> list[tuple[str, bool]]:
+    return [(action.node_id, action.decrement) for action in decision.actions if isinstance(action, TerminateMember)]
+
+
+def test_members_beyond_desired_capacity_are_ended_without_it() -> None:
+    """Launches came in after capacity was lowered: they are protected from scale-in, and stay until they are named."""
+    rows = [row(f"i{n}") for n in range(1, 6)]
+    assert ends(decide(seen(rows, [], desired=3))) == [("i5", False), ("i4", False)]
+    assert ends(decide(seen(rows, [], desired=4))) == [("i5", True), ("i4", False)]
+    on_its_way = [*rows[:3], *(replace(each, state=NodeState.DRAINING, reason="surplus: the fleet needs 3 nodes") for each in rows[3:])]
+    assert ends(decide(seen(on_its_way, [], desired=4))) == [("i5", True), ("i4", False)], "said again, it is the same"
+    lowered_too_far = decide(seen(rows, [], desired=1))
+    assert lowered_too_far.actions[0] == SetDesired(group="group", desired_count=3)
+    assert ends(lowered_too_far) == [("i5", False), ("i4", False)]
+    assert ends(decide(seen([row("i1")], [], desired=0), replace(SPEC, is_deleting=True))) == [("i1", False)]
+
+
+def test_an_ended_member_beyond_desired_capacity_makes_room_for_those_that_run() -> None:
+    rows = [row(f"i{n}") for n in range(1, 6)]
+    assert ends(decide(seen(rows, [], desired=3, ended=("i1",)))) == [("i1", False), ("i5", False)]
+    assert ends(decide(seen(rows, [], desired=3, ended=("i1", "i2")))) == [("i1", False), ("i2", False)]
+    excluded = [*rows[:4], row("i5", NodeState.DRAINING, reason="broken", replaced_at=NOW, since=NOW)]
+    assert ends(decide(seen(excluded, [], desired=3))) == [("i5", False), ("i4", False)]
+
+
+def test_an_instance_that_a_person_put_aside_is_no_member_too_many() -> None:
+    """Auto Scaling does not count one in Standby: ending another one would bring its replacement, and so on."""
+    observed = seen([row(f"i{n}") for n in range(1, 5)], [])
+    aside = replace(observed.group.members[0], lifecycle_state="Standby")
+    assert decide(replace(observed, group=replace(observed.group, members=(aside, *observed.group.members[1:])))).actions == ()
 
 
 def test_nobody_waits_for_instances_that_nobody_needs() -> None:
