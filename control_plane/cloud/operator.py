@@ -24,7 +24,9 @@ USER_SUSPENDED = "User suspended"
 class Ec2State(StrEnum):
     """The state of an instance in EC2's own words.
 
-    ABSENT is ours: EC2 no longer knows the id. It drops terminated instances after about an hour, so it means the same as TERMINATED.
+    ABSENT is ours: EC2 does not know the id. It drops terminated instances after about an hour, so it means the same as TERMINATED, but of a member
+    that its group is still launching: EC2 may not show it yet.
+    Source: Amazon EC2 Developer Guide, eventual consistency.
     """
 
     PENDING = "pending"
@@ -180,7 +182,7 @@ class CloudOperator(Protocol):
         """
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
-        """Return the state of every id asked for; ids that EC2 no longer knows come back as `Ec2State.ABSENT`."""
+        """Return the state of every id asked for; ids that EC2 does not know come back as `Ec2State.ABSENT`."""
 
     def set_desired(self, name: str, desired_count: int) -> None:
         """Set the group's desired capacity. Idempotent; called by the fleet loop alone, to go up."""

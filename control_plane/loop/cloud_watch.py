@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 
 from control_plane.cloud.contract import MAX_HOOK_TIMEOUT, drift
 from control_plane.cloud.errors import CloudError
-from control_plane.cloud.operator import TERMINATING_TRANSITION, CloudOperator, GroupState, InstanceState, LaunchFailure, ScheduledEvent
+from control_plane.cloud.operator import TERMINATING_TRANSITION, CloudOperator, Ec2State, GroupState, InstanceState, LaunchFailure, ScheduledEvent
 from control_plane.core.capacity import failing_since, waiting_words
 from control_plane.core.observed import GroupMember, GroupObserved, InstanceCondition
 from control_plane.core.states import NodeState
@@ -346,9 +346,16 @@ def _scheduled(node_id: NodeId, event: ScheduledEvent) -> NoticeRecord:
 
 
 def _conditions(group: GroupState, instances: Mapping[NodeId, InstanceState]) -> dict[NodeId, tuple[InstanceCondition, str]]:
-    """Return what AWS says of each node; a group that is ending a member says so before EC2 does, unless a hook still holds it: that is a notice."""
+    """Return what AWS says of each node; a group that is ending a member says so before EC2 does, unless a hook still holds it: that is a notice.
+
+    EC2 may not know an id yet that a group has just launched: that is no word that it has ended.
+    """
     conditions = {}
+    launching = {member.instance_id for member in group.members if member.lifecycle_state.startswith("Pending")}
     for node_id, instance in instances.items():
+        if instance.state is Ec2State.ABSENT and node_id in launching:
+            conditions[node_id] = (InstanceCondition.UNKNOWN, "")
+            continue
         words = f"{instance.state.value} ({instance.state_reason})" if instance.state_reason else instance.state.value
         conditions[node_id] = (InstanceCondition.ENDED if instance.state.has_ended else InstanceCondition.PRESENT, words)
     for member in group.members:

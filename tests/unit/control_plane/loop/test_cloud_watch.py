@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from control_plane.cloud.errors import CloudUnavailable
+from control_plane.cloud.operator import Ec2State, InstanceState
 from control_plane.db import notices
 from control_plane.db.notices import NoticeRecord
 from control_plane.loop.cloud_watch import CLOSE_SECONDS
@@ -104,6 +106,22 @@ async def test_questions_that_fail_are_told_once_and_hold_up_nothing(world: Worl
     await world.tick(CLOSE_SECONDS)
     assert sum("is unknown" in record.message for record in caplog.records) == 1
     assert sum("are unknown" in record.message for record in caplog.records) == 1
+
+
+async def test_an_instance_that_ec2_does_not_show_yet_has_not_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    describe = world.operator.describe_instances
+
+    def without_new_ones(ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
+        known = describe(ids)
+        young = [node_id for node_id, instance in known.items() if instance.state is Ec2State.PENDING]
+        return {**known, **{node_id: InstanceState(instance_id=node_id, state=Ec2State.ABSENT) for node_id in young}}
+
+    monkeypatch.setattr(world.operator, "describe_instances", without_new_ones)
+    world.operator.boot_delay = timedelta(seconds=10)
+    world.submit()
+    await world.running()
+    assert "gone" not in {node.state for node in world.nodes().values()}
+    assert [call for call in world.operator.calls if call[0] == "terminate_member"] == []
 
 
 async def test_a_hook_s_time_runs_from_its_first_sight_also_for_a_server_that_comes_later(tmp_path: Path) -> None:
