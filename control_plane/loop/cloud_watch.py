@@ -19,7 +19,16 @@ from datetime import UTC, datetime, timedelta
 
 from control_plane.cloud.contract import MAX_HOOK_TIMEOUT, drift
 from control_plane.cloud.errors import CloudError
-from control_plane.cloud.operator import TERMINATING_TRANSITION, CloudOperator, Ec2State, GroupState, InstanceState, LaunchFailure, ScheduledEvent
+from control_plane.cloud.operator import (
+    TERMINATING_TRANSITION,
+    CloudOperator,
+    Ec2State,
+    GroupState,
+    InstanceState,
+    LaunchFailure,
+    MemberState,
+    ScheduledEvent,
+)
 from control_plane.core.capacity import failing_since, waiting_words
 from control_plane.core.observed import GroupMember, GroupObserved, InstanceCondition
 from control_plane.core.states import NodeState
@@ -212,7 +221,7 @@ class CloudWatch:
         ids = known | {member.instance_id for member in group.members}
         instances = self._operator.describe_instances(sorted(ids))
         about = self._known.setdefault(FleetName(fleet.name), _Known())
-        self._note_held(group, ids, about)
+        self._note_held(group, instances, about)
         are_missing = sum(not member.is_leaving for member in group.members) < group.desired_count
         failures = self._operator.recent_launch_failures(fleet.auto_scaling_group_name) if are_missing else ()
         before = self._views.get(FleetName(fleet.name))
@@ -224,9 +233,9 @@ class CloudWatch:
             conditions=_conditions(group, instances),
         )
 
-    def _note_held(self, group: GroupState, ids: set[NodeId], about: _Known) -> None:
+    def _note_held(self, group: GroupState, instances: Mapping[NodeId, InstanceState], about: _Known) -> None:
         """Store which instances a terminating hook holds, and from the first sight until when."""
-        held = [member for member in group.members if member.awaits_termination]
+        held = _held(group, instances)
         if not held and not about.has_held:
             return
         ends_at = self._now() + timedelta(seconds=_hook_seconds(group))
@@ -242,7 +251,7 @@ class CloudWatch:
             for member in held
         ]
         with self._database.write() as session:
-            notices.replace_polled(session, NoticeSource.GROUP, ids, found, self._now())
+            notices.replace_polled(session, NoticeSource.GROUP, instances.keys(), found, self._now())
         about.has_held = bool(held)
 
     def _ask_closely(self, fleet: FleetName, ids: set[NodeId], about: _Known) -> bool:
@@ -345,6 +354,19 @@ def _scheduled(node_id: NodeId, event: ScheduledEvent) -> NoticeRecord:
     )
 
 
+def _held(group: GroupState, instances: Mapping[NodeId, InstanceState]) -> list[MemberState]:
+    """Return the members that a terminating hook holds or is about to: one is Terminating, for minutes where a load balancer drains it, before that.
+
+    Source: Amazon EC2 Auto Scaling User Guide, how lifecycle hooks work.
+    """
+    has_hook = any(hook.transition == TERMINATING_TRANSITION for hook in group.hooks)
+    return [
+        member
+        for member in group.members
+        if member.awaits_termination or (has_hook and member.lifecycle_state == "Terminating" and not instances[member.instance_id].state.has_ended)
+    ]
+
+
 def _conditions(group: GroupState, instances: Mapping[NodeId, InstanceState]) -> dict[NodeId, tuple[InstanceCondition, str]]:
     """Return what AWS says of each node; a group that is ending a member says so before EC2 does, unless a hook still holds it: that is a notice.
 
@@ -358,7 +380,8 @@ def _conditions(group: GroupState, instances: Mapping[NodeId, InstanceState]) ->
             continue
         words = f"{instance.state.value} ({instance.state_reason})" if instance.state_reason else instance.state.value
         conditions[node_id] = (InstanceCondition.ENDED if instance.state.has_ended else InstanceCondition.PRESENT, words)
+    held = _held(group, instances)
     for member in group.members:
-        if member.is_leaving and not member.awaits_termination and conditions.get(member.instance_id, (None, ""))[0] is not InstanceCondition.ENDED:
+        if member.is_leaving and member not in held and conditions.get(member.instance_id, (None, ""))[0] is not InstanceCondition.ENDED:
             conditions[member.instance_id] = (InstanceCondition.ENDED, f"leaving its Auto Scaling group ({member.lifecycle_state})")
     return conditions

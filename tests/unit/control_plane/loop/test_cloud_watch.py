@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from control_plane.cloud.errors import CloudUnavailable
-from control_plane.cloud.operator import Ec2State, InstanceState
+from control_plane.cloud.operator import Ec2State, GroupState, InstanceState
 from control_plane.db import notices
 from control_plane.db.notices import NoticeRecord
 from control_plane.loop.cloud_watch import CLOSE_SECONDS
@@ -138,6 +139,33 @@ async def test_a_hook_s_time_runs_from_its_first_sight_also_for_a_server_that_co
     await world.tick()
     assert stored(world) == (first,)
     world.close()
+
+
+async def test_an_end_that_a_hook_is_about_to_hold_is_a_notice_already(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Auto Scaling calls a member Terminating before it is Terminating:Wait, for minutes where a load balancer drains it."""
+    describe = world.operator.describe_group
+    world.submit()
+    await world.running()
+    await world.train(10)
+    leaving = world.team()[1].node_id
+    held_from = world.now + timedelta(seconds=3)
+
+    def draining(name: str) -> GroupState:
+        group = describe(name)
+        state = "Terminating" if world.now < held_from else "Terminating:Wait"
+        return replace(group, members=tuple(replace(each, lifecycle_state=state) if each.is_leaving else each for each in group.members))
+
+    monkeypatch.setattr(world.operator, "describe_group", draining)
+    world.operator.shrink(leaving)
+    await world.tick()
+    assert [(notice.node_id, notice.kind) for notice in stored(world)] == [(leaving, "terminating")]
+    assert world.nodes()[leaving].state == "assigned"
+    await world.until(lambda: world.is_stopped)
+    world.finish()
+    await world.until(lambda: world.job().generation == 2)
+    (incident,) = world.incidents()
+    assert (incident.cause, incident.lost_steps) == ("notice", 0)
+    await world.until(lambda: leaving not in world.agents)
 
 
 async def test_a_hook_is_held_while_the_last_step_has_only_nodes_that_go(world: World) -> None:
