@@ -5,6 +5,7 @@ Invariant: nothing is changed in a group before its tag `everstep:fleet` has bee
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from control_plane.cloud.connection import Connection, translated
-from control_plane.cloud.errors import GroupNotOurs, InvalidRequest, NotFound
+from control_plane.cloud.errors import CloudError, GroupNotOurs, InvalidRequest, NotFound
 from control_plane.cloud.operator import (
     FLEET_TAG,
     Ec2State,
@@ -27,6 +28,8 @@ from control_plane.cloud.operator import (
     ScheduledEvent,
 )
 from everstep.protocol.ids import NodeId
+
+log = logging.getLogger(__name__)
 
 SETTINGS_TTL_SECONDS: Final = 5.0
 """Hooks, policies and the instance type take three calls and change by hand only; drift may be seen this much late."""
@@ -44,6 +47,8 @@ class _Settings:
     instance_type: str
     template: LaunchTemplateRef | None
     read_at: float
+    trouble: str
+    """Why the launch template could not be read; empty where it could."""
 
 
 class AwsOperator:
@@ -66,14 +71,15 @@ class AwsOperator:
         """Return the group; see `CloudOperator`."""
         group = self._describe(name)
         template = _template(group.get("LaunchTemplate"))
-        settings = self._group_settings(name, template)
+        members = tuple(_member(member) for member in group["Instances"])
+        settings = self._group_settings(name, template, members)
         return GroupState(
             name=name,
             desired_count=group["DesiredCapacity"],
             min_size=group["MinSize"],
             max_size=group["MaxSize"],
             availability_zones=tuple(group["AvailabilityZones"]),
-            members=tuple(_member(member) for member in group["Instances"]),
+            members=members,
             suspended_processes=frozenset(process["ProcessName"] for process in group["SuspendedProcesses"]),
             new_instances_protected=group["NewInstancesProtectedFromScaleIn"],
             hooks=settings.hooks,
@@ -246,7 +252,7 @@ class AwsOperator:
                 return
         self._describe(name)
 
-    def _group_settings(self, name: str, template: LaunchTemplateRef | None) -> _Settings:
+    def _group_settings(self, name: str, template: LaunchTemplateRef | None, members: Sequence[MemberState]) -> _Settings:
         now = self._monotonic()
         with self._lock:
             known = self._settings.get(name)
@@ -256,7 +262,17 @@ class AwsOperator:
             hooks = self._auto_scaling.describe_lifecycle_hooks(AutoScalingGroupName=name)["LifecycleHooks"]
             pages = self._auto_scaling.get_paginator("describe_policies").paginate(AutoScalingGroupName=name)
             policies = tuple(policy["PolicyName"] for page in pages for policy in page["ScalingPolicies"])
-        settings = _Settings(tuple(_hook(hook) for hook in hooks), policies, self._instance_type(template), template, now)
+        trouble = ""
+        try:
+            instance_type = self._instance_type(template)
+        except CloudError as error:  # somebody has deleted it: its instances run on, and what the group says of them is needed
+            instance_type = known.instance_type if known else next((member.instance_type for member in members), "")
+            if not instance_type:
+                raise
+            trouble = error.message
+            if known is None or known.trouble != trouble:
+                log.warning("%s: its launch template cannot be read: %s", name, trouble)
+        settings = _Settings(tuple(_hook(hook) for hook in hooks), policies, instance_type, template, now, trouble)
         with self._lock:
             self._settings[name] = settings
         return settings

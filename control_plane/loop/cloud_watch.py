@@ -74,6 +74,8 @@ class _Known:
     failed_checks: dict[NodeId, tuple[float, tuple[str, ...]]] = field(default_factory=dict)
     """When EC2 was asked, monotonic seconds, and which status checks of an instance it called impaired."""
     domains: dict[NodeId, str] = field(default_factory=dict)
+    launch_failures: tuple[LaunchFailure, ...] = ()
+    """As AWS told of them last, while instances are missing."""
     has_held: bool = True
     """A terminating hook held one of its instances, or may have before this server started."""
 
@@ -223,15 +225,26 @@ class CloudWatch:
         about = self._known.setdefault(FleetName(fleet.name), _Known())
         self._note_held(group, instances, about)
         are_missing = sum(not member.is_leaving for member in group.members) < group.desired_count
-        failures = self._operator.recent_launch_failures(fleet.auto_scaling_group_name) if are_missing else ()
+        about.launch_failures = self._launch_failures(fleet, about) if are_missing else ()
         before = self._views.get(FleetName(fleet.name))
         return CloudView(
             asked_at=asked_at,
-            group=_group(group, failures, before.group if before is not None else None),
+            group=_group(group, about.launch_failures, before.group if before is not None else None),
             instance_type=group.instance_type,
             availability_zone=", ".join(group.availability_zones),
             conditions=_conditions(group, instances),
         )
+
+    def _launch_failures(self, fleet: fleets.FleetRecord, about: _Known) -> tuple[LaunchFailure, ...]:
+        """Ask why instances do not come; without an answer that is what it was, and the rest of what AWS says counts all the same."""
+        key = f"{fleet.name}/launches"
+        try:
+            found = self._operator.recent_launch_failures(fleet.auto_scaling_group_name)
+        except CloudError as error:
+            self._tell_once(key, f"fleet {fleet.name}: why its launches fail is unknown: {_first_line(error)}")
+            return about.launch_failures
+        self._failing.pop(key, None)
+        return found
 
     def _note_held(self, group: GroupState, instances: Mapping[NodeId, InstanceState], about: _Known) -> None:
         """Store which instances a terminating hook holds, and from the first sight until when."""

@@ -139,6 +139,37 @@ def test_hooks_and_policies_are_read_now_and_then_and_the_group_always(connectio
         stub.assert_no_pending_responses()
 
 
+def test_a_group_is_described_without_its_launch_template(connection: Connection, caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    operator = AwsOperator(connection, monotonic=lambda: now)
+    template = {"LaunchTemplateId": "lt-1", "LaunchTemplateName": "gpus", "Version": "7"}
+    member = {
+        "InstanceId": "i-1",
+        "InstanceType": "p5.48xlarge",
+        "AvailabilityZone": "us-east-1a",
+        "LifecycleState": "InService",
+        "HealthStatus": "Healthy",
+        "ProtectedFromScaleIn": True,
+    }
+    found: list[dict[str, Any]] = [member]
+    with Stubber(connection.client("autoscaling")) as stub, Stubber(connection.client("ec2")) as ec2:
+
+        def describe() -> str:
+            stub.add_response("describe_auto_scaling_groups", {"AutoScalingGroups": [{**GROUP, "LaunchTemplate": template, "Instances": found}]})
+            stub.add_response("describe_lifecycle_hooks", {"LifecycleHooks": []})
+            stub.add_response("describe_policies", {"ScalingPolicies": []})
+            ec2.add_client_error("describe_launch_template_versions", "InvalidLaunchTemplateId.VersionNotFound", "Could not find version 7")
+            return operator.describe_group("g").instance_type
+
+        assert describe() == "p5.48xlarge", "its members say so"
+        now, found = 10.0, []
+        assert describe() == "p5.48xlarge", "it is known"
+        assert sum("Could not find version 7" in record.message for record in caplog.records) == 1
+        operator = AwsOperator(connection)
+        with pytest.raises(InvalidRequest, match="Could not find version 7"):
+            describe()
+
+
 def test_a_tag_that_is_taken_away_is_noticed(connection: Connection) -> None:
     operator = AwsOperator(connection, monotonic=lambda: 0.0)
     with Stubber(connection.client("autoscaling")) as stub:

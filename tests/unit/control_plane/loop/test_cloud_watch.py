@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from control_plane.cloud.errors import CloudUnavailable
+from control_plane.cloud.errors import CloudUnavailable, Throttled
 from control_plane.cloud.operator import Ec2State, GroupState, InstanceState
 from control_plane.db import notices
 from control_plane.db.notices import NoticeRecord
@@ -219,6 +219,20 @@ async def test_a_group_that_tries_every_second_moves_no_moment_at_which_it_is_as
         words.append(world.job().reason)
     assert len(world.operator.recent_launch_failures(GROUP)) > 50
     assert list(dict.fromkeys(said.rpartition(" at ")[2] for said in words if "asked for again" in said)) == ["00:00:31 UTC", "00:01:31 UTC"]
+
+
+async def test_a_spare_takes_over_also_while_aws_does_not_say_why_another_one_does_not_come(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.operator.launch_retry = timedelta(hours=1)
+    await world.until(lambda: len(world.agents) == 5)
+    world.submit()
+    await world.running()
+    world.operator.capacity = 4
+    monkeypatch.setattr(world.operator, "recent_launch_failures", lambda _: (_ for _ in ()).throw(Throttled("Rate exceeded")))
+    world.terminate(world.team()[0])
+    await world.until(lambda: world.job().generation == 2)
+    assert sum("why its launches fail is unknown: Rate exceeded" in record.message for record in caplog.records) == 1
 
 
 async def test_the_wait_for_capacity_is_part_of_a_replacement_s_time(world: World) -> None:
