@@ -349,13 +349,17 @@ def _scheduled(status: dict[str, Any]) -> Iterator[ScheduledEvent]:
 
 
 def _failures_since_success(activities: Iterable[dict[str, Any]]) -> Iterator[LaunchFailure]:
-    """Yield failed launches from activities that come newest first, up to the newest launch that succeeded."""
+    """Yield failed launches from activities that come newest first, up to the newest launch that succeeded.
+
+    Source: Amazon EC2 Auto Scaling API Reference, DescribeScalingActivities: a launch that failed is Failed or Cancelled, and its StatusMessage says
+    why. One that was cancelled without a word was called off.
+    """
     for activity in activities:
         if not activity.get("Description", "").startswith("Launching"):
             continue
         if activity["StatusCode"] == "Successful":
             return
-        if activity["StatusCode"] == "Failed":
+        if activity["StatusCode"] == "Failed" or (activity["StatusCode"] == "Cancelled" and activity.get("StatusMessage")):
             yield LaunchFailure(at=activity["StartTime"], message=activity.get("StatusMessage") or activity["Description"])
 
 

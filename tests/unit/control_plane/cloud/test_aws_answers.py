@@ -58,6 +58,33 @@ def test_network_nodes_are_told_nearest_last_and_unknown_ones_are_left_out(opera
         assert operator.network_nodes([NODE, OTHER]) == {NODE: tuple(network)}
 
 
+def test_a_launch_that_aws_cancelled_for_a_cause_has_failed(operator: AwsOperator) -> None:
+    began = datetime(2026, 5, 23, tzinfo=UTC)
+    told = [
+        ("Cancelled", "no Spot capacity"),
+        ("Cancelled", ""),
+        ("InProgress", "waits"),
+        ("Failed", "no capacity"),
+        ("Successful", ""),
+        ("Failed", "old"),
+    ]
+    activities: list[dict[str, object]] = [
+        {
+            "ActivityId": str(number),
+            "AutoScalingGroupName": "group",
+            "Description": "Launching a new EC2 instance",
+            "Cause": "An instance was started",
+            "StartTime": began,
+            "StatusCode": code,
+        }
+        | ({"StatusMessage": message} if message else {})
+        for number, (code, message) in enumerate(told)
+    ]
+    with Stubber(operator._auto_scaling) as stub:
+        stub.add_response("describe_scaling_activities", {"Activities": activities}, {"AutoScalingGroupName": "group", "MaxRecords": 100})
+        assert [failure.message for failure in operator.recent_launch_failures("group")] == ["no Spot capacity", "no capacity"]
+
+
 def test_an_instance_type_without_topology_is_a_cloud_error(operator: AwsOperator) -> None:
     with Stubber(operator._ec2) as stub:
         stub.add_client_error("describe_instance_topology", "UnsupportedOperation")
