@@ -86,6 +86,7 @@ class FakeOperator:
         name: str,
         *,
         desired: int = 0,
+        min_size: int = 0,
         max_size: int = 100,
         tags: Mapping[str, str] | None = None,
         availability_zones: tuple[str, ...] = ("us-east-1a",),
@@ -95,7 +96,7 @@ class FakeOperator:
         state = GroupState(
             name=name,
             desired_count=desired,
-            min_size=0,
+            min_size=min_size,
             max_size=max_size,
             availability_zones=availability_zones,
             members=(),
@@ -185,6 +186,9 @@ class FakeOperator:
             self._group(group.state.name)
             if group.members[instance_id].state.is_leaving:
                 return
+            if decrement and group.state.desired_count <= group.state.min_size:
+                words = f"Currently, desiredSize equals minSize ({group.state.min_size}). Terminating instance without replacement will violate"
+                raise InvalidRequest(f"{words} group's min size constraint.", code="ValidationError")
             self.calls.append(("terminate_member", instance_id, decrement))
             if decrement:
                 group.state = replace(group.state, desired_count=group.state.desired_count - 1)

@@ -110,7 +110,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
         table.give_up_joining()
         table.retire_announced()
     table.replace_within_limit(is_frozen=is_frozen)
-    desired = 0 if spec.is_deleting else _desired(spec, observed, table)
+    desired = observed.group.min_size if spec.is_deleting else _desired(spec, observed, table)
     standing = observed.group.desired_count if is_frozen else _without_hope(observed.group, desired)
     actions = [
         *_ended_members(spec, observed, table, desired),
@@ -644,6 +644,8 @@ def _reason(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int, *
     parts: list[str] = []
     if seen.group.drift:
         parts.append(f"frozen: {' '.join(seen.group.drift)}")
+    if spec.is_deleting and desired:
+        parts.append(f"cannot be deleted while its Auto Scaling group has MinSize {desired}: set it to 0")
     if is_blind:
         parts.append("frozen: most of the fleet is silent while EC2 says that it runs")
     recent = sorted(at for at in seen.replaced if table.now - at <= RATE_WINDOW_SECONDS)

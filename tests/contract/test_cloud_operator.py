@@ -77,10 +77,12 @@ def _fake_world() -> World:
     fake = FakeOperator(boot_delay=timedelta(seconds=2))
     count = iter(range(100))
 
-    def make_group(*, desired: int = 0, max_size: int = 20, tag: str | None = "everstep:fleet", zones: int = 1) -> str:
+    def make_group(*, desired: int = 0, min_size: int = 0, max_size: int = 20, tag: str | None = "everstep:fleet", zones: int = 1) -> str:
         name = f"group-{next(count)}"
         tags = {tag: "f"} if tag else {}
-        fake.create_group(name, desired=desired, max_size=max_size, tags=tags, availability_zones=("us-east-1a", "us-east-1b")[:zones])
+        fake.create_group(
+            name, desired=desired, min_size=min_size, max_size=max_size, tags=tags, availability_zones=("us-east-1a", "us-east-1b")[:zones]
+        )
         return name
 
     def limit(_: str, limit: int | None) -> None:
@@ -99,10 +101,10 @@ def _fake_world() -> World:
 
 def _aws_world(aws: ServedAws) -> World:
     connection = Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url=aws.url))
-    zones = ["us-east-1a", "us-east-1b"]
+    names = ["us-east-1a", "us-east-1b"]
 
-    def make_group(*, desired: int = 0, max_size: int = 20, tag: str | None = "everstep:fleet", zones_: int = 1, **more: Any) -> str:
-        return aws.make_group(desired=desired, max_size=max_size, tag=tag, AvailabilityZones=zones[: more.pop("zones", zones_)])
+    def make_group(*, zones: int = 1, **more: Any) -> str:
+        return aws.make_group(AvailabilityZones=names[:zones], **more)
 
     def limit(name: str, limit: int | None) -> None:
         capacity = {} if limit is None else {f"c7i.{name}": limit}
@@ -289,6 +291,15 @@ def test_what_does_not_exist_or_is_out_of_bounds_is_refused(world: World) -> Non
     assert error.value.code == "ValidationError"
     with pytest.raises(InvalidRequest):
         world.operator.protect_members(name, [ABSENT])
+
+
+def test_nobody_is_ended_with_capacity_that_the_group_must_have(world: World) -> None:
+    name = world.make_group(desired=1, min_size=1)
+    (id,) = world.in_service(name, 1)
+    with pytest.raises(InvalidRequest, match=r"desiredSize equals minSize \(1\)") as error:
+        world.operator.terminate_member(id, decrement=True)
+    assert error.value.code == "ValidationError"
+    assert world.in_service(name, 1) == [id]
 
 
 def test_ensure_makes_a_group_fit_and_then_changes_nothing(world: World) -> None:

@@ -282,6 +282,18 @@ def test_members_beyond_desired_capacity_are_ended_without_it() -> None:
     assert ends(decide(seen([row("i1")], [], desired=0), replace(SPEC, is_deleting=True))) == [("i1", False)]
 
 
+def test_a_deleted_fleet_keeps_what_its_group_must_have_and_says_who_can_change_that() -> None:
+    """AWS refuses to take capacity below MinSize, and without that another instance would come for each that is ended."""
+    observed = seen([row("i1"), row("i2")], [], desired=2)
+    bound = decide(replace(observed, group=replace(observed.group, min_size=1)), replace(SPEC, is_deleting=True))
+    assert ends(bound) == [("i2", True)]
+    left = seen([row("i1")], [], desired=1)
+    kept = decide(replace(left, group=replace(left.group, min_size=1)), replace(SPEC, is_deleting=True))
+    assert (ends(kept), kept.is_empty) == ([], False)
+    assert kept.reason == "cannot be deleted while its Auto Scaling group has MinSize 1: set it to 0"
+    assert ends(decide(left, replace(SPEC, is_deleting=True))) == [("i1", True)]
+
+
 def test_an_ended_member_beyond_desired_capacity_makes_room_for_those_that_run() -> None:
     rows = [row(f"i{n}") for n in range(1, 6)]
     assert ends(decide(seen(rows, [], desired=3, ended=("i1",)))) == [("i1", False), ("i5", False)]
