@@ -183,9 +183,9 @@ class _Table:
         return sorted((row for row in self.rows.values() if row.state in states), key=lambda row: (row.created_at, row.node_id))
 
     def follow_aws(self) -> None:
-        """Take in new members, connections, and what AWS has ended."""
+        """Take in new members, connections, and what AWS has ended. Who is listed for a while after its end is no new member."""
         staying = [member.node_id for member in self.seen.group.members if not member.is_leaving]
-        joined = [node_id for node_id in staying if node_id not in self.rows]
+        joined = [id for id in staying if id not in self.rows and self.node(id).instance is not InstanceCondition.ENDED]
         missing = max(0, self.seen.group.desired_count - len(staying))
         self.vacancies, filled = capacity.vacancies(self.vacancies, missing=missing, joined=len(joined), now=self.now)
         for node_id, wanted_at in zip_longest(joined, filled):

@@ -254,6 +254,13 @@ def test_an_ended_member_is_removed_by_name_and_replaced() -> None:
     assert decision.forgotten == ("i2",)
 
 
+def test_an_ended_member_that_its_group_still_lists_is_no_new_node() -> None:
+    observed = seen([row("i1"), row("i2"), row("i3")], [], ended=("i2",))
+    decision = decide(replace(observed, records=tuple(each for each in observed.records if each.node_id != "i2")))
+    assert (decision.records, decision.events) == ((), ())
+    assert ends(decision) == [("i2", False)], "asked again until AWS has taken it"
+
+
 def test_an_ended_member_that_nobody_needs_takes_its_capacity_along() -> None:
     decision = decide(seen([row("i1"), row("i2"), row("i3"), row("i4")], [], desired=4, ended=("i2",)))
     assert decision.actions[0] == TerminateMember(group="group", node_id=NodeId("i2"), decrement=True, reason="EC2: terminated")
