@@ -12,6 +12,7 @@ import signal
 import ssl
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -73,7 +74,11 @@ def settings(arguments: list[str]) -> AgentSettings:
         default=environment.get("EVERSTEP_SERVER_ID"),
         help="whom the signature of that role is for; the server logs its id at start (EVERSTEP_SERVER_ID)",
     )
-    parser.add_argument("--region", default=environment.get("AWS_REGION"), help="of the control plane (AWS_REGION); for --fleet")
+    parser.add_argument(
+        "--region",
+        default=environment.get("AWS_REGION"),
+        help="of the control plane (AWS_REGION); for --fleet, and where no other is named for secrets and S3",
+    )
     parser.add_argument(
         "--ca-bundle",
         type=Path,
@@ -169,6 +174,19 @@ def settings(arguments: list[str]) -> AgentSettings:
     )
 
 
+def aws_environment(chosen: AgentSettings, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the environment as clients of AWS read it: where it names no region, that of --region is theirs, too.
+
+    Args:
+        chosen: the agent's settings.
+        environment: the agent's.
+
+    Returns:
+        It, with a region where there is one.
+    """
+    return environment if chosen.claim is None else {"AWS_DEFAULT_REGION": chosen.claim.region, **environment}
+
+
 def confine(chosen: AgentSettings) -> str:
     """See that ranks can be what the settings say, and find out what does not keep them from the agent or from the instance's metadata.
 
@@ -236,7 +254,8 @@ def main() -> None:
         user=chosen.rank_user,
     )
     health = HealthWatch(gpus, state=chosen.state, slots=chosen.slots)
-    agent = Agent(chosen, s3_store(), NodeAws(), supervisor, now=time.time, health=health, own_log=own_log)
+    environment = aws_environment(chosen, os.environ)
+    agent = Agent(chosen, s3_store(environment), NodeAws(environment), supervisor, now=time.time, health=health, own_log=own_log)
     if chosen.log_format == "json":
         for handler in logging.getLogger().handlers:
             handler.setFormatter(JsonFormatter(agent.log_fields))

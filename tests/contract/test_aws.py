@@ -129,6 +129,14 @@ def test_keys_that_cannot_be_had_now_may_be_there_later() -> None:
             raise error
 
 
+def test_a_client_that_cannot_be_made_is_told_like_a_call_that_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(variable, raising=False)
+    nowhere = NodeAws({name: value for name, value in environment(url).items() if name != "AWS_REGION"})
+    with pytest.raises(StoreRefused, match="ssm:/a: You must specify a region"):
+        nowhere.secret("ssm:/a", None)
+
+
 def test_local_mode_speaks_to_loopback_only() -> None:
     with pytest.raises(ForbiddenEndpoint, match=r"the endpoint of ssm is https://ssm\.example"):
         NodeAws({"EVERSTEP_LOCAL": "1", "AWS_ENDPOINT_URL": "https://ssm.example"}).secret("ssm:/a", None)

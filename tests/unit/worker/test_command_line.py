@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from worker import metadata_rule, rank_user
-from worker.__main__ import confine, settings
+from worker.__main__ import aws_environment, confine, settings
 from worker.instance_metadata import EC2_ENDPOINT
 from worker.rank_user import RankUser
+from worker.storage.aws import aws_client
 
 
 def arguments(state: Path, url: str = "http://127.0.0.1:8000") -> list[str]:
@@ -22,6 +23,16 @@ def test_what_is_given_counts(tmp_path: Path) -> None:
     found = settings(arguments(tmp_path / "state"))
     assert (found.node_id, found.address, found.memory_bytes, found.control_plane_urls) == ("i-1", "127.0.0.2", 1000, ("http://127.0.0.1:8000",))
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_region_that_an_agent_is_told_is_that_of_its_aws_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    chosen = settings([*arguments(tmp_path), "--fleet", "main", "--server-id", "0" * 32, "--region", "eu-west-1"])
+    for named, region in (({}, "eu-west-1"), ({"AWS_REGION": "eu-north-1"}, "eu-north-1"), ({"AWS_DEFAULT_REGION": "eu-south-1"}, "eu-south-1")):
+        client = aws_client("s3", aws_environment(chosen, {**named, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"}))
+        assert client.meta.region_name == region
+        client.close()
+    assert aws_environment(settings(arguments(tmp_path)), {"A": "b"}) == {"A": "b"}
 
 
 @pytest.mark.parametrize("url", ["", "http://[", "127.0.0.1:8000", "ws://127.0.0.1", "http://127.0.0.1:none"])
