@@ -54,6 +54,7 @@ _DENIED = frozenset(
 _BUSY = frozenset(
     {"SlowDown", "RequestTimeout", "RequestTimeTooSkewed", "Throttling", "ThrottlingException", "ServiceUnavailable", "InternalError"}
     | {"InternalServiceError", "InternalServerError"}
+    | {"NoSuchUpload"}  # a rule of the bucket has ended it, say: another upload may do
 )
 
 

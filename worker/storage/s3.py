@@ -122,14 +122,26 @@ class S3ObjectStore:
         is_complete = False
         try:
             sent = self._put_parts(reference, upload, pieces, part_bytes, size, connections)
-            with _errors(reference):
-                answer = self._client.complete_multipart_upload(**upload, MultipartUpload={"Parts": sent})
+            stored = self._complete(reference, upload, sent, size)
             is_complete = True
         finally:
             if not is_complete:
                 # What cannot be aborted now is removed by the bucket's own rule for unfinished uploads.
                 with suppress(BotoCoreError, ClientError):
                     self._client.abort_multipart_upload(**upload)
+        return stored
+
+    def _complete(self, reference: ObjectReference, upload: dict[str, str], sent: list[dict[str, object]], size: int) -> StoredObject:
+        """Make parts an object. Where S3 knows no such upload, an answer was lost and botocore has asked again, or the upload was ended meanwhile."""
+        with _errors(reference):
+            try:
+                answer = self._client.complete_multipart_upload(**upload, MultipartUpload={"Parts": sent})
+            except ClientError as error:
+                is_unknown = error.response.get("Error", {}).get("Code") == "NoSuchUpload"
+                found = self.head(reference) if is_unknown else None
+                if found is None or found.bytes != size:
+                    raise
+                return found
         return StoredObject(reference, size, _etag(answer))
 
     def _put_parts(

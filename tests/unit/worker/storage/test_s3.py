@@ -140,7 +140,33 @@ def _no_thread_is_left() -> Iterator[None]:
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("s3-")]
 
 
+class Forgetful(FakeS3):
+    """Its answer to the last call of an upload is lost, and botocore's second one finds no upload any more."""
+
+    found: dict[str, Any] | None = None
+
+    def complete_multipart_upload(self, **_: object) -> dict[str, str]:
+        raise refusal("NoSuchUpload", 404)
+
+    def head_object(self, **_: object) -> dict[str, Any]:
+        if self.found is None:
+            raise refusal("404", 404)
+        return self.found
+
+
 # -- puts -----------------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_upload_that_was_completed_before_its_answer_was_lost_is_there() -> None:
+    client = Forgetful()
+    client.found = {"ContentLength": len(DATA), "ETag": '"whole-12"'}
+    stored = store_of(client).put_stream(WHERE, pieces_of(DATA), len(DATA))
+    assert (stored.bytes, stored.etag) == (len(DATA), "whole-12")
+    assert client.aborted_count == 0
+    for found in (None, {"ContentLength": 1, "ETag": '"other"'}):
+        client.found = found
+        with pytest.raises(StoreUnavailable, match="NoSuchUpload"):
+            store_of(client).put_stream(WHERE, pieces_of(DATA), len(DATA))
 
 
 def test_parts_go_side_by_side_and_are_named_in_order() -> None:
