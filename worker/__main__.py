@@ -57,7 +57,7 @@ def settings(arguments: list[str]) -> AgentSettings:
         SystemExit: something that is needed is missing; says what.
     """
     environment = os.environ
-    parser = argparse.ArgumentParser(prog="everstep agent", description="The agent of one node. One per instance; user data starts it.")
+    parser = argparse.ArgumentParser(prog="everstep agent", description="The agent of one node. One per instance; a systemd unit runs it.")
     parser.add_argument(
         "--control-plane-url", required=True, action="append", help="http or https URL of the control plane; once for each replica that has its own"
     )
