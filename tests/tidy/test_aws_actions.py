@@ -24,6 +24,8 @@ ACTIONS_OF = {
     "sqs:DeleteMessageBatch": "sqs:DeleteMessage",
 }
 """Operations whose action in a policy has another name. Source: Service Authorization Reference."""
+TRANSFERS = {"upload_fileobj": {"s3:PutObject", "s3:AbortMultipartUpload"}}
+"""What boto3's own transfers ask for: of large objects they put parts, and take back those of one that failed."""
 FREE = frozenset({"sts:GetCallerIdentity"})
 """Needs no permission."""
 
@@ -48,8 +50,10 @@ def names(file: Path) -> Iterator[str]:
 
 def asked(*files: Path) -> set[str]:
     known = operations()
-    found = {known[name] for file in files for name in names(file) if "_" in name and name in known} - FREE
-    return {ACTIONS_OF.get(operation, operation) for operation in found}
+    used = {name for file in files for name in names(file)}
+    found = {known[name] for name in used if "_" in name and name in known} - FREE
+    transfers = {action for name in used & TRANSFERS.keys() for action in TRANSFERS[name]}
+    return {ACTIONS_OF.get(operation, operation) for operation in found} | transfers
 
 
 def test_the_control_planes_actions_are_those_that_it_asks_for() -> None:
