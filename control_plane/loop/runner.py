@@ -115,6 +115,8 @@ class Runner:
         self._job_leases = _Leases(context, "job")
         self._fleet_leases = _Leases(context, "fleet")
         self._policy = Policy(timeouts=context.timeouts)
+        self._fleets: tuple[FleetName, ...] = ()
+        """As the database had them last."""
         self._protection: dict[RunId, tuple[protection.ShardRecord, ...]] = {}
         self._protected_at: dict[RunId, float] = {}
 
@@ -163,22 +165,32 @@ class Runner:
         self._context.registry.watch_closely(frozenset(RunId(job.run_id) for job in closely))
 
     async def sweep_fleets(self) -> None:
-        """Make a pass over every fleet, and see which ones another replica serves."""
-        names = await asyncio.to_thread(self._fleet_names)
-        for name in names:
-            try:
-                await self.pass_over_fleet(name)
-            except StaleLease as stale:
-                log.info("fleet %s: %s", name, stale)
-                self._fleet_leases.lose(name)
-            except NotFound as gone:
-                log.info("fleet %s: %s", name, gone)
-                self._fleet_leases.drop(name)
-            except Exception:
-                log.exception("fleet %s: the pass failed; it is made again", name)
-        elsewhere = frozenset(name for name in names if self._fleet_leases.sees_another(name))
-        self._context.registry.leave(elsewhere)
-        self.hearing.begin_anew(elsewhere)
+        """Make a pass over every fleet, and leave the agents of those that another replica serves to it.
+
+        Whose lease could not be renewed in time, because the database is out of this replica's reach alone, may be served by another one unseen. Its
+        agents would be heard by nobody who decides, and taken for silent there: they are left, too, and dial the next address.
+        """
+        failed = set(self._fleets)
+        try:
+            self._fleets = await asyncio.to_thread(self._fleet_names)
+            failed.clear()
+            for name in self._fleets:
+                try:
+                    await self.pass_over_fleet(name)
+                except StaleLease as stale:
+                    log.info("fleet %s: %s", name, stale)
+                    self._fleet_leases.lose(name)
+                except NotFound as gone:
+                    log.info("fleet %s: %s", name, gone)
+                    self._fleet_leases.drop(name)
+                except Exception:
+                    log.exception("fleet %s: the pass failed; it is made again", name)
+                    failed.add(name)
+        finally:
+            leases = self._fleet_leases
+            elsewhere = frozenset(name for name in self._fleets if leases.sees_another(name) or (name in failed and leases.has_lapsed(name)))
+            self._context.registry.leave(elsewhere)
+            self.hearing.begin_anew(elsewhere)
 
     async def pass_over_job(self, run: RunId) -> Decision | None:
         """Claim, observe, decide, act and apply, as often as each pass asks for another at once.
@@ -506,6 +518,10 @@ class _Leases:
         """Say whether a lease is held that nobody else may have taken over yet."""
         held = self._held.get(key)
         return held is not None and self._monotonic() - held[1] < self._ttl_seconds
+
+    def has_lapsed(self, key: str) -> bool:
+        """Say whether a lease was held that another replica may have taken over since."""
+        return key in self._held and not self.holds(key)
 
     def sees_another(self, key: str) -> bool:
         """Say whether another replica is at work under this lease."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 import threading
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from sqlalchemy.event import listen
+from sqlalchemy.exc import OperationalError
 
 from control_plane.cloud.operator import Ec2State
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import grace_seconds
 from control_plane.db import fleets, jobs
+from control_plane.db.session import Database
 from control_plane.loop import records
 from everstep.protocol.agent_messages import (
     ExitClass,
@@ -503,6 +506,32 @@ async def test_of_two_replicas_one_serves_a_fleet_its_agents_and_its_jobs(world:
     await stands_by.sweep_fleets()
     assert not other.connected()  # one that came by mistake is sent away
     world.runner, world.registry = serves, registry
+
+
+async def test_a_replica_that_alone_cannot_reach_the_database_leaves_its_agents_to_the_one_that_takes_over(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(5)
+    alone, lines = world.runner, {agent.node_id: agent.connection for agent in world.agents.values()}
+    with closing(world.database) as lost:
+        world.database = Database(str(lost.url))
+        world.start_server()
+        for agent in world.agents.values():
+            agent.connection = lines[agent.node_id]  # a line needs no database
+
+        def is_away(_: object) -> None:
+            raise OperationalError("BEGIN", {}, Exception("no route to the database"))
+
+        async def try_alone() -> None:
+            with pytest.raises(OperationalError):
+                await alone.sweep_fleets()
+
+        listen(lost.engine, "begin", is_away)
+        world.before_pass = try_alone
+        await world.until(lambda: len(world.registry.connected()) == 5, limit=40)
+    world.kill_rank(world.team()[1])
+    await world.until(lambda: is_running(world, 2))
+    assert [incident.cause for incident in world.incidents()] == ["rank_exit"]
 
 
 @pytest.mark.parametrize("engine", BOTH_ENGINES)
