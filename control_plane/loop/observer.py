@@ -115,7 +115,10 @@ class Hearing:
             self._serves_since[fleet] = self._monotonic() + grace_seconds(self._timeouts)
 
     def beat(self) -> None:
-        """Note that the server is awake. Called by every sweep of the job loop: after a standstill of its own, silence begins anew."""
+        """Note that the server is awake: after a standstill of its process, in which no agent could be heard, silence begins anew.
+
+        Called from the server's event loop several times in a lease, whatever the loops are at: one that is busy hears agents all the same.
+        """
         now = self._monotonic()
         if now - self._last_beat > self._timeouts.lease_seconds / 2:
             self._listens_since = max(self._listens_since, now + self._timeouts.lease_seconds)

@@ -65,6 +65,8 @@ SWEEP_SECONDS = 1.0
 PRUNE_SECONDS = 60.0
 PAUSE_SECONDS = 0.005
 """After a look it rests for as long as the look took, at least this long, whatever wakes it: half of its time is the most that a loop takes."""
+BEATS_PER_LEASE = 6
+"""Signs of life of the server's event loop; half of them have to be missing for it to have stood still."""
 AGAIN_LIMIT = 8
 """Passes over one job in a row, while each asks for another at once."""
 
@@ -127,6 +129,7 @@ class Runner:
             stop: set by the server when it ends.
         """
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._beat(stop))
             group.create_task(self.cloud.run(stop))
             group.create_task(self._sweep(stop, self.sweep_fleets))
             group.create_task(self._sweep(stop, self.sweep_jobs))
@@ -145,7 +148,6 @@ class Runner:
 
     async def sweep_jobs(self) -> None:
         """Make a pass over every job that has not ended and whose fleet is served here."""
-        self.hearing.beat()
         if any(True for _ in self._context.registry.take_lost()):
             self.cloud.look_now()
         live = [job for job in await asyncio.to_thread(self._live_jobs) if self._fleet_leases.holds(job.fleet_name)]
@@ -307,6 +309,11 @@ class Runner:
             await pause(max(PAUSE_SECONDS, self._context.monotonic() - begun), until=stop)
             verdict_in = self.hearing.verdict_in(self._context.registry.views().values())
             seen = await self._context.registry.wait_for_change(seen, min(SWEEP_SECONDS, verdict_in + PAUSE_SECONDS))
+
+    async def _beat(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            self.hearing.beat()
+            await pause(self._context.timeouts.lease_seconds / BEATS_PER_LEASE, until=stop)
 
     async def _prune(self, stop: asyncio.Event) -> None:
         await repeat(self.prune, stop, seconds=PRUNE_SECONDS, trouble="what is old could not be let go", more_seconds=SWEEP_SECONDS)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import ladder
+from control_plane.loop import runner
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.observer import Hearing
 from everstep.protocol.agent_messages import Hello, KeepEvidence, NodeFault
@@ -27,6 +29,45 @@ async def test_a_lost_agent_is_judged_within_detection_seconds_and_one(world: Wo
     began = world.now
     await world.until(lambda: world.job().state == JobState.PREPARING)
     assert (world.now - began).total_seconds() <= world.timeouts.detection_seconds + 1
+
+
+async def test_a_lost_agent_is_judged_however_long_a_look_at_all_jobs_takes(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    lost = world.team()[1]
+    lost.is_deaf = True
+    lost.disconnect()
+    world.cut.add(lost.node_id)
+    began, seconds = world.now, world.timeouts.lease_seconds * 0.6
+    while world.job().state != JobState.PREPARING and (world.now - began).total_seconds() < 30:
+        await world.tick(seconds)
+    assert (world.now - began).total_seconds() <= world.timeouts.detection_seconds + 1 + seconds
+
+
+async def test_the_server_is_awake_while_a_look_at_all_jobs_lasts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "BEATS_PER_LEASE", 600)
+    stop, beats = asyncio.Event(), []
+
+    def beat() -> None:
+        beats.append(world.now)
+        if len(beats) == 3:
+            stop.set()
+
+    monkeypatch.setattr(world.runner.hearing, "beat", beat)
+    monkeypatch.setattr(world.runner, "sweep_jobs", stop.wait)
+    await world.runner.run(stop)
+    assert len(beats) >= 3
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(1.4, 9.2), (1.6, 0.0)])
+def test_silence_begins_anew_after_a_standstill_of_the_process(seconds: float, expected: float) -> None:
+    moment = 0.0
+    hearing = Hearing(ladder(3.0), lambda: moment)
+    while moment < 18.0:  # twice the grace
+        hearing.beat()
+        moment += seconds
+    assert hearing.silent_seconds(FleetName("main"), None) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("silent", "expected"), [(0.5, float("inf")), (2.0, float("inf")), (2.5, 0.5), (3.0, 0.0), (3.1, float("inf"))])
