@@ -15,8 +15,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
+from typing import TypeVar
 
 import msgspec
+from sqlalchemy.orm import Session
 
 from control_plane.cloud.errors import CloudError, NotFound
 from control_plane.cloud.objects import ObjectStore
@@ -75,6 +78,8 @@ from everstep.protocol.plan import ObjectReference
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 """What changes a fleet's group."""
 
 
@@ -113,6 +118,7 @@ class Executor:
         secret: the server's own, for generation keys.
         bucket: the service's, for evidence.
         now: the time in UTC.
+        renewed: returns a lease as the loop renewed it last; called in threads.
     """
 
     def __init__(
@@ -124,6 +130,7 @@ class Executor:
         secret: bytes,
         bucket: str,
         now: Callable[[], datetime],
+        renewed: Callable[[Lease], Lease],
     ) -> None:
         self._database = database
         self._registry = registry
@@ -132,6 +139,7 @@ class Executor:
         self._secret = secret
         self._bucket = bucket
         self._now = now
+        self._renewed = renewed
         self._putting: dict[str, asyncio.Task[None]] = {}
 
     def tell(self, action: JobAction | FleetAction) -> None:
@@ -302,7 +310,7 @@ class Executor:
             intent = await asyncio.to_thread(self._begin, lease, call)
             if intent.state is IntentState.OPEN:
                 await asyncio.to_thread(call.make)
-            await asyncio.to_thread(self._record, lease, call, action, body)
+            await asyncio.to_thread(self._under, lease, partial(self._record, call, action, body))
         except CloudError as error:
             log.warning("job %s: the manifest of step %d could not be put and is tried again: %s", manifest.job, manifest.step, error)
         except StaleLease:
@@ -313,7 +321,7 @@ class Executor:
         try:
             body = await asyncio.to_thread(self._evidence, node_id, report)
             await asyncio.to_thread(self._objects.put, ObjectReference(bucket=self._bucket, key=f"{key}node.json"), body)
-            await asyncio.to_thread(self._note_evidence, lease, node_id, key)
+            await asyncio.to_thread(self._under, lease, partial(self._note_evidence, node_id, key))
         except CloudError as error:
             log.warning("node %s: its evidence is not in S3 yet: %s", node_id, error)
         except (StaleLease, NoSuchRow) as stale:
@@ -328,22 +336,30 @@ class Executor:
             told = [incident for line in history if (incident := incidents.find(session, line.incident_id)) is not None]
         return msgspec.json.encode({"node": node, "history": history, "incidents": told, "last_report": report})
 
-    def _note_evidence(self, lease: Lease, node_id: NodeId, key: str) -> None:
+    def _note_evidence(self, node_id: NodeId, key: str, session: Session, lease: Lease) -> None:
         now = self._now()
-        with self._database.write() as session:
-            nodes.change(session, lease, node_id, initial_state=NodeState.HELD, now=now, evidence_at=now)
-            message = f"what is known of {node_id} is kept in s3://{self._bucket}/{key}"
-            events.append(session, events.NewEvent(at=now, type="EvidenceKept", message=message, fleet_name=lease.key, node_id=node_id))
+        nodes.change(session, lease, node_id, initial_state=NodeState.HELD, now=now, evidence_at=now)
+        message = f"what is known of {node_id} is kept in s3://{self._bucket}/{key}"
+        events.append(session, events.NewEvent(at=now, type="EvidenceKept", message=message, fleet_name=lease.key, node_id=node_id))
+
+    def _under(self, lease: Lease, write: Callable[[Session, Lease], T]) -> T:
+        """Write in one transaction under a lease that the loop has gone on renewing beside a call. Blocks: called in a thread."""
+        while True:
+            held = self._renewed(lease)
+            try:
+                with self._database.write() as session:
+                    return write(session, held)
+            except StaleLease:
+                if self._renewed(lease) == held:
+                    raise  # else it was renewed just now
 
     def _begin(self, lease: Lease, call: Call) -> intents.IntentRecord:
-        with self._database.write() as session:
-            return intents.begin(session, lease, key=call.key, action=call.name, detail=call.detail, now=self._now())
+        return self._under(lease, partial(intents.begin, key=call.key, action=call.name, detail=call.detail, now=self._now()))
 
     def _finish(self, lease: Lease, call: Call, state: IntentState, outcome: str) -> None:
-        with self._database.write() as session:
-            intents.finish(session, lease, key=call.key, state=state, outcome=outcome, now=self._now())
+        self._under(lease, partial(intents.finish, key=call.key, state=state, outcome=outcome, now=self._now()))
 
-    def _record(self, lease: Lease, call: Call, action: PutManifest, body: bytes) -> None:
+    def _record(self, call: Call, action: PutManifest, body: bytes, session: Session, lease: Lease) -> None:
         now = self._now()
         manifest = action.manifest
         total = sum(shard.object_bytes for shard in manifest.shards)
@@ -358,17 +374,16 @@ class Executor:
             created_at=now,
             completed_at=now,
         )
-        with self._database.write() as session:
-            is_new = checkpoints.record(session, lease, checkpoint)
-            intents.finish(session, lease, key=call.key, state=IntentState.DONE, outcome="done", now=now)
-            if not is_new:
-                return
-            job = jobs.get_run(session, lease.key)
-            message = f"checkpoint of step {manifest.step} is complete: {len(manifest.shards)} shards, {total:,} bytes"
-            event = events.NewEvent(
-                at=now, type="CheckpointCompleted", message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name
-            )
-            events.append(session, event)
+        is_new = checkpoints.record(session, lease, checkpoint)
+        intents.finish(session, lease, key=call.key, state=IntentState.DONE, outcome="done", now=now)
+        if not is_new:
+            return
+        job = jobs.get_run(session, lease.key)
+        message = f"checkpoint of step {manifest.step} is complete: {len(manifest.shards)} shards, {total:,} bytes"
+        event = events.NewEvent(
+            at=now, type="CheckpointCompleted", message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name
+        )
+        events.append(session, event)
 
 
 def _command(action: SendStart | SendStop | SendHalt | SendTakeCheckpoint | SendTakeStacks) -> ControlToAgent:

@@ -107,7 +107,9 @@ class Runner:
         self.cloud = CloudWatch(context.database, context.operator, context.registry.hint, context.monotonic, context.now)
         self.hearing = Hearing(context.timeouts, context.monotonic)
         self.observer = Observer(context.database, context.registry, self.cloud, self.hearing, context.timeouts, context.monotonic)
-        self.executor = Executor(context.database, context.registry, context.operator, context.objects, context.secret, context.bucket, context.now)
+        self.executor = Executor(
+            context.database, context.registry, context.operator, context.objects, context.secret, context.bucket, context.now, self._renewed
+        )
         self.verifier = Verifier(context.database, context.objects, context.now)
         self.keeper = CheckpointKeeper(context.database, context.objects, context.now)
         self.uploads = UploadKeeper(context.objects, context.bucket, context.now)
@@ -485,6 +487,9 @@ class Runner:
         self._protected_at[run] = now
         return current
 
+    def _renewed(self, lease: Lease) -> Lease:
+        return (self._job_leases if lease.kind == "job" else self._fleet_leases).renewed(lease)
+
     def _forget(self, run: RunId) -> None:
         self._protection.pop(run, None)
         self._protected_at.pop(run, None)
@@ -492,10 +497,19 @@ class Runner:
         self.observer.forget_job(run)
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    lease: Lease
+    renewed_at: float
+    """Monotonic seconds."""
+    first_counter: int
+    """The lease's, since when nobody else had it in between."""
+
+
 class _Leases:
     """The leases that this replica holds of one kind. A held one is renewed when a third of its time is over, not at every pass.
 
-    Used in one thread at a time: each loop waits for its own passes.
+    Used in one thread at a time: each loop waits for its own passes. Only `renewed` is asked in others, too.
     """
 
     def __init__(self, context: LoopContext, kind: Loop) -> None:
@@ -505,26 +519,32 @@ class _Leases:
         self._ttl_seconds = grace_seconds(context.timeouts)
         self._leaser = Leaser(context.owner, self._ttl_seconds, context.monotonic)
         self._kind: Loop = kind
-        self._held: dict[str, tuple[Lease, float]] = {}
+        self._held: dict[str, _Held] = {}
 
     def hold(self, key: str, *, at_once: bool = False) -> Lease | None:
         """Return the lease, claimed or renewed if it has to be; None while another replica has it. `at_once`: as for `Leaser.claim`."""
         held = self._held.get(key)
-        if held is not None and self._monotonic() - held[1] < self._ttl_seconds / 3:
-            return held[0]
+        if held is not None and self._monotonic() - held.renewed_at < self._ttl_seconds / 3:
+            return held.lease
         at = self._monotonic()
         with self._database.write() as session:
             lease = self._leaser.claim(session, self._kind, key, at_once=at_once)
         if lease is None:
             self.lose(key)
             return None
-        self._held[key] = (lease, at)
+        is_unbroken = held is not None and lease.counter == held.lease.counter + 1
+        self._held[key] = _Held(lease, at, held.first_counter if held is not None and is_unbroken else lease.counter)
         return lease
+
+    def renewed(self, lease: Lease) -> Lease:
+        """Return a lease as it was renewed last; itself, where it is held no more or was somebody else's in between: `guard` refuses it."""
+        held = self._held.get(lease.key)
+        return held.lease if held is not None and held.first_counter <= lease.counter else lease
 
     def holds(self, key: str) -> bool:
         """Say whether a lease is held that nobody else may have taken over yet."""
         held = self._held.get(key)
-        return held is not None and self._monotonic() - held[1] < self._ttl_seconds
+        return held is not None and self._monotonic() - held.renewed_at < self._ttl_seconds
 
     def has_lapsed(self, key: str) -> bool:
         """Say whether a lease was held that another replica may have taken over since."""
@@ -546,8 +566,8 @@ class _Leases:
     def release_all(self) -> None:
         """Let other replicas claim at once what this one held."""
         with self._database.write() as session:
-            for lease, _ in self._held.values():
-                self._leaser.release(session, lease)
+            for held in self._held.values():
+                self._leaser.release(session, held.lease)
         self._held.clear()
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.db import checkpoints, events, jobs
+from control_plane.db.leases import Leaser
 from everstep.protocol.agent_messages import TakeCheckpoint
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.loop.world import BUCKET, World
@@ -116,6 +119,32 @@ async def test_a_manifest_that_could_not_be_put_is_put_before_its_checkpoint_is_
     (record,) = world.checkpoints()
     assert not failures
     assert world.objects.get(ObjectReference(bucket=record.bucket, key=record.manifest_key)) == record.manifest
+
+
+@pytest.mark.parametrize(("is_taken", "expected"), [(False, 1), (True, 2)])
+async def test_a_manifest_may_take_longer_than_the_lease_is_renewed(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_taken: bool, expected: int
+) -> None:
+    """Passes go on beside it. What was decided before another server had the job in between is decided anew."""
+    world.submit()
+    await world.running()
+    await world.train(5)
+    put, puts, run = world.objects.put, itertools.count(1), world.job().run_id
+
+    def slow(at: ObjectReference, body: bytes) -> None:
+        put(at, body)
+        number = next(puts)
+        world.now += timedelta(seconds=4)
+        if is_taken and number == 1:
+            with world.database.write() as session:
+                assert Leaser("another", 1.0, world.monotonic).claim(session, "job", run, at_once=True)
+        assert world.runner._job_leases.hold(run, at_once=True)
+
+    monkeypatch.setattr(world.objects, "put", slow)
+    await world.upload(4)
+    await world.tick()
+    assert [record.step for record in world.checkpoints()] == [4]
+    assert next(puts) - 1 == expected
 
 
 async def test_a_deleted_checkpoint_of_a_job_that_a_person_looks_after_is_left_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
