@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -30,6 +30,7 @@ from control_plane.core.actions import (
     GroupAction,
     HoldTermination,
     JobAction,
+    MemberAction,
     PutManifest,
     RebootMember,
     ResumeLaunch,
@@ -108,7 +109,7 @@ def generation_key(secret: bytes, run: RunId, generation: Generation) -> bytes:
 
 
 class Executor:
-    """Acts for the loops. Its coroutines run on the server's event loop and call outside in threads.
+    """Acts for the loops. It runs on the server's event loop and begins what calls outside in threads: no pass waits for S3 or AWS.
 
     Args:
         database: for intents and checkpoints.
@@ -140,7 +141,7 @@ class Executor:
         self._bucket = bucket
         self._now = now
         self._renewed = renewed
-        self._putting: dict[str, asyncio.Task[None]] = {}
+        self._under_way: dict[str, asyncio.Task[None]] = {}
 
     def tell(self, action: JobAction | FleetAction) -> None:
         """Queue the message that an action stands for. An agent that is not connected hears it when it is: the loop says it again."""
@@ -161,10 +162,7 @@ class Executor:
     def put_manifest(self, lease: Lease, action: PutManifest) -> None:
         """Begin to put a manifest and to record its checkpoint, unless that is under way. S3 never holds up a job's passes."""
         key = f"manifest/{action.manifest.run}/{action.manifest.generation}/{action.manifest.step}"
-        if key not in self._putting:
-            task = asyncio.create_task(self._put(lease, key, action))
-            self._putting[key] = task
-            task.add_done_callback(lambda _: self._putting.pop(key, None))
+        self._begin_work(key, lambda: self._put(lease, key, action))
 
     def keep_evidence(self, lease: Lease, action: SendKeepEvidence) -> None:
         """Begin to put what is known of a held node into S3, and ask its agent for the rest, unless that is under way.
@@ -181,44 +179,24 @@ class Executor:
         if view is not None and view.is_connected and not is_told:
             self._registry.send(action.node_id, KeepEvidence(place=ObjectReference(bucket=self._bucket, key=key)))
             return
-        if key not in self._putting:
-            report = msgspec.to_builtins(view.report) if view is not None else None
-            task = asyncio.create_task(self._put_evidence(lease, action.node_id, key, report))
-            self._putting[key] = task
-            task.add_done_callback(lambda _: self._putting.pop(key, None))
+        report = msgspec.to_builtins(view.report) if view is not None else None
+        self._begin_work(key, lambda: self._put_evidence(lease, action.node_id, key, report))
 
-    async def change_group(self, lease: Lease, action: GroupAction) -> bool:
-        """Make one change of a fleet's group.
+    def change_group(self, lease: Lease, actions: Sequence[GroupAction], changed: Callable[[], None]) -> None:
+        """Begin to make changes of a fleet's group, one after the other, unless earlier ones are under way: then they are decided anew after those.
+
+        A call that hangs holds up this group, and no pass over any fleet or job.
 
         Args:
             lease: of the fleet.
-            action: what to change.
-
-        Returns:
-            Whether the cloud took it, now or before.
-
-        Raises:
-            StaleLease: another replica owns the fleet now; nothing was tried.
+            actions: what to change.
+            changed: told before and after each change of who is in the group: what AWS said before is void.
         """
-        call = self._call(action)
-        intent = await asyncio.to_thread(self._begin, lease, call)
-        if intent.state is not IntentState.OPEN:
-            return intent.state is IntentState.DONE
-        try:
-            await asyncio.to_thread(call.make)
-        except NotFound as gone:
-            await asyncio.to_thread(self._finish, lease, call, IntentState.DONE, f"nothing left to do: {gone}")
-        except CloudError as error:
-            log.warning("%s %s: %s", call.name, call.key, error)
-            if not error.retryable:
-                await asyncio.to_thread(self._finish, lease, call, IntentState.FAILED, str(error))
-            return False
-        else:
-            await asyncio.to_thread(self._finish, lease, call, IntentState.DONE, "done")
-        return True
+        if actions:
+            self._begin_work(f"group/{lease.key}", lambda: self._change_group(lease, actions, changed))
 
-    async def strike(self, run: RunId, group: str, drill: DrillObserved) -> None:
-        """Do what a drill is for, once: it is stored that it happens. What does not get through is not tried again.
+    def strike(self, run: RunId, group: str, drill: DrillObserved) -> None:
+        """Begin to do what a drill is for, once: it is stored that it happens. What does not get through is not tried again.
 
         Args:
             run: of the job.
@@ -226,10 +204,7 @@ class Executor:
             drill: STRUCK.
         """
         if drill.kind is DrillKind.TERMINATE_INSTANCE:
-            try:
-                await asyncio.to_thread(self._operator.strike_member, group, drill.node_id)
-            except CloudError as error:
-                log.warning("%s: the instance was not ended: %s", drill.id, error)
+            self._begin_work(f"drill/{drill.id}", lambda: self._strike_member(group, drill))
             return
         message = KillForDrill(run=run, generation=drill.generation, drill=drill.id, rank=drill.rank)
         if not self._registry.send(drill.node_id, message):
@@ -237,7 +212,19 @@ class Executor:
 
     async def close(self) -> None:
         """Wait for what is under way."""
-        await asyncio.gather(*self._putting.values(), return_exceptions=True)
+        await asyncio.gather(*self._under_way.values(), return_exceptions=True)
+
+    def _begin_work(self, key: str, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        if key not in self._under_way:
+            task = asyncio.create_task(self._do(key, work))
+            self._under_way[key] = task
+            task.add_done_callback(lambda _: self._under_way.pop(key, None))
+
+    async def _do(self, key: str, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        try:
+            await work()
+        except Exception:
+            log.exception("%s failed; it is decided anew", key)
 
     def _call(self, action: GroupAction) -> Call:
         """Return the call of an action. Its key holds for a minute: an effect that is not seen by then is tried again; a reboot is asked for once."""
@@ -300,6 +287,43 @@ class Executor:
         self._operator.hold_termination(action.group, action.hook, action.node_id)
         with self._database.write() as session:
             notices.hold(session, action.node_id, until)
+
+    async def _strike_member(self, group: str, drill: DrillObserved) -> None:
+        try:
+            await asyncio.to_thread(self._operator.strike_member, group, drill.node_id)
+        except CloudError as error:
+            log.warning("%s: the instance was not ended: %s", drill.id, error)
+
+    async def _change_group(self, lease: Lease, actions: Sequence[GroupAction], changed: Callable[[], None]) -> None:
+        for action in actions:
+            try:
+                if isinstance(action, MemberAction):
+                    # Void before and after: an answer to a question asked while the change was on its way does not know of it.
+                    changed()
+                    await self._change(lease, action)
+                    changed()
+                else:
+                    # Decided again in every pass until AWS shows an effect, and made once: no reason to void what AWS said.
+                    await self._change(lease, action)
+            except StaleLease as stale:
+                log.info("fleet %s: %s", lease.key, stale)
+                return
+
+    async def _change(self, lease: Lease, action: GroupAction) -> None:
+        call = self._call(action)
+        intent = await asyncio.to_thread(self._begin, lease, call)
+        if intent.state is not IntentState.OPEN:
+            return
+        try:
+            await asyncio.to_thread(call.make)
+        except NotFound as gone:
+            await asyncio.to_thread(self._finish, lease, call, IntentState.DONE, f"nothing left to do: {gone}")
+        except CloudError as error:
+            log.warning("%s %s: %s", call.name, call.key, error)
+            if not error.retryable:
+                await asyncio.to_thread(self._finish, lease, call, IntentState.FAILED, str(error))
+        else:
+            await asyncio.to_thread(self._finish, lease, call, IntentState.DONE, "done")
 
     async def _put(self, lease: Lease, key: str, action: PutManifest) -> None:
         manifest = action.manifest

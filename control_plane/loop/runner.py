@@ -31,7 +31,7 @@ from control_plane.core import drills
 from control_plane.core import fleets as core_fleets
 from control_plane.core import incidents as core_incidents
 from control_plane.core import jobs as core_jobs
-from control_plane.core.actions import Decision, FleetDecision, GroupAction, MemberAction, PutManifest, SendKeepEvidence
+from control_plane.core.actions import Decision, FleetDecision, GroupAction, PutManifest, SendKeepEvidence
 from control_plane.core.evidence import unvouched
 from control_plane.core.observed import DrillObserved, JobObserved, Policy
 from control_plane.core.states import ENDED_JOBS, FleetStatus, IncidentState, JobState, NodeState
@@ -273,16 +273,11 @@ class Runner:
             self._context.registry.forget(node_id)
         if decision.records:
             self._context.registry.hint()
+        self.executor.change_group(
+            lease, [action for action in decision.actions if isinstance(action, GroupAction)], partial(self.cloud.changed, name)
+        )
         for action in decision.actions:
-            if isinstance(action, MemberAction):
-                # Void before and after: an answer to a question asked while the change was on its way does not know of it.
-                self.cloud.changed(name)
-                await self.executor.change_group(lease, action)
-                self.cloud.changed(name)
-            elif isinstance(action, GroupAction):
-                # Decided again in every pass until AWS shows an effect, and made once: no reason to void what AWS said.
-                await self.executor.change_group(lease, action)
-            elif isinstance(action, SendKeepEvidence):
+            if isinstance(action, SendKeepEvidence):
                 self.executor.keep_evidence(lease, action)
             else:
                 self.executor.tell(action)
@@ -337,7 +332,7 @@ class Runner:
         if followed.drill != observed.drill:
             await asyncio.to_thread(self._apply_drill, lease, stored, followed.drill, now)
         if followed.course is drills.Course.STRIKE and stored.fleet is not None:
-            await self.executor.strike(RunId(stored.job.run_id), stored.fleet.auto_scaling_group_name, followed.drill)
+            self.executor.strike(RunId(stored.job.run_id), stored.fleet.auto_scaling_group_name, followed.drill)
 
     def _apply_drill(self, lease: Lease, stored: StoredJob, drill: DrillObserved, now: float) -> None:
         job = stored.job

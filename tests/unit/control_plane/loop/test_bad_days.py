@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
@@ -32,6 +34,7 @@ from everstep.protocol.agent_messages import (
     Start,
     StopTraining,
 )
+from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan
 from tests.postgresql import BOTH_ENGINES, PostgreSql
 from tests.unit.control_plane.loop.world import FLEET, GROUP, Agent, World
@@ -506,6 +509,36 @@ async def test_of_two_replicas_one_serves_a_fleet_its_agents_and_its_jobs(world:
     await stands_by.sweep_fleets()
     assert not other.connected()  # one that came by mistake is sent away
     world.runner, world.registry = serves, registry
+
+
+async def test_a_call_to_auto_scaling_that_hangs_holds_up_no_pass(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.submit(nodes=2)
+    world.submit("other", nodes=2)
+    await world.running()
+    await world.running("other")
+    answers, waiting = threading.Event(), threading.Event()
+    terminate = world.operator.terminate_member
+
+    def hang(node_id: NodeId, *, decrement: bool) -> None:
+        waiting.set()
+        assert answers.wait(30)
+        terminate(node_id, decrement=decrement)
+
+    monkeypatch.setattr(world.operator, "terminate_member", hang)
+    with ThreadPoolExecutor(4) as threads:
+        asyncio.get_running_loop().set_default_executor(threads)
+        world.hangs = True
+        lost = world.team()[1]
+        world.terminate(lost)
+        for _ in range(2 * int(grace_seconds(world.timeouts))):
+            await world.train(1, "other")
+        assert await asyncio.to_thread(waiting.wait, 10)
+        world.kill_rank(world.team("other")[0])
+        await world.until(lambda: is_running(world, 2, "other"), limit=40)
+        assert is_running(world, 2), "the lost node's job has gone on with the spare"
+        answers.set()
+        world.hangs = False
+        await world.until(lambda: lost.node_id not in {member.instance_id for member in world.operator.describe_group(GROUP).members})
 
 
 async def test_a_replica_that_alone_cannot_reach_the_database_leaves_its_agents_to_the_one_that_takes_over(world: World) -> None:

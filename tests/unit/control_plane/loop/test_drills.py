@@ -123,7 +123,7 @@ async def test_a_server_that_dies_before_it_strikes_never_strikes(world: World, 
     class Death(Exception):
         pass
 
-    async def die(*_: object) -> None:
+    def die(*_: object) -> None:
         raise Death
 
     monkeypatch.setattr(world.runner.executor, "strike", die)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -101,9 +102,8 @@ async def test_a_reboot_that_was_decided_upon_before_the_server_died_is_made_by_
     spare = world.spare().node_id
     asked: list[GroupAction] = []
 
-    async def dies(_lease: Lease, action: GroupAction) -> bool:
-        asked.append(action)
-        return False
+    def dies(_lease: Lease, actions: Sequence[GroupAction], _changed: Callable[[], None]) -> None:
+        asked.extend(actions)
 
     monkeypatch.setattr(world.runner.executor, "change_group", dies)
     ask(world, NodeRequest.REBOOT, spare)
