@@ -190,6 +190,10 @@ class AgentRegistry:
         """Return what every agent said last, lost ones included. A snapshot: it does not change under its reader."""
         return dict(self._views)
 
+    def view(self, node_id: NodeId) -> AgentView | None:
+        """Return what one agent said last."""
+        return self._views.get(node_id)
+
     def connected(self) -> Mapping[NodeId, AgentView]:
         """Return the views of the agents that are connected now."""
         return {node_id: view for node_id, view in self._views.items() if view.is_connected}

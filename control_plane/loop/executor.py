@@ -174,7 +174,7 @@ class Executor:
         Ranks' streams are where they always are: with their job's logs. It is done when both halves are there, or the agent is not connected.
         """
         key = f"evidence/{action.node_id}/"
-        view = self._registry.views().get(action.node_id)
+        view = self._registry.view(action.node_id)
         is_told = view is not None and view.report is not None and view.report.evidence_key == key
         if view is not None and view.is_connected and not is_told:
             self._registry.send(action.node_id, KeepEvidence(place=ObjectReference(bucket=self._bucket, key=key)))

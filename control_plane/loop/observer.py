@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import MappingProxyType
+
+from sqlalchemy.orm import Session
 
 from control_plane.core.actions import reboot_key
 from control_plane.core.evidence import WATCHED_FROM_LEASES, is_fleet_blind
@@ -45,27 +48,39 @@ HISTORY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the database has on a fleet, for passes over its jobs: the same for all of them."""
+
+    name: FleetName
+    fleets: Mapping[FleetName, fleets.FleetRecord]
+    """All that there are."""
+    jobs: tuple[jobs.JobRecord, ...]
+    """Those that have not ended."""
+    nodes: Mapping[NodeId, nodes.NodeRecord]
+    """Ended ones included: they are evidence."""
+    notices: Mapping[NodeId, tuple[Notice, ...]]
+    implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredJob:
-    """What the database has on a job, read in one session."""
+    """What the database has on a job."""
 
     job: jobs.JobRecord
     plan: GenerationPlan | None
     lineage: tuple[GenerationRecord, ...]
     checkpoints: tuple[CheckpointRecord, ...]
     dropped_checkpoints: frozenset[tuple[Generation, Step]]
-    fleet_jobs: tuple[jobs.JobRecord, ...]
-    nodes: tuple[nodes.NodeRecord, ...]
-    """Of its fleet, ended ones included: they are evidence."""
-    fleet: fleets.FleetRecord | None
-    """None once it was forgotten; that takes jobs that have ended."""
-    notices: tuple[notices.NoticeRecord, ...]
-    """Of its fleet."""
-    implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
-    """Of its fleet's nodes."""
+    around: Surroundings
     open_fleets: frozenset[FleetName] = frozenset()
     """Of those where it may start, the ones that would take it in."""
     drill: drills.DrillRecord | None = None
     """The one that has not ended."""
+
+    @property
+    def fleet(self) -> fleets.FleetRecord | None:
+        """Its own; None once it was forgotten, which takes jobs that have ended."""
+        return self.around.fleets.get(self.around.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +107,18 @@ class _Told:
 
     notices: Mapping[NodeId, tuple[Notice, ...]]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sight:
+    """What surroundings come to; worked out once for all jobs."""
+
+    of: Surroundings
+    turns: Schedule
+    assigned: Mapping[RunId, tuple[NodeId, ...]]
+    newest_node_at: float | None
+    spare_count: int
+    is_blind: bool
 
 
 class Hearing:
@@ -164,16 +191,18 @@ class Observer:
         self._timeouts = timeouts
         self._monotonic = monotonic
         self._plans: dict[RunId, GenerationPlan] = {}
+        self._sights: dict[FleetName, _Sight] = {}
         self._histories: dict[FleetName, tuple[float, FleetHistory]] = {}
 
-    def read_job(self, run: RunId) -> StoredJob:
+    def read_job(self, run: RunId, known: Mapping[FleetName, Surroundings] = MappingProxyType({})) -> StoredJob:
         """Read a job. Blocks: called in a thread.
 
         Args:
             run: of the job.
+            known: surroundings that may be relied upon; others are read with the job.
 
         Returns:
-            The job with all that its decision needs of the database, as of one moment.
+            The job with all that its decision needs of the database, as of one moment but for what was known.
 
         Raises:
             NotFound: it was removed.
@@ -183,7 +212,8 @@ class Observer:
             plan = self._plans.get(run)
             if plan is None or plan.generation != job.generation:
                 plan = jobs.generation(session, run, job.generation).plan if job.generation else None
-            every = fleets.every(session)
+            name = FleetName(job.fleet_name)
+            around = known.get(name) or _surroundings(session, name)
             kept = checkpoints.of_run(session, run)
             complete = [records.checkpoint_record(each) for each in kept]
             stored = StoredJob(
@@ -194,12 +224,8 @@ class Observer:
                 dropped_checkpoints=frozenset(
                     (Generation(each.generation), Step(each.step)) for each in kept if each.state in (checkpoints.DELETING, checkpoints.DELETED)
                 ),
-                fleet_jobs=jobs.unfinished(session, job.fleet_name),
-                nodes=nodes.of_fleet(session, job.fleet_name, with_ended=True),
-                fleet=next((fleet for fleet in every if fleet.name == job.fleet_name), None),
-                open_fleets=frozenset(FleetName(fleet.name) for fleet in every if fleet.name in job.spec.fleet_names and _takes_in(fleet, job)),
-                notices=notices.of_fleet(session, job.fleet_name),
-                implications=implications.of_fleet(session, job.fleet_name),
+                around=around,
+                open_fleets=frozenset(name for name, fleet in around.fleets.items() if name in job.spec.fleet_names and _takes_in(fleet, job)),
                 drill=drills.open_of_run(session, run),
             )
         if plan is not None:
@@ -212,19 +238,13 @@ class Observer:
 
     def observe_job(self, stored: StoredJob, now: float) -> tuple[JobSpec, JobObserved]:
         """Return what a pass over a job decides about at `now`, Unix seconds. Runs on the server's event loop; waits for nothing."""
-        fleet = FleetName(stored.job.fleet_name)
-        run = RunId(stored.job.run_id)
-        rows = {NodeId(row.id): row for row in stored.nodes}
-        views = self._registry.views()
-        assigned = tuple(NodeId(row.id) for row in stored.nodes if row.run_id == run and row.state == NodeState.ASSIGNED)
+        around, run = stored.around, RunId(stored.job.run_id)
+        fleet, told = around.name, _Told(around.notices, around.implications)
+        sight = self._sight(around, now)
+        assigned, turns = sight.assigned.get(run, ()), sight.turns
         planned = tuple(node.node_id for node in stored.plan.nodes) if stored.plan is not None else ()
         team = dict.fromkeys([*assigned, *planned])
-        in_use = [row for row in rows.values() if row.state in (NodeState.SPARE, NodeState.ASSIGNED)]
-        told = _Told(records.notices_of(stored.notices), stored.implications)
-        fleet_nodes = [self._node(fleet, NodeId(row.id), row, views.get(NodeId(row.id)), told) for row in in_use]
-        spares = [node for node, row in zip(fleet_nodes, in_use, strict=True) if row.state == NodeState.SPARE and is_ready(node, now, self._timeouts)]
         is_lifted = stored.fleet is not None and stored.fleet.blindness_lifted_at is not None
-        turns = schedule_of(stored.fleet, stored.fleet_jobs, stored.nodes, now)
         first = turns.giving_way.get(run)
         return records.job_spec(stored.job), JobObserved(
             record=records.job_record(stored.job),
@@ -233,19 +253,41 @@ class Observer:
             checkpoints=stored.checkpoints,
             dropped_checkpoints=stored.dropped_checkpoints,
             assigned=assigned,
-            nodes={node_id: self._node(fleet, node_id, rows.get(node_id), views.get(node_id), told) for node_id in team},
+            nodes={node_id: self._node(fleet, node_id, around.nodes.get(node_id), self._registry.view(node_id), told) for node_id in team},
             price_usd_per_hour=stored.fleet.price_usd_per_hour if stored.fleet is not None else None,
             drill=None if stored.drill is None else records.drill(stored.drill),
             is_admitted=run in turns.admitted,
             gives_way_to=f"{first.job} (priority {first.priority})" if first is not None else "",
             queue_words=in_words(turns, run),
-            newest_node_at=max((row.created_at.timestamp() for row in stored.nodes), default=None),
-            spare_count=len(spares),
-            is_fleet_blind=is_fleet_blind(fleet_nodes, self._timeouts) and not is_lifted,
+            newest_node_at=sight.newest_node_at,
+            spare_count=sight.spare_count,
+            is_fleet_blind=sight.is_blind and not is_lifted,
             waiting_words=self._cloud.waiting_words(fleet) or _what_holds(stored.fleet),
             launch_failed_at=self._cloud.launch_failed_at(fleet),
             open_fleets=stored.open_fleets,
         )
+
+    def _sight(self, around: Surroundings, now: float) -> _Sight:
+        """Return what surroundings come to; those that were asked about last are known."""
+        known = self._sights.get(around.name)
+        if known is not None and known.of is around:
+            return known
+        told = _Told(around.notices, around.implications)
+        in_use = {node_id: row for node_id, row in around.nodes.items() if row.state in (NodeState.SPARE, NodeState.ASSIGNED)}
+        seen = {node_id: self._node(around.name, node_id, row, self._registry.view(node_id), told) for node_id, row in in_use.items()}
+        assigned: dict[RunId, tuple[NodeId, ...]] = {}
+        for node_id, row in in_use.items():
+            if row.state == NodeState.ASSIGNED and row.run_id is not None:
+                assigned[RunId(row.run_id)] = (*assigned.get(RunId(row.run_id), ()), node_id)
+        self._sights[around.name] = sight = _Sight(
+            of=around,
+            turns=schedule_of(around.fleets.get(around.name), around.jobs, around.nodes.values(), now),
+            assigned=assigned,
+            newest_node_at=max((row.created_at.timestamp() for row in around.nodes.values()), default=None),
+            spare_count=sum(row.state == NodeState.SPARE and is_ready(seen[node_id], now, self._timeouts) for node_id, row in in_use.items()),
+            is_blind=is_fleet_blind(seen.values(), self._timeouts),
+        )
+        return sight
 
     def read_history(self, name: FleetName) -> FleetHistory:
         """Read what a fleet has seen of failures and replacements, at most once a minute. Blocks: called in a thread."""
@@ -339,6 +381,17 @@ class Observer:
             domain=row.failure_domain if row is not None else None,
             notices=merged([*told.notices.get(node_id, ()), *records.own_notices(report)]),
         )
+
+
+def _surroundings(session: Session, name: FleetName) -> Surroundings:
+    return Surroundings(
+        name=name,
+        fleets={FleetName(fleet.name): fleet for fleet in fleets.every(session)},
+        jobs=jobs.unfinished(session, name),
+        nodes={NodeId(row.id): row for row in nodes.of_fleet(session, name, with_ended=True)},
+        notices=records.notices_of(notices.of_fleet(session, name)),
+        implications=implications.of_fleet(session, name),
+    )
 
 
 def schedule_of(

@@ -49,7 +49,7 @@ from control_plane.loop.cloud_watch import CloudView, CloudWatch
 from control_plane.loop.executor import Executor
 from control_plane.loop.figures import Loop, LoopFigures
 from control_plane.loop.notice_reader import NoticeReader
-from control_plane.loop.observer import Hearing, Observer, StoredFleet, StoredJob
+from control_plane.loop.observer import Hearing, Observer, StoredFleet, StoredJob, Surroundings
 from control_plane.loop.repeating import pause, repeat
 from control_plane.loop.upload_keeper import UploadKeeper
 from control_plane.loop.verifier import Verifier
@@ -121,6 +121,8 @@ class Runner:
         self._policy = Policy(timeouts=context.timeouts)
         self._fleets: tuple[FleetName, ...] = ()
         """As the database had them last."""
+        self._around: dict[FleetName, Surroundings] = {}
+        """What the passes of a sweep over jobs share: each reading all jobs and nodes of its fleet, a sweep would take the square of its jobs."""
         self._protection: dict[RunId, tuple[protection.ShardRecord, ...]] = {}
         self._protected_at: dict[RunId, float] = {}
 
@@ -152,11 +154,12 @@ class Runner:
         """Make a pass over every job that has not ended and whose fleet is served here."""
         if any(True for _ in self._context.registry.take_lost()):
             self.cloud.look_now()
+        self._around.clear()
         live = [job for job in await asyncio.to_thread(self._live_jobs) if self._fleet_leases.holds(job.fleet_name)]
         for job in live:
             try:
                 with about(job=job.name, run=job.run_id, generation=job.generation or None):
-                    await self.pass_over_job(RunId(job.run_id))
+                    await self.pass_over_job(RunId(job.run_id), self._around)
             except StaleLease as stale:
                 log.info("job %s: %s", job.name, stale)
                 self._job_leases.lose(job.run_id)
@@ -196,11 +199,12 @@ class Runner:
             self._context.registry.leave(elsewhere)
             self.hearing.begin_anew(elsewhere)
 
-    async def pass_over_job(self, run: RunId) -> Decision | None:
+    async def pass_over_job(self, run: RunId, around: dict[FleetName, Surroundings] | None = None) -> Decision | None:
         """Claim, observe, decide, act and apply, as often as each pass asks for another at once.
 
         Args:
             run: the job's.
+            around: what passes over other jobs have just read, to be added to; emptied when what they look at changes. None: nothing is known.
 
         Returns:
             The last decision, or None while another replica holds the job.
@@ -209,13 +213,14 @@ class Runner:
             StaleLease: another replica took the job over in the middle; nothing of the last pass was stored.
             NotFound: the job was removed.
         """
-        decision = None
+        decision, around = None, around if around is not None else {}
         for _ in range(AGAIN_LIMIT):
             lease = await asyncio.to_thread(partial(self._job_leases.hold, run, at_once=True))  # who serves the fleet has the right to it
             if lease is None:
                 return None
             with self._reconciling("job"):
-                stored = await asyncio.to_thread(self.observer.read_job, run)
+                stored = await asyncio.to_thread(self.observer.read_job, run, around)
+                around[stored.around.name] = stored.around
                 now = self._context.now().timestamp()
                 spec, observed = self.observer.observe_job(stored, now)
                 decision = core_jobs.decide(now, spec, observed, self._policy)
@@ -227,6 +232,8 @@ class Runner:
                 shards = self._shards(stored, observed, now)
                 if decision.record != observed.record or decision.events or decision.incidents or decision.implications or shards:
                     await asyncio.to_thread(self._apply_job, lease, stored, decision, shards, now)
+                if decision.record.state is not observed.record.state or decision.plan is not None or decision.fleet is not None:
+                    around.clear()
                 for incident in decision.incidents:
                     if incident.state is IncidentState.CLOSED and incident.cause.is_failure and incident.restored_at is not None:
                         self._context.figures.recovered(core_incidents.phase_seconds(incident, now))
@@ -269,6 +276,7 @@ class Runner:
         spec, observed = self.observer.observe_fleet(stored, view, history)
         decision = core_fleets.decide(now, spec, observed, self._policy)
         await asyncio.to_thread(self._apply_fleet, lease, stored, decision, view, now)
+        self._around.pop(name, None)
         for node_id in decision.forgotten:
             self._context.registry.forget(node_id)
         if decision.records:
@@ -467,7 +475,8 @@ class Runner:
         silent = unvouched(observed.nodes.values(), committed_at=observed.record.committed_at, now=now, timeouts=self._context.timeouts)
         current = tuple(
             replace(shard, reason=f"the agent of {view.node_id} says nothing, and no step is committed") if view.node_id in silent else shard
-            for view in self._context.registry.views().values()
+            for node in stored.plan.nodes
+            if (view := self._context.registry.view(node.node_id)) is not None
             if view.report is not None and (report := view.report.member) is not None
             if report.run == run and report.generation == stored.plan.generation
             for shard in _shard_records(report, stored)

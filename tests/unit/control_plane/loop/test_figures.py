@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -78,9 +79,9 @@ async def test_passes_are_counted_with_the_time_they_took(world: World, monkeypa
     took = figures("reconcile_seconds_sum", loop="job")
     read_job = world.runner.observer.read_job
 
-    def slow(of: RunId):
+    def slow(of: RunId, *more: Any):
         world.now += timedelta(seconds=0.25)
-        return read_job(of)
+        return read_job(of, *more)
 
     monkeypatch.setattr(world.runner.observer, "read_job", slow)
     await world.runner.pass_over_job(run)
@@ -96,8 +97,8 @@ async def test_a_pass_that_comes_too_late_is_counted_and_its_lease_once(world: W
     figures = scrape(world)
     read_job, passes = world.runner.observer.read_job, figures("reconcile_seconds_count", loop="job")
 
-    def overtaken(of: RunId):
-        stored = read_job(of)
+    def overtaken(of: RunId, *more: Any):
+        stored = read_job(of, *more)
         take(world, "job", of)
         return stored
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -210,3 +211,21 @@ async def test_a_project_at_its_quota_waits_and_holds_nobody_up(small: World) ->
     for _ in range(10):
         await small.tick()
     assert small.job("first").state == JobState.RUNNING, "a quota stops nothing that runs"
+
+
+async def test_a_sweep_reads_each_job_of_a_fleet_so_many_times_however_many_wait(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.submit()
+    await world.running()
+    count = 12
+    for number in range(count):
+        world.submit(f"waits{number}", nodes=20)
+    await world.tick()
+    read, record_of_row = [], jobs.record_of_row
+
+    def counted(row: Any) -> jobs.JobRecord:
+        read.append(row)
+        return record_of_row(row)
+
+    monkeypatch.setattr(jobs, "record_of_row", counted)
+    await world.runner.sweep_jobs()
+    assert 0 < len(read) <= 4 * (count + 1)
