@@ -82,9 +82,9 @@ class LogExporter(Exporter):
         """Copy the next lines of one job."""
         with self._database.read() as session:
             job = jobs.get_run(session, run_id)
-            generations, alive = facts_of(session, job)
+            facts = facts_of(session, job)
             stored = exports.log_cursor(session, run_id)
-        reader, wanted = LogReader(self._objects, prefix_of(job.spec.log_uri), generations, alive, self._now), LogFilter()
+        reader, wanted = LogReader(self._objects, prefix_of(job.spec.log_uri), *facts, self._now), LogFilter()
         before = reader.head(wanted) if stored is None else cursor_of(stored)
         page = reader.forward(before, wanted, LINES_AT_ONCE)
         by_node: defaultdict[str, list[LogEvent]] = defaultdict(list)

@@ -139,15 +139,21 @@ class LogReader:
         place: the prefix of the run's log.
         generations: of the run, oldest first.
         alive: nodes that have not ended.
+        has_ended: whether the job has.
         now: the time.
     """
 
     def __init__(
-        self, objects: ObjectStore, place: ObjectReference, generations: Iterable[GenerationFacts], alive: frozenset[str], now: Callable[[], datetime]
+        self,
+        objects: ObjectStore,
+        place: ObjectReference,
+        generations: Iterable[GenerationFacts],
+        alive: frozenset[str],
+        has_ended: bool,
+        now: Callable[[], datetime],
     ) -> None:
         self._objects = objects
         self._place = place
-        self._alive = alive
         self._now = now
         self._facts: dict[int, GenerationFacts] = {}
         self._extents: dict[str, _Extent] = {}
@@ -155,12 +161,13 @@ class LogReader:
         self._cache: OrderedDict[tuple[str, str], tuple[list[LogLine], int]] = OrderedDict()
         """Lines and stored bytes by key and ETag, the latest used last."""
         self._cached_bytes = 0
-        self.know(generations, alive)
+        self.know(generations, alive, has_ended)
 
-    def know(self, generations: Iterable[GenerationFacts], alive: frozenset[str]) -> None:
+    def know(self, generations: Iterable[GenerationFacts], alive: frozenset[str], has_ended: bool) -> None:
         """Take what the database says now."""
         self._facts = {facts.number: facts for facts in generations}
         self._alive = alive
+        self._has_ended = has_ended
 
     def head(self, wanted: LogFilter) -> Cursor:
         """Return where the log begins."""
@@ -200,8 +207,8 @@ class LogReader:
                     return Page(events=tuple(found), first=cursor, last=at)
             following = min((number for number in self._facts if number > at.generation), default=None)
             if following is None or wanted.generation is not None:
-                newest = max(self._facts, default=0)
-                is_over = bool(self._facts) and self._facts[wanted.generation if wanted.generation in self._facts else newest].over_since is not None
+                last = self._facts.get(wanted.generation or 0) or self._facts.get(max(self._facts, default=0))
+                is_over = last.over_since is not None if last is not None else self._has_ended  # it may have ended before it was first launched
                 return Page(events=tuple(found), first=cursor, last=at, is_over=is_over)
             at = Cursor(following)
             if len(found) >= limit:
@@ -321,17 +328,18 @@ class LogReader:
         return is_settled, gaps
 
 
-def facts_of(session: Session, job: JobRecord) -> tuple[tuple[GenerationFacts, ...], frozenset[str]]:
-    """Return what the database says of a job's generations, none before it was first planned, and which nodes of its fleet have not ended."""
+def facts_of(session: Session, job: JobRecord) -> tuple[tuple[GenerationFacts, ...], frozenset[str], bool]:
+    """Return what the database says of a job's generations, none before it was first planned, which nodes live, and whether it has ended."""
     ranks = {record.number: {node.node_id: node.ranks for node in record.plan.nodes} for record in jobs.planned(session, job.run_id)}
     lineage = jobs.lineage(session, job.run_id)
-    ended_at = job.ended_at if job.state in ENDED_JOBS else None
+    has_ended = job.state in ENDED_JOBS
+    ended_at = job.ended_at if has_ended else None
     following = [*(entry.planned_at for entry in lineage), ended_at][1:] if lineage else []
     found = tuple(
         GenerationFacts(number=entry.number, ranks=ranks.get(entry.number, {}), over_since=over)
         for entry, over in zip(lineage, following, strict=True)
     )
-    return found, frozenset(node.id for node in nodes.of_fleet(session, job.fleet_name))
+    return found, frozenset(node.id for node in nodes.of_fleet(session, job.fleet_name)), has_ended
 
 
 def of_line(line: LogLine, node: NodeId, generation: int) -> LogEvent:

@@ -147,6 +147,7 @@ class _Facts:
     place: ObjectReference
     generations: tuple[GenerationFacts, ...]
     alive: frozenset[str]
+    has_ended: bool
 
 
 def _facts(services: Services, name: str, caller: Caller) -> _Facts:
@@ -156,7 +157,7 @@ def _facts(services: Services, name: str, caller: Caller) -> _Facts:
 
 
 def _reader(services: Services, facts: _Facts) -> LogReader:
-    return LogReader(services.objects, facts.place, facts.generations, facts.alive, services.now)
+    return LogReader(services.objects, facts.place, facts.generations, facts.alive, facts.has_ended, services.now)
 
 
 async def _follow(
@@ -218,7 +219,7 @@ async def _follow(
         is_good, facts = await services.caller_threads.run(_again, services, caller, facts.name)
         if not is_good:
             return
-        reader.know(facts.generations, facts.alive)
+        reader.know(facts.generations, facts.alive, facts.has_ended)
 
 
 def _again(services: Services, caller: Caller, name: str) -> tuple[bool, _Facts]:

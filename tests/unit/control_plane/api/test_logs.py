@@ -51,6 +51,15 @@ def test_a_job_that_was_never_planned_has_an_empty_log_that_can_be_followed(serv
         assert next(iter(stream))["LogEvents"]["Events"] == []
 
 
+def test_the_empty_log_of_a_job_that_ended_before_its_first_launch_has_an_end(service, client, fleet, source):
+    job = Job(service, client, source)
+    with service.database.write() as session:
+        row = session.get(JobRow, job.run)
+        row.state, row.ended_at = "stopped", service.clock()
+    with closing(client.follow_logs(TrainingJobName="gpt")["EventStream"]) as stream:
+        assert [event for batch in stream for event in batch["LogEvents"]["Events"]] == []
+
+
 def put(job: Job, node: int, *lines: LogLine, first: int = 0, generation: int = 1) -> None:
     name = ChunkName(NodeId(f"i-{node}"), first, lines[0].at_ms)
     job.put("logs", f"gen={generation}/{name.path}", encode_head(ChunkHead(first=first, positions={})) + encode_lines(lines))

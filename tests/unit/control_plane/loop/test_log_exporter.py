@@ -129,6 +129,14 @@ def test_a_job_that_ended_is_copied_to_its_end_and_then_left(world: World) -> No
         assert exports.logs_to_copy(session) == ()
 
 
+def test_a_job_that_ended_before_its_first_launch_is_left(world: World) -> None:
+    world.exporter.export_some()
+    world.end()
+    world.exporter.export_some()
+    with world.database.read() as session:
+        assert exports.logs_to_copy(session) == ()
+
+
 def test_what_is_refused_is_shown_and_comes_again(world: World) -> None:
     world.launch()
     world.print(0, 0, "a")
