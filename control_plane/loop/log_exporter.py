@@ -58,6 +58,8 @@ class LogExporter(Exporter):
         self._objects = objects
         self._sink = sink
         self._calls_left = 0
+        self._copied_last = ""
+        """The run: a pass begins behind it, else those that print much would use up all calls of every pass."""
 
     def export_some(self) -> bool:
         """Send the next lines of all jobs (see `Exporter`)."""
@@ -69,8 +71,10 @@ class LogExporter(Exporter):
             runs = exports.logs_to_copy(session)
         self._calls_left = CALLS_PER_PASS
         try:
-            for run_id in runs:
+            following = runs.index(self._copied_last) + 1 if self._copied_last in runs else 0
+            for run_id in (*runs[following:], *runs[:following]):
                 if self._calls_left > 0:
+                    self._copied_last = run_id
                     self._copy(lease, run_id)
         except CloudError as failure:
             self._note_failure(lease, before, failure)

@@ -178,6 +178,19 @@ def test_a_pass_makes_so_many_calls(world: World, monkeypatch: pytest.MonkeyPatc
         assert exports.log_cursor(session, "other".ljust(32, "0")) is None
 
 
+def test_a_job_that_prints_without_end_keeps_no_other_from_being_copied(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_exporter, "CALLS_PER_PASS", 1)
+    world.launch()
+    with world.database.write() as session:
+        jobs.create(session, new_job("other"), NOW)
+    for number in range(4):
+        world.print(0, number, f"line {number}", at=number)
+        world.exporter.export_some()
+    with world.database.read() as session:
+        assert exports.log_cursor(session, "other".ljust(32, "0")) is not None
+    assert len(world.sink.texts(0)) == 4
+
+
 def test_a_cursor_is_read_as_it_was_stored() -> None:
     cursor = Cursor(3, {NodeId("i-0"): 7}, frozenset({NodeId("i-1")}))
     assert cursor_of(text_of(cursor)) == cursor
