@@ -54,6 +54,7 @@ class Leaser:
         self._monotonic = monotonic
         self._watched: dict[tuple[LeaseKind, str], tuple[str, int, float]] = {}
         self._moved_at: dict[tuple[LeaseKind, str], float] = {}
+        self._taken_at: dict[tuple[LeaseKind, str], float] = {}
 
     def claim(self, session: Session, kind: LeaseKind, key: str, *, at_once: bool = False) -> Lease | None:
         """Take, keep or take over the lease of a row.
@@ -105,12 +106,17 @@ class Leaser:
             raise StaleLease(f"the lease of {lease.kind} {lease.key} was taken over")
         return renewed
 
+    def is_due(self, lease: Lease) -> bool:
+        """Say whether a third of a lease's time is over since it was claimed or renewed: who is still at work renews it."""
+        return self._monotonic() - self._taken_at.get((lease.kind, lease.key), float("-inf")) >= self._ttl_seconds / 3
+
     def release(self, session: Session, lease: Lease) -> None:
         """Let another replica claim the row at once. A lease that is lost already is fine."""
         table, row = _row(lease.kind, lease.key)
         session.execute(update(table).where(row, _held(table, lease.owner, lease.counter)).values(lease_owner=None))
 
     def _take(self, session: Session, kind: LeaseKind, key: str, owner: str | None, counter: int) -> Lease | None:
+        self._taken_at[kind, key] = self._monotonic()
         table, row = _row(kind, key)
         taken = update(table).where(row, _held(table, owner, counter)).values(lease_owner=self.owner, lease_counter=counter + 1)
         return Lease(kind, key, self.owner, counter + 1) if changed_rows(session.execute(taken)) else None

@@ -94,6 +94,14 @@ class Exporter(ABC):
         self._lease = self._leaser.claim(session, "export", self._name)
         return None if self._lease is None else (self._lease, exports.get(session, self._name))
 
+    def _kept(self) -> Lease:
+        """Return the lease to go on with in the middle of a pass, renewed if it has to be."""
+        assert self._lease is not None
+        if self._leaser.is_due(self._lease):
+            with self._database.write() as session:
+                self._lease = self._leaser.renew(session, self._lease)
+        return self._lease
+
     def _note_failure(self, lease: Lease, before: exports.ExportRecord, failure: CloudError) -> None:
         self.failure_count += 1
         words = f"{failure.code}: {failure.message}" if failure.code else failure.message

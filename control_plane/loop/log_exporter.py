@@ -23,7 +23,7 @@ from control_plane.cloud.objects import ObjectStore
 from control_plane.cloud.sinks import LogSink
 from control_plane.core.log_batches import Line, batches
 from control_plane.db import exports, jobs
-from control_plane.db.leases import Lease, Leaser
+from control_plane.db.leases import Leaser
 from control_plane.db.session import Database
 from control_plane.loop.exporter import Exporter
 from control_plane.loop.log_reader import Cursor, LogEvent, LogFilter, LogReader, facts_of
@@ -67,7 +67,7 @@ class LogExporter(Exporter):
             claimed = self._claim(session)
             if claimed is None:
                 return False
-            lease, before = claimed
+            _, before = claimed
             runs = exports.logs_to_copy(session)
         self._calls_left = CALLS_PER_PASS
         try:
@@ -75,15 +75,16 @@ class LogExporter(Exporter):
             for run_id in (*runs[following:], *runs[:following]):
                 if self._calls_left > 0:
                     self._copied_last = run_id
-                    self._copy(lease, run_id)
+                    self._copy(run_id)
         except CloudError as failure:
-            self._note_failure(lease, before, failure)
+            self._note_failure(self._kept(), before, failure)
         else:
-            self._note_success(lease, before, before.position)
+            self._note_success(self._kept(), before, before.position)
         return False  # the account's calls are limited: the next pass is soon enough
 
-    def _copy(self, lease: Lease, run_id: str) -> None:
+    def _copy(self, run_id: str) -> None:
         """Copy the next lines of one job."""
+        self._kept()
         with self._database.read() as session:
             job = jobs.get_run(session, run_id)
             facts = facts_of(session, job)
@@ -98,12 +99,14 @@ class LogExporter(Exporter):
             self._send(f"{job.name}/{run_id}/{node}", events)
         is_over = page.is_over and len(page.events) < LINES_AT_ONCE
         if page.last != before or is_over or stored is None:
+            lease = self._kept()
             with self._database.write() as session:
                 exports.store_log_cursor(session, lease, run_id, cursor=text_of(page.last), is_over=is_over)
 
     def _send(self, stream: str, events: Sequence[LogEvent]) -> None:
         for batch in batches(_line(event) for event in events):
             self._calls_left -= 1
+            self._kept()
             refused = self._sink.put_lines(stream, batch)
             if refused:
                 log.warning("export to %s: %d lines of %s are too old, or too far ahead, for it", self._name, refused, stream)

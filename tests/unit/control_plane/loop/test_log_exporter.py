@@ -166,6 +166,27 @@ def test_a_server_that_dies_in_between_sends_again_and_another_one_goes_on(world
     assert (world.sink.texts(0), world.sink.texts(1)) == (["a", "a"], ["x"])
 
 
+def test_a_pass_that_takes_longer_than_its_lease_is_made_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.launch()
+    world.print(0, 0, "a")
+    world.print(1, 0, "x", at=1)
+    other, put_lines = world.replica("two"), world.sink.put_lines
+
+    def slow(stream: str, batch: Sequence[Line]) -> int:
+        refused = put_lines(stream, batch)
+        for _ in range(3):
+            world.seconds += 2
+            with monkeypatch.context() as meanwhile:
+                meanwhile.setattr(world.sink, "put_lines", put_lines)
+                other.export_some()
+        return refused
+
+    monkeypatch.setattr(world.sink, "put_lines", slow)
+    for _ in range(3):
+        world.exporter.export_some()
+    assert (world.sink.texts(0), world.sink.texts(1)) == (["a"], ["x"])
+
+
 def test_a_pass_makes_so_many_calls(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_exporter, "CALLS_PER_PASS", 1)
     world.launch()
