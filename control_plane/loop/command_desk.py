@@ -23,7 +23,7 @@ from everstep.protocol.ids import NodeId
 MAX_WAITING: Final = 32
 """Commands under way at one time."""
 MAX_KEPT: Final = 64
-"""Commands whose answers are kept for who asks again."""
+"""Commands whose answers are kept for who asks again; none is let go before it has one."""
 ANSWER_SECONDS: Final = 5.0
 """How much longer than the command itself its answer may take."""
 
@@ -55,6 +55,10 @@ class _Asked:
     answer: asyncio.Future[CommandEnded]
     ends_at: float
     """Monotonic seconds; nothing is expected any more then."""
+
+    def is_waited_for(self, now: float) -> bool:
+        """Say whether its answer may still come."""
+        return not self.answer.done() and now < self.ends_at
 
 
 class CommandDesk:
@@ -109,7 +113,7 @@ class CommandDesk:
 
     def _ask(self, node_id: NodeId, command: RunCommand) -> _Asked:
         now = self._monotonic()
-        if sum(not asked.answer.done() and now < asked.ends_at for asked in self._asked.values()) >= MAX_WAITING:
+        if sum(asked.is_waited_for(now) for asked in self._asked.values()) >= MAX_WAITING:
             raise TooManyCommands
         if not self._send(node_id, command):
             raise NotAsked
@@ -117,5 +121,5 @@ class CommandDesk:
         asked = _Asked(node_id, command, answer, now + command.timeout_seconds + ANSWER_SECONDS)
         self._asked[command.command_id] = asked
         while len(self._asked) > MAX_KEPT:
-            self._asked.popitem(last=False)
+            del self._asked[next(command_id for command_id, kept in self._asked.items() if not kept.is_waited_for(now))]
         return asked

@@ -92,3 +92,17 @@ async def test_as_many_as_may_be_are_under_way_and_those_that_are_over_count_no_
     assert not world.desk.is_known("1")
     for task in (*waiting, another):
         task.cancel()
+
+
+async def test_an_answer_that_takes_long_is_not_lost_to_those_that_many_others_were_given() -> None:
+    world = World()
+    slow = world.ask("slow")
+    await asyncio.sleep(0)
+    for number in range(2 * command_desk.MAX_KEPT):
+        task = world.ask(str(number))
+        await asyncio.sleep(0)
+        world.desk.ended(NODE, CommandEnded(command_id=str(number)))
+        await task
+    world.desk.ended(NODE, CommandEnded(command_id="slow", exit_code=3))
+    assert (await slow).exit_code == 3
+    assert not world.desk.is_known("0")
