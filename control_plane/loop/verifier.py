@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import datetime
+from functools import partial
 
 from control_plane.cloud.errors import CloudError
 from control_plane.cloud.objects import ObjectStore
@@ -50,10 +51,13 @@ class Verifier:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Verify what is asked for until `stop` is set; what is being read then is read again by the next server."""
-        await repeat(self.verify_next, stop, seconds=LOOK_SECONDS, trouble="a checkpoint could not be verified")
+        await repeat(partial(self.verify_next, stop.is_set), stop, seconds=LOOK_SECONDS, trouble="a checkpoint could not be verified")
 
-    def verify_next(self) -> bool:
-        """Verify the checkpoint that was asked for first. Blocks: called in a thread.
+    def verify_next(self, is_stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Verify the checkpoint that was asked for first. Blocks, for hours where it is large: called in a thread.
+
+        Args:
+            is_stopped: asked again and again; once it says so, what is being read stays asked for.
 
         Returns:
             Whether there was one.
@@ -66,13 +70,16 @@ class Verifier:
         if asked is None:
             return False
         run_id, checkpoint = asked
-        verdict = "; ".join(self._faults(checkpoint))
+        try:
+            verdict = "; ".join(self._faults(checkpoint, is_stopped))
+        except _Stopped:
+            return False
         with self._database.write() as session:
             checkpoints.store_verdict(session, run_id, checkpoint, verdict=verdict, now=self._now())
         log.info("run %s: the checkpoint of step %d is %s", run_id, checkpoint.step, verdict or "intact")
         return True
 
-    def _faults(self, checkpoint: CheckpointRecord) -> Iterator[str]:
+    def _faults(self, checkpoint: CheckpointRecord, is_stopped: Callable[[], bool]) -> Iterator[str]:
         manifest = checkpoint.contents()
         if manifest is None:
             yield "there is no manifest"
@@ -86,7 +93,7 @@ class Verifier:
             yield f"the manifest cannot be read: {error.message}"
         for shard in manifest.shards:
             try:
-                verify_shard(self._objects, ObjectReference(bucket=checkpoint.bucket, key=shard.key), shard)
+                verify_shard(self._objects, ObjectReference(bucket=checkpoint.bucket, key=shard.key), shard, is_stopped)
             except CorruptObject as error:
                 yield f"rank {shard.rank}: {error}"
             except CloudError as error:
@@ -95,22 +102,28 @@ class Verifier:
                 yield f"rank {shard.rank}: {error.message}"
 
 
-def verify_shard(objects: ObjectStore, where: ObjectReference, shard: ManifestShard) -> None:
+class _Stopped(Exception):
+    """The server ends: nothing is read on."""
+
+
+def verify_shard(objects: ObjectStore, where: ObjectReference, shard: ManifestShard, is_stopped: Callable[[], bool]) -> None:
     """Read one shard's object, whole, and hold it against the manifest.
 
     Args:
         objects: S3.
         where: the object.
         shard: what the manifest says.
+        is_stopped: asked before each chunk.
 
     Raises:
+        _Stopped: it was not read to its end.
         CorruptObject: it is not what the manifest says.
         CloudError: it could not be read.
     """
     size = objects.head(where).size_bytes
     if size != shard.object_bytes:
         raise CorruptObject(f"the object has {size:,} bytes; the manifest says {shard.object_bytes:,}")
-    with closing(_Reader(objects.stream(where, end=size))) as reader:
+    with closing(_Reader(objects.stream(where, end=size), is_stopped)) as reader:
         (length,) = LENGTH.unpack(reader.take(LENGTH.size))
         if length > min(MAX_HEADER_BYTES, size):
             raise CorruptObject(f"the object announces a header of {length:,} bytes")
@@ -143,13 +156,16 @@ def _digest(reader: _Reader, plan: Restore) -> str:
 class _Reader:
     """A stream of chunks as bytes in order."""
 
-    def __init__(self, chunks: Iterator[bytes]) -> None:
+    def __init__(self, chunks: Iterator[bytes], is_stopped: Callable[[], bool]) -> None:
         self._chunks = chunks
+        self._is_stopped = is_stopped
         self._left = memoryview(b"")
 
     def pieces(self, count: int) -> Iterator[memoryview]:
         """Yield the next `count` bytes."""
         while count:
+            if self._is_stopped():
+                raise _Stopped
             if not self._left.nbytes:
                 chunk = next(self._chunks, b"")
                 if not chunk:

@@ -179,6 +179,17 @@ def test_a_manifest_that_was_altered_is_told(service, client, job, verifier):
     assert listed(client)[8]["VerificationMessage"] == "the manifest in S3 is not the one that was put"
 
 
+def test_a_server_that_stops_reads_no_checkpoint_to_its_end_and_the_next_one_begins_anew(service, client, job, verifier, monkeypatch):
+    job.checkpoint(8)
+    client.verify_checkpoint(**GPT, Step=8)
+    told = iter((False, False))
+    assert not verifier.verify_next(lambda: next(told, True))
+    assert next(told, None) is None, "it was reading"
+    assert listed(client)[8]["Verification"] == "Verifying"
+    assert verifier.verify_next()
+    assert listed(client)[8]["Verification"] == "Intact"
+
+
 def test_a_cloud_that_does_not_answer_is_no_verdict(service, client, job, verifier, monkeypatch):
     job.checkpoint(8)
     client.verify_checkpoint(**GPT, Step=8)
