@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, select, tuple_, union
+from sqlalchemy import func, or_, select, tuple_, union
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
 from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease
-from control_plane.db.models import Checkpoint
+from control_plane.db.models import Checkpoint, Job
 from control_plane.db.session import record_of
 from everstep.protocol.manifest import CheckpointManifest, decode_manifest
 
@@ -142,8 +142,10 @@ def set_state(session: Session, run_id: str, checkpoint: CheckpointRecord, state
 
 
 def runs_to_look_after(session: Session) -> tuple[str, ...]:
-    """Return the runs of which something is being deleted, or may have become too much: those with two or more complete ones."""
-    several = select(Checkpoint.run_id).where(Checkpoint.state == COMPLETE).group_by(Checkpoint.run_id).having(func.count() > 1)
+    """Return the runs of which something is being deleted, or may have become too much: those with limits and two or more complete ones."""
+    has_limit = or_(*(Job.spec[limit].as_string().is_not(None) for limit in ("checkpoint_max_count", "checkpoint_max_age_seconds")))
+    several = select(Checkpoint.run_id).join(Job, Job.run_id == Checkpoint.run_id).where(Checkpoint.state == COMPLETE, has_limit)
+    several = several.group_by(Checkpoint.run_id).having(func.count() > 1)
     deleting = select(Checkpoint.run_id).where(Checkpoint.state == DELETING)
     return tuple(session.scalars(union(several, deleting)))
 

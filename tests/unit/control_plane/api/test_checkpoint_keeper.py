@@ -12,6 +12,7 @@ from control_plane.db import checkpoints, jobs
 from control_plane.db.leases import Leaser
 from control_plane.loop.checkpoint_keeper import CheckpointKeeper
 from everstep.protocol.plan import ObjectReference
+from tests.postgresql import BOTH_ENGINES
 from tests.unit.control_plane.api.conftest import BUCKET, START
 from tests.unit.control_plane.api.test_results import Job
 
@@ -44,6 +45,7 @@ def keys(service, job: Job) -> set[str]:
     return {info.reference.key.partition("step=")[2].partition("/")[0] for info in service.objects.list(place)}
 
 
+@pytest.mark.parametrize("engine", BOTH_ENGINES)
 @pytest.mark.covers("CreateTrainingJob.CheckpointConfig.MaxCount")
 def test_the_newest_so_many_stay_and_each_that_goes_is_told_once(service, client, make):
     job = make(MaxCount=2)
@@ -93,12 +95,16 @@ def test_what_a_job_would_be_restored_from_stays_though_a_newer_one_is_there(ser
     assert steps(client) == [30, 10]
 
 
+@pytest.mark.parametrize("engine", BOTH_ENGINES)
 @pytest.mark.parametrize("config", [{}, {"EverySteps": 5}])
-def test_without_a_limit_all_stay(service, client, make, config):
+def test_without_a_limit_all_stay_and_none_is_looked_at(service, client, make, config, monkeypatch):
     job = make(**config)
     for step in (10, 20):
         job.checkpoint(step)
-    keeper(service).look()
+    with monkeypatch.context() as unread:
+        unread.setattr(checkpoints, "of_run", None)
+        unread.setattr(jobs, "get_run", None)
+        keeper(service).look()
     assert steps(client) == [20, 10]
 
 
