@@ -50,7 +50,7 @@ def store() -> Counting:
 
 def reader(store: Counting, *, is_over: bool = False) -> LogReader:
     facts = GenerationFacts(number=1, ranks={node: (Rank(0),) for node in NODES}, over_since=NOW if is_over else None)
-    return LogReader(store, ObjectReference(bucket="b", key="logs/"), [facts], frozenset(NODES), lambda: NOW)
+    return LogReader(store, ObjectReference(bucket="b", key="logs/"), [facts], frozenset(NODES), False, lambda: NOW)
 
 
 @pytest.mark.parametrize("is_over", [False, True])
