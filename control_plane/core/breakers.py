@@ -8,6 +8,8 @@
 Each change buys one more attempt, each is made once, and only where it can be made: with a spare, with an older state than the script's own initial
 one. What still fails after that is the script.
 
+A failure counts until training is further than it ever was before that failure.
+
 Invariant: `rule` gives up after at most MaxAttempts + 2 failures that look alike.
 """
 
@@ -89,13 +91,27 @@ def forgiven(failures: Sequence[FailureRecord], generation: Generation) -> tuple
     return tuple(failure for failure in failures if failure.generation != generation)
 
 
+def still_ahead(failures: Sequence[FailureRecord], generation: Generation, boundary: Step) -> tuple[FailureRecord, ...]:
+    """Return the breakers' memory without the failures that training has left behind: only without progress are failures a loop.
+
+    Args:
+        failures: oldest first.
+        generation: that runs.
+        boundary: that all its ranks have passed.
+
+    Returns:
+        Those after which nothing new was reached yet.
+    """
+    return tuple(failure for failure in failures if generation <= failure.generation or boundary <= failure.max_boundary)
+
+
 def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> tuple[Trial, ...]:
     """Return the trials that have told: training is beyond the place of their failure, in a later generation than that.
 
     Args:
         trials: what was changed.
         generation: that runs.
-        boundary: the highest in it.
+        boundary: that all its ranks have passed.
 
     Returns:
         Those whose change is what helped.

@@ -574,10 +574,13 @@ def _without_moved(view: _View) -> _View:
 
 
 def _with_ruling(view: _View) -> tuple[_View, str]:
-    """Ask the breakers once all members have promised; change what they say, or return why the job is given up."""
+    """Ask the breakers once all members have promised; change what they say, or return why the job is given up.
+
+    They are asked about a generation that failed, not about one that was ended for something else.
+    """
     record, spec = view.record, view.spec
     roll = launch.call_roll(spec, view.seen, record, view.policy)
-    if roll.late or roll.unreachable or not record.failures:
+    if roll.late or roll.unreachable or not record.failures or record.failures[-1].generation != record.generation:
         return view, ""
     last = record.failures[-1]
     refused = _refused_state(view, last)
@@ -957,11 +960,13 @@ def _with_progress(view: _View) -> _View:
         record = accounting.recharge_recovery(record, record.incident, incident, gap_seconds=_gap_seconds(view.policy))
         view = replace(view, record=record)
     is_safe = status is not None and status.committed > plan.base_step
-    told = breakers.passed(record.trials, plan.generation, boundary)
+    passed = _passed_by_all(view)
+    told = breakers.passed(record.trials, plan.generation, passed)
     view = _told_by_trials(view, told)
     return replace_record(
         view,
         trials=tuple(trial for trial in record.trials if trial not in told),
+        failures=breakers.still_ahead(record.failures, plan.generation, passed),
         boundary=boundary,
         boundary_at=boundary_at,
         max_boundary=max(record.max_boundary, boundary),
@@ -996,9 +1001,14 @@ def _told_by_trials(view: _View, told: tuple[Trial, ...]) -> _View:
 
 def _trains_again(view: _View) -> bool:
     """Say whether every rank stands at the base or beyond, and one has finished a step of its own."""
-    ranks = [rank.boundary for report in view.reports.values() for rank in report.ranks]
     base = view.plan.base_step
-    return len(ranks) == view.plan.world_size and min(ranks) >= base and max(ranks) > base
+    return _passed_by_all(view) >= base and any(rank.boundary > base for report in view.reports.values() for rank in report.ranks)
+
+
+def _passed_by_all(view: _View) -> Step:
+    """Return the newest boundary that no rank is short of; `NO_STEP` while one is not heard of."""
+    boundaries = [rank.boundary for report in view.reports.values() for rank in report.ranks]
+    return min(boundaries) if len(boundaries) == view.plan.world_size else NO_STEP
 
 
 def _has_finished(view: _View, node_id: NodeId) -> bool:

@@ -93,6 +93,14 @@ def test_a_trial_has_told_once_training_is_beyond_its_place() -> None:
     assert breakers.passed(tried, Generation(4), Step(11)) == tried
 
 
+def test_failures_that_training_left_behind_are_no_loop() -> None:
+    before, again = replace(failures(1)[0], max_boundary=Step(40)), replace(failures(2)[1], max_boundary=Step(60))
+    assert breakers.still_ahead([before, again], Generation(2), Step(61)) == (again,), "it is what ended this very generation"
+    assert breakers.still_ahead([before, again], Generation(3), Step(40)) == (before, again), "nothing new was reached"
+    assert breakers.still_ahead([before, again], Generation(3), Step(41)) == (again,)
+    assert breakers.still_ahead([before, again], Generation(3), Step(61)) == ()
+
+
 def test_a_trial_of_another_failure_does_not_count() -> None:
     other = trial("node", replace(failures(1)[0], code=7))
     assert rule(failures(3), other).course is Course.OTHER_NODE

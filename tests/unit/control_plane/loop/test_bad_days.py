@@ -148,7 +148,7 @@ async def test_a_step_that_is_out_of_reach_twice_is_given_up_and_counts_once(wor
     assert [failure["base_step"] for failure in world.job().failures] == [0, 10]
     await world.train(2)
     record = records.job_record(world.job())
-    assert (record.refused, record.doubted) == ((), ())
+    assert (record.refused, record.doubted, record.failures) == ((), (), ())
 
 
 async def test_a_rank_that_ends_while_a_source_is_out_of_reach_counts_all_the_same(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

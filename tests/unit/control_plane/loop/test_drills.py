@@ -166,10 +166,11 @@ async def test_another_failure_meanwhile_is_not_the_drills(world: World) -> None
     ask(world, "kill-agent", node_id)
     await world.tick()
     world.kill_rank(world.team()[3])
+    await world.until(lambda: world.job().state == JobState.PREPARING)
+    assert len(world.job().failures) == 1
     await again(world)
     (incident,) = world.incidents()
     assert incident.cause == "rank_exit"
-    assert len(world.job().failures) == 1
 
 
 async def test_a_node_that_fails_by_itself_while_a_drill_is_recovered_from_is_a_failure(world: World) -> None:
@@ -193,10 +194,10 @@ async def test_a_rank_that_fails_in_the_launch_after_a_drill_is_a_failure(world:
     await world.until(lambda: world.job().state == JobState.RUNNING and world.job().generation == 2)
     world.kill_rank(world.team()[2])
     await world.until(lambda: world.job().state == JobState.RUNNING and world.job().generation == 3)
+    assert len(world.job().failures) == 1, "the breakers remember it, and not the drill's"
     for _ in range(3):
         await world.train(1)
     (incident,) = world.incidents()
     assert incident.cause == "rank_exit"
     assert world.failures() == (1, 1, 0)
-    assert len(world.job().failures) == 1, "the breakers remember it, and not the drill's"
     assert (drill(world).state, drill(world).incident_id) == ("recovered", incident.id)
