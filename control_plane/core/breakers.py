@@ -1,12 +1,12 @@
 """When a job that keeps failing alike is given up, and what is changed once before that.
 
     the same failure MaxAttempts times      was the place ever passed?      no: the node first, then the state
-                                                                            yes: the state first, then the node
+                                                                            yes, or it alone holds committed steps: the state first, then the node
     the node    the failing rank's node is left and a spare takes over: a bad node, or a bad script?
     the state   the base that it failed from twice is left out and an older one is taken: a bad state, or a bad script?
 
-Each change buys one more attempt, each is made once, and only where it can be made: with a spare, with an older state than the script's own initial
-one. What still fails after that is the script.
+Each change buys one more attempt, each is made once, and only where it can be made: with a spare, with another state than the script's own initial
+one to go on from. What still fails after that is the script.
 
 A failure counts until training is further than it ever was before that failure.
 
@@ -45,15 +45,18 @@ class Ruling:
     """A sentence; empty for AGAIN."""
 
 
-def rule(failures: Sequence[FailureRecord], trials: Sequence[Trial], spec: JobSpec, *, has_spare: bool, older_base: Step) -> Ruling:
+def rule(
+    failures: Sequence[FailureRecord], trials: Sequence[Trial], spec: JobSpec, *, has_spare: bool, older_base: Step, is_sole_holder: bool = False
+) -> Ruling:
     """Return how a job goes on after its last failure.
 
     Args:
         failures: oldest first; all are of the job's own making, none is the consequence of a lost node.
         trials: what was changed so far.
         spec: with `max_attempts`.
-        has_spare: a node is there to take over.
+        has_spare: a node is there to take over, from another state than the script's own initial one.
         older_base: the newest state older than the base of the last failure that every rank can get; 0 where there is none.
+        is_sole_holder: committed steps are lost with the node of the last failure: it is changed last.
 
     Returns:
         The course, with the figures and the last failure in words.
@@ -67,7 +70,7 @@ def rule(failures: Sequence[FailureRecord], trials: Sequence[Trial], spec: JobSp
     if len(alike) >= attempts + len(tried):
         told = f"the same failure {len(alike)} times {_where(last.step)}"
         changes = (_other_node(alike, tried, has_spare=has_spare), _older_state(alike, tried, older_base))
-        for course in changes if last.max_boundary <= last.step else reversed(changes):
+        for course in changes if last.max_boundary <= last.step and not is_sole_holder else reversed(changes):
             if course is not None and attempts > 1:
                 return Ruling(course=course, why=f"{told}: {_how(last)}")
         story = "".join(f", also {_story(trial)}" for trial in tried)

@@ -585,8 +585,9 @@ def _with_ruling(view: _View) -> tuple[_View, str]:
     last = record.failures[-1]
     refused = _refused_state(view, last)
     older = recovery.choose(launch.survey(spec, view.seen, replace(record, refused=(*record.refused, *refused)), roll)).base_step
-    has_spare = view.seen.spare_count > 0
-    ruling = breakers.rule(record.failures, record.trials, spec, has_spare=has_spare, older_base=older)
+    without, floor = _base_without(view, last.node_id), launch.floor_of(view.seen, record)
+    has_spare = view.seen.spare_count > 0 and (without >= floor or without > FIRST_STEP)
+    ruling = breakers.rule(record.failures, record.trials, spec, has_spare=has_spare, older_base=older, is_sole_holder=without < floor)
     match ruling.course:
         case Course.AGAIN:
             return view, ""
@@ -605,6 +606,14 @@ def _with_ruling(view: _View) -> tuple[_View, str]:
     if (incident := view.record.incident) is not None:
         view = replace_record(view, incident=replace(incident, decision=words))
     return replace(view, events=(*view.events, EventDraft(type="OneThingChanged", message=words))), ""
+
+
+def _base_without(view: _View, node_id: NodeId | None) -> Step:
+    """Return the newest step that every rank can get from what the other members have promised, and from S3."""
+    assigned = tuple(each for each in view.seen.assigned if each != node_id)
+    seen = replace(view.seen, assigned=assigned)
+    roll = launch.call_roll(view.spec, seen, view.record, view.policy)
+    return recovery.choose(launch.survey(view.spec, seen, view.record, roll)).base_step
 
 
 def _refused_state(view: _View, failure: FailureRecord) -> tuple[RefusedSource, ...]:

@@ -37,8 +37,11 @@ def trial(kind: str, failure: FailureRecord) -> Trial:
     return Trial(kind=kind, failure=failure, node_id=failure.node_id if kind == "node" else None)  # type: ignore[arg-type]
 
 
-def rule(known: list[FailureRecord], *trials: Trial, has_spare: bool = True, older_base: int = 5, attempts: int = 3) -> breakers.Ruling:
-    return breakers.rule(known, trials, replace(SPEC, max_attempts=attempts), has_spare=has_spare, older_base=Step(older_base))
+def rule(
+    known: list[FailureRecord], *trials: Trial, has_spare: bool = True, older_base: int = 5, attempts: int = 3, is_sole_holder: bool = False
+) -> breakers.Ruling:
+    spec = replace(SPEC, max_attempts=attempts)
+    return breakers.rule(known, trials, spec, has_spare=has_spare, older_base=Step(older_base), is_sole_holder=is_sole_holder)
 
 
 def test_nothing_is_changed_before_max_attempts() -> None:
@@ -66,6 +69,12 @@ def test_a_place_that_was_passed_before_speaks_against_the_state() -> None:
     known = failures(4, top=40)
     assert rule(known[:3]).course is Course.OLDER_STATE
     assert rule(known, trial("state", known[2])).course is Course.OTHER_NODE
+
+
+def test_a_node_that_alone_holds_committed_steps_is_changed_last() -> None:
+    known = failures(4)
+    assert rule(known[:3], is_sole_holder=True).course is Course.OLDER_STATE
+    assert rule(known, trial("state", known[2]), is_sole_holder=True).course is Course.OTHER_NODE
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,19 @@ async def test_a_rank_that_ends_while_a_source_is_out_of_reach_counts_all_the_sa
     assert [failure["base_step"] for failure in world.job().failures] == [0, 10]
 
 
+async def test_a_job_does_not_begin_anew_to_tell_a_bad_node_from_a_bad_script(world: World) -> None:
+    world.submit(copies=1, max_attempts=2)
+    await world.running()
+    await world.train(10)
+    for generation in (1, 2):
+        await world.until(lambda at=generation: is_running(world, at))  # type: ignore[misc]
+        world.kill_rank(world.team()[1])
+    await world.until(lambda: world.job().state != JobState.RUNNING)
+    await world.until(lambda: world.job().state in (JobState.FAILED, JobState.RUNNING))
+    assert (world.job().state, world.job().generation) == (JobState.FAILED, 2)
+    assert "the same failure 2 times after step 10" in world.job().reason
+
+
 async def test_loads_that_always_fail_end_the_job(world: World) -> None:
     world.submit(max_attempts=2)
     await world.until(lambda: bool(world.agents))
