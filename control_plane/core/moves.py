@@ -116,8 +116,11 @@ def successors(
 
 
 def is_ready(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
-    """Say whether a node is there, works for nobody and is to stay: it could be given to a job, or take a member's place, at once."""
-    is_there = node.is_connected and node.has_reported and not is_silent(node, timeouts) and node.instance is InstanceCondition.PRESENT
+    """Say whether a node is there, works for nobody and is to stay: it could be given to a job, or take a member's place, at once.
+
+    Its agent's word proves that it is there, whether AWS answers or not.
+    """
+    is_there = node.is_connected and node.has_reported and not is_silent(node, timeouts) and node.instance is not InstanceCondition.ENDED
     return is_there and node.member is None and notices.urgent(node, now) is None and not node.request_words
 
 

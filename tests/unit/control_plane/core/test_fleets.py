@@ -182,6 +182,12 @@ def test_a_recovering_job_takes_what_there_is() -> None:
     assert states(decide(seen([row("i1")], [job("hurt", JobState.PREPARING, 4)], desired=5))) == {"i1": ("assigned", "hurt")}
 
 
+def test_a_recovering_job_is_given_a_spare_that_is_heard_while_aws_does_not_answer() -> None:
+    observed = seen([row("i1", NodeState.ASSIGNED, "a"), row("i2"), row("i3")], [job("a", JobState.PREPARING, 2)])
+    unknown = {node_id: replace(node, instance=InstanceCondition.UNKNOWN) for node_id, node in observed.nodes.items()}
+    assert states(decide(replace(observed, nodes=unknown))) == {"i2": ("assigned", "a")}
+
+
 def test_only_idle_nodes_are_given() -> None:
     observed = seen([row("i1"), row("i2"), row("i3")], [job("a", JobState.ALLOCATING, 1)], silent=("i1",), working={"i2": member_of("old")})
     assert states(decide(observed)) == {"i3": ("assigned", "a")}

@@ -106,6 +106,8 @@ def test_a_node_that_is_not_ready_takes_nobody_s_place() -> None:
     for changes in ({"is_connected": False}, {"silent_seconds": 100.0}, {"instance": InstanceCondition.ENDED}, {"member": member}):
         assert moves.successors(one, [*ready], {**ready, SPARES[0]: node(SPARES[0], **changes)}, NOW, TIMEOUTS) == []
     assert moves.successors(one, [*ready], {**ready, SPARES[0]: node(SPARES[0], spot(60))}, NOW, TIMEOUTS) == []
+    unasked = node(SPARES[0], instance=InstanceCondition.UNKNOWN)
+    assert moves.successors(one, [*ready], {**ready, SPARES[0]: unasked}, NOW, TIMEOUTS) == [SPARES[0]], "it is heard, whatever AWS answers"
 
 
 def test_a_shard_is_held_elsewhere_only_by_the_word_of_its_owner() -> None:
