@@ -275,9 +275,16 @@ class _Table:
                 self.take_out(row, Remedy.REPLACE, f"rebooted, and its agent still reports {found.words}")
             elif is_back:
                 self.move(row, NodeEvent.CONNECTED, "rebooted, and its agent is connected again without the fault")
-            elif self.now - (row.since if rebooted_at is None else rebooted_at) > REBOOT_SECONDS:
+            elif self._unheard(row, row.since if rebooted_at is None else rebooted_at) > REBOOT_SECONDS:
                 what = "EC2 did not take its reboot within {:g} s" if rebooted_at is None else "did not come back within {:g} s of its reboot"
                 self.take_out(row, Remedy.REPLACE, f"{what.format(REBOOT_SECONDS)}: {row.reason}")
+
+    def _unheard(self, row: NodeRecord, since: float) -> float:
+        """Return for how many seconds a node has not done what it was to do: only the time counts in which this server could have heard of it."""
+        node = self.node(row.node_id)
+        if node.is_connected:
+            return self.now - max(since, row.connected_at or since)
+        return min(self.now - since, node.silent_seconds)
 
     def take_out(self, row: NodeRecord, remedy: Remedy, reason: str) -> None:
         """Let a node go where its remedy says."""
@@ -416,7 +423,7 @@ class _Table:
         for row in self.in_state(NodeState.JOINING):
             node = self.node(row.node_id)
             is_there = node.instance is InstanceCondition.PRESENT and row.node_id in settled
-            if is_there and min(self.now - row.created_at, node.silent_seconds) > patience:
+            if is_there and self._unheard(row, row.created_at) > patience:
                 self.move(row, NodeEvent.EXCLUDED, f"{NOT_JOINED} within {patience:g} s: {WHERE_TO_LOOK}")
                 return
 

@@ -558,9 +558,15 @@ def test_a_spare_that_reports_a_fault_is_rebooted_or_replaced() -> None:
 
 
 def test_a_rebooted_node_is_a_spare_again_replaced_with_its_fault_or_given_up() -> None:
-    def rebooting(faulty: dict[str, NodeFault] | None = None, since: float = NOW - 60, connected: float = NOW - 5, taken: float | None = None):
+    def rebooting(
+        faulty: dict[str, NodeFault] | None = None,
+        since: float = NOW - 60,
+        connected: float = NOW - 5,
+        taken: float | None = None,
+        silent: float = 1e9,
+    ):
         rows = [row("i1", NodeState.REBOOTING, since=since, connected_at=connected), row("i2"), row("i3")]
-        observed = seen(rows, [], faulty=faulty, silent=("i1",) if connected < since else ())
+        observed = seen(rows, [], faulty=faulty, silent=("i1",) if connected < since else (), silent_seconds=silent)
         return decide(replace(observed, rebooted={NodeId("i1"): since if taken is None else taken}))
 
     assert states(rebooting()) == {"i1": ("spare", None)}
@@ -571,6 +577,7 @@ def test_a_rebooted_node_is_a_spare_again_replaced_with_its_fault_or_given_up() 
     assert states(late) == {"i1": ("draining", None)}
     assert ended(late) == ["i1"]
     assert states(rebooting(since=NOW - REBOOT_SECONDS - 1, connected=NOW - 2000, taken=NOW - REBOOT_SECONDS)) == {}, "it is given its time from then"
+    assert states(rebooting(since=NOW - 3000, connected=NOW - 4000, silent=1.0)) == {}, "nobody could hear it for most of that time"
 
 
 def test_a_reboot_is_asked_for_until_ec2_has_taken_it_whenever_the_agent_dialled_in() -> None:
@@ -578,8 +585,10 @@ def test_a_reboot_is_asked_for_until_ec2_has_taken_it_whenever_the_agent_dialled
     for silent in ((), ("i1",)):
         decision = decide(seen(rows, [], faulty={"i1": XID}, silent=silent))
         assert (states(decision), decision.actions[0]) == ({}, RebootMember(group="group", node_id=NodeId("i1"), since=NOW - 60, reason="words"))
-    refused = decide(seen([replace(rows[0], since=NOW - REBOOT_SECONDS - 1), *rows[1:]], []))
+    rows[0] = replace(rows[0], since=NOW - REBOOT_SECONDS - 1)
+    refused = decide(seen([replace(rows[0], connected_at=NOW - 2000), *rows[1:]], []))
     assert refused.records[0].reason == "EC2 did not take its reboot within 900 s: words"
+    assert states(decide(seen(rows, []))) == {}, "the server was away and asks again"
 
 
 def joining(*ages: float, silent_seconds: float = 1e9, **changes: Any) -> FleetObserved:
