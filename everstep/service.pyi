@@ -172,8 +172,8 @@ class Drill(TypedDict):
     """Something that was broken on purpose, and what became of it."""
     DrillId: str
     DrillType: Literal["kill-rank", "kill-agent", "terminate-instance"]
-    DrillStatus: Literal["requested", "struck", "recovered", "absorbed", "not_done"]
-    """requested, struck; then recovered (an incident came of it and is closed), absorbed (none did) or not_done (the job did not train in time)."""
+    DrillStatus: Literal["requested", "struck", "recovered", "not_recovered", "absorbed", "not_done"]
+    """requested, struck; then recovered (an incident came of it, and training is where it was before), not_recovered (the job ended, was paused or was interrupted again before that), absorbed (no incident came of it) or not_done (the job did not train in time)."""
     TrainingJobName: str
     FleetName: str
     NodeId: str
@@ -797,7 +797,7 @@ class TrainingJob(TypedDict):
     OpenIncidentCount: int
     """Incidents from which the job has not recovered yet."""
     OpenDrillId: NotRequired[str]
-    """The drill of it that is not over: recovered from, absorbed, or not done."""
+    """The drill of it that is not over: recovered from or not, absorbed, or not done."""
     AccountingSeconds: dict[str, float]
     """Every second from CreationTime to AccountedUntil by bucket, to the microsecond: they add up exactly."""
     AccountedUntil: NotRequired[datetime]
@@ -1038,7 +1038,7 @@ class FleetReadyWaiter(Protocol):
 
 class DrillsOverWaiter(Protocol):
     def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:
-        """Waits until no drill of the job is under way: each was recovered from, or was not done."""
+        """Waits until no drill of the job is under way: what became of each is known."""
 
 class CheckpointAvailableWaiter(Protocol):
     def wait(self, *, TrainingJobName: str, MinStep: int = ..., MaxResults: int = ..., NextToken: str = ..., WaiterConfig: WaiterConfig = ...) -> None:

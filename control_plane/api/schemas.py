@@ -563,7 +563,7 @@ class TrainingJob(Shape):
     open_incident_count: int
     """Incidents from which the job has not recovered yet."""
     open_drill_id: str | None
-    """The drill of it that is not over: recovered from, absorbed, or not done."""
+    """The drill of it that is not over: recovered from or not, absorbed, or not done."""
     accounting_seconds: dict[str, float]
     """Every second from CreationTime to AccountedUntil by bucket, to the microsecond: they add up exactly."""
     accounted_until: datetime | None
@@ -1161,7 +1161,8 @@ class Drill(Shape):
     drill_id: str
     drill_type: DrillKind
     drill_status: DrillState
-    """requested, struck; then recovered (an incident came of it and is closed), absorbed (none did) or not_done (the job did not train in time)."""
+    """requested, struck; then recovered (an incident came of it, and training is where it was before), not_recovered (the job ended, was paused or
+    was interrupted again before that), absorbed (no incident came of it) or not_done (the job did not train in time)."""
     training_job_name: str
     fleet_name: str
     node_id: str

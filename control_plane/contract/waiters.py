@@ -65,7 +65,7 @@ def waiters(model: Json) -> Json:
         ),
         "DrillsOver": _waiter(
             "DescribeTrainingJob",
-            "Waits until no drill of the job is under way: each was recovered from, or was not done.",
+            "Waits until no drill of the job is under way: what became of each is known.",
             _matches("OpenDrillId == `null`", True),
         ),
         "CheckpointAvailable": _waiter(

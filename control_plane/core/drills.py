@@ -1,8 +1,9 @@
 """Drills: something of a job is broken on purpose, once, and what becomes of it is followed to the end.
 
-    REQUESTED ──▶ STRUCK ──▶ RECOVERED   an incident came of it, and is closed
-        │            └─────▶ ABSORBED    none did: training went on
-        └──────────────────▶ NOT_DONE    the job did not train in time
+    REQUESTED ──▶ STRUCK ──▶ RECOVERED       an incident came of it, and training is where it was before
+        │            ├─────▶ NOT_RECOVERED   the job ended, was paused or was interrupted again before that
+        │            └─────▶ ABSORBED        no incident came of it: training went on
+        └──────────────────▶ NOT_DONE        the job did not train in time
 
 That a drill strikes is stored before it does: it strikes once or never, whatever dies in between.
 
@@ -32,6 +33,8 @@ from everstep.protocol.plan import GenerationPlan, Timeouts
 PATIENCE_TIMES = 2
 """A drill waits this many times T_max: to strike, and for an incident to come of it. A lost instance is noticed within one."""
 
+_TRAINS = frozenset({JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.COMPLETED})
+"""What a job without an incident is in once training has gone on."""
 _OF_AGENT = frozenset({Cause.AGENT_LOST, Cause.NODE_UNREACHABLE})
 EXPLAINS: Mapping[DrillKind, frozenset[Cause]] = {
     DrillKind.KILL_RANK: frozenset({Cause.RANK_EXIT}),
@@ -84,9 +87,14 @@ def follow(drill: DrillObserved, record: JobRecord, plan: GenerationPlan | None,
     assert struck_at is not None  # STRUCK
     if record.incident is not None and drill.incident_id == "" and in_words(drill) in record.incident.evidence:
         drill = replace(drill, incident_id=record.incident.id)
+    has_trained_on = record.incident is None and record.state in _TRAINS
     if drill.incident_id and (record.incident is None or record.incident.id != drill.incident_id):
-        return Followed(drill=_ended(drill, DrillState.RECOVERED, now, "training is where it was before"))
+        if has_trained_on:
+            return Followed(drill=_ended(drill, DrillState.RECOVERED, now, "training is where it was before"))
+        return Followed(drill=_ended(drill, DrillState.NOT_RECOVERED, now, f"{_what_came(record)} before training was where it was before"))
     if not drill.incident_id and (record.state in ENDED_JOBS or now - struck_at > patience):
+        if record.state in ENDED_JOBS and not has_trained_on:
+            return Followed(drill=_ended(drill, DrillState.NOT_RECOVERED, now, f"{_what_came(record)} before it was known what came of it"))
         return Followed(drill=_ended(drill, DrillState.ABSORBED, now, "no generation ended by it"))
     return Followed(drill=drill)
 
@@ -179,6 +187,13 @@ def _is_explained(drill: DrillObserved, fault: Fault, *, is_struck: bool, has_st
 
 def _node_of(fault: Fault) -> NodeId | None:
     return fault.node_id or (fault.implicates.node_id if fault.implicates is not None else None)
+
+
+def _what_came(record: JobRecord) -> str:
+    """Return what cut a recovery short."""
+    if record.state in ENDED_JOBS:
+        return f"the job {record.state}"
+    return "the job was paused" if record.incident is None else "another incident began"
 
 
 def _ended(drill: DrillObserved, state: DrillState, now: float, outcome: str) -> DrillObserved:

@@ -466,6 +466,7 @@ class DrillState(StrEnum):
     REQUESTED = "requested"
     STRUCK = "struck"
     RECOVERED = "recovered"
+    NOT_RECOVERED = "not_recovered"
     ABSORBED = "absorbed"
     NOT_DONE = "not_done"
 

@@ -349,8 +349,8 @@ export interface DrainNodeRequest {
 export interface Drill {
   DrillId: string
   DrillType: 'kill-rank' | 'kill-agent' | 'terminate-instance'
-  /** requested, struck; then recovered (an incident came of it and is closed), absorbed (none did) or not_done (the job did not train in time). */
-  DrillStatus: 'requested' | 'struck' | 'recovered' | 'absorbed' | 'not_done'
+  /** requested, struck; then recovered (an incident came of it, and training is where it was before), not_recovered (the job ended, was paused or was interrupted again before that), absorbed (no incident came of it) or not_done (the job did not train in time). */
+  DrillStatus: 'requested' | 'struck' | 'recovered' | 'not_recovered' | 'absorbed' | 'not_done'
   TrainingJobName: string
   FleetName: string
   NodeId: string
@@ -1304,7 +1304,7 @@ export interface TrainingJob {
   IncidentCount: number
   /** Incidents from which the job has not recovered yet. */
   OpenIncidentCount: number
-  /** The drill of it that is not over: recovered from, absorbed, or not done. */
+  /** The drill of it that is not over: recovered from or not, absorbed, or not done. */
   OpenDrillId?: string
   /** Every second from CreationTime to AccountedUntil by bucket, to the microsecond: they add up exactly. */
   AccountingSeconds: Record<string, number>

@@ -12,6 +12,7 @@ const STATES: Record<Drill['DrillStatus'], { tone: Tone; word: string }> = {
   requested: { tone: 'busy', word: 'asked for' },
   struck: { tone: 'busy', word: 'struck' },
   recovered: { tone: 'good', word: 'recovered' },
+  not_recovered: { tone: 'bad', word: 'not recovered' },
   absorbed: { tone: 'good', word: 'no incident' },
   not_done: { tone: 'idle', word: 'not done' },
 }

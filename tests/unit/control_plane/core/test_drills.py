@@ -8,7 +8,9 @@ import pytest
 
 from control_plane.core import drills, incidents
 from control_plane.core.incidents import Fault
-from control_plane.core.observed import Cause, DrillKind, DrillObserved, DrillState, FailureRecord, Implication, IncidentRecord, Remedy
+from control_plane.core.observed import Cause, DrillKind, DrillObserved, DrillState, FailureRecord, Implication, IncidentRecord, JobRecord, Remedy
+from control_plane.core.states import JobState
+from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, RankExit, RankStatus
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 
@@ -171,3 +173,37 @@ def test_a_rank_that_failed_for_want_of_the_struck_instance_is_told_as_the_drill
     assert drills.recast(None, incident, lost) is incident
     own = incidents.with_faults(incidents.with_faults(incident, lost), (fault(Cause.RANK_EXIT),))
     assert drills.recast(of_instance, own, lost).cause is Cause.RANK_EXIT, "the drill was known before that rank failed"
+
+
+@pytest.mark.parametrize(
+    ("state", "has_another", "ended", "outcome"),
+    [
+        (JobState.RUNNING, False, DrillState.RECOVERED, "training is where it was before"),
+        (JobState.STOPPING, False, DrillState.RECOVERED, "training is where it was before"),
+        (JobState.COMPLETED, False, DrillState.RECOVERED, "training is where it was before"),
+        (JobState.FAILED, False, DrillState.NOT_RECOVERED, "the job failed before training was where it was before"),
+        (JobState.STOPPED, False, DrillState.NOT_RECOVERED, "the job stopped before training was where it was before"),
+        (JobState.QUEUED, False, DrillState.NOT_RECOVERED, "the job was paused before training was where it was before"),
+        (JobState.PREPARING, True, DrillState.NOT_RECOVERED, "another incident began before training was where it was before"),
+        (JobState.RUNNING, True, DrillState.NOT_RECOVERED, "another incident began before training was where it was before"),
+    ],
+)
+def test_a_drill_is_recovered_from_only_where_training_has_gone_on(state: JobState, has_another: bool, ended: DrillState, outcome: str) -> None:
+    another = opened_by(fault(Cause.RANK_EXIT)) if has_another else None
+    record = JobRecord(state=state, reason="", created_at=0.0, state_since=0.0, incident=another)
+    followed = drills.follow(replace(drill(DrillKind.KILL_RANK), incident_id="of the drill"), record, None, NOW, ladder(3.0)).drill
+    assert (followed.state, followed.outcome, followed.ended_at) == (ended, outcome, NOW)
+
+
+@pytest.mark.parametrize(
+    ("state", "ended"),
+    [
+        (JobState.RUNNING, DrillState.STRUCK),
+        (JobState.COMPLETED, DrillState.ABSORBED),
+        (JobState.FAILED, DrillState.NOT_RECOVERED),
+        (JobState.STOPPED, DrillState.NOT_RECOVERED),
+    ],
+)
+def test_a_drill_is_not_absorbed_by_a_job_that_ended_over_it(state: JobState, ended: DrillState) -> None:
+    record = JobRecord(state=state, reason="", created_at=0.0, state_since=0.0)
+    assert drills.follow(drill(DrillKind.KILL_RANK), record, None, NOW, ladder(3.0)).drill.state is ended
