@@ -56,10 +56,11 @@ def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Polic
         policy: with the timeouts.
 
     Returns:
-        Every place of the job: promised, late, unreachable, or still to be filled.
+        Every place of the job: promised, late, unreachable, or still to be filled. A newcomer that was asked for its promise keeps its place,
+        whoever comes after it.
     """
-    excluded = {exclusion.node_id for exclusion in record.exclusions}
-    available = [node for node in seen.assigned if node not in excluded]
+    excluded, asked = {exclusion.node_id for exclusion in record.exclusions}, dict(record.asked)
+    available = sorted((node for node in seen.assigned if node not in excluded), key=lambda node: node not in asked)
     places = members.places(seen.plan, available, spec.node_count)
     promised = {
         node_id: report

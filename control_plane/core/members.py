@@ -16,7 +16,7 @@ def places(plan: GenerationPlan | None, available: Sequence[NodeId], node_count:
 
     Args:
         plan: of the generation before, or None.
-        available: the nodes that the job has and may use, in the order given to it.
+        available: the nodes that the job has and may use; newcomers are taken in this order.
         node_count: of the job.
 
     Returns:

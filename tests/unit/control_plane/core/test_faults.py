@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from control_plane.core import breakers, faults, members
+from control_plane.core import breakers, faults, launch, members
 from control_plane.core.breakers import Course
 from control_plane.core.observed import Cause, FailureRecord, JobSpec
 from control_plane.core.states import IncidentState
@@ -14,7 +14,7 @@ from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, NodeFault, RankExit, RankStatus
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan
-from tests.properties.control_plane.simulated import fresh, spec_of
+from tests.properties.control_plane.simulated import POLICY, fresh, spec_of
 
 RUN = RunId("a" * 32)
 
@@ -210,6 +210,18 @@ def test_newcomers_take_the_places_of_the_lost_in_the_order_they_came() -> None:
     assert members.places(plan, available, 4) == ("x", first[1], "y", first[3])
     assert members.places(plan, available[:-1], 4) == ("x", first[1], None, first[3])
     assert members.places(None, [NodeId("x")], 2) == ("x", None)
+
+
+def test_a_newcomer_that_was_asked_for_its_promise_keeps_its_place_before_an_older_node() -> None:
+    simulation = fresh()
+    job = simulation.jobs[0]
+    seen = simulation.observe(job)
+    _, *rest = seen.assigned
+    late, older = NodeId("late"), NodeId("older")
+    record = replace(job.record, asked=tuple((node_id, 0.0) for node_id in (*rest, late)))
+    seen = replace(seen, assigned=(older, *rest, late))
+    assert launch.call_roll(job.spec, seen, record, POLICY).places == (late, *rest)
+    assert launch.call_roll(job.spec, seen, replace(record, asked=()), POLICY).places == (older, *rest)
 
 
 def test_the_old_word_of_a_silent_member_proves_nothing() -> None:
