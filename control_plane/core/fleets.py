@@ -406,7 +406,8 @@ class _Table:
 
     def failed_join_count(self) -> int:
         """Return how many instances in a row did not join, those that are being ended for that among them."""
-        return self.seen.failed_join_count + sum(row.reason.startswith(NOT_JOINED) for row in self.in_state(NodeState.DRAINING))
+        leaving = [row for row in self.in_state(NodeState.DRAINING) if not row.reason.startswith(_SURPLUS)]
+        return self.seen.failed_join_count + sum(row.connected_at is None for row in leaving)
 
     def join_seconds(self) -> float:
         """Return how long the next instance that does not join is waited for."""

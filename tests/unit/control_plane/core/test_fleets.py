@@ -57,7 +57,8 @@ def job(name: str, state: JobState, count: int, *, created: float = 0.0, priorit
 
 
 def row(name: str, state: NodeState = NodeState.SPARE, run: str | None = None, reason: str = "", **changes: Any) -> NodeRecord:
-    return NodeRecord(node_id=NodeId(name), state=state, run=RunId(run) if run else None, reason=reason, created_at=float(name[1:]), **changes)
+    values = {"created_at": float(name[1:]), "connected_at": None if state is NodeState.JOINING else float(name[1:]), **changes}
+    return NodeRecord(node_id=NodeId(name), state=state, run=RunId(run) if run else None, reason=reason, **values)
 
 
 def member_of(run: str, phase: MemberPhase = MemberPhase.PROMISED) -> MemberReport:
@@ -631,6 +632,13 @@ def test_the_next_instance_that_does_not_join_is_given_twice_as_long() -> None:
     waiting = joining(JOIN_SECONDS + 1)
     both = replace(waiting, records=(*(replace(record, node_id=NodeId("i0")) for record in going), *waiting.records))
     assert states(decide(both, spec)) == {}, "the one before is still being ended"
+    assert "of 1 instances in a row" in decide(both, spec).reason
+    asked = replace(
+        both, records=tuple(replace(record, reason="a person asked" if record.node_id == "i0" else record.reason) for record in both.records)
+    )
+    assert states(decide(asked, spec)) == {}, "whatever it is ended for"
+    joined = replace(both, records=tuple(replace(record, connected_at=NOW) if record.node_id == "i0" else record for record in both.records))
+    assert states(decide(joined, spec)) == {"i1": ("draining", None)}, "it has joined"
 
 
 def test_a_group_whose_every_instance_fails_to_join_goes_through_few_of_them() -> None:
