@@ -457,10 +457,13 @@ def _with_struck_rank(view: _View, incident: IncidentRecord, told: tuple[Fault, 
 
 
 def _with_asked(view: _View) -> _View:
-    """Note when each member was first asked for this promise: its deadlines run from there, a newcomer's too."""
+    """Note since when each member owes this promise: its deadlines run from there, a newcomer's too.
+
+    Who has promised owes nothing. One whose word is lost, with its agent or with this control plane, has all of its time to give it again.
+    """
     roll = launch.call_roll(view.spec, view.seen, view.record, view.policy)
     before = dict(view.record.asked)
-    return replace_record(view, asked=tuple((node_id, before.get(node_id, view.now)) for node_id in roll.places if node_id is not None))
+    return replace_record(view, asked=tuple((node_id, before.get(node_id, view.now)) for node_id in (*roll.late, *roll.unreachable)))
 
 
 def _without_lost(view: _View) -> _View:
@@ -520,28 +523,37 @@ def _with_group_loss(incident: IncidentRecord, plan: GenerationPlan) -> Incident
 
 
 def _without_unreachable(view: _View) -> _View:
-    """Go on without members that have not promised, once that costs no committed step, or once `blind_wait` is over."""
+    """Go on without members that have not promised, once that costs no committed step, or once `blind_wait` is over.
+
+    One that is heard may just be back, and has `T_max` more: it is there, with what nobody else holds.
+    """
     record, timeouts = view.record, view.policy.timeouts
     roll = launch.call_roll(view.spec, view.seen, record, view.policy)
-    waited = {node_id: view.now - at for node_id, at in record.asked}
-    stubborn = [node_id for node_id in roll.late if waited[node_id] > timeouts.exclude_seconds]
-    dropped = [(node_id, f"{node_id} did not promise within {timeouts.exclude_seconds:g} s") for node_id in stubborn]
-    deaf = [node_id for node_id in roll.unreachable if waited[node_id] > timeouts.prepare_deadline_seconds]
-    if deaf and len(deaf) == len(roll.unreachable) and not roll.late and not view.seen.is_fleet_blind:
-        left = recovery.choose(launch.survey(view.spec, view.seen, record, roll)).base_step
-        floor = launch.floor_of(view.seen, record)
-        if left >= floor:
-            dropped += [(node_id, f"{node_id} did not promise within {timeouts.prepare_deadline_seconds:g} s and is silent") for node_id in deaf]
-        elif min(waited[node_id] for node_id in deaf) > timeouts.blind_wait_seconds:
-            words = f"unreachable for {timeouts.blind_wait_seconds:g} s; without it step {left} is left of the committed step {floor}"
-            dropped += [(node_id, f"{node_id} was {words}") for node_id in deaf]
-    if not dropped:
+    waited = {node_id: _watched_seconds(view, at) for node_id, at in record.asked}
+    if all(seconds <= timeouts.prepare_deadline_seconds for seconds in waited.values()):
+        return view
+    left = recovery.choose(launch.survey(view.spec, view.seen, record, roll)).base_step
+    floor = launch.floor_of(view.seen, record)
+    late_seconds, silent_seconds = timeouts.exclude_seconds, timeouts.prepare_deadline_seconds
+    silent_words, cost = f"did not promise within {silent_seconds:g} s and is silent", ""
+    if left < floor:
+        late_seconds, silent_seconds = timeouts.blind_wait_seconds + timeouts.exclude_seconds, timeouts.blind_wait_seconds
+        silent_words, cost = f"was unreachable for {silent_seconds:g} s", f"; without it step {left} is left of the committed step {floor}"
+    dropped = [(node_id, f"{node_id} did not promise within {late_seconds:g} s{cost}") for node_id in roll.late if waited[node_id] > late_seconds]
+    if len(dropped) == len(roll.late) and not view.seen.is_fleet_blind:
+        dropped += [(node_id, f"{node_id} {silent_words}{cost}") for node_id in roll.unreachable if waited[node_id] > silent_seconds]
+    if not dropped or (left < floor and len(dropped) < len(roll.late) + len(roll.unreachable)):
         return view
     verdicts = tuple(
         Verdict(node_id=node_id, standing=Standing.GONE, evidence=words, since=view.verdicts[node_id].since) for node_id, words in dropped
     )
     excluded = replace_record(view, exclusions=_exclusions(view, record, verdicts))
     return _with_losses(excluded, tuple(fault for verdict in verdicts for fault in _loss(view, verdict)))
+
+
+def _watched_seconds(view: _View, since: float) -> float:
+    """Return how long ago something was, but for the time before which no control plane looked after the job."""
+    return view.now - max(since, view.record.unwatched[1] if view.record.unwatched is not None else since)
 
 
 def _without_moved(view: _View) -> _View:

@@ -392,7 +392,7 @@ class JobRecord:
     committed_at: float | None = None
     progress_at: float = 0.0
     asked: tuple[tuple[NodeId, float], ...] = ()
-    """When each member was first asked to promise the issued generation."""
+    """Since when each member owes its promise of the issued generation; who has promised is not named."""
     failures: tuple[FailureRecord, ...] = ()
     exclusions: tuple[Exclusion, ...] = ()
     silences: tuple[Silence, ...] = ()

@@ -290,6 +290,58 @@ async def test_unreachable_nodes_that_hold_what_was_committed_are_waited_for(wor
     assert any("unreachable" in words for words in incident.evidence)
 
 
+@pytest.mark.parametrize("seconds", [80.0, 119.0])
+async def test_unreachable_nodes_that_are_heard_again_while_they_are_waited_for_have_time_to_promise(world: World, seconds: float) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    await world.upload(10)
+    await world.train(5)
+    pair = world.team()[:2]
+    for agent in pair:
+        agent.is_deaf = True
+        agent.disconnect()
+        world.cut.add(agent.node_id)
+    await world.until(lambda: world.job().state == JobState.PREPARING)
+    for _ in range(int(seconds * 2)):
+        await world.tick()
+    world.cut.clear()
+    for agent in pair:
+        agent.is_deaf = False
+        agent.handle = lambda message: None  # type: ignore[method-assign]  # it has much to read before it can promise
+    for _ in range(6):
+        await world.tick()
+    for agent in pair:
+        del agent.handle  # type: ignore[method-assign]
+    await world.until(lambda: is_running(world, 2))
+    assert world.plan().base_step == 15
+    assert not any("did not promise" in words and "without it" in words for words in world.incidents()[0].evidence)
+
+
+async def test_an_agent_that_starts_anew_long_after_it_promised_has_time_to_promise_again(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    world.operator.capacity = 3
+    for agent in (world.spare(), world.team()[1]):
+        world.terminate(agent)
+    await world.until(lambda: world.job().state == JobState.PREPARING)
+    for _ in range(50):
+        await world.tick(5.0)
+    restarted = world.team()[0]
+    restarted.number += 100
+    restarted.disconnect()
+    restarted.handle = lambda message: None  # type: ignore[method-assign]
+    restarted.member = lambda: None  # type: ignore[method-assign]  # it reads what it has before it knows of its job again
+    for _ in range(4):
+        await world.tick()
+    del restarted.handle, restarted.member  # type: ignore[method-assign]
+    world.operator.capacity = None
+    await world.until(lambda: is_running(world, 2))
+    assert world.plan().base_step == 10
+    assert not [message for message in world.events() if "did not promise" in message]
+
+
 async def test_a_fleet_that_falls_silent_at_once_is_not_dead(world: World) -> None:
     world.submit()
     await world.running()
