@@ -201,7 +201,7 @@ def _look(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: 
             now=now,
             timeouts=policy.timeouts,
             impairment=impaired.get(node_id),
-            is_training=record.state in (JobState.RUNNING, JobState.STOPPING),
+            is_training=record.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING),
             is_blamed=node_id == first_to_leave,
         )
         for node_id, node in nodes.items()

@@ -12,7 +12,7 @@ from control_plane.core.states import JobState
 from control_plane.db import jobs
 from control_plane.db.errors import Conflict
 from control_plane.loop import records
-from everstep.protocol.agent_messages import FaultCode, MemberPhase
+from everstep.protocol.agent_messages import FaultCode, MemberPhase, NodeFault
 from tests.unit.control_plane.loop.test_queue import after, stands
 from tests.unit.control_plane.loop.world import World
 
@@ -205,6 +205,23 @@ async def test_a_pause_that_did_not_work_out_is_tried_again_later(small: World) 
         if small.job().state == JobState.PAUSING:
             break
     assert small.job().state == JobState.PAUSING
+
+
+async def test_a_job_pauses_in_peace_although_one_of_its_nodes_is_impaired(small: World) -> None:
+    small.operator.capacity = 4
+    for agent in [spare for spare in small.agents.values() if spare.run is None]:
+        small.terminate(agent)
+    await trains(small)
+    small.team()[1].node_faults = (NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),)
+    await small.train(1)
+    pause(small)
+    await small.until(lambda: small.job().state == JobState.PAUSING)
+    await small.train(1)
+    await stands(small, "gpt")
+    await small.upload(9)
+    await small.until(lambda: small.job().state == JobState.QUEUED)
+    assert small.job().transitions[-1].reason == "paused after step 9, ResumeTrainingJob lets it go on from the checkpoint of step 9"
+    assert not small.incidents()
 
 
 async def test_time_under_a_persons_pause_is_no_pending_time(small: World) -> None:
