@@ -86,7 +86,7 @@ LAUNCH_SECONDS = 0.5
 """How soon a pass comes again if nobody wakes it: a running job, and one on its way there."""
 _NODE_LOSSES = (Cause.NODE_UNREACHABLE, Cause.NODE_FAULT, Cause.INSTANCE_TERMINATED)
 PAUSE_PATIENCE_TIMES = 5
-"""A pause waits for its checkpoint this many times `blind_wait`: its nodes stand still meanwhile, and a large state takes minutes to upload."""
+"""Ranks that have ended may take this many times `blind_wait` to become a checkpoint: a large state takes minutes, its nodes stand still."""
 
 
 def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> Decision:
@@ -190,7 +190,8 @@ def _look(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: 
     out_of_view = nodes_out_of_view(heard)
     first_to_leave = blamed(heard, [node for node in nodes.values() if not is_silent(node, policy.timeouts)])
     impairments = track_impairments(record.impairments, tuple(nodes.values()), out_of_view, progress, now, policy.timeouts)
-    impaired = {each.node_id: each for each in (impairments if not seen.is_fleet_blind else ())}
+    is_over = _have_all_ended(reports, spec.world_size)  # no step is to be expected any more: that none is made speaks against nobody
+    impaired = {each.node_id: each for each in (impairments if not seen.is_fleet_blind and not is_over else ())}
     verdicts = {
         node_id: judge(
             node,
@@ -788,7 +789,7 @@ def _watch(view: _View) -> Decision:
         return replace(ended, events=(*watched.events, *ended.events))
     view = replace_record(view, suspicion=watched.suspicion)
     if record.state is JobState.PAUSING:
-        return replace_actions(_pause(view), puts)
+        return replace_actions(_pause(view, is_durable=not puts), puts)
     puts = (*puts, *_wanted_checkpoint(view))
     view = _with_moves(view)
     if (left := _leave(view)) is not None:
@@ -920,8 +921,13 @@ def _was_agreed(view: _View) -> bool:
     status = next((report.round for report in view.reports.values() if report.round is not None), None)
     if status is not None and status.finished:
         return status.stopped
-    exits = [rank.exit for report in view.reports.values() for rank in report.ranks if rank.exit is not None]
-    return len(exits) == view.plan.world_size and all(each.exit_class is ExitClass.SUCCESS for each in exits)
+    return _have_all_ended(view.reports, view.plan.world_size)
+
+
+def _have_all_ended(reports: Mapping[NodeId, MemberReport], world_size: int) -> bool:
+    """Say whether every rank has ended well, whatever of it is still on its way to S3."""
+    exits = [rank.exit for report in reports.values() for rank in report.ranks if rank.exit is not None]
+    return len(exits) == world_size and all(each.exit_class is ExitClass.SUCCESS for each in exits)
 
 
 def _awaits_copy(view: _View, leaving: tuple[Departure, ...], stopped_at: float) -> tuple[bool, str]:
@@ -1048,6 +1054,10 @@ def _finish(view: _View, *, is_durable: bool) -> Decision:
     status = next((report.round for report in view.reports.values() if report.round is not None), None)
     was_stopped = record.state is not JobState.RUNNING and not (status is not None and status.finished and not status.stopped)
     if not was_stopped:
+        if _awaits_manifest(view, is_durable=is_durable):
+            return _stay(
+                view, f"every rank ended with success after step {record.boundary}; its last checkpoint follows", requeue=LAUNCH_SECONDS
+            )
         return _ended(view, JobEvent.FINISHED, f"every rank ended with success after step {record.boundary}")
     if record.state is JobState.PAUSING:
         return _paused(view, is_durable=is_durable)
@@ -1058,11 +1068,30 @@ def _finish(view: _View, *, is_durable: bool) -> Decision:
 
 def _awaits_checkpoint(view: _View, *, is_durable: bool) -> bool:
     """Say whether the newest commit may still become a checkpoint: every node is there, and its ranks have not ended long ago."""
-    exits = [rank.exit for report in view.reports.values() for rank in report.ranks if rank.exit is not None]
+    if _awaits_manifest(view, is_durable=is_durable):
+        return True
+    exits = sum(rank.exit is not None for report in view.reports.values() for rank in report.ranks)
     lacks = view.record.committed > 0 and _durable_step(view) < view.record.committed
-    if len(exits) < view.plan.world_size or (is_durable and not lacks):
+    if exits < view.plan.world_size or not lacks:
         return False
-    return view.now - max(each.at_seconds for each in exits) < view.policy.timeouts.final_round_seconds
+    return _watched_seconds(view, _ended_at(view)) < view.policy.timeouts.final_round_seconds
+
+
+def _awaits_manifest(view: _View, *, is_durable: bool) -> bool:
+    """Say whether shards that are complete in S3 are still to become a checkpoint: a manifest that could not be put is tried again."""
+    return not is_durable and _watched_seconds(view, _ended_at(view)) < _upload_patience(view)
+
+
+def _ended_at(view: _View) -> float:
+    """Return when the last rank ended, Unix seconds, or when the present state began if none has since then."""
+    exits = [rank.exit.at_seconds for report in view.reports.values() for rank in report.ranks if rank.exit is not None]
+    return min(max(view.record.state_since, *exits), view.now) if exits else view.record.state_since
+
+
+def _upload_patience(view: _View) -> float:
+    """Return how long ranks that have ended may take to become a checkpoint, seconds."""
+    expected = moves.UPLOAD_MARGIN * (view.record.upload_seconds or 0.0)
+    return max(PAUSE_PATIENCE_TIMES * view.policy.timeouts.blind_wait_seconds, expected)
 
 
 def _durable_step(view: _View) -> Step:
@@ -1080,6 +1109,8 @@ def _stop(view: _View, found: tuple[Fault, ...], *, is_durable: bool) -> Decisio
     """Ask for the agreed stop; if that can no longer be had, end the ranks that are left. The coordinator is told, too: it has C uploaded."""
     record, plan = view.record, view.plan
     patience = view.policy.timeouts.blind_wait_seconds
+    if not found and _have_all_ended(view.reports, plan.world_size):
+        return _stay(view, f"stopped at step {record.boundary}; waits for its last checkpoint", requeue=LAUNCH_SECONDS)
     is_stuck = view.now - max(record.state_since, record.progress_at) > patience
     if not found and not is_stuck:
         return _stay(view, f"stops: {view.wants_stop}", _ask_to_stop(view), requeue=LAUNCH_SECONDS)
@@ -1096,12 +1127,14 @@ def _stop(view: _View, found: tuple[Fault, ...], *, is_durable: bool) -> Decisio
     return _ended(view, JobEvent.HALTED, f"stopped ({view.wants_stop}), but not at one step: {why}; {_durable(view)}")
 
 
-def _pause(view: _View) -> Decision:
+def _pause(view: _View, *, is_durable: bool) -> Decision:
     """Ask for the agreed stop, again and again. Whatever goes wrong with it is a fault like any other: training goes on, and the pause waits.
 
     Ranks that stand still on purpose are waited for: they agree at the end of their step.
     """
     record = view.record
+    if _was_agreed(view):
+        return _paused(view, is_durable=is_durable)
     patience = view.policy.timeouts.blind_wait_seconds + hangs.promised_seconds(view.reports)
     if view.now - max(record.state_since, record.progress_at) > patience:
         words = f"the ranks did not agree on a stop, and made no step, for {patience:g} s"
@@ -1118,10 +1151,14 @@ def _ask_to_stop(view: _View) -> tuple[SendStop, ...]:
 
 
 def _paused(view: _View, *, is_durable: bool) -> Decision:
-    """All ranks stand at one step. Its nodes are let go once that step is a checkpoint: memory goes with them."""
+    """All ranks stand at one step. Its nodes are let go once that step is a checkpoint: memory goes with them.
+
+    What else they leave is waited for, too, but not beyond the patience that the checkpoint has.
+    """
     record = view.record
-    durable = _durable_step(view)
-    if is_durable and durable >= record.committed:
+    durable, patience = _durable_step(view), _upload_patience(view)
+    is_late = _watched_seconds(view, _ended_at(view)) > patience
+    if is_durable and durable >= record.committed and (is_late or all(_has_finished(view, node.node_id) for node in view.plan.nodes)):
         incident = record.incident
         if incident is not None and incident.state is not IncidentState.CLOSED:  # what it was still to make up for, it does when it is resumed
             incident = incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now)
@@ -1129,8 +1166,7 @@ def _paused(view: _View, *, is_durable: bool) -> Decision:
         resumes = "resumes by itself" if record.pause_requested_at is None else "ResumeTrainingJob lets it go on"
         source = f"from the checkpoint of step {durable}" if durable > 0 else "from its beginning: no step was committed"
         return _moved(free, JobEvent.PAUSED, f"paused after step {record.boundary}, {resumes} {source}")
-    patience = PAUSE_PATIENCE_TIMES * view.policy.timeouts.blind_wait_seconds
-    if view.now - record.state_since > patience:
+    if is_late:
         words = f"step {record.committed} did not become a checkpoint within {patience:g} s: it is not paused"
         return _resumed(view, Fault(cause=Cause.PAUSE_FAILED, evidence=words, at=view.now))
     return _stay(view, f"stopped at step {record.boundary} to pause; waits for its checkpoint", requeue=LAUNCH_SECONDS)

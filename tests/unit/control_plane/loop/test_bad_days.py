@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy.event import listen
 from sqlalchemy.exc import OperationalError
 
+from control_plane.cloud.errors import CloudUnavailable
 from control_plane.cloud.operator import Ec2State
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import grace_seconds
@@ -413,6 +414,51 @@ async def test_a_stop_ends_with_a_checkpoint(world: World) -> None:
     await world.until(lambda: world.job().state == JobState.STOPPED)
     assert "checkpoint is step 7" in world.job().reason
     assert [message for _, message in world.said if isinstance(message, StopTraining)]
+
+
+async def test_a_stop_waits_for_an_upload_of_minutes_and_for_its_manifest(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.submit()
+    await world.running()
+    await world.train(7)
+    for agent in world.team():
+        agent.leaves_much = True
+    with world.database.write() as session:
+        jobs.request_stop(session, "gpt", world.now)
+    await world.until(lambda: world.is_stopped)
+    world.finish()
+    for _ in range(60):
+        await world.tick(5.0)
+    assert world.job().reason == "stopped at step 7; waits for its last checkpoint"
+    for agent in world.team():
+        agent.phase = MemberPhase.EXITED
+    fail_once(monkeypatch, world)
+    await world.upload(7)
+    await world.until(lambda: world.job().state == JobState.STOPPED)
+    assert "checkpoint is step 7" in world.job().reason
+    assert not [message for _, message in world.said if isinstance(message, HaltRanks)]
+
+
+async def test_a_job_that_is_done_has_its_last_checkpoint_completed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.submit()
+    await world.running()
+    await world.train(7)
+    world.finish()
+    fail_once(monkeypatch, world)
+    await world.upload(7)
+    await world.until(lambda: world.job().state == JobState.COMPLETED)
+    assert [checkpoint.step for checkpoint in world.checkpoints()] == [7]
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
+    """Let the object store refuse the next manifest."""
+    put, left = world.objects.put, [True]
+
+    def fail(*args: object, **kwargs: object) -> object:
+        if left.pop() if left else False:
+            raise CloudUnavailable("S3 is away for a second")
+        return put(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(world.objects, "put", fail)
 
 
 async def test_a_stop_without_a_checkpoint_ends_all_the_same(world: World) -> None:

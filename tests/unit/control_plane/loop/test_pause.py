@@ -13,7 +13,7 @@ from control_plane.db import jobs
 from control_plane.db.errors import Conflict
 from control_plane.loop import records
 from everstep.protocol.agent_messages import FaultCode, MemberPhase, NodeFault
-from tests.unit.control_plane.loop.test_queue import after, stands
+from tests.unit.control_plane.loop.test_queue import after, stands, watched
 from tests.unit.control_plane.loop.world import World
 
 
@@ -192,7 +192,7 @@ async def test_a_pause_that_did_not_work_out_is_tried_again_later(small: World) 
     await trains(small)
     pause(small)
     await stands(small, "gpt")
-    await after(small, PAUSE_PATIENCE_TIMES * small.timeouts.blind_wait_seconds)
+    await watched(small, PAUSE_PATIENCE_TIMES * small.timeouts.blind_wait_seconds)
     small.is_stopped = False
     await small.until(lambda: small.job().generation == 2 and small.job().state == JobState.RUNNING)
     await small.train(3)
@@ -205,6 +205,24 @@ async def test_a_pause_that_did_not_work_out_is_tried_again_later(small: World) 
         if small.job().state == JobState.PAUSING:
             break
     assert small.job().state == JobState.PAUSING
+
+
+async def test_a_pause_waits_for_an_upload_of_minutes_and_for_what_else_its_ranks_leave(small: World) -> None:
+    await trains(small)
+    for agent in small.team():
+        agent.leaves_much = True
+    small.team()[1].node_faults = (NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),)
+    small.operator.capacity = 5  # nobody could take its place
+    pause(small)
+    await stands(small, "gpt")
+    await watched(small, 300.0)
+    assert small.job().reason == "stopped at step 7 to pause; waits for its checkpoint"
+    await small.upload(7)
+    assert small.job().state == JobState.PAUSING, "its output and its lines are still on their way"
+    for agent in small.team():
+        agent.phase = MemberPhase.EXITED
+    await small.until(lambda: small.job().state == JobState.QUEUED)
+    assert not small.incidents()
 
 
 async def test_a_job_pauses_in_peace_although_one_of_its_nodes_is_impaired(small: World) -> None:

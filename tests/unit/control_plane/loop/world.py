@@ -110,6 +110,8 @@ class Agent:
     notices: tuple[NodeNotice, ...] = ()
     """What the instance's own metadata announces."""
     uploads: tuple[UploadedShard, ...] = ()
+    leaves_much: bool = False
+    """When its ranks have ended well, what they leave is still on its way to S3: until that is over it says that they run."""
     restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
     fails_load: bool = False
     load_fault: str = FaultCode.SOURCE_MISMATCH
@@ -302,7 +304,7 @@ class Agent:
                     self.world.is_stopped = False
                     self.boundary = dict.fromkeys(self.plan.node(self.node_id).ranks, self.plan.base_step)
             case HaltRanks(generation=generation):
-                if generation == self.generation and self.phase is MemberPhase.RUNNING:
+                if generation == self.generation and self.phase is MemberPhase.RUNNING and len(self.exits) < len(self.boundary):
                     self.exit_all(ExitClass.HALTED, -9)
             case StopTraining(generation=generation):
                 if generation == self.generation:
@@ -371,7 +373,8 @@ class Agent:
         for rank, step in self.boundary.items():
             if rank not in self.exits:
                 self.exits[rank] = RankExit(exit_class=exit_class, code=code, at_seconds=self.world.now.timestamp(), boundary=Step(step))
-        self.phase = MemberPhase.EXITED
+        if not (self.leaves_much and exit_class is ExitClass.SUCCESS):
+            self.phase = MemberPhase.EXITED
 
     def seal(self, rank: Rank, origin: Generation, step: int) -> None:
         mine = sorted((key for key in self.slots if key[0] == rank), key=lambda key: key[2])
