@@ -880,7 +880,7 @@ def _leave(view: _View) -> Decision | None:
         return _asked_to_leave(view, leaving, ready) if leaving else None
     names, why = ", ".join(move.node_id for move in leaving), "; ".join(move.evidence for move in leaving)
     if not _was_agreed(view):
-        if moves.is_stuck(leaving, record.progress_at, view.now, timeouts, hangs.promised_seconds(view.reports)):
+        if moves.is_stuck(leaving, _moved_at(view), view.now, timeouts, hangs.promised_seconds(view.reports)):
             unasked = tuple(replace(move, asked_at=None) for move in record.moves)  # nothing advances: there is nothing to spare any more
             return _new_generation(replace_record(view, moves=unasked), tuple(moves.fault(move, view.now, view.now) for move in leaving), None)
         return _stay(view, f"agrees on a stop, to leave {names}: {why}", _ask_to_stop(view), requeue=LAUNCH_SECONDS)
@@ -1055,9 +1055,7 @@ def _finish(view: _View, *, is_durable: bool) -> Decision:
     was_stopped = record.state is not JobState.RUNNING and not (status is not None and status.finished and not status.stopped)
     if not was_stopped:
         if _awaits_manifest(view, is_durable=is_durable):
-            return _stay(
-                view, f"every rank ended with success after step {record.boundary}; its last checkpoint follows", requeue=LAUNCH_SECONDS
-            )
+            return _stay(view, f"every rank ended with success after step {record.boundary}; its last checkpoint follows", requeue=LAUNCH_SECONDS)
         return _ended(view, JobEvent.FINISHED, f"every rank ended with success after step {record.boundary}")
     if record.state is JobState.PAUSING:
         return _paused(view, is_durable=is_durable)
@@ -1111,7 +1109,7 @@ def _stop(view: _View, found: tuple[Fault, ...], *, is_durable: bool) -> Decisio
     patience = view.policy.timeouts.blind_wait_seconds
     if not found and _have_all_ended(view.reports, plan.world_size):
         return _stay(view, f"stopped at step {record.boundary}; waits for its last checkpoint", requeue=LAUNCH_SECONDS)
-    is_stuck = view.now - max(record.state_since, record.progress_at) > patience
+    is_stuck = view.now - max(record.state_since, _moved_at(view)) > patience
     if not found and not is_stuck:
         return _stay(view, f"stops: {view.wants_stop}", _ask_to_stop(view), requeue=LAUNCH_SECONDS)
     why = found[0].evidence if found else f"no step within {patience:g} s"
@@ -1136,10 +1134,19 @@ def _pause(view: _View, *, is_durable: bool) -> Decision:
     if _was_agreed(view):
         return _paused(view, is_durable=is_durable)
     patience = view.policy.timeouts.blind_wait_seconds + hangs.promised_seconds(view.reports)
-    if view.now - max(record.state_since, record.progress_at) > patience:
+    if view.now - max(record.state_since, _moved_at(view)) > patience:
         words = f"the ranks did not agree on a stop, and made no step, for {patience:g} s"
         return _resumed(view, Fault(cause=Cause.PAUSE_FAILED, evidence=words, at=view.now))
     return _stay(view, record.reason, _ask_to_stop(view), requeue=LAUNCH_SECONDS)
+
+
+def _moved_at(view: _View) -> float:
+    """Return when training was last seen to move, Unix seconds: now where it moves, and where nobody can see or could have seen whether it does."""
+    record, before = view.record, view.seen.record
+    has_moved = (record.boundary, record.committed, record.proposed) != (before.boundary, before.committed, before.proposed)
+    if has_moved or view.seen.is_fleet_blind or not all(view.nodes[node.node_id].has_reported for node in view.plan.nodes):
+        return view.now
+    return max(record.progress_at, record.unwatched[1] if record.unwatched is not None else record.progress_at)
 
 
 def _ask_to_stop(view: _View) -> tuple[SendStop, ...]:

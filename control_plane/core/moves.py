@@ -164,7 +164,7 @@ def is_stuck(known: Sequence[Departure], progress_at: float, now: float, timeout
 
     Args:
         known: all departures of the job.
-        progress_at: Unix seconds of the last new step.
+        progress_at: Unix seconds of the last new step; of time in which nobody could have seen one, its end.
         now: Unix seconds.
         timeouts: the ladder.
         promised_seconds: that ranks may stand still on purpose. A node that goes at a certain time is not waited for so long.

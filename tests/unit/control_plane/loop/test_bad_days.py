@@ -461,6 +461,40 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
     monkeypatch.setattr(world.objects, "put", fail)
 
 
+@pytest.mark.parametrize("is_restarted", [True, False])
+@pytest.mark.parametrize("state", [JobState.STOPPING, JobState.PAUSING, JobState.RUNNING])
+async def test_an_agreed_stop_is_not_given_up_for_time_in_which_nobody_was_heard(world: World, state: JobState, *, is_restarted: bool) -> None:
+    world.submit()
+    await world.running()
+    await world.train(7)
+    with world.database.write() as session:
+        if state is JobState.STOPPING:
+            jobs.request_stop(session, "gpt", world.now)
+        elif state is JobState.PAUSING:
+            jobs.request_pause(session, "gpt", world.now)
+        else:  # a node is to be left
+            world.team()[1].node_faults = (NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),)
+    await world.until(lambda: world.job().state == state and (state is not JobState.RUNNING or world.job().reason.startswith("agrees on a stop")))
+    for agent in world.agents.values():
+        agent.is_deaf = True
+        agent.disconnect()
+    if is_restarted:
+        world.start_server()
+        world.now += timedelta(seconds=130)
+    for _ in range(26):
+        for _ in range(2 if is_restarted else 10):
+            await world.tick()
+        for agent in world.team():
+            agent.boundary = {rank: step + 1 for rank, step in agent.boundary.items()}
+    for agent in world.agents.values():
+        agent.is_deaf = False
+    await world.tick()
+    await world.tick()
+    assert (world.job().state, world.job().generation) == (state, 1)
+    assert not world.incidents()
+    assert all(agent.phase is MemberPhase.RUNNING for agent in world.team())
+
+
 async def test_a_stop_without_a_checkpoint_ends_all_the_same(world: World) -> None:
     world.submit()
     await world.running()

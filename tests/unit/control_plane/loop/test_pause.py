@@ -217,6 +217,13 @@ async def test_a_pause_waits_for_an_upload_of_minutes_and_for_what_else_its_rank
     await stands(small, "gpt")
     await watched(small, 300.0)
     assert small.job().reason == "stopped at step 7 to pause; waits for its checkpoint"
+    small.start_server()
+    for agent in small.agents.values():
+        agent.is_deaf = True
+    for _ in range(22):  # it serves the fleet before it has heard of anybody
+        await small.tick()
+    for agent in small.agents.values():
+        agent.is_deaf = False
     await small.upload(7)
     assert small.job().state == JobState.PAUSING, "its output and its lines are still on their way"
     for agent in small.team():
