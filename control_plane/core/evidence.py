@@ -1,7 +1,7 @@
 """What signals prove about a node (design §7, Evidence).
 
     AWS says ended                                           gone at once
-    a typed fault of its own live agent                      gone: the node says so itself; while steps advance: impaired
+    a typed fault of its own live agent                      gone: the node says so itself; while steps advance, or none are due: impaired
     control link silent + data plane silent                  gone: two classes
     control link silent + a status check impaired            gone: two classes; a check that fails while the agent is heard means nothing
     one class alone for T_max                                gone; while steps advance: impaired if its agent is heard, else wait
@@ -89,6 +89,7 @@ def judge(
     timeouts: Timeouts,
     impairment: Impairment | None = None,
     is_training: bool = False,
+    is_launching: bool = False,
     is_blamed: bool = True,
 ) -> Verdict:
     """Return what is proven about a node.
@@ -103,6 +104,7 @@ def judge(
         timeouts: the ladder.
         impairment: since when something has been wrong with it although its agent is heard, or None.
         is_training: its generation's ranks run. Their steps count as advancing until none was made for T_max.
+        is_launching: it was a member, and no rank runs yet: what is wrong with it takes nothing from what its memory holds.
         is_blamed: of the members out of view it is the one to be left, see `blamed`.
 
     Returns:
@@ -113,7 +115,7 @@ def judge(
         return Verdict(
             node_id=node.node_id, standing=Standing.GONE, evidence=words, cause=Cause.INSTANCE_TERMINATED, is_final=True, may_terminate=True
         )
-    own = _own_word(node, now, timeouts, is_stepping=is_training and _is_stepping(impairment, now, timeouts))
+    own = _own_word(node, now, timeouts, is_stepping=is_training and _is_stepping(impairment, now, timeouts), is_launching=is_launching)
     if own is not None:
         return own
     if silence is None or not is_silent(node, timeouts):
@@ -135,8 +137,11 @@ def judge(
     return silent
 
 
-def _own_word(node: NodeObserved, now: float, timeouts: Timeouts, *, is_stepping: bool) -> Verdict | None:
-    """Return the verdict on a node whose own agent reports a fault that it must leave its job for; only a live agent's word counts."""
+def _own_word(node: NodeObserved, now: float, timeouts: Timeouts, *, is_stepping: bool, is_launching: bool) -> Verdict | None:
+    """Return the verdict on a node whose own agent reports a fault that it must leave its job for; only a live agent's word counts.
+
+    A node that cannot be rid of its old ranks can promise nothing, and so is of no use to a launch.
+    """
     if is_silent(node, timeouts):
         return None
     of_job = next((fault for fault in node.member.faults if fault.code in NODE_FAULTS), None) if node.member is not None else None
@@ -153,7 +158,8 @@ def _own_word(node: NodeObserved, now: float, timeouts: Timeouts, *, is_stepping
         remedy=found.remedy,
         what=found.what,
     )
-    return replace(verdict, standing=Standing.IMPAIRED, is_final=False) if is_stepping else verdict
+    is_of_use = is_stepping or (is_launching and of_job is None)
+    return replace(verdict, standing=Standing.IMPAIRED, is_final=False) if is_of_use else verdict
 
 
 def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeouts: Timeouts) -> Verdict:

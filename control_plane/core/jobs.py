@@ -203,6 +203,7 @@ def _look(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: 
             timeouts=policy.timeouts,
             impairment=impaired.get(node_id),
             is_training=record.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING),
+            is_launching=record.state in (JobState.PREPARING, JobState.LOADING, JobState.STARTING) and node_id in planned,
             is_blamed=node_id == first_to_leave,
         )
         for node_id, node in nodes.items()
@@ -365,6 +366,7 @@ def _prepare(view: _View) -> Decision:
         reason = f"an agent speaks of generation {seen_generation}: a higher one is issued"
         return _moved(replace_record(view, issued_generation=Generation(seen_generation + 1), asked=()), JobEvent.FAULTED, reason)
     view = _with_last_words(view)
+    view = _with_faulty(view)
     view = _without_lost(view)
     view = _with_asked(view)
     view = _without_unreachable(view)
@@ -467,6 +469,21 @@ def _with_asked(view: _View) -> _View:
     return replace_record(view, asked=tuple((node_id, before.get(node_id, view.now)) for node_id in (*roll.late, *roll.unreachable)))
 
 
+def _with_faulty(view: _View) -> _View:
+    """Note which members report a fault of their own while nobody trains: they are left as far as that costs no committed step.
+
+    One that had to stay for that in this very recovery, and did not bring training back, counts as lost.
+    """
+    record = view.record
+    faulty = [each for each in view.verdicts.values() if each.standing is Standing.IMPAIRED and each.node_id in view.seen.assigned]
+    kept_at = record.moves_after - view.policy.timeouts.blind_wait_seconds
+    if record.incident is not None and record.incident.opened_at <= kept_at < record.state_since:
+        lost = {each.node_id: replace(each, standing=Standing.GONE, is_final=True) for each in faulty}
+        return replace(view, verdicts={**view.verdicts, **lost})
+    known = {move.node_id for move in record.moves}
+    return replace_record(view, moves=(*record.moves, *(moves.impaired(each) for each in faulty if each.node_id not in known)))
+
+
 def _without_lost(view: _View) -> _View:
     """Exclude the nodes that are gone for certain, and let the incident tell it: what looked like a failing rank may turn out to be a lost node."""
     record = view.record
@@ -563,7 +580,8 @@ def _without_moved(view: _View) -> _View:
     known = {exclusion.node_id for exclusion in record.exclusions}
     left = [move for move in record.moves if move.node_id in view.seen.assigned and move.node_id not in known and not move.is_kept]
     lent = [node_id for node_id in moves.lent(view.seen.plan, view.seen.assigned) if node_id not in known] if view.seen.plan is not None else []
-    goes = [move for move in left if move.is_announced and move.asked_at is not None]  # it was left at its last moment, or with a successor
+    announced = [move for move in left if move.is_announced and move.asked_at is not None]  # it was left at its last moment, or with a successor
+    goes = [*announced, *(move for move in left if move.is_faulty and move.asked_at is None)]  # ranks have ended, and would again
     due = [*goes, *(move for move in left if move not in goes)][: max(len(goes), len(lent) + view.seen.spare_count)]  # who works and has none stays
     if not due:
         return view
@@ -834,15 +852,16 @@ def _watch_clocks(view: _View) -> hangs.Watched:
 
 
 def _told_besides(view: _View, found: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Return the faults that members report of themselves while something else ends the generation: they may well be why."""
+    """Return the faults that members report of themselves while something else ends the generation: they may well be why.
+
+    Who reports one may still have to stay: it is among the lost, and its history is told of it, when it is really left.
+    """
     known = {fault.node_id for fault in found}
-    told = tuple(
-        Fault(cause=verdict.cause, evidence=verdict.evidence, at=view.now, node_id=node_id, implicates=faults.implied(verdict, view.now))
+    return tuple(
+        Fault(cause=verdict.cause, evidence=verdict.evidence, at=view.now, seen_on=(node_id,))
         for node_id, verdict in view.verdicts.items()
         if verdict.standing is Standing.IMPAIRED and verdict.may_terminate and node_id not in known and node_id in view.reports
     )
-    lost = [fault.node_id for fault in (*found, *told) if fault.node_id is not None]
-    return (*told, *(faults.group_loss(view.plan, lost, view.now) if told else ()))
 
 
 # -- leaving a node while training goes well --------------------------------------------------------------------------

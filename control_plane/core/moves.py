@@ -84,6 +84,11 @@ def _departure(node: NodeObserved, verdict: Verdict, now: float, not_before: flo
     if not _is_impaired(verdict):
         words = node.request_words
         return Departure(node_id=node.node_id, evidence=words, cause=Cause.REQUESTED, remedy=Remedy.RELEASE, may_terminate=False) if words else None
+    return impaired(verdict)
+
+
+def impaired(verdict: Verdict) -> Departure:
+    """Return the departure of a member that is to be left for what a verdict says of it."""
     return Departure(
         node_id=verdict.node_id,
         evidence=verdict.evidence,

@@ -311,6 +311,11 @@ class Departure:
         """Whether AWS takes its instance: nothing is wrong with it, and it cannot stay."""
         return self.cause is Cause.NOTICE
 
+    @property
+    def is_faulty(self) -> bool:
+        """Whether its own live agent says what is wrong with it."""
+        return self.cause is Cause.NODE_FAULT and self.may_terminate and not self.is_history
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:

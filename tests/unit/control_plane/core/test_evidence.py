@@ -200,6 +200,24 @@ def test_a_typed_fault_ends_nobodys_use_while_steps_advance(stepped: float, stan
     assert verdict.what == "gpu_lost"
 
 
+def test_a_typed_fault_takes_a_member_from_no_launch_unless_it_can_promise_nothing() -> None:
+    def standing(seen: NodeObserved) -> Standing:
+        return evidence.judge(
+            seen,
+            silence=None,
+            out_of_view=False,
+            is_blind=False,
+            now=NOW,
+            timeouts=LADDER,
+            impairment=impairment(500.0, stepped=500.0),
+            is_launching=True,
+        ).standing
+
+    stuck = NodeFault(code="ranks_not_gone", message="pid 7", is_permanent=False)
+    member = MemberReport(job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, faults=(stuck,))
+    assert [standing(node(faults=(LOST,))), standing(node(member=member))] == [Standing.IMPAIRED, Standing.GONE]
+
+
 def test_a_typed_fault_is_believed_of_a_live_agent_alone() -> None:
     assert judge(node(faults=(LOST,))).standing is Standing.GONE
     assert judge(node(faults=(LOST,), silent_seconds=4.0), silence(4)).standing is Standing.UNCLEAR
