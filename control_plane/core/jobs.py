@@ -359,8 +359,8 @@ def _queue_words(view: _View) -> str:
 
 
 def _prepare(view: _View) -> Decision:
-    if view.wants_stop:
-        return _ended(view, JobEvent.HALTED, f"stopped: {view.wants_stop}; no rank was running")
+    if (stopped := _stopped_without_ranks(view)) is not None:
+        return stopped
     seen_generation = launch.highest_seen(view.seen, view.spec.run)
     if seen_generation > view.record.issued_generation:
         reason = f"an agent speaks of generation {seen_generation}: a higher one is issued"
@@ -392,7 +392,31 @@ def _prepare(view: _View) -> Decision:
         waits.append(f"waits for the promise of {', '.join(roll.late)}")
     if roll.unreachable:
         waits.append(f"waits for {', '.join(roll.unreachable)}, which may still hold what was committed")
-    return _stay(view, "; ".join(waits), tuple(asks), requeue=LAUNCH_SECONDS)
+    aim = f"stops ({view.wants_stop}) once it trains, so that no step is lost: " if view.wants_stop else ""
+    return _stay(view, aim + "; ".join(waits), tuple(asks), requeue=LAUNCH_SECONDS)
+
+
+def _stopped_without_ranks(view: _View) -> Decision | None:
+    """End a job that is to stop and trains nowhere, once that costs no committed step or has been waited for.
+
+    Memory goes with its nodes. If it trains once more, it stops at an agreed step, and that step is made a checkpoint.
+    """
+    record = view.record
+    if not view.wants_stop:
+        return None
+    left, lost = _left_in_s3(view, launch.call_roll(view.spec, view.seen, record, view.policy))
+    asked_at = record.state_since if record.stop_requested_at is None else record.stop_requested_at
+    if lost and _watched_seconds(view, asked_at) <= view.policy.timeouts.blind_wait_seconds:
+        return None
+    source = f"the newest checkpoint is step {left}" if left > 0 else "there is no checkpoint"
+    cost = f"; {lost} committed steps were in the memory of its nodes alone: {source}" if lost else ""
+    return _ended(view, JobEvent.HALTED, f"stopped: {view.wants_stop}; no rank was running{cost}")
+
+
+def _left_in_s3(view: _View, roll: launch.Roll) -> tuple[Step, Step]:
+    """Return the step that a job could go on from without any node's memory, and how many committed steps that would cost."""
+    left = recovery.choose(launch.survey(view.spec, view.seen, view.record, replace(roll, promised={}))).base_step
+    return left, max(Step(launch.floor_of(view.seen, view.record) - left), FIRST_STEP)
 
 
 def _paused_without_nodes(view: _View, roll: launch.Roll) -> Decision | None:
@@ -403,8 +427,7 @@ def _paused_without_nodes(view: _View, roll: launch.Roll) -> Decision | None:
     record = view.record
     if record.pause_requested_at is None or not roll.vacancy_count or roll.late or record.exclusions:
         return None
-    left = recovery.choose(launch.survey(view.spec, view.seen, record, replace(roll, promised={}))).base_step
-    lost = max(launch.floor_of(view.seen, record) - left, 0)
+    left, lost = _left_in_s3(view, roll)
     if lost and view.now - max(record.pause_requested_at, record.state_since) <= view.policy.timeouts.blind_wait_seconds:
         return None
     source = f"from the checkpoint of step {left}" if left > 0 else "from its beginning: there is no checkpoint"
@@ -721,7 +744,7 @@ def _planned(view: _View, roll: launch.Roll) -> Decision:
 def _launch(view: _View) -> Decision:
     record, plan = view.record, view.plan
     is_loading = record.state is JobState.LOADING
-    if view.wants_stop and is_loading:
+    if view.wants_stop and is_loading and plan.base_step <= max(_durable_step(view), FIRST_STEP):  # else it stops once it trains
         return _ended(view, JobEvent.HALTED, f"stopped: {view.wants_stop}; no rank was running")
     if (fault := faults.permanent(view.reports)) is not None:
         return _ended(view, JobEvent.GAVE_UP, fault.message)

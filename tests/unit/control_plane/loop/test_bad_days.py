@@ -495,6 +495,54 @@ async def test_an_agreed_stop_is_not_given_up_for_time_in_which_nobody_was_heard
     assert all(agent.phase is MemberPhase.RUNNING for agent in world.team())
 
 
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.PREPARING, JobState.LOADING])
+async def test_a_job_that_is_stopped_in_a_recovery_trains_once_more_to_stop_at_its_last_step(world: World, state: JobState) -> None:
+    world.submit()
+    await world.running()
+    await world.train(7)
+    late = world.team()[2]
+    late.handle = lambda message: None  # type: ignore[method-assign]
+    world.kill_rank(world.team()[1])
+    await world.until(lambda: world.job().state in (state, JobState.PREPARING))
+    if state is JobState.LOADING:
+        del late.handle  # type: ignore[method-assign]
+        late.fetch = lambda plan: False  # type: ignore[method-assign]
+        await world.until(lambda: world.job().state == state)
+        del late.fetch  # type: ignore[method-assign]
+    with world.database.write() as session:
+        jobs.request_stop(session, "gpt", world.now)
+    await world.tick()
+    if state is JobState.PREPARING:
+        assert world.job().reason.startswith("stops (a user asked it to stop) once it trains, so that no step is lost: waits for")
+    late.__dict__.pop("handle", None)
+    await world.until(lambda: world.is_stopped)
+    world.finish()
+    await world.upload(7)
+    await world.until(lambda: world.job().state == JobState.STOPPED)
+    assert "checkpoint is step 7" in world.job().reason
+
+
+@pytest.mark.parametrize("state", [JobState.PREPARING, JobState.LOADING])
+@pytest.mark.parametrize("steps", [0, 7])
+async def test_a_job_that_has_nothing_in_memory_alone_is_stopped_in_a_launch_at_once(world: World, state: JobState, steps: int) -> None:
+    world.submit()
+    if steps:
+        await world.running()
+        await world.train(steps)
+        await world.upload(steps)
+        world.kill_rank(world.team()[1])
+    await world.until(lambda: bool(world.agents))
+    for agent in world.agents.values():
+        if state is JobState.PREPARING:
+            agent.handle = lambda message: None  # type: ignore[method-assign]
+        agent.fetch = lambda plan: False  # type: ignore[method-assign]
+    await world.until(lambda: world.job().state == state)
+    with world.database.write() as session:
+        jobs.request_stop(session, "gpt", world.now)
+    await world.tick()
+    assert (world.job().state, world.job().reason) == (JobState.STOPPED, "stopped: a user asked it to stop; no rank was running")
+
+
 async def test_a_stop_without_a_checkpoint_ends_all_the_same(world: World) -> None:
     world.submit()
     await world.running()
