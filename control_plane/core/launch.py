@@ -56,18 +56,20 @@ def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Polic
         policy: with the timeouts.
 
     Returns:
-        Every place of the job: promised, late, unreachable, or still to be filled. A newcomer that was asked for its promise keeps its place,
-        whoever comes after it.
+        Every place of the job: promised, late, unreachable, or still to be filled. A newcomer that owes its promise or has given it keeps its
+        place, whoever comes after it.
     """
-    excluded, asked = {exclusion.node_id for exclusion in record.exclusions}, dict(record.asked)
-    available = sorted((node for node in seen.assigned if node not in excluded), key=lambda node: node not in asked)
-    places = members.places(seen.plan, available, spec.node_count)
-    promised = {
+    excluded = {exclusion.node_id for exclusion in record.exclusions}
+    available = [node for node in seen.assigned if node not in excluded]
+    given = {
         node_id: report
-        for node_id in places
-        if node_id is not None and (report := _report(seen, node_id, spec.run)) is not None
+        for node_id in available
+        if (report := _report(seen, node_id, spec.run)) is not None
         if report.generation == record.issued_generation and report.phase is MemberPhase.PROMISED
     }
+    taken = {*dict(record.asked), *given}
+    places = members.places(seen.plan, sorted(available, key=lambda node_id: node_id not in taken), spec.node_count)
+    promised = {node_id: report for node_id, report in given.items() if node_id in places}
     missing = [node_id for node_id in places if node_id is not None and node_id not in promised]
     silent = {node_id for node_id in missing if node_id not in seen.nodes or is_silent(seen.nodes[node_id], policy.timeouts)}
     return Roll(

@@ -222,6 +222,10 @@ def test_a_newcomer_that_was_asked_for_its_promise_keeps_its_place_before_an_old
     seen = replace(seen, assigned=(older, *rest, late))
     assert launch.call_roll(job.spec, seen, record, POLICY).places == (late, *rest)
     assert launch.call_roll(job.spec, seen, replace(record, asked=()), POLICY).places == (older, *rest)
+    told = MemberReport(job=job.spec.job, run=job.spec.run, generation=record.issued_generation, phase=MemberPhase.PROMISED)
+    seen = replace(seen, nodes={**seen.nodes, late: replace(seen.nodes[rest[0]], node_id=late, member=told)})
+    roll = launch.call_roll(job.spec, seen, replace(record, asked=()), POLICY)
+    assert (roll.places, list(roll.promised)) == ((late, *rest), [late]), "it owes nothing any more"
 
 
 def test_the_old_word_of_a_silent_member_proves_nothing() -> None:
