@@ -573,7 +573,13 @@ class Member:
 
     def _protection(self, shard: OwnedShard) -> ShardProtection:
         holders = self.plan.ranks[shard.rank].holders
-        out = {peer: shard.holder_troubles.get(peer, "it does not answer") for peer in shard.core.peers if peer not in shard.core.view}
+        out = {
+            peer: "it answers again and is sent what it lacks"
+            if peer in shard.core.returning
+            else shard.holder_troubles.get(peer, "it does not answer")
+            for peer in shard.core.peers
+            if peer not in shard.core.view
+        }
         slow = {peer: trouble for peer, trouble in shard.slow_holders.items() if peer in shard.core.view}
         troubles = [
             *(f"{peer} is out of view: {trouble}" for peer, trouble in out.items()),

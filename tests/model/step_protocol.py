@@ -532,7 +532,7 @@ class Model:
         for rank in self.seats:
             for holder, seat in enumerate(self.holders[rank][1:], 1):
                 shard = world.shards[rank]
-                if NodeId(f"{seat}") in shard.view and shard.wanted(NodeId(f"{seat}")) != NONE:
+                if NodeId(f"{seat}") in shard.awaited and shard.wanted(NodeId(f"{seat}")) != NONE:
                     yield ("drop", rank, seat), self._apply(faulty, rank, shard.drop(NodeId(f"{seat}")))
                 if self.is_fine and world.streams[rank][holder].phase is not Phase.OFF:
                     yield ("break", rank, seat), self._cut(faulty, rank, holder, is_drained=False)

@@ -55,6 +55,23 @@ def test_a_holder_that_never_answers_for_100_steps_holds_nobody_up(seed: int) ->
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_a_holder_returns_however_many_steps_are_made_while_it_is_sent_one(seed: int) -> None:
+    story = drive(2, 2, seed=seed)
+    story.until(lambda world: story.can("drop", 0, 1), without=touches(1))
+    story.do("drop", 0, 1)
+    commits(story, 3, without=touches(1))
+    story.do("break", 0, 1)
+    story.do("connect", 0, 1)
+    for phase in (Phase.TAKEN, Phase.SENT, Phase.SEALED):
+        story.until(lambda world: world.streams[0][1].phase is phase, without=lambda event: event[0] == "boundary")  # noqa: B023
+        begun = story.world.processes[0].boundary
+        story.until(lambda world: world.processes[0].boundary >= begun + 20, without=touches(1))  # noqa: B023
+    story.do("acknowledge", 0, 1)
+    assert story.world.shards[0].view == {NodeId("1")}
+    commits(story, 3)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_stale_stream_arrives_late(seed: int) -> None:
     """All bytes of a replica are in the holder's socket when its owner dies: it may still be sealed, and must not do harm."""
     story = drive(2, 2, seed=seed)

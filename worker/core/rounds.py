@@ -31,6 +31,8 @@ class Shard:
     """The planned holders beside the owner's own node."""
     view: frozenset[NodeId]
     """Peers that count."""
+    returning: frozenset[NodeId] = frozenset()
+    """Peers out of view that answer again: the vote waits for them, as what they are sent would else be overwritten before it is there."""
     committed: Step = NONE
     proposed: Step = NONE
     vote: Vote = Vote.NONE
@@ -99,11 +101,16 @@ class Shard:
         lost = self.committed != NONE and peer in self.view and self.committed not in steps
         view = self.view - {peer} if lost else self.view
         held = frozenset(each for each in self.held if each[0] != peer) | {(peer, step) for step in steps}
-        return replace(self, held=held, view=view)._confirmed(peer)._settled()
+        return replace(self, held=held, view=view).answer(peer)._confirmed(peer)._settled()
+
+    def answer(self, peer: NodeId) -> Shard:
+        """`peer`, which was dropped, takes what it is sent: until it has returned or is dropped again nothing is voted on without it."""
+        is_back = peer in self.awaited or peer not in self.peers
+        return self if is_back else replace(self, returning=self.returning | {peer})
 
     def drop(self, peer: NodeId) -> Shard:
         """`peer` has not answered for the holder deadline: commits go on without it, loudly degraded."""
-        return replace(self, view=self.view - {peer})._settled()
+        return replace(self, view=self.view - {peer}, returning=self.returning - {peer})._settled()
 
     # -- what follows ------------------------------------------------------------------------------------------------------------------
 
@@ -122,7 +129,13 @@ class Shard:
         """A dropped holder returns once it has C, in a round that this owner has not voted on yet."""
         if peer in self.view or peer not in self.peers or self.vote is not Vote.NONE or self.foundation == NONE:
             return self
-        return replace(self, view=self.view | {peer}) if (peer, self.foundation) in self.held else self
+        is_there = (peer, self.foundation) in self.held
+        return replace(self, view=self.view | {peer}, returning=self.returning - {peer}) if is_there else self
+
+    @property
+    def awaited(self) -> frozenset[NodeId]:
+        """Peers that a vote waits for: those in view, and those that return to it."""
+        return self.view | self.returning
 
     @property
     def foundation(self) -> Step:
@@ -131,7 +144,7 @@ class Shard:
 
     def _settled(self) -> Shard:
         waiting = self.vote is Vote.NONE and self.proposed != NONE and self.proposed in self.sealed
-        if waiting and all((peer, self.proposed) in self.held for peer in self.view):
+        if waiting and all((peer, self.proposed) in self.held for peer in self.awaited):
             return replace(self, vote=Vote.ACKED)
         return self
 

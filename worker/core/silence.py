@@ -55,6 +55,10 @@ class Silence:
         """An attempt came to nothing: what it seemed to achieve is no progress."""
         return self if self.failing_since is not None else replace(self, failing_since=now)
 
+    def answered(self) -> Silence:
+        """It is reached again after it was given up: what it has failed at before says nothing of now."""
+        return replace(self, owed_since=None, failing_since=None)
+
     def succeeded(self) -> Silence:
         """It has sealed what it was sent."""
         return replace(self, failing_since=None)

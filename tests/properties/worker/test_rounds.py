@@ -61,6 +61,7 @@ NEWS = st.one_of(
     st.tuples(st.just("abandon"), STEPS, STEPS),
     st.tuples(st.just("acknowledge"), PEERS, STEPS),
     st.tuples(st.just("inventory"), PEERS, st.frozensets(STEPS, max_size=2)),
+    st.tuples(st.just("answer"), PEERS, STEPS),
     st.tuples(st.just("drop"), PEERS, STEPS),
 )
 
@@ -74,10 +75,11 @@ def test_a_shard_acknowledges_only_what_is_held(base: int, news: list[tuple[str,
         arguments = (first, second) if name in ("hear", "acknowledge", "inventory") else (first, "why") if name == "abandon" else (first,)
         shard = getattr(shard, name)(*arguments)
         assert shard.committed >= before.committed
-        assert shard.view <= set(peers)
+        assert shard.awaited <= set(peers)
+        assert not shard.view & shard.returning
         if shard.vote is Vote.ACKED and (before.vote is not Vote.ACKED or before.proposed != shard.proposed):
             assert shard.proposed in shard.sealed
-            assert all((peer, shard.proposed) in shard.held for peer in shard.view)
+            assert all((peer, shard.proposed) in shard.held for peer in shard.awaited)
         if before.vote is not Vote.NONE and shard.proposed == before.proposed:
             assert shard.vote is before.vote
         for peer in shard.view - before.view:

@@ -674,6 +674,51 @@ class Held:
         return None
 
 
+async def test_a_holder_returns_however_long_it_takes_to_send_what_it_lacks(pair: Pair) -> None:
+    """Each step that was committed without it took the slot of the one that it was being sent."""
+    dialler, slow = Recorded(pair), Held()
+    dialler.is_there.clear()
+    sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
+    pair.hear(-1, 1)
+    await pair.capture(1)
+    look(sender, count=LOOKS_PER_DEADLINE + 2)
+    assert pair.shard.core.vote is Vote.ACKED
+    pair.hear(1, 2)
+    pair.pacer.current = slow
+    dialler.is_there.set()
+    await slow.asked.wait()
+    await pair.capture(2)
+    assert pair.shard.core.vote is Vote.NONE, "else the slot of 1 is the next one's"
+    slow.gate.set()
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert pair.shard.core.view == {HOLDER}
+    assert set(pair.held()) == {1, 2}
+
+
+async def test_a_holder_that_returns_and_falls_silent_again_holds_nobody_up(pair: Pair) -> None:
+    sender = ReplicaSender(pair.shard, HOLDER, pair, pair.owner_store, pair.pacer, holder_deadline_seconds=RARELY_SECONDS)
+    pair.hear(-1, 1)
+    await pair.capture(1)
+    look(sender, count=LOOKS_PER_DEADLINE + 2)
+    pair.hear(1, 2)
+    sender._progress()
+    await pair.capture(2)
+    assert (pair.shard.core.returning, pair.shard.core.vote) == ({HOLDER}, Vote.NONE)
+    look(sender, count=LOOKS_PER_DEADLINE + 2)
+    assert (pair.shard.core.returning, pair.shard.core.vote) == (frozenset(), Vote.ACKED)
+
+
+async def test_a_holder_that_refuses_what_it_takes_is_not_waited_for(pair: Pair) -> None:
+    sender = ReplicaSender(pair.shard, HOLDER, pair, pair.owner_store, pair.pacer, holder_deadline_seconds=RARELY_SECONDS)
+    pair.hear(-1, 1)
+    await pair.capture(1)
+    look(sender, count=LOOKS_PER_DEADLINE + 2)
+    for _ in range(2):
+        sender._failed("it refuses step 1")
+        sender._progress()
+    assert pair.shard.core.returning == frozenset()
+
+
 async def test_what_is_sent_measures_the_node_s_link(make: Callable[..., Pair]) -> None:
     pair = make(payload_bytes=2 * TELLING_BYTES)
     pair.listen()
@@ -805,11 +850,11 @@ async def test_a_slot_is_granted_anew_at_once_while_the_pacer_holds_its_chunks_b
 
 async def test_a_holder_that_is_out_of_view_and_keeps_up_returns_with_the_next_commit(pair: Pair) -> None:
     """It acknowledges every step just after its owner has voted; it has every C, and must not stay out for ever."""
-    pair.send()
     pair.shard.apply(pair.shard.core.drop(HOLDER))
     pair.hear(-1, 1)
     await pair.capture(1)
     assert pair.shard.core.vote is Vote.ACKED
+    pair.send()
     await pair.until(lambda: (HOLDER, 1) in pair.shard.core.held)
     assert pair.shard.core.view == frozenset()
     pair.hear(1, 2)

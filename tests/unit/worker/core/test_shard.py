@@ -133,6 +133,34 @@ def test_an_inventory_brings_a_dropped_holder_back() -> None:
     assert shard.view == {A, B}
 
 
+def test_who_answers_again_is_waited_for_until_it_has_returned() -> None:
+    """Each commit without it gave the slot of what it was being sent to the next step: where sending takes longer than a step it never returned."""
+    back = committed().drop(B).acknowledge(A, step(8)).inventory(B, frozenset())
+    waiting = back.seal(step(8))
+    assert (waiting.view, waiting.returning, waiting.vote) == ({A}, {B}, Vote.NONE)
+    returned = waiting.acknowledge(B, step(7))
+    assert (returned.view, returned.returning, returned.vote) == ({A, B}, frozenset(), Vote.NONE)
+    assert returned.acknowledge(B, step(8)).vote is Vote.ACKED
+
+
+def test_who_answers_again_and_falls_silent_again_is_not_waited_for() -> None:
+    waiting = committed().drop(B).acknowledge(A, step(8)).inventory(B, frozenset()).seal(step(8))
+    dropped = waiting.drop(B)
+    assert (dropped.view, dropped.returning, dropped.vote) == ({A}, frozenset(), Vote.ACKED)
+
+
+def test_who_takes_what_it_is_sent_again_over_a_line_that_stood_is_waited_for() -> None:
+    waiting = committed().drop(B).answer(B).seal(step(8)).acknowledge(A, step(8))
+    assert (waiting.returning, waiting.vote) == ({B}, Vote.NONE)
+    assert waiting.acknowledge(B, step(8)).view == {A, B}, "it had C all the time"
+    assert committed().answer(B) == committed(), "it counts already"
+    assert committed().answer(NodeId("i-z")) == committed(), "it is no holder"
+
+
+def test_a_holder_that_has_lost_c_is_waited_for() -> None:
+    assert committed().seal(step(8)).acknowledge(B, step(8)).inventory(A, frozenset()).vote is Vote.NONE
+
+
 @pytest.mark.parametrize(
     ("sealed", "held", "owed"),
     [

@@ -53,6 +53,11 @@ def test_progress_ends_it_but_not_a_row_of_failures() -> None:
     assert after(after(OWED, 4).progressed(), 2).seconds == PERIOD
 
 
+@pytest.mark.parametrize("silent", [OWED, FAILING])
+def test_who_is_reached_again_begins_anew(silent: Silence) -> None:
+    assert after(after(silent, 9).answered(), 3).seconds == 2 * PERIOD
+
+
 def test_who_is_not_asked_is_not_silent_but_fails_all_the_same() -> None:
     assert after(after(OWED, 4), 1, is_asked=False).seconds == 0.0
     assert after(after(FAILING, 4), 1, is_asked=False).seconds == 5 * PERIOD
