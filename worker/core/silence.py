@@ -1,7 +1,10 @@
 """How long a holder has been silent, of the time in which its owner could hear it. Pure.
 
-    owed something, asked for it ──▶ silent ── progress, or nothing is owed or asked ──▶ not silent
-    an attempt failed            ──▶ failing ── one succeeded, or nothing is owed    ──▶ not failing
+    owed something, asked for it             ──▶ silent  ── progress, or nothing is owed or asked ──▶ not silent
+    attempts fail, each after some progress  ──▶ failing ── one succeeded, or nothing is owed     ──▶ not failing
+
+One such attempt alone is a line that broke: what the holder has got so far stays there, and the next attempt goes on from it. One that achieved
+nothing at all is silence.
 
 It is looked at every period. A look that comes late says that the owner itself stood still: what came meanwhile has not been read yet.
 
@@ -27,7 +30,11 @@ class Silence:
     owed_since: float | None = None
     """Since when it has been owed something without any progress; later by what is not counted."""
     failing_since: float | None = None
-    """Since when every attempt has failed, each after whatever it sent; later by what is not counted."""
+    """Since when a row of attempts has failed, each after whatever it sent; later by what is not counted."""
+    has_progressed: bool = False
+    """Since the last attempt that failed."""
+    has_failed: bool = False
+    """An attempt that had progressed: with the next one a row begins."""
 
     def looked(self, now: float, *, is_owed: bool, is_asked: bool, is_occupied: bool) -> Silence:
         """Look again.
@@ -45,23 +52,26 @@ class Silence:
         left_out = elapsed if is_occupied or elapsed > LATE_RATIO * self.period_seconds else 0.0
         owed = now if self.owed_since is None else self.owed_since + left_out
         failing = None if self.failing_since is None else min(now, self.failing_since + left_out)
-        return replace(self, looked_at=now, owed_since=owed if is_owed and is_asked else None, failing_since=failing if is_owed else None)
+        looked = replace(self, looked_at=now, owed_since=owed if is_owed and is_asked else None, failing_since=failing)
+        return looked if is_owed else looked.succeeded()
 
     def progressed(self) -> Silence:
         """It has answered, or taken something."""
-        return self if self.owed_since is None else replace(self, owed_since=None)
+        return self if self.owed_since is None and self.has_progressed else replace(self, owed_since=None, has_progressed=True)
 
     def failed(self, now: float) -> Silence:
-        """An attempt came to nothing: what it seemed to achieve is no progress."""
-        return self if self.failing_since is not None else replace(self, failing_since=now)
+        """An attempt came to nothing: what a row of such attempts seems to achieve is no progress."""
+        if self.failing_since is not None or not self.has_progressed:
+            return self
+        return replace(self, failing_since=now if self.has_failed else None, has_progressed=False, has_failed=True)
 
     def answered(self) -> Silence:
         """It is reached again after it was given up: what it has failed at before says nothing of now."""
-        return replace(self, owed_since=None, failing_since=None)
+        return replace(self.succeeded(), owed_since=None)
 
     def succeeded(self) -> Silence:
-        """It has sealed what it was sent."""
-        return replace(self, failing_since=None)
+        """It has sealed what it was sent, or has all of it."""
+        return replace(self, failing_since=None, has_failed=False)
 
     @property
     def seconds(self) -> float:

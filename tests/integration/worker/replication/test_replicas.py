@@ -712,10 +712,12 @@ async def test_a_holder_that_refuses_what_it_takes_is_not_waited_for(pair: Pair)
     sender = ReplicaSender(pair.shard, HOLDER, pair, pair.owner_store, pair.pacer, holder_deadline_seconds=RARELY_SECONDS)
     pair.hear(-1, 1)
     await pair.capture(1)
-    look(sender, count=LOOKS_PER_DEADLINE + 2)
     for _ in range(2):
-        sender._failed("it refuses step 1")
         sender._progress()
+        sender._failed("it refuses step 1")
+    look(sender, count=LOOKS_PER_DEADLINE + 2)
+    assert pair.shard.core.view == frozenset()
+    sender._progress()
     assert pair.shard.core.returning == frozenset()
 
 

@@ -18,7 +18,7 @@ def after(silence: Silence, count: int, *, is_owed: bool = True, is_asked: bool 
 
 
 OWED = Silence(PERIOD).looked(BEGIN, is_owed=True, is_asked=True, is_occupied=False)
-FAILING = OWED.failed(BEGIN)
+FAILING = OWED.progressed().failed(BEGIN).progressed().failed(BEGIN)
 
 
 @pytest.mark.parametrize("silent", [OWED, FAILING])
@@ -58,6 +58,30 @@ def test_who_is_reached_again_begins_anew(silent: Silence) -> None:
     assert after(after(silent, 9).answered(), 3).seconds == 2 * PERIOD
 
 
+def test_a_line_that_breaks_once_under_a_long_transfer_is_no_row_of_failures() -> None:
+    """A holder whose agent was restarted left the view three seconds later, although it took bytes all the time."""
+    broken = after(OWED.progressed(), 2).progressed().failed(BEGIN)
+    for _ in range(3):
+        broken = broken.failed(BEGIN)  # nobody answers yet
+    for _ in range(20):
+        broken = after(broken.progressed(), 1)
+        assert broken.seconds == 0.0
+    assert after(broken.succeeded().progressed().failed(BEGIN).progressed(), 1).seconds == 0.0, "the first one of another transfer"
+
+
+def test_attempts_that_achieve_nothing_are_silence_and_no_row() -> None:
+    silent = OWED
+    for _ in range(4):
+        silent = after(silent.failed(BEGIN), 1)
+    assert (silent.seconds, silent.failing_since) == (4 * PERIOD, None)
+    assert after(silent.progressed(), 1).seconds == 0.0
+
+
+def test_what_was_owed_no_more_is_no_part_of_a_row() -> None:
+    once = after(OWED.progressed().failed(BEGIN), 1, is_owed=False)
+    assert once.progressed().failed(BEGIN).failing_since is None
+
+
 def test_who_is_not_asked_is_not_silent_but_fails_all_the_same() -> None:
     assert after(after(OWED, 4), 1, is_asked=False).seconds == 0.0
     assert after(after(FAILING, 4), 1, is_asked=False).seconds == 5 * PERIOD
@@ -70,12 +94,12 @@ def test_who_is_owed_nothing_is_not_silent_and_has_failed_at_nothing(silent: Sil
 
 
 def test_the_first_failure_of_a_row_counts_also_one_that_was_noticed_behind_a_standstill() -> None:
-    noticed = OWED.failed(BEGIN + STANDSTILL)
+    noticed = OWED.progressed().failed(BEGIN).progressed().failed(BEGIN + STANDSTILL)
     noticed = noticed.looked(BEGIN + STANDSTILL + 0.125, is_owed=True, is_asked=False, is_occupied=False)
     assert noticed.seconds == 0.0
     assert after(noticed.failed(BEGIN + 2 * STANDSTILL), 3, is_asked=False).seconds == 3 * PERIOD
 
 
 def test_what_was_before_the_first_look_is_not_counted() -> None:
-    begun = Silence(PERIOD).failed(BEGIN)
+    begun = Silence(PERIOD).progressed().failed(BEGIN).progressed().failed(BEGIN)
     assert begun.looked(BEGIN + 1.0, is_owed=True, is_asked=True, is_occupied=False).seconds == 0.0
