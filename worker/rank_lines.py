@@ -227,8 +227,7 @@ class RankLines:
                     self._grant_if_due(shard)
                 if message.boundary <= self._plan.base_step + FIRST_STEPS:
                     self._on_change()  # that is what everybody waits for after a launch
-                is_sending = any(shard.core.wanted(peer) != NONE for peer in shard.core.view)
-                seconds = self._traffic.boundary(rank, message, shard.page.rank(), is_sending=is_sending)
+                seconds = self._traffic.boundary(rank, message, shard.page.rank(), is_sending=shard.core.is_under_way)
                 if rank == min(self._shards):  # it speaks for the node
                     self._measure(shard, message, seconds)
             case IdleSpans():

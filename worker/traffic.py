@@ -85,7 +85,7 @@ class Traffic:
             rank: whose.
             message: as it came.
             half: the rank's half of its page.
-            is_sending: a holder is owed something.
+            is_sending: a holder of some shard of the job is owed something, or may be.
 
         Returns:
             How long the iteration took that ends here, seconds; None where none does, and of a rank that does not speak for the node.

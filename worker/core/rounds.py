@@ -138,6 +138,11 @@ class Shard:
         return self.view | self.returning
 
     @property
+    def is_under_way(self) -> bool:
+        """Whether a snapshot is being sent: of this shard, or, when all of it is there, of another one whose holders the coordinator still awaits."""
+        return self.vote is Vote.ACKED or any(self.wanted(peer) != NONE for peer in self.awaited)
+
+    @property
     def foundation(self) -> Step:
         """What the generation stands on: C, or the base before the first commit."""
         return self.committed if self.committed != NONE else (self.base or NONE)

@@ -754,6 +754,23 @@ async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_l
     await place.lines.close()
 
 
+async def test_an_iteration_is_none_without_a_snapshot_while_other_shards_of_the_job_are_sent(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    await begin(place)
+    seen: list[bool] = []
+    monkeypatch.setattr(place.lines._traffic, "boundary", lambda *_, is_sending: seen.append(is_sending))
+    pass_boundary(place, 2, 100.0)
+    slot = await granted(place, 3)
+    pass_boundary(place, 3, 101.0)
+    place.lines.message(RANK, captured(3, slot))
+    await done(place)
+    assert place.shard.core.vote is Vote.ACKED
+    pass_boundary(place, 4, 102.0)
+    place.lines.hear(Announcement(generation=PLAN.generation, term=1, sequence=9, committed=Step(3), proposed=Step(9)))
+    pass_boundary(place, 5, 103.0)
+    assert seen == [False, False, True, False]
+    await place.lines.close()
+
+
 async def test_every_node_tells_what_it_measured_last_and_only_that_of_rank_0_keeps_it(tmp_path: Path) -> None:
     place = Place(tmp_path / "slots", rank=Rank(1))
     assert place.lines.measured == {}

@@ -149,6 +149,19 @@ def test_who_answers_again_and_falls_silent_again_is_not_waited_for() -> None:
     assert (dropped.view, dropped.returning, dropped.vote) == ({A}, frozenset(), Vote.ACKED)
 
 
+def test_a_snapshot_is_under_way_until_all_shards_of_the_job_are_with_their_holders() -> None:
+    """The others still send when the own shard is there: what iterations take then was held to be what they take without a snapshot."""
+    quiet = committed().acknowledge(A, step(7)).acknowledge(B, step(7))
+    sending = quiet.seal(step(8)).acknowledge(A, step(8))
+    sent = sending.acknowledge(B, step(8))
+    assert [each.is_under_way for each in (quiet, sending, sent, sent.hear(step(8), step(12)))] == [False, True, True, False]
+
+
+def test_what_is_sent_to_who_is_out_of_view_is_under_way_when_it_answers() -> None:
+    gone = replace(committed().drop(B), held=frozenset({(A, step(7))}))
+    assert [gone.is_under_way, gone.answer(B).is_under_way] == [False, True]
+
+
 def test_who_takes_what_it_is_sent_again_over_a_line_that_stood_is_waited_for() -> None:
     waiting = committed().drop(B).answer(B).seal(step(8)).acknowledge(A, step(8))
     assert (waiting.returning, waiting.vote) == ({B}, Vote.NONE)
