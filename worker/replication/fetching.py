@@ -25,6 +25,8 @@ from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.1
+LOOKS_PER_SILENCE = 4
+"""How often it is looked at what has come of chunks that are long in coming."""
 
 
 async def fetch_shard(
@@ -63,7 +65,7 @@ async def fetch_shard(
     """
     async with asyncio.timeout(answer_seconds):
         session = await _dial(dialler, rank)
-    streams, receiver = Streams(), Receiver()
+    streams, receiver = Streams(receive_seconds=silence_seconds / LOOKS_PER_SILENCE), Receiver()
     try:
         await session.send(FetchShard(owner_rank=rank, origin_generation=source.origin_generation, step=source.step, digest=source.digest))
         async with asyncio.timeout(answer_seconds):

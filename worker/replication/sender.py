@@ -89,6 +89,8 @@ class ReplicaSender:
         """Of the transfer under way; None between two."""
         self._best_rate = FLOW_BYTES_PER_SECOND
         self._link = SlowLink()
+        self._filled: tuple[int, float] | None = None
+        """Bytes and seconds of the transfer under way a look's time after its beginning: the kernel's buffers are full then, it takes what leaves."""
         self._streams = Streams()
         """Of the session that is open, or was last."""
 
@@ -192,6 +194,7 @@ class ReplicaSender:
         begin = announcement(digests.header, transfer=transfer, committed=self._shard.core.committed)
         pacer = None if isinstance(self._pacer.current, Unpaced) else self._pacer
         self._held_to(self._link.next_transfer())
+        self._filled = None
         queue = self._queue = ChunkQueue(asyncio.get_running_loop().time, self._pacer.link)
         outcome: ShardSealed | ShardRefused | bool = False
 
@@ -268,9 +271,11 @@ class ReplicaSender:
     def _look(self, queue: ChunkQueue) -> None:
         """See how the transfer under way gets on over its link, and leave training its part of one that is slow."""
         sent, seconds = queue.taken_bytes, queue.part_seconds
-        link = self._link
-        if self._crawls(queue, SUSPECT_RATIO * self._deadline):
-            link = link.found(sent / seconds, sent, seconds)
+        link, filled = self._link, self._filled
+        if filled is None and seconds >= self._silence.period_seconds:
+            self._filled = sent, seconds
+        if filled is not None and seconds > filled[1] and self._crawls(queue, SUSPECT_RATIO * self._deadline):
+            link = link.found((sent - filled[0]) / (seconds - filled[1]), sent, seconds)
         if self._is_slow(queue):
             self._shard.told_slow(
                 self._peer, f"its link carries {link.carries / 1e6:.3g} MB/s; a step has taken {queue.busy_seconds:.0f} s of sending so far"

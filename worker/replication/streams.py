@@ -64,10 +64,17 @@ class Payload(Protocol):
 class Streams:
     """The streams of one session's side. One owner: that side, which closes it; every method but `run`'s work is called on the loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, receive_seconds: float | None = None) -> None:
+        """Begin with none.
+
+        Args:
+            receive_seconds: how long a thread waits for more before it takes note of what has come of a chunk; None: until all of it is there, which
+                wakes nobody in between.
+        """
         self.lines: list[socket.socket] = []
         self.attached = asyncio.Event()
         """Set once there is a stream."""
+        self._receive_seconds = receive_seconds
         self._limit: float | None = None
         self._working: set[asyncio.Future[None]] = set()
         self._threads: dict[socket.socket, queue.SimpleQueue[Callable[[], None] | None]] = {}
@@ -77,6 +84,9 @@ class Streams:
         """Take a connected, blocking socket; `close` ends it."""
         for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             line.setsockopt(socket.SOL_SOCKET, buffer, BUFFER_BYTES)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(PROGRESS_SECONDS))
+        if self._receive_seconds is not None:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(self._receive_seconds))
         self.lines.append(line)
         self.attached.set()
 
@@ -163,6 +173,10 @@ def _settle(done: asyncio.Future[None], error: BaseException | None) -> None:
     else:
         done.set_exception(error)
         done.exception()  # who was cancelled does not ask for it
+
+
+def _timeval(seconds: float) -> bytes:
+    return struct.pack("ll", int(seconds), int(1e6 * (seconds % 1)))
 
 
 def _cut(line: socket.socket) -> None:
@@ -286,17 +300,21 @@ class ChunkQueue:
             self._turn()
 
     def taken(self, size: int) -> bool:
-        """The kernel has taken a chunk of so many bytes; return whether that is worth telling: it is every now and then."""
+        """The kernel has taken so many bytes of a chunk; return whether that is worth telling: it is every now and then."""
         with self._changed:
             self.taken_bytes += size
             self.taken_at = self._clock()
-            self._open_count -= 1
-            self._working_count -= 1
-            self._turn()
             is_due = self.taken_at - self._told_at >= PROGRESS_SECONDS
             if is_due:
                 self._told_at = self.taken_at
             return is_due
+
+    def finish(self) -> None:
+        """The kernel has taken all of a chunk."""
+        with self._changed:
+            self._open_count -= 1
+            self._working_count -= 1
+            self._turn()
 
 
 async def send_chunks(
@@ -321,7 +339,7 @@ async def send_chunks(
         queue: what the receiver wants; grows meanwhile.
         payload_bytes: of the whole payload.
         pacer: asked before each piece; None: every chunk goes at once and whole.
-        progress: told on the loop, every now and then, of a chunk that the kernel has taken; its bytes.
+        progress: told on the loop, every now and then, that the kernel has taken something; how many bytes of a chunk.
         paused: told on the loop +1 when a stream begins to wait for the pacer, -1 when it no longer does.
 
     Raises:
@@ -353,6 +371,10 @@ async def send_chunks(
                 waiting.discard(asked)
                 loop.call_soon_threadsafe(paused, -1)
 
+    def taken(size: int) -> None:
+        if queue.taken(size):
+            loop.call_soon_threadsafe(progress, size)
+
     def work(line: socket.socket) -> None:
         line.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, 0 if pacer is None else UNSENT_BYTES)
         while (index := queue.next()) is not None:
@@ -361,9 +383,8 @@ async def send_chunks(
             for begin in range(start, stop, piece_bytes):
                 with source.payload(begin, min(stop, begin + piece_bytes)) as piece:
                     admit(piece.nbytes)
-                    _send_all(line, header if begin == start else b"", piece)
-            if queue.taken(stop - start):
-                loop.call_soon_threadsafe(progress, stop - start)
+                    _send_all(line, header if begin == start else b"", piece, taken)
+            queue.finish()
 
     # A thread for each stream that will have something to send.
     sending = [asyncio.ensure_future(streams.run(line, work)) for line in streams.lines[: chunk_count(payload_bytes)]]
@@ -380,15 +401,18 @@ async def send_chunks(
         await end(*sending)
 
 
-def _send_all(line: socket.socket, header: bytes, data: memoryview) -> None:
-    """Send both, from where they are."""
-    sent = line.sendmsg([header, data]) - len(header)
+def _send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callable[[int], None]) -> None:
+    """Send both, from where they are; what the kernel has taken of the data is told as it does, `PROGRESS_SECONDS` apart where it is slow."""
+    sent = -len(header)
     while sent < data.nbytes:
-        if sent < 0:
-            line.sendall(header[sent:])
-            sent = 0
-        with data[sent:] as rest:
-            sent += line.send(rest)
+        try:
+            with data[max(0, sent) :] as rest:
+                count = line.sendmsg([header[sent:], rest]) if sent < 0 else line.send(rest)
+        except BlockingIOError:
+            continue  # nothing has left meanwhile: whether that is too long somebody else says, who cuts the line
+        before, sent = max(0, sent), sent + count
+        if sent > before:
+            taken(sent - before)
 
 
 # -- receiving --------------------------------------------------------------------------------------------------------------------------------
@@ -414,6 +438,8 @@ class IncomingShard:
         self.damaged: set[int] = set()
         """Came, and did not hash to what they should."""
         self.landed_count = 0
+        self.come_bytes = 0
+        """Of chunks that were claimed, whole or not, verified or not."""
         self._target = target
         self._lock = threading.Lock()
         self._claimed: set[int] = set()
@@ -483,6 +509,11 @@ class IncomingShard:
             self._claimed.add(index)
             return self._target.payload(start, stop)
 
+    def come(self, size: int) -> None:
+        """So many bytes of a claimed chunk have come. Any thread."""
+        with self._lock:
+            self.come_bytes += size
+
     def land(self, index: int, data: memoryview, *, is_whole: bool) -> None:
         """Take a claimed chunk whose bytes have come; verify it while they are warm. Any thread.
 
@@ -516,12 +547,12 @@ class IncomingShard:
             PeerLost: nothing has come for so long.
         """
         while len(self.missing) > len(self.damaged):  # damaged ones are missing, too
-            before = self.landed_count
+            before = self.come_bytes
             try:
                 async with asyncio.timeout(silence_seconds):
                     await self._event.wait()
             except TimeoutError as error:
-                if self.landed_count == before:
+                if self.come_bytes == before:
                     raise PeerLost(f"nothing has come for {silence_seconds:g} s") from error
             self._event.clear()
         self._look()  # the last chunk's own look may still be on its way to the loop
@@ -568,17 +599,18 @@ class Receiver:
                 continue
             is_whole = False
             try:
-                is_whole = _receive_all(line, place)
+                is_whole = _receive_all(line, place, incoming.come)
             finally:
                 incoming.land(index, place, is_whole=is_whole)
 
 
-def _receive_all(line: socket.socket, view: memoryview) -> bool:
+def _receive_all(line: socket.socket, view: memoryview, come: Callable[[int], None] = lambda _: None) -> bool:
     """Fill `view`.
 
     Args:
         line: blocking.
         view: uint8[n].
+        come: told of what has come of it.
 
     Returns:
         False when the other side has closed the line before the first byte.
@@ -588,8 +620,12 @@ def _receive_all(line: socket.socket, view: memoryview) -> bool:
     """
     filled = 0
     while filled < view.nbytes:
-        with view[filled:] as rest:
-            count = line.recv_into(rest, 0, socket.MSG_WAITALL)
+        try:
+            with view[filled:] as rest:
+                count = line.recv_into(rest, 0, socket.MSG_WAITALL)
+        except BlockingIOError:
+            continue  # nothing has come meanwhile
+        come(count)
         if count == 0:
             if filled:
                 raise ConnectionResetError("the line ended in the middle of a chunk")

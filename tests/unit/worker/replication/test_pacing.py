@@ -203,15 +203,18 @@ def test_a_measurement_begins_and_ends_with_nobody_under_way() -> None:
                     second.add([(0, 1)])
                     wire.now += 2.0
                     first.taken(2_000_000)
+                    first.finish()
                     wire.pacer.measured(first)
                     wire.now += 1.0
                     second.taken(2_000_000)
+                    second.finish()
                     wire.pacer.measured(second)
             wire.now += 100.0  # its rank is still capturing
             assert len(wire.pacer._rates) < ENOUGH_TRANSFERS
             third.add([(0, 1)])
             wire.now += 1.0
             third.taken(1_000_000)
+            third.finish()
             wire.pacer.measured(third)
     assert wire.pacer.bytes_per_second == pytest.approx(1e6)
 
@@ -225,6 +228,7 @@ def test_what_a_transfer_sent_that_broke_or_was_paced_spoils_the_measurement(sen
             broken.add([(0, 2)])
             if sent:
                 broken.taken(sent)
+                broken.finish()
             broken.cancel()
             wire.carry(1_000_000)
     assert (wire.pacer.bytes_per_second is not None) is tells

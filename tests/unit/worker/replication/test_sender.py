@@ -29,6 +29,7 @@ def test_senders_that_share_a_link_are_slow_when_the_link_is(count: int, part_of
     wire.now += 2 * DEADLINE_SECONDS
     for queue in queues:
         queue.taken(int(2 * DEADLINE_SECONDS * wire.bytes_per_second / count))
+        queue.finish()
     assert [sender(wire)._is_slow(queue) for queue in queues] == [is_slow] * count
 
 
@@ -40,9 +41,12 @@ def test_one_slow_way_is_told_from_the_seven_beside_it() -> None:
     wire.now += 1.0
     for queue in quick:
         queue.taken(int(FLOW_BYTES_PER_SECOND / 2))
+        queue.finish()
         queue.taken(int(FLOW_BYTES_PER_SECOND / 2))
+        queue.finish()
     wire.now += DEADLINE_SECONDS
     slow.taken(int(0.01 * FLOW_BYTES_PER_SECOND * DEADLINE_SECONDS))
+    slow.finish()
     assert [sender(wire)._is_slow(queue) for queue in (*quick, slow)] == [False] * 7 + [True]
 
 
@@ -64,6 +68,7 @@ async def test_a_link_that_seems_slow_is_treated_as_one_before_it_is_called_so(p
         wire.now += 1.01 * seconds
         assert suspicious._link.limit is None, "a moment says nothing"
         queue.taken(int(seconds * wire.bytes_per_second))
+        queue.finish()
         queue.add([(2, 1)])
         suspicious._look(queue)  # the shard, which would be told, is None: nothing is said yet
         if suspicious._link.carries:

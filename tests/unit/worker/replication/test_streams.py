@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import struct
 import threading
 
 import pytest
 
+from everstep.protocol.peer_messages import CHUNK_HEADER
 from everstep.protocol.slot import CHUNK_BYTES, chunk_range, digest
-from worker.replication.streams import PROGRESS_SECONDS, ChunkQueue, IncomingShard, Streams
+from worker.replication.streams import PROGRESS_SECONDS, ChunkQueue, IncomingShard, Receiver, Streams, send_chunks
 
 SO_MAX_PACING_RATE = 47
 
@@ -69,6 +71,7 @@ def test_that_a_transfer_goes_on_is_told_now_and_then() -> None:
     for seconds in (0.0, 2 * PROGRESS_SECONDS, 0.0, 2 * PROGRESS_SECONDS):
         clock.now += seconds
         told.append(queue.taken(10))
+        queue.finish()
     assert told == [False, True, False, True]
 
 
@@ -79,9 +82,11 @@ def test_time_in_which_there_was_nothing_to_send_is_not_counted() -> None:
     queue.add([(0, 2)])
     clock.now += 1
     queue.taken(10)
+    queue.finish()
     assert queue.busy_seconds == 1
     clock.now += 2
     queue.taken(10)
+    queue.finish()
     clock.now += 50  # the capture stands still
     queue.add([])
     assert queue.busy_seconds == 3
@@ -89,6 +94,7 @@ def test_time_in_which_there_was_nothing_to_send_is_not_counted() -> None:
     clock.now += 4
     assert queue.busy_seconds == 7
     queue.taken(5)
+    queue.finish()
     clock.now += 9
     assert (queue.busy_seconds, queue.taken_bytes, queue.taken_at) == (7, 25, 162)
 
@@ -106,13 +112,16 @@ def test_time_in_which_a_pacer_holds_all_of_it_back_is_not_counted() -> None:
             clock.now += 20
         clock.now += 2
         queue.taken(5)
+        queue.finish()
         clock.now += 40
         queue.next()
         clock.now += 3
         queue.taken(5)
+        queue.finish()
     clock.now += 4
     assert queue.busy_seconds == 10
     queue.taken(5)
+    queue.finish()
     clock.now += 50
     assert queue.busy_seconds == 10
 
@@ -125,6 +134,61 @@ class Memory:
 
     def payload(self, start: int, stop: int) -> memoryview:
         return memoryview(self._bytes)[start:stop]
+
+
+def connected() -> tuple[socket.socket, socket.socket]:
+    """Return both ends of a line over loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        one = socket.create_connection(listening.getsockname())
+        return one, listening.accept()[0]
+
+
+async def test_what_leaves_of_a_chunk_counts_as_it_leaves() -> None:
+    """With whole chunks a link of 2 MB/s stood still for seconds, and carried nothing: its holder was dropped."""
+    sender, receiver = connected()
+    streams, queue = Streams(), ChunkQueue()
+    streams.add(sender)
+    queue.add([(0, 1)])
+    queue.complete()
+    memory, told = Memory(CHUNK_BYTES), asyncio.Queue[int]()
+    sending = asyncio.create_task(
+        send_chunks(streams, memory, 1, queue, payload_bytes=CHUNK_BYTES, pacer=None, progress=told.put_nowait)  # type: ignore[arg-type]
+    )
+    left = CHUNK_HEADER.size + CHUNK_BYTES
+    loop = asyncio.get_running_loop()
+    receiver.setblocking(False)
+    assert 0 < await told.get() < CHUNK_BYTES
+    while left:
+        left -= len(await loop.sock_recv(receiver, left))
+    await sending
+    assert queue.taken_bytes == CHUNK_BYTES
+    receiver.close()
+    await streams.close()
+
+
+async def test_what_comes_of_a_chunk_counts_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sender, line = connected()
+    streams, receiver = Streams(receive_seconds=0.01), Receiver()
+    streams.add(line)
+    incoming = receiver.current = IncomingShard(Memory(CHUNK_BYTES), transfer=1, payload_bytes=CHUNK_BYTES)
+    incoming.name(digest(bytes(CHUNK_BYTES)), [0])
+    receiving = asyncio.create_task(streams.run(line, receiver.receive))
+    take, has_come, loop = incoming.come, asyncio.Event(), asyncio.get_running_loop()
+
+    def come(size: int) -> None:
+        take(size)
+        loop.call_soon_threadsafe(has_come.set)
+
+    monkeypatch.setattr(incoming, "come", come)
+    sender.sendall(CHUNK_HEADER.pack(1, 0, CHUNK_BYTES) + bytes(1000))
+    await has_come.wait()
+    assert (incoming.come_bytes, incoming.landed_count) == (1000, 0)
+    await asyncio.to_thread(sender.sendall, bytes(CHUNK_BYTES - 1000))
+    await incoming.settled(None)
+    assert (incoming.come_bytes, incoming.missing) == (CHUNK_BYTES, set())
+    sender.close()
+    await receiving
+    await streams.close()
 
 
 async def test_who_follows_is_told_of_the_last_chunk_before_the_shard_counts_as_there() -> None:

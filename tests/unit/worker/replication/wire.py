@@ -44,6 +44,7 @@ class Wire:
             self.now += (size - before) * (len(sizes) - number) / self.bytes_per_second
             before = size
             queue.taken(size)
+            queue.finish()
             if number + 1 == len(sizes):
                 self.now += verified_seconds
             if at_once:
