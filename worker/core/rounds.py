@@ -19,6 +19,8 @@ from worker.core.lead import Lead
 
 NONE = Step(-1)
 """No step."""
+REASON_BYTES = 500
+"""Of why a step is given up: reports of 1,024 ranks are one message, and an exception of a script says as much as it likes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Shard:
         """The rank does not capture `step`. The base is not captured and so never abandoned."""
         if step != self.proposed or self.vote is not Vote.NONE or step == self.base or step in self.sealed:
             return self
-        return replace(self, capturing=NONE, vote=Vote.ABANDON, reason=reason, is_late=late)
+        return replace(self, capturing=NONE, vote=Vote.ABANDON, reason=_cut(reason), is_late=late)
 
     def acknowledge(self, peer: NodeId, step: Step) -> Shard:
         """`peer` has verified and sealed `step`."""
@@ -155,6 +157,11 @@ class Shard:
 
 
 def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
+def _cut(reason: str) -> str:
+    said = reason.encode(errors="replace")
+    return reason if len(said) <= REASON_BYTES else said[: REASON_BYTES - 3].decode(errors="ignore") + "…"
+
+
     """Return what a rank's agent reports as the rank's answer to the announced stop.
 
     A rank answers at boundaries only. One that passed the step just before it could hear of the stop may never come to the next: the others wait

@@ -8,7 +8,7 @@ import pytest
 
 from everstep.protocol.ids import NodeId, Step
 from everstep.protocol.rank_messages import RankHalf, StopState, Vote
-from worker.core.rounds import NONE, Shard, echo_of
+from worker.core.rounds import NONE, REASON_BYTES, Shard, echo_of
 
 A, B = NodeId("i-a"), NodeId("i-b")
 
@@ -218,6 +218,14 @@ def test_a_restarted_agent_keeps_its_word() -> None:
 
 def test_a_forgotten_slot_is_not_sent() -> None:
     assert committed().seal(step(8)).forget(step(7)).wanted(A) == 8
+
+
+@pytest.mark.parametrize("reason", ["x" * 200_000, "é" * 200_000, "\ud800" * 200_000])
+def test_a_reason_is_cut_to_what_a_report_can_take(reason: str) -> None:
+    said = committed().abandon(step(8), reason).reason
+    assert len(said.encode()) <= REASON_BYTES
+    assert said.endswith("…")
+    assert committed().abandon(step(8), "x" * REASON_BYTES).reason == "x" * REASON_BYTES
 
 
 @pytest.mark.parametrize(

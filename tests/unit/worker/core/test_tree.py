@@ -8,6 +8,7 @@ from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.peer_messages import MAX_PEER_MESSAGE_BYTES
 from everstep.protocol.rank_messages import Standing, Vote
 from everstep.protocol.rounds import NodeReport, RankRound, RoundReport
+from worker.core.rounds import REASON_BYTES
 from worker.core.tree import ARITY, RANKS_PER_MESSAGE, Reports, RoundTree, messages
 
 
@@ -162,7 +163,7 @@ def test_a_node_that_was_not_heard_before_presses() -> None:
 
 
 def test_no_message_is_too_long_however_many_ranks_complain() -> None:
-    reports = [report(node, reason="x" * 500, out_of_view=("i-" + "0" * 17,) * 3) for node in range(2500)]
+    reports = [report(node, reason="x" * REASON_BYTES, out_of_view=("i-" + "0" * 17,) * 3) for node in range(2500)]
     groups = list(messages(reports))
     assert [each for group in groups for each in group] == reports
     assert all(len(group) <= RANKS_PER_MESSAGE for group in groups)
