@@ -85,8 +85,9 @@ class Shard:
         return replace(self, sealed=self.sealed | {step}, capturing=NONE if step == self.capturing else self.capturing)._settled()
 
     def forget(self, step: Step) -> Shard:
-        """The owner's own slot no longer holds `step` (it was granted anew)."""
-        return replace(self, sealed=self.sealed - {step})
+        """The owner's own slot no longer holds `step` (it was granted anew): captured once more it is another one than peers have acknowledged."""
+        held = self.held if step == self.foundation else frozenset(each for each in self.held if each[1] != step)
+        return replace(self, sealed=self.sealed - {step}, held=held)
 
     def abandon(self, step: Step, reason: str, *, late: bool = False) -> Shard:
         """The rank does not capture `step`. The base is not captured and so never abandoned."""
@@ -156,12 +157,12 @@ class Shard:
         return self
 
 
-def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
 def _cut(reason: str) -> str:
     said = reason.encode(errors="replace")
     return reason if len(said) <= REASON_BYTES else said[: REASON_BYTES - 3].decode(errors="ignore") + "…"
 
 
+def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
     """Return what a rank's agent reports as the rank's answer to the announced stop.
 
     A rank answers at boundaries only. One that passed the step just before it could hear of the stop may never come to the next: the others wait

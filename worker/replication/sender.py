@@ -23,7 +23,6 @@ from everstep.protocol.peer_messages import (
 )
 from worker.core.rounds import NONE
 from worker.core.silence import Silence
-from worker.core.slots import Content
 from worker.core.slow_link import SlowLink
 from worker.core.transfers import StreamCount
 from worker.errors import PeerError
@@ -144,8 +143,6 @@ class ReplicaSender:
     async def _feed(self, session: Session, answers: asyncio.Queue[Answer]) -> None:
         """Send what is wanted, one shard after the other."""
         shard = self._shard
-        sealed: set[Content] = set()
-        """What this session's holder has said to have: said again, it would be believed, but it costs a round trip."""
         reserved: tuple[int, bytes] | None = None
         while True:
             seen = shard.changed.version
@@ -154,10 +151,8 @@ class ReplicaSender:
                 await session.send(ReserveShard(capacity_bytes=reserved[0], layout_hash=reserved[1]))
             await self._fit(session)
             # Nothing is waited for between this look at the slot and its reading: it might be granted for another step meanwhile.
-            sealed &= {shard.content(shard.core.foundation), shard.content(shard.core.proposed)}
             step = shard.core.wanted(self._peer)
-            content = shard.content(step)
-            slot = shard.source(step) if step != NONE and content not in sealed else None
+            slot = shard.source(step) if step != NONE else None
             if slot is None:
                 await shard.changed.wait(seen)
                 continue
@@ -166,9 +161,8 @@ class ReplicaSender:
             if not outcome:
                 await session.send(CancelShard(transfer=self._transfer))
             elif isinstance(outcome, ShardSealed):
-                sealed.add(content)
                 self._silence = self._silence.succeeded()
-                shard.acknowledge(self._peer, content)
+                shard.acknowledge(self._peer, shard.content(step))
             elif isinstance(outcome, ShardRefused):
                 self._failed(f"it refuses step {step}: {outcome.reason}")
                 log.info("%s refuses step %d of rank %d: %s", self._peer, step, shard.rank, outcome.reason)

@@ -220,6 +220,18 @@ def test_a_forgotten_slot_is_not_sent() -> None:
     assert committed().seal(step(8)).forget(step(7)).wanted(A) == 8
 
 
+def test_what_is_captured_a_second_time_is_acknowledged_a_second_time() -> None:
+    """The last step of a training may be: what changed since the first time was held by nobody but its owner, and counted as committed."""
+    first = committed().seal(step(8)).acknowledge(A, step(8)).hear(step(7), NONE)  # another rank was late
+    again = first.hear(step(7), step(9)).forget(step(8)).hear(step(7), step(8)).seal(step(8)).acknowledge(B, step(8))
+    assert (again.vote, again.wanted(A)) == (Vote.NONE, 8)
+    assert again.acknowledge(A, step(8)).vote is Vote.ACKED
+
+
+def test_what_stands_is_held_by_others_whatever_became_of_the_own_slot() -> None:
+    assert (A, 7) in committed().forget(step(7)).held
+
+
 @pytest.mark.parametrize("reason", ["x" * 200_000, "é" * 200_000, "\ud800" * 200_000])
 def test_a_reason_is_cut_to_what_a_report_can_take(reason: str) -> None:
     said = committed().abandon(step(8), reason).reason
