@@ -98,7 +98,7 @@ class Streams:
             work: blocks as it likes; returns or raises soon when the line is cut.
 
         Raises:
-            PeerLost: the line broke.
+            PeerLost: the line broke, or this node has no thread for it.
             MalformedMessage: what came on it is no chunk that may come.
         """
         loop = asyncio.get_running_loop()
@@ -114,10 +114,14 @@ class Streams:
                 error = caught
             loop.call_soon_threadsafe(_settle, done, error)
 
-        self._working.add(done)
         if line not in self._threads:
-            self._threads[line] = queue.SimpleQueue()
-            threading.Thread(target=_work, args=(self._threads[line],), name="everstep-stream", daemon=True).start()
+            bodies: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+            try:
+                threading.Thread(target=_work, args=(bodies,), name="everstep-stream", daemon=True).start()
+            except RuntimeError as error:
+                raise PeerLost(f"a stream has no thread: {error}") from error
+            self._threads[line] = bodies
+        self._working.add(done)
         self._threads[line].put(body)
         try:
             await asyncio.shield(done)

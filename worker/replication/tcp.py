@@ -177,10 +177,13 @@ async def dial(
         The session, both sides proven; the caller closes it.
 
     Raises:
-        PeerLost: nobody answers within `HANDSHAKE_SECONDS`, or the line broke.
+        PeerLost: nobody answers within `HANDSHAKE_SECONDS`, the line broke, or this node has no descriptor or memory for one.
         PeerRefused: the other side does not know us, or could not prove that it is the peer.
     """
-    line = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        line = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    except OSError as error:
+        raise PeerLost(f"no line to {peer} can be opened: {error}") from error
     opened = Open(
         run=credentials.run,
         generation=credentials.generation,

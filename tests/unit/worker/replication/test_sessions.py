@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Iterator
 
 import pytest
 
 from everstep.protocol.codec import frame
-from everstep.protocol.ids import Generation, NodeId, Rank, RunId
+from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId
 from everstep.protocol.peer_messages import EndShard, Open, ShardDigests
 from worker.errors import PeerLost
-from worker.replication.tcp import TcpSession
+from worker.replication.tcp import TcpSession, dial
+from worker.replication.transport import Credentials
 
 LARGE = ShardDigests(transfer=1, first=0, chunk_digests=bytes(range(256)) * 4000)
 SMALL = EndShard(transfer=1, digest=bytes(16))
@@ -112,3 +114,17 @@ async def test_a_handshake_takes_its_own_words_alone(lines: tuple[socket.socket,
     assert await there.receive() == SMALL
     with there.detach() as line:
         assert line.recv(64) == b"chunk"
+
+
+async def test_a_line_for_which_this_node_has_no_descriptor_is_lost_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended the task that dials for good: its holder was never sent anything again, and nobody heard of it."""
+    credentials = Credentials(JobName("gpt"), OPEN.run, OPEN.generation, OPEN.node_id, bytes(32), silence_seconds=3.0)
+
+    def refused(*_arguments: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", refused)
+        dialling = dial(credentials, peer=NodeId("i-2"), address="127.0.0.1", port=1, kind="replica", owner_rank=Rank(0), source_address="127.0.0.1")
+        with pytest.raises(PeerLost, match="Too many open files"):
+            await dialling

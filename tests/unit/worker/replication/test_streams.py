@@ -11,6 +11,7 @@ import pytest
 
 from everstep.protocol.peer_messages import CHUNK_HEADER
 from everstep.protocol.slot import CHUNK_BYTES, chunk_range, digest
+from worker.errors import PeerLost
 from worker.replication.streams import PROGRESS_SECONDS, ChunkQueue, IncomingShard, Receiver, Streams, send_chunks
 
 SO_MAX_PACING_RATE = 47
@@ -134,6 +135,21 @@ class Memory:
 
     def payload(self, start: int, stop: int) -> memoryview:
         return memoryview(self._bytes)[start:stop]
+
+
+async def test_a_stream_without_a_thread_is_lost_and_waited_for_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams, line = Streams(), socket.socket()
+    streams.add(line)
+
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(PeerLost, match="no thread"):
+            await streams.run(line, lambda _: None)
+    await streams.run(line, lambda _: None)  # there are threads again
+    await streams.close()
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
