@@ -76,7 +76,13 @@ async def fetch_shard(
         if not isinstance(begin, BeginShard) or (begin.owner_rank, begin.origin_generation, begin.step) != named:
             raise MalformedMessage("another shard than the one asked for")
         for number in range(fetch_streams(begin.payload_bytes, stream_limit)):
-            streams.add(await dialler.stream(session, number))
+            try:
+                streams.add(await dialler.stream(session, number))
+            except PeerError as error:
+                if not streams.lines:
+                    raise
+                log.warning("rank %d is fetched over %d streams, not more: %s", rank, number, error)
+                break
 
         async def told() -> ShardDigests | EndShard:
             message = await session.receive()

@@ -80,7 +80,7 @@ class ReplicaSender:
         self._deadline = holder_deadline_seconds
         self._silence = Silence(holder_deadline_seconds / LOOKS_PER_DEADLINE)
         self._paused_count = 0
-        """Streams that wait for the pacer: the holder is not silent, it is not being asked."""
+        """Streams that wait for the pacer, or are opened beside others: the holder is not silent, it is not being asked."""
         self._is_verifying = False
         """The own slot is digested before its holder hears of it."""
         self._transfer = 0
@@ -236,10 +236,20 @@ class ReplicaSender:
         self._streams.limit(link.limit)
 
     async def _fit(self, session: Session) -> None:
-        """Have as many streams as carry the most."""
+        """Have as many streams as carry the most, or as can be opened: the first has the session's own way, the others may go over other cards."""
         streams = self._streams
-        while len(streams.lines) < self.stream_count.count:
-            streams.add(await self._dialler.stream(session, len(streams.lines)))
+        while (count := len(streams.lines)) < self.stream_count.count:
+            beside = int(count > 0)  # the first is what the holder is asked over
+            self._paused(beside)
+            try:
+                streams.add(await self._dialler.stream(session, count))
+            except PeerError as error:
+                if not count:
+                    raise
+                log.warning("rank %d has %d streams to %s and no more: %s", self._shard.rank, count, self._peer, error)
+                self.stream_count = self.stream_count.without_more(count)
+            finally:
+                self._paused(-beside)
         streams.shrink(self.stream_count.count)
 
     def _measured(self, queue: ChunkQueue) -> None:

@@ -266,13 +266,19 @@ class PeerListener:
         Args:
             address: the node's.
             port: on that address; 0: the kernel chooses.
-            more_addresses: of the node's other network cards, for streams; the kernel chooses the ports.
+            more_addresses: of the node's other network cards, for streams: at the same port, so that one rule lets all of them in. One where that
+                cannot be is left out.
 
         Raises:
-            OSError: an address is not this node's, or the port is taken.
+            OSError: the address is not this node's, or the port is taken.
         """
         self.port = self._listen(address, port)
-        self._addresses = ((address, self.port), *((more, self._listen(more, 0)) for more in more_addresses))
+        self._addresses = ((address, self.port),)
+        for more in more_addresses:
+            try:
+                self._addresses += ((more, self._listen(more, self.port)),)
+            except OSError as error:
+                log.warning("no streams come in over %s, port %d: %s", more, self.port, error)
 
     def _listen(self, address: str, port: int) -> int:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)

@@ -35,7 +35,7 @@ from everstep.protocol.rank_messages import Vote
 from everstep.protocol.slot import SlotHeader, SlotState, payload_chunk_digests, payload_digest
 from tests.integration.worker.replication.pair import GENERATION, HOLDER, LAYOUT, RANK, Pair, content, credentials, payload
 from worker.errors import PeerLost
-from worker.replication import receiver, transfers
+from worker.replication import fetching, receiver, transfers
 from worker.replication.fetching import fetch_shard
 from worker.replication.pacing import ENOUGH_TRANSFERS, TELLING_BYTES, Pacer, UniformPacer, Unpaced
 from worker.replication.sender import LOOKS_PER_DEADLINE, ReplicaSender
@@ -498,6 +498,57 @@ class Slow(Recorded):
         self.begun.set()
         await self.gate.wait()
         return await super().stream(session, number)
+
+
+class OneCard(Recorded):
+    """A dialler of whose network cards the first one alone reaches the holder."""
+
+    def __init__(self, pair: Pair) -> None:
+        super().__init__(pair)
+        self.tried: list[int] = []
+        self.sender: ReplicaSender | None = None
+
+    async def session(self) -> TcpSession:
+        """See `Dialler`."""
+        return await self.pair.dial(kind="fetch", rank=Rank(-1)) if self.sender is None else await super().session()
+
+    async def stream(self, session: Session, number: int) -> socket.socket:
+        """See `Dialler`."""
+        self.tried.append(number)
+        if number:
+            if self.sender is not None:
+                look(self.sender, count=3 * LOOKS_PER_DEADLINE)  # it takes as long as a handshake may
+            raise PeerLost("10.0.1.7:9000 does not answer")
+        return await super().stream(session, number)
+
+
+async def test_a_card_that_cannot_be_reached_takes_no_stream_from_those_that_can(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    """Its stream ended the session and each that was opened again: the holder was out of reach although the first card worked."""
+    dialler = OneCard(pair)
+    sender = dialler.sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
+    sender.stream_count = replace(sender.stream_count, count=4)
+    for step in (1, 2):
+        pair.hear(step - 1 or -1, step)
+        await pair.capture(step)
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert pair.shard.core.view == {HOLDER}
+    assert (dialler.tried, len(dialler.sessions), sender.stream_count.count) == ([0, 1], 1, 1)
+    assert [record.message for record in caplog.records if "no more" in record.message] == [
+        f"rank {RANK} has 1 streams to {HOLDER} and no more: 10.0.1.7:9000 does not answer"
+    ]
+
+
+async def test_a_fetch_goes_over_the_cards_that_can_be_reached(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    await held_by_the_holder(pair)
+    monkeypatch.setattr(fetching, "fetch_streams", lambda *_: 4)
+    dialler = OneCard(pair)
+    data = payload(1, 4000)
+    source = ShardSource(
+        kind="peer", node_id=HOLDER, origin_generation=GENERATION, step=Step(1), digest=payload_digest(data), payload_bytes=len(data)
+    )
+    await fetch_shard(dialler, RANK, source, pair.owner_store, keep=set(), slot_count=2, answer_seconds=20, silence_seconds=20)
+    assert dialler.tried == [0, 1]
+    assert pair.owner_store.sealed(RANK, content(1)) is not None
 
 
 async def test_a_holder_has_acknowledged_what_it_was_sent_however_long_its_streams_took(pair: Pair) -> None:
