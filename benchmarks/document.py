@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import Field, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from benchmarks.machine import Machine
 from benchmarks.measures import BUSY_LOAD_RATIO, is_busy
@@ -29,6 +29,11 @@ class BenchmarkRun:
     is_quick: bool
     seconds: float
 
+    @property
+    def is_busy(self) -> bool:
+        """The machine had other work when it began: nothing that it measured was reached, and nothing missed."""
+        return is_busy(self.machine.load_average[0], self.machine.cores)
+
     def with_found(self, **found: object) -> dict[str, object]:
         """Return what the file of figures says of the run, and what was found in it."""
         return {"machine": dataclasses.asdict(self.machine), "is_quick": self.is_quick, "seconds": self.seconds, **found}
@@ -40,9 +45,29 @@ class Judged(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     @property
+    def is_inconclusive(self) -> bool:
+        """What was measured says neither that it was reached nor that it was not."""
+        ...
+
+    @property
     def falls_short(self) -> bool:
         """It was not reached."""
         ...
+
+
+JudgedRow = TypeVar("JudgedRow", bound=Judged)
+
+
+def unless_busy(run: BenchmarkRun, rows: Iterable[JudgedRow]) -> list[JudgedRow]:
+    """Return the rows of a run; where the machine was busy all of them are inconclusive."""
+    return [dataclasses.replace(row, is_inconclusive=True) if run.is_busy else row for row in rows]
+
+
+def verdict(row: Judged) -> str:
+    """Return a row's verdict, as tables say it."""
+    if row.is_inconclusive:
+        return "inconclusive"
+    return "**falls short**" if row.falls_short else "pass"
 
 
 def judged(rows: Iterable[Judged]) -> list[dict[str, object]]:

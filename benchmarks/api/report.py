@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.document import BenchmarkRun, caveats, judged, opening, table, write_figures
+from benchmarks.document import BenchmarkRun, caveats, judged, opening, table, unless_busy, write_figures
 from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Summary, moved_ratio
 
 COMMAND = "make bench-api"
@@ -120,7 +120,7 @@ def rows(run: Run) -> list[Row]:
     for command, seconds in run.command_seconds.items():
         limit = HELP_MILLISECONDS if command.endswith("--help") else COMMAND_MILLISECONDS
         found.append(_most(f"`{command}`, median", statistics.median(seconds), limit, seconds))
-    return found
+    return unless_busy(run, found)
 
 
 def _p99(seconds: Sequence[float]) -> float:

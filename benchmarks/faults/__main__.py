@@ -71,7 +71,7 @@ def main() -> int:
     run = report.Run(machine=machine, observed=observed, is_quick=arguments.quick, seconds=begun.seconds)
     report.write(run, arguments.json, arguments.document)
     say(f"written: {arguments.json} and {arguments.document}")
-    return 1 if run.falls_short else 0
+    return 1 if run.falls_short else 3 if run.is_busy else 0
 
 
 def in_a_line(figure: Figure) -> str:

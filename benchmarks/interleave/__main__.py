@@ -84,7 +84,7 @@ def main() -> int:
     run = report.Run(machine=machine, figures=figures, is_quick=arguments.quick, seconds=begun.seconds)
     report.write(run, arguments.json, arguments.document)
     say(f"{arguments.document}, {arguments.json}")
-    return 1 if any(judge(figure).verdict is Verdict.FALLS_SHORT for figure in figures) else 0
+    return 1 if any(report.judgement(run, figure).verdict is Verdict.FALLS_SHORT for figure in figures) else 3 if run.is_busy else 0
 
 
 if __name__ == "__main__":

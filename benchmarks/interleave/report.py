@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.document import BUSY, BenchmarkRun, caveats, opening, table, write_figures
 from benchmarks.interleave.figures import Figure, Row
 from benchmarks.interleave.schemes import BUFFER_BYTES, BUFFERS, KIB, MAX_SLOWDOWN, Scheme
-from benchmarks.interleave.verdicts import BLOCKING_COST, KEPT_RATIO, LEAST_KEPT, SLOWDOWN_LIMIT, beats_uniform, judge
+from benchmarks.interleave.verdicts import BLOCKING_COST, KEPT_RATIO, LEAST_KEPT, SLOWDOWN_LIMIT, Judgement, Verdict, beats_uniform, judge
 
 COMMAND = "make bench-interleave"
 WIDTH, LEFT, RIGHT, ROW, BAR, TOP = 860, 220, 150, 30, 16, 40
@@ -33,14 +33,20 @@ def write(run: Run, figures: Path, document: Path) -> None:
         figures: the JSON file.
         document: the Markdown file; the picture goes beside it, under the same name with another ending.
     """
-    write_figures(figures, run.with_found(cases=[_judged(figure) for figure in run.figures]))
+    write_figures(figures, run.with_found(cases=[_judged(run, figure) for figure in run.figures]))
     picture = document.with_suffix(".svg")
     document.write_text(render(run, picture.name))
     picture.write_text(draw(run.figures[0]))
 
 
-def _judged(figure: Figure) -> dict[str, object]:
-    return dataclasses.asdict(figure) | {"load_ratio": figure.load_ratio, "verdict": judge(figure).verdict, "reason": judge(figure).reason}
+def _judged(run: Run, figure: Figure) -> dict[str, object]:
+    return dataclasses.asdict(figure) | {"load_ratio": figure.load_ratio} | dataclasses.asdict(judgement(run, figure))
+
+
+def judgement(run: Run, figure: Figure) -> Judgement:
+    """Return the verdict on one case of a run; of a busy machine none is reached, and none missed."""
+    found = judge(figure)
+    return dataclasses.replace(found, verdict=Verdict.INCONCLUSIVE, reason=f"{BUSY}; {found.reason}") if run.is_busy else found
 
 
 def render(run: Run, picture: str) -> str:
@@ -51,9 +57,9 @@ def render(run: Run, picture: str) -> str:
         picture: its name, in the same folder.
     """
     first = run.figures[0]
-    sections = [_head(run), _setting(first), _schemes(first, picture)]
+    sections = [_head(run), _setting(first), _schemes(run, picture)]
     if len(run.figures) > 1:
-        sections.append(_cases(run.figures))
+        sections.append(_cases(run))
     return "\n\n".join([*sections, _limits()]) + "\n"
 
 
@@ -92,8 +98,9 @@ def _setting(figure: Figure) -> str:
     )
 
 
-def _schemes(figure: Figure, picture: str) -> str:
-    judgement = judge(figure)
+def _schemes(run: Run, picture: str) -> str:
+    figure = run.figures[0]
+    judged = judgement(run, figure)
     rows = [
         [
             row.scheme.title,
@@ -114,7 +121,7 @@ def _schemes(figure: Figure, picture: str) -> str:
         else " **Scheduling does not beat uniform pacing here**: their intervals meet."
     )
     return (
-        f"## The schemes\n\n**{judgement.verdict}**: {judgement.reason}.{comparison}\n\n"
+        f"## The schemes\n\n**{judged.verdict}**: {judged.reason}.{comparison}\n\n"
         f"{table(('scheme', 'iteration ms', 'slowdown', '95 %', 'kept ÷ steps', 'snapshot ms', 'n'), rows)}\n\n"
         "The schemes take turns in blocks, in another order each round, the first iteration of a block not counted. A slowdown is that of all "
         "iterations against those without checkpoint at the same place of the same round; its interval is a bootstrap over these pairs. A snapshot "
@@ -123,8 +130,8 @@ def _schemes(figure: Figure, picture: str) -> str:
     )
 
 
-def _cases(figures: Sequence[Figure]) -> str:
-    rows = [_case(figure) for figure in figures]
+def _cases(run: Run) -> str:
+    rows = [_case(run, figure) for figure in run.figures]
     head = (
         "case",
         "nodes",
@@ -151,7 +158,7 @@ def _cases(figures: Sequence[Figure]) -> str:
     )
 
 
-def _case(figure: Figure) -> list[str]:
+def _case(run: Run, figure: Figure) -> list[str]:
     case = figure.case
     found: dict[Scheme, Row] = {row.scheme: row for row in figure.rows}
     ours = found[Scheme.EVERSTEP]
@@ -167,7 +174,7 @@ def _case(figure: Figure) -> list[str]:
         f"**{ours.slowdown:+.2%}**",
         f"{ours.low:+.2%} to {ours.high:+.2%}",
         f"{ours.kept_ratio:.2f}",
-        f"{judge(figure).verdict}: {judge(figure).reason}",
+        f"{judgement(run, figure).verdict}: {judgement(run, figure).reason}",
     ]
 
 

@@ -131,7 +131,7 @@ def main() -> int:
     )
     report.write(run, arguments.json, arguments.document)
     say(f"{arguments.document}, {arguments.json}")
-    return 2 if report.unmeasured(run) or any(row.falls_short for row in report.rows(run)) else 0
+    return 2 if report.unmeasured(run) or any(row.falls_short for row in report.rows(run)) else 3 if run.is_busy else 0
 
 
 if __name__ == "__main__":

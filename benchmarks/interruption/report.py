@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.chart import stacked_bars
-from benchmarks.document import BenchmarkRun, caveats, judged, opening, table, write_figures
+from benchmarks.document import BenchmarkRun, caveats, judged, opening, table, unless_busy, verdict, write_figures
 from benchmarks.interruption.faults import Blackout, Silence
 from benchmarks.interruption.outcomes import Fault, Interruption, Job
 from benchmarks.measures import bootstrap_interval
@@ -46,11 +46,13 @@ class Row:
     count: int
     against: str
     """What the limit comes from."""
+    is_inconclusive: bool = False
+    """What was measured beside it says too little of the limit."""
 
     @property
     def falls_short(self) -> bool:
         """It was not reached."""
-        return self.measured > self.limit
+        return not self.is_inconclusive and self.measured > self.limit
 
 
 def of(run: Run, system: str, job: Job, fault: Fault) -> list[Interruption]:
@@ -65,7 +67,7 @@ def median_seconds(found: Sequence[Interruption]) -> float:
 
 def rows(run: Run) -> list[Row]:
     """Return what was to be reached, as far as it was measured."""
-    return [row for row in _goals(run).values() if row is not None]
+    return unless_busy(run, [row for row in _goals(run).values() if row is not None])
 
 
 def unmeasured(run: Run) -> list[str]:
@@ -100,8 +102,19 @@ def _beside(run: Run, job: Job, fault: Fault, peer: str, part: int) -> Row | Non
     ours, theirs = [each.seconds for each in of(run, OURS, job, fault)], of(run, peer, job, fault)
     if not theirs:
         return None
-    limit = median_seconds(theirs) / part
-    return _row(f"{fault}, {job}, median", ours, limit, "s", f"{'' if part == 1 else f'1/{part} of '}{peer}'s {median_seconds(theirs):.2f} s")
+    back = sum(each.came_back for each in theirs)
+    against = f"{'' if part == 1 else f'1/{part} of '}{peer}'s {median_seconds(theirs):.2f} s"
+    row = _row(
+        f"{fault}, {job}, median",
+        ours,
+        median_seconds(theirs) / part,
+        "s",
+        against if back == len(theirs) else f"{against}; {back} of its {len(theirs)} came back by themselves",
+    )
+    if row is None:
+        return None
+    low, high = bootstrap_interval(lambda samples: statistics.median(samples[0]) / part, [each.seconds for each in theirs])
+    return dataclasses.replace(row, is_inconclusive=2 * back <= len(theirs) or low < row.measured < high)
 
 
 def _row(
@@ -158,7 +171,9 @@ def _head(run: Run) -> str:
         "waits for it for 60 s and gives up. torchft runs with a heartbeat "
         "timeout of 1 s, and a killed replica is started again at once.",
         "- Everstep keeps every step on both nodes; a spare has booted and can start ranks warm. `detection_seconds` is 3.",
-        "- *Not back*: a peer that had made no new step after 60 s was started anew by hand; it counts with that time.",
+        "- *Not back*: a peer that had made no new step after 60 s was started anew by hand; it counts with that time. Where half of a "
+        "peer's runs or more did not come back its time is this patience, and the row is inconclusive, as is one whose limit's interval has the "
+        "figure in it.",
         "- Every system is launched twice, in the order A B … Z Z … B A. Intervals are 95 % percentile bootstraps of the median.",
     ]
     lines += caveats(machine, is_quick=run.is_quick)
@@ -173,7 +188,7 @@ def _reached(run: Run) -> str:
             f"≤ {row.limit:.2f} {row.unit}".strip(),
             row.against,
             str(row.count),
-            "**falls short**" if row.falls_short else "pass",
+            verdict(row),
         ]
         for row in rows(run)
     ]

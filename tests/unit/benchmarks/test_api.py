@@ -66,6 +66,11 @@ def test_where_the_bare_route_moved_nothing_is_said() -> None:
     assert (row.verdict, row.falls_short) == ("inconclusive", False)
 
 
+def test_on_a_busy_machine_nothing_is_reached_and_nothing_missed() -> None:
+    run = dataclasses.replace(GOOD, machine=dataclasses.replace(MACHINE, load_average=(3.0, 1.0, 1.0)))
+    assert set(verdicts(run)) == {"inconclusive"}
+
+
 def test_a_limit_itself_is_reached() -> None:
     assert not Row(what="", measured=50.0, limit=50.0, is_least=False, unit="ms", count=1).falls_short
     assert not Row(what="", measured=0.5, limit=0.5, is_least=True, unit="×", count=1).falls_short

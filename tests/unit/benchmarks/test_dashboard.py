@@ -48,5 +48,8 @@ def test_what_falls_short_is_said(changes: dict[str, object], falls_short: list[
 
 def test_a_quick_run_or_a_busy_machine_is_said() -> None:
     assert "measures nothing" in render(replace(RUN, is_quick=True))
-    assert "run it again" in render(replace(RUN, machine=replace(MACHINE, load_average=(3.0, 1.0, 1.0))))
+    busy = replace(RUN, machine=replace(MACHINE, load_average=(3.0, 1.0, 1.0)), interactive_seconds=[9.0])
+    assert "run it again" in render(busy)
+    assert render(busy).count("| inconclusive |") == len(rows(busy)), "nothing is reached and nothing missed"
+    assert not any(row.falls_short for row in rows(busy))
     assert "run it again" not in render(RUN)

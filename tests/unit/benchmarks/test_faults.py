@@ -147,6 +147,13 @@ def test_the_page_tells_verdicts_reasons_and_what_was_done(tmp_path: Path) -> No
     assert [case["verdict"] for case in written["cases"]] == ["pass", "pass", "falls short"]
 
 
+def test_on_a_busy_machine_nothing_is_reached_and_nothing_missed() -> None:
+    busy = replace(run_of(observed()), machine=replace(MACHINE, load_average=(3.0, 1.0, 1.0)))
+    (figure,) = busy.figures
+    assert figure.verdict is Verdict.INCONCLUSIVE
+    assert figure.told.startswith("The machine was busy")
+
+
 def test_a_fault_without_a_beginning_or_a_word_has_none_on_the_page() -> None:
     page = report.render(run_of(replace(observed(), told_at=None, word="Protected", reasons=())), "page.svg")
     assert "| Protected |  |  |  |" in page

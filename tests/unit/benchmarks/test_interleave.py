@@ -280,6 +280,7 @@ def test_a_busy_machine_a_quick_run_and_a_lost_comparison_are_said() -> None:
     busy = replace(MACHINE, load_average=(3.0, 1.0, 1.0))
     text = report.render(report.Run(machine=busy, figures=[recorded(SECONDS | {Scheme.UNIFORM: 1.0})], is_quick=True, seconds=1.0), "x.svg")
     assert "These are no results" in text
+    assert "**inconclusive**: The machine was busy" in text
     assert "quick run" in text
     assert "**Scheduling does not beat uniform pacing here**" in text
 

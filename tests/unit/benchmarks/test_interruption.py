@@ -111,6 +111,26 @@ def test_every_limit_can_be_missed(run: report.Run, what: str) -> None:
     assert what in missed[0]
 
 
+def test_a_limit_that_is_the_harnesss_own_patience_or_nobodys_knows_is_no_limit() -> None:
+    ours = interruption("Everstep", 1.0)
+    patience = [interruption("torchrun + torch.save", 61.0, came_back=False)] * 7 + [interruption("torchrun + torch.save", 8.0)] * 3
+    (row, *_) = report.rows(run_of(ours, *patience))
+    assert row.is_inconclusive
+    assert row.against == "1/5 of torchrun + torch.save's 61.00 s; 3 of its 10 came back by themselves"
+    (row, *_) = report.rows(run_of(ours, *(interruption("torchrun + torch.save", seconds) for seconds in (4.3, 4.5, 11.9, 36.6, 36.6))))
+    assert row.is_inconclusive, "anything from 0.86 to 7.3 s"
+    (row, *_) = report.rows(run_of(ours, *(interruption("torchrun + torch.save", seconds) for seconds in (9.0, 9.5, 11.9))))
+    assert not row.is_inconclusive
+
+
+def test_on_a_busy_machine_nothing_is_reached_and_nothing_missed() -> None:
+    run = run_of(interruption("Everstep", 1.0, lost_steps=3), interruption("torchft", 2.0))
+    busy = dataclasses.replace(run, machine=dataclasses.replace(MACHINE, load_average=(9.0, 1.0, 1.0)))
+    assert any(row.falls_short for row in report.rows(run))
+    assert not any(row.falls_short for row in report.rows(busy))
+    assert "| pass |" not in report.render(busy, "picture.svg")
+
+
 def test_what_was_not_measured_is_said_and_is_no_pass() -> None:
     run = run_of(interruption("Everstep", 1.0), blackouts=[Blackout(seconds=3.0, lost_steps=0, restarted_ranks=0, steps=5)])
     assert len(report.rows(run)) + len(report.unmeasured(run)) == 10
