@@ -92,6 +92,8 @@ class DataStream:
         self.epoch = 0
         self.consumed_count = 0
         """Batches of this epoch handed out."""
+        self.handed_count = 0
+        """Batches handed out by this process."""
 
     def __iter__(self) -> Iterator[object]:
         """Give what is left of the current epoch; the next `iter` begins the next one."""
@@ -133,6 +135,7 @@ class DataStream:
             self.epoch, self.consumed_count = self.epoch + 1, 0
         else:
             self.consumed_count += 1
+            self.handed_count += 1
         return batch
 
 

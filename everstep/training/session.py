@@ -8,7 +8,8 @@
 A step seen from here: `boundary` → `step_rules.decide` on the agent's word → `Snapshotter.capture` → `Copier` → the guard before the next
 change → `Captured`.
 
-Invariant: a snapshot of step k holds the state right after the k-th optimizer step; trouble with saving costs a snapshot, never training.
+Invariant: a snapshot of step k holds the state right after the k-th optimizer step: it is taken at that boundary, or in `close` if the script is
+known not to have left it. Trouble with saving costs a snapshot, never training.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import contextlib
 import logging
 import math
 import mmap
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -114,6 +116,14 @@ class TrainingSession:
         self._is_restored = False
         self._is_stopped = False
         self._is_closed = False
+        self._has_left = False
+        """Since the last boundary a step was begun, or the script has said that it changes its state."""
+        self._progress = state.progress()
+        """At the last boundary."""
+        self._departure = ""
+        """Why the state that `close` finds may be another than that of the last boundary."""
+        self._handled = sys.exc_info()[1]
+        """What the script was dealing with when it began: it says nothing of how it ends."""
         self._told_blocked_seconds = 0.0
         self._told_at = -math.inf
         """When the newest boundary was passed that the agent was told of at once."""
@@ -122,7 +132,7 @@ class TrainingSession:
             self._profiler = NetworkProfiler(self._report_spans, TorchTrace())
         for adapter in state.adapters:
             for optimizer in adapter.optimizers().values():
-                optimizer.register_step_pre_hook(lambda *_: self._guard.reach())
+                optimizer.register_step_pre_hook(lambda *_: self.fence())
         self._exit_watch = ExitWatch(self.close, self._drain)
         self._is_agreed = False
         self._mapped: tuple[Arriving | Welcome, mmap.mmap] | None = None
@@ -196,6 +206,7 @@ class TrainingSession:
         while self._boundary < until_step and not self._is_stopped:
             before, count = self._state.steps_made(), 0
             while count == 0 or not self._is_step_complete(before, count, accumulate):
+                self._has_left = True
                 yield self._next_batch()
                 count += 1
             self.boundary()
@@ -215,6 +226,7 @@ class TrainingSession:
         passed_at = self._clock()
         self._logged.settle()
         self._boundary += 1
+        self._has_left, self._progress = False, self._state.progress()
         self._state.end_step()
         self._publish(boundary=self._boundary)
         if self._link.has_agent:
@@ -235,6 +247,7 @@ class TrainingSession:
 
     def fence(self) -> None:
         """Wait for the copy in flight. Before the script changes registered state outside an optimizer step (weight clipping, swapped averages)."""
+        self._has_left = True
         self._guard.reach()
 
     @contextlib.contextmanager
@@ -281,21 +294,27 @@ class TrainingSession:
     def close(self) -> None:
         """End the session: the last step is captured and committed if that is possible soon, then the agent is told. Idempotent.
 
-        Call it right behind the loop, before results are written: a snapshot taken here must still be the state of the last boundary. A script
-        that ends with code 0 without it gets it at exit.
+        Call it right behind the loop, before results are written: a snapshot taken here must still be the state of the last boundary. Where the
+        script has gone on since (a batch, an optimizer's step, `fence`), or an exception is on its way out, nothing is captured, and a line says
+        why. A script that ends with code 0 without it gets it at exit.
         """
         if self._is_closed:
             return
         self._is_closed = True
+        failure = self._failure()
+        self._departure = failure or self._gone_on()
         if self._profiler is not None:
             self._profiler.close()
         self._guard.reach()
         self._logged.close()
         self._ring.close()
         if self._link.has_agent and self._is_restored:
-            self._publish(phase=Phase.CLOSE, limit=0, standing=Standing.CLOSING)
-            self._nudge()
-            self._final_round()
+            if not failure:
+                self._publish(phase=Phase.CLOSE, limit=0, standing=Standing.CLOSING)
+                self._nudge()
+                self._final_round()
+            elif self._snapshotter.settled != self._boundary:  # the others hear of it when this process has ended
+                self._say_departure()
         self._publish(phase=Phase.CLOSE, limit=0, standing=Standing.CLOSED)
         self._nudge()
         self._snapshotter.close()
@@ -308,6 +327,18 @@ class TrainingSession:
         if self._profiler is not None:
             self._profiler.close()
 
+    def _failure(self) -> str:
+        error = sys.exc_info()[1]
+        is_end = error is None or error is self._handled or (isinstance(error, SystemExit) and error.code in (None, 0))
+        return "" if is_end else f"{type(error).__name__} is on its way out of the script"
+
+    def _gone_on(self) -> str:
+        has_moved = self._has_left or self._state.progress() != self._progress
+        return "the script has gone on since: say boundary() when a step is complete, and close() right behind it" if has_moved else ""
+
+    def _say_departure(self) -> None:
+        logger.warning("step %d is not captured at the end: %s", self._boundary, self._departure)
+
     def _final_round(self) -> None:
         """Stand at the last boundary until it is committed, or nothing more will come, or it has taken too long."""
         deadline = self._clock() + self._environment.final_round_seconds
@@ -316,7 +347,8 @@ class TrainingSession:
             if (word := half or self._link.word) is not None and is_final_round_over(self._boundary, word):
                 return
             if half is not None:
-                self._act(half)
+                if self._act(half).abandon is not None and self._departure:
+                    self._say_departure()
                 self._snapshotter.prepare()
                 self._guard.reach()
             self._link.wait(min(left, LOOK_SECONDS))
@@ -363,7 +395,7 @@ class TrainingSession:
             settled=self._snapshotter.settled,
             echo_step=self._half.echo_step,
             has_slots=self._snapshotter.has_slots,
-            obstacle=self._snapshotter.obstacle,
+            obstacle=self._departure or self._snapshotter.obstacle,
         )
 
     def _bring(self) -> Step:

@@ -144,6 +144,10 @@ class RankState:
         for adapter in self.adapters:
             adapter.end_step()
 
+    def progress(self) -> tuple[int | None, ...]:
+        """Return counts that grow as soon as a step is begun: steps that frameworks have made, batches that loaders have handed out."""
+        return (*(adapter.steps_made() for adapter in self.adapters), *(stream.handed_count for stream in self.streams.values()))
+
     def steps_made(self) -> int | None:
         """Return the framework's own count of optimizer steps, or None where only the script can tell."""
         return self.adapters[0].steps_made() if len(self.adapters) == 1 else None

@@ -510,14 +510,22 @@ def test_training_goes_on_without_its_agent_and_captures_when_it_is_back(tmp_pat
         assert rank_half(agent).boundary == session.step - 1
 
 
-def test_the_last_step_is_captured_inside_close(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    def propose(agent: FakeAgent, _rank: int, _message: object) -> None:
-        half = read_rank_half(agent.lines[0].page)
-        if half is not None and half.standing is Standing.CLOSING and agent.proposed == NONE and agent.committed != half.boundary:
-            agent.commit_target, agent.lead, agent.newest = 10, 0, half.boundary - 1
+def propose_the_last(agent: FakeAgent, _rank: int, message: object) -> None:
+    """Propose the boundary that a rank stands at in `close`; if it abandons that, nothing more."""
+    half = read_rank_half(agent.lines[0].page)
+    if half is None or half.standing is not Standing.CLOSING:
+        return
+    if isinstance(message, Abandoned):
+        agent.commit_target = 0
+    elif agent.proposed == NONE and agent.committed != half.boundary:
+        agent.commit_target, agent.lead, agent.newest = 10, 0, half.boundary - 1
 
-    with FakeAgent(tmp_path, 1, commit_target=1, on_message=propose) as agent:
-        session, step = begin(agent)
+
+def test_the_last_step_is_captured_inside_close(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=1, on_message=propose_the_last) as agent:
+        session, step = begin(agent, data=[1, 2, 3])
+        for _ in session.batches(until_step=2):
+            step()
         last = train(session, step, agent.reached.is_set)
         step()
         session.boundary()
@@ -526,6 +534,61 @@ def test_the_last_step_is_captured_inside_close(tmp_path: Path, begin: Begin, mo
         assert agent.committed == last + 1
         assert rank_half(agent).phase is Phase.CLOSE
         session.close()  # twice is once
+
+
+@pytest.mark.parametrize("leave", ["step", "fence", "batch", "break"])
+def test_a_state_that_went_on_behind_the_last_boundary_is_not_captured_as_that_boundary(
+    tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureFixture, leave: str
+) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=1, on_message=propose_the_last) as agent:
+        session, step = begin(agent, data=[1, 2, 3])
+        last = train(session, step, agent.reached.is_set) + 1
+        step()
+        session.boundary()
+        {
+            "step": step,
+            "fence": session.fence,
+            "batch": lambda: next(iter(session.data["data"])),  # type: ignore[attr-defined]
+            "break": lambda: next(session.batches(until_step=last + 5)),  # type: ignore[call-overload]
+        }[leave]()
+        session.close()
+        (abandoned,) = (message for _, message in agent.of_kind(Abandoned) if message.step == last)  # type: ignore[attr-defined]
+        assert "gone on" in abandoned.reason  # type: ignore[attr-defined]
+        assert agent.committed < last
+        assert f"step {last} is not captured at the end: the script has gone on" in caplog.text
+        assert "not committed within" not in caplog.text, "nobody waits for what cannot come"
+
+
+def test_a_step_that_was_captured_at_its_boundary_is_kept_however_the_script_went_on(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=4) as agent:
+        session, step = begin(agent)
+        train(session, step, lambda: rank_half(agent).boundary == session._snapshotter.settled > 0)
+        last = session.step - 1
+        step()
+        session.close()
+        assert last in agent.commits
+
+
+@pytest.mark.parametrize("is_end", [True, False])
+def test_a_script_that_fails_is_known_to_have_failed_without_a_final_round(
+    tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureFixture, is_end: bool
+) -> None:
+    def run() -> None:
+        try:
+            raise SystemExit(0) if is_end else FloatingPointError("the loss is NaN")
+        finally:
+            session.close()
+
+    with FakeAgent(tmp_path, 1, commit_target=1, on_message=propose_the_last) as agent:
+        session, step = begin(agent)
+        last = train(session, step, agent.reached.is_set) + 1
+        step()
+        session.boundary()
+        with pytest.raises((SystemExit, FloatingPointError)):
+            run()
+        agent.wait_for(lambda: rank_half(agent).standing is Standing.CLOSED)
+        assert (agent.committed == last) == is_end
+        assert (f"step {last} is not captured at the end: FloatingPointError is on its way out of the script" in caplog.text) != is_end
 
 
 def test_close_is_over_where_the_agent_said_so_before_it_went(tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureFixture) -> None:
