@@ -12,8 +12,10 @@ depends on what the loader is:
     an iterator, a generator                        refused: it can be walked once only
 
 Randomness of a DataLoader's workers (augmentation) is seeded for every batch from (seed, epoch, rank, batch index), so a batch is the same
-whoever makes it and whenever. Without workers it is drawn in the training process, whose generators are part of the state. A sampler that draws from
-those as it goes is given a stream of its own (`_Walk`): else its next items would depend on what training has drawn meanwhile.
+whoever makes it and whenever. The rank is that of the sampler, which divides the data: ranks that must see the same samples (tensor parallel)
+make the same batches of them, as with torch. Without workers it is drawn in the training process, whose generators are part of the state. A
+sampler that draws from those as it goes is given a stream of its own (`_Walk`): else its next items would depend on what training has drawn
+meanwhile.
 
 Invariant: an undisturbed run and a resumed one hand out the same batches and leave the process's generators in the same state.
 """
@@ -78,16 +80,15 @@ class DataStream:
     Args:
         name: under which it was registered.
         loader: any of the module's table.
-        seed: of the workers' randomness.
-        rank: likewise.
+        seed: of the workers' randomness, where the loader has no generator.
 
     Raises:
         CannotResume: the loader can be walked once only.
     """
 
-    def __init__(self, name: str, loader: Iterable[object], seed: int, rank: int) -> None:
+    def __init__(self, name: str, loader: Iterable[object], seed: int) -> None:
         self._name = name
-        self._source = _source(name, loader, Seeding(seed, rank))
+        self._source = _source(name, loader, seed)
         self._iterator: Iterator[object] | None = None
         self.epoch = 0
         self.consumed_count = 0
@@ -148,6 +149,7 @@ class Seeding:
 
     seed: int
     rank: int
+    """Among those that share the data; 0 for all where nothing says so."""
 
     def of(self, epoch: int, batch: int) -> int:
         """Return the 64-bit seed of one batch."""
@@ -157,9 +159,13 @@ class Seeding:
 class _MapLoader:
     """A DataLoader over a map-style dataset, rebuilt around a sampler that knows its place."""
 
-    def __init__(self, loader: DataLoader[object], seeding: Seeding) -> None:
+    def __init__(self, loader: DataLoader[object], seed: int) -> None:
         self._has_workers = loader.num_workers > 0
         self._user_samplers = [sampler for sampler in (loader.batch_sampler, loader.sampler) if sampler is not None]
+        self._all_samplers = [*self._user_samplers, *(getattr(sampler, "sampler", None) for sampler in self._user_samplers)]
+        ranks = (getattr(sampler, "rank", None) for sampler in self._all_samplers)
+        rank = next((rank for rank in ranks if isinstance(rank, int)), 0)
+        seeding = Seeding(seed if loader.generator is None else loader.generator.initial_seed(), rank)
         inner = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         of_dataset = rng.find_generators([loader.dataset])
         of_sampler = rng.find_generators([*self._user_samplers, loader.generator])
@@ -172,7 +178,7 @@ class _MapLoader:
 
     def begin(self, epoch: int) -> Iterator[object]:
         self._sampler.epoch = epoch
-        for sampler in [*self._user_samplers, *(getattr(sampler, "sampler", None) for sampler in self._user_samplers)]:
+        for sampler in self._all_samplers:
             _set_epoch(sampler, epoch)
         is_first, self._has_begun = not self._has_begun, True
         if not self._sampler.is_resuming:
@@ -448,14 +454,14 @@ def _set_epoch(thing: object, epoch: int) -> None:
         set_epoch(epoch)
 
 
-def _source(name: str, loader: Iterable[object], seeding: Seeding) -> Resumable:
+def _source(name: str, loader: Iterable[object], seed: int) -> Resumable:
     loader = _unwrap(loader)
     if isinstance(loader, Iterator) and not isinstance(loader, Stateful):
         raise CannotResume(name, f"{qualified_name(type(loader))} can be walked once only; give the loader or a list, not an iterator of it")
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise CannotResume(name, f"{qualified_name(type(loader))} cannot be iterated")
     if _is_map_loader(loader):
-        return _MapLoader(cast("DataLoader[object]", loader), seeding)
+        return _MapLoader(cast("DataLoader[object]", loader), seed)
     if isinstance(loader, Stateful):
         return _OwnState(loader)
     if not isinstance(loader, (list, tuple)):

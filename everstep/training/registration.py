@@ -77,9 +77,7 @@ def init(
             if not callable(getattr(item, "state_dict", None)) or not callable(getattr(item, "load_state_dict", None)):
                 raise CannotResume(name, f"{qualified_name(type(item))} has no state_dict and load_state_dict")
         seed = torch.initial_seed()
-        streams = {
-            name or "data": DataStream(f"data/{name}" if name else "data", loader, seed, environment.rank) for name, loader in _named(data).items()
-        }
+        streams = {name or "data": DataStream(f"data/{name}" if name else "data", loader, seed) for name, loader in _named(data).items()}
         state = RankState(adapters, objects, streams, environment)
         session = TrainingSession(state, link, environment, _copier(state, environment), has_many_streams=isinstance(data, Mapping))
     except TrainingError as error:

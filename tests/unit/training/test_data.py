@@ -125,12 +125,12 @@ def saved(stream: DataStream) -> Any:
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_resumed_stream_goes_on_as_if_nothing_had_happened(name: str, consumed: int) -> None:
     seed()
-    stream = DataStream("data", LOADERS[name](), seed=1, rank=0)
+    stream = DataStream("data", LOADERS[name](), seed=1)
     draw(stream, consumed)
     state = saved(stream)
     expected = draw(stream, 12)
     rng.seed(999)  # the new process has drawn who knows what
-    resumed = DataStream("data", LOADERS[name](), seed=1, rank=0)
+    resumed = DataStream("data", LOADERS[name](), seed=1)
     resumed.load_state_dict(state["data"])
     rng.restore(state["rng"])
     assert draw(resumed, 12) == expected
@@ -143,13 +143,13 @@ def test_one_resumed_between_two_epochs_begins_the_next_as_if_nothing_had_happen
         return [flatten(batch) for batch in stream]
 
     seed()
-    stream = DataStream("data", LOADERS[name](), seed=1, rank=0)
+    stream = DataStream("data", LOADERS[name](), seed=1)
     walk(stream)
     state = saved(stream)
     assert (state["data"]["epoch"], state["data"]["consumed"]) == (1, 0)
     expected = [walk(stream), walk(stream)]
     rng.seed(999)
-    resumed = DataStream("data", LOADERS[name](), seed=1, rank=0)
+    resumed = DataStream("data", LOADERS[name](), seed=1)
     resumed.load_state_dict(state["data"])
     rng.restore(state["rng"])
     assert [walk(resumed), walk(resumed)] == expected
@@ -169,7 +169,7 @@ def test_workers_that_fetch_ahead_are_resumed_where_training_stood(kind: str, pe
         return DataLoader(list(range(10)), num_workers=1, persistent_workers=persistent, **more)
 
     seed()
-    stream = DataStream("data", make(), seed=1, rank=0)
+    stream = DataStream("data", make(), seed=1)
     states: dict[int, Any] = {}
     everything: list[list[float]] = []
     for consumed in range(13):
@@ -178,7 +178,7 @@ def test_workers_that_fetch_ahead_are_resumed_where_training_stood(kind: str, pe
         everything += draw(stream, 1)
     for consumed, state in states.items():
         rng.seed(999)
-        resumed = DataStream("data", make(), seed=1, rank=0)
+        resumed = DataStream("data", make(), seed=1)
         resumed.load_state_dict(state["data"])
         rng.restore(state["rng"])
         assert draw(resumed, 13 - consumed) == everything[consumed:], f"resumed behind batch {consumed}"
@@ -189,7 +189,7 @@ def test_workers_that_last_are_resumed_between_two_epochs(generator: int | None)
     def make() -> DataStream:
         own = None if generator is None else torch.Generator().manual_seed(generator)
         loader = DataLoader(list(range(10)), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True, generator=own)
-        return DataStream("data", loader, seed=1, rank=0)
+        return DataStream("data", loader, seed=1)
 
     seed()
     stream = make()
@@ -206,7 +206,7 @@ def test_workers_that_last_are_resumed_between_two_epochs(generator: int | None)
 def test_a_sampler_that_draws_as_it_goes_is_not_in_trainings_stream() -> None:
     def batches(draws: int) -> list[list[float]]:
         seed()
-        stream = DataStream("data", DataLoader(list(range(10)), batch_sampler=Episodes()), seed=1, rank=0)
+        stream = DataStream("data", DataLoader(list(range(10)), batch_sampler=Episodes()), seed=1)
         found = [flatten(stream.next()) for _ in range(2)]
         random.random()
         torch.rand(draws)
@@ -217,11 +217,11 @@ def test_a_sampler_that_draws_as_it_goes_is_not_in_trainings_stream() -> None:
 
 def test_nothing_is_fetched_on_the_way_to_the_position() -> None:
     seed()
-    stream = DataStream("data", DataLoader(Noisy(), batch_size=2, shuffle=True), seed=1, rank=0)
+    stream = DataStream("data", DataLoader(Noisy(), batch_size=2, shuffle=True), seed=1)
     draw(stream, 3)
     state = saved(stream)
     dataset = Noisy()
-    resumed = DataStream("data", DataLoader(dataset, batch_size=2, shuffle=True), seed=1, rank=0)
+    resumed = DataStream("data", DataLoader(dataset, batch_size=2, shuffle=True), seed=1)
     resumed.load_state_dict(state["data"])
     draw(resumed, 1)
     assert len(dataset.fetched) == 2
@@ -230,20 +230,20 @@ def test_nothing_is_fetched_on_the_way_to_the_position() -> None:
 @pytest.mark.parametrize("name", ["shuffled", "list", "tensor"])
 def test_a_stream_can_be_resumed_again_before_it_moves(name: str) -> None:
     seed()
-    stream = DataStream("data", LOADERS[name](), seed=1, rank=0)
+    stream = DataStream("data", LOADERS[name](), seed=1)
     draw(stream, 2)
     state = saved(stream)
     expected = draw(stream, 8)
-    resumed = DataStream("data", LOADERS[name](), seed=1, rank=0)
+    resumed = DataStream("data", LOADERS[name](), seed=1)
     resumed.load_state_dict(state["data"])
-    again = DataStream("data", LOADERS[name](), seed=1, rank=0)
+    again = DataStream("data", LOADERS[name](), seed=1)
     again.load_state_dict(saved(resumed)["data"])
     rng.restore(state["rng"])
     assert draw(again, 8) == expected
 
 
 def test_iterating_gives_the_rest_of_the_epoch_and_then_the_next() -> None:
-    stream = DataStream("data", [1, 2, 3], seed=1, rank=0)
+    stream = DataStream("data", [1, 2, 3], seed=1)
     assert stream.next() == 1
     assert list(stream) == [2, 3]
     assert stream.epoch == 1
@@ -252,7 +252,7 @@ def test_iterating_gives_the_rest_of_the_epoch_and_then_the_next() -> None:
 
 def test_epochs_are_told_to_whoever_wants_to_know() -> None:
     sampler = Alternating(2)
-    stream = DataStream("data", DataLoader(Noisy(), sampler=sampler), seed=1, rank=0)
+    stream = DataStream("data", DataLoader(Noisy(), sampler=sampler), seed=1)
     epochs = []
     for _ in range(5):
         stream.next()
@@ -281,11 +281,11 @@ class Own:
 
 @pytest.mark.parametrize("consumed", range(8))
 def test_a_loader_with_state_is_asked_for_it(consumed: int) -> None:
-    stream = DataStream("data", Own(), seed=1, rank=0)
+    stream = DataStream("data", Own(), seed=1)
     for _ in range(consumed):
         stream.next()
     state = saved(stream)
-    resumed = DataStream("data", Own(), seed=1, rank=0)
+    resumed = DataStream("data", Own(), seed=1)
     resumed.load_state_dict(state["data"])
     assert [resumed.next() for _ in range(7)] == [stream.next() for _ in range(7)]
     assert resumed.epoch == stream.epoch
@@ -308,10 +308,10 @@ class Epochs(Own):
 
 @pytest.mark.parametrize("consumed", range(8))
 def test_a_loader_with_state_is_told_its_epoch_before_it_gets_its_state_back(consumed: int) -> None:
-    stream = DataStream("data", Epochs(), seed=1, rank=0)
+    stream = DataStream("data", Epochs(), seed=1)
     for _ in range(consumed):
         stream.next()
-    resumed = DataStream("data", Epochs(), seed=1, rank=0)
+    resumed = DataStream("data", Epochs(), seed=1)
     resumed.load_state_dict(saved(stream)["data"])
     assert [resumed.next() for _ in range(4)] == [stream.next() for _ in range(4)]
 
@@ -322,13 +322,13 @@ class Endless(IterableDataset[int]):
 
 
 def test_what_keeps_no_position_is_replayed_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    stream = DataStream("train", DataLoader(Endless(), batch_size=None), seed=1, rank=0)
+    stream = DataStream("train", DataLoader(Endless(), batch_size=None), seed=1)
     assert "train" in caplog.text
     assert "replayed" in caplog.text
     for _ in range(30):
         stream.next()
     state = saved(stream)
-    resumed = DataStream("train", DataLoader(Endless(), batch_size=None), seed=1, rank=0)
+    resumed = DataStream("train", DataLoader(Endless(), batch_size=None), seed=1)
     resumed.load_state_dict(state["data"])
     caplog.clear()
     with caplog.at_level(logging.WARNING):
@@ -339,17 +339,17 @@ def test_what_keeps_no_position_is_replayed_with_a_warning(caplog: pytest.LogCap
 @pytest.mark.parametrize("loader", [iter([1, 2]), (number for number in range(3)), map(str, [1]), zip([1], [2], strict=True)])
 def test_what_can_be_walked_once_only_is_refused(loader: Any) -> None:
     with pytest.raises(CannotResume, match=r"^data/train: .*walked once only"):
-        DataStream("data/train", loader, seed=1, rank=0)
+        DataStream("data/train", loader, seed=1)
 
 
 def test_what_is_no_loader_is_refused() -> None:
     with pytest.raises(CannotResume, match="cannot be iterated"):
-        DataStream("data", 5, seed=1, rank=0)  # type: ignore[arg-type]
+        DataStream("data", 5, seed=1)  # type: ignore[arg-type]
 
 
 def test_a_loader_without_batches_is_a_fault_of_the_script() -> None:
     with pytest.raises(SessionMisuse, match="yields no batches"):
-        DataStream("data", [], seed=1, rank=0).next()
+        DataStream("data", [], seed=1).next()
 
 
 def test_seeds_differ_by_everything_they_follow_from() -> None:
@@ -371,3 +371,23 @@ def test_a_seeded_dataset_is_an_image_of_the_users(monkeypatch: pytest.MonkeyPat
     assert torch.equal(torch.stack(first), torch.stack(second))
     assert not torch.equal(torch.stack(first), torch.stack(SeededDataset(Noisy()).__getitems__(SeededItem([1, 2], 6))))  # type: ignore[arg-type]
     rng.restore(before)
+
+
+def fresh_batches(sampler: Any = None, *, seed: int = 1, generator: int | None = None) -> list[Any]:
+    own = None if generator is None else torch.Generator().manual_seed(generator)
+    stream = DataStream("data", DataLoader(Noisy(4), batch_size=2, num_workers=1, sampler=sampler, generator=own), seed=seed)
+    return [batch[:, 1:].tolist() for batch in stream]
+
+
+def test_ranks_that_share_their_samples_augment_them_alike_and_ranks_that_divide_them_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_rank(rank: int, divided: bool) -> list[Any]:
+        monkeypatch.setenv("RANK", str(rank))
+        return fresh_batches(DistributedSampler(Noisy(8 if divided else 4), num_replicas=1 + divided, rank=rank * divided, shuffle=False))
+
+    assert of_rank(0, divided=False) == of_rank(1, divided=False)
+    assert of_rank(0, divided=True) != of_rank(1, divided=True)
+
+
+def test_the_workers_seed_is_that_of_the_loader_as_with_torch() -> None:
+    assert fresh_batches(seed=1) == fresh_batches(seed=1) != fresh_batches(seed=2)
+    assert fresh_batches(seed=1, generator=5) == fresh_batches(seed=2, generator=5) != fresh_batches(seed=1, generator=6)
