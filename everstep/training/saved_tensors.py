@@ -50,4 +50,5 @@ class SavedTensors(Mapping[str, torch.Tensor]):
     def finish(self) -> None:
         """Make the copies that were gathered."""
         copies, self._copies, self._bytes = self._copies, [], 0
-        copy_now(Copies([saved for saved, _ in copies], [live for _, live in copies]))
+        with torch.inference_mode():  # outside of it torch lets nobody write to a tensor that was made in it, such as a teacher's weight
+            copy_now(Copies([saved for saved, _ in copies], [live for _, live in copies]))

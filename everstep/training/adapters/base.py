@@ -440,10 +440,17 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
         tensor: a parameter or buffer.
 
     Raises:
-        CannotResume: it is lazy, sparse, quantized, made of other tensors, or on the meta device.
+        CannotResume: it is lazy, sparse, quantized, made of other tensors, one whose elements share memory, or on the meta device.
     """
     if torch.nn.parameter.is_lazy(tensor):
         raise CannotResume(name, "a lazy parameter has no shape yet; run one forward before init")
     if is_traceable_wrapper_subclass(tensor):
         raise CannotResume(name, f"a tensor of class {qualified_name(type(tensor))} is made of others, and is not known to come back")
     check_dense(tensor, name)
+    if overlaps_itself(tensor):
+        raise CannotResume(name, "an expanded tensor, whose elements share memory, cannot be written to; register its clone()")
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Say whether elements are known to share memory (`expand`): torch does not let such a tensor be written to."""
+    return bool(torch._debug_has_internal_overlap(tensor) == 1)

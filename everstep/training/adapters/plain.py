@@ -25,6 +25,7 @@ from everstep.training.adapters.base import (
     check_optimizer,
     check_tensor,
     local_tensors,
+    overlaps_itself,
     plain_local,
     plain_rewrap,
     tensor_names,
@@ -133,7 +134,7 @@ class PlainAdapter:
             saved, live = tensors.get(f"model/{name}"), owner._buffers.get(key)
             if saved is None:
                 owner._buffers[key] = None
-            elif live is not None and self.local(live).shape == saved.shape and live.dtype == saved.dtype:
+            elif live is not None and self.local(live).shape == saved.shape and live.dtype == saved.dtype and not overlaps_itself(self.local(live)):
                 tensors.bring(saved, self.local(live))
             else:
                 beside = live if live is not None else next(owner.parameters(), saved)

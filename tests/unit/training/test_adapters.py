@@ -115,6 +115,32 @@ def test_a_buffer_of_another_shape_comes_back_where_it_was() -> None:
     assert twin.new.tolist() == [1.0, 1.0, 1.0]
 
 
+def test_what_was_made_in_inference_mode_is_written_to_when_it_comes_back() -> None:
+    def make() -> nn.Module:
+        model = nn.ModuleDict({"student": nn.Linear(2, 2)})
+        with torch.inference_mode():
+            model["teacher"] = nn.Linear(2, 2).requires_grad_(False)
+            model.register_buffer("mean", torch.rand(4))
+        return model
+
+    model, twin = make(), make()
+    carry(PlainAdapter({"": model}, {}), PlainAdapter({"": twin}, {}))
+    assert all(torch.equal(value, twin.state_dict()[name]) for name, value in model.state_dict().items())
+    assert twin["student"].weight.requires_grad
+    twin["student"](torch.ones(1, 2)).sum().backward()
+
+
+def test_an_expanded_buffer_comes_back_and_an_expanded_parameter_is_refused() -> None:
+    model, twin = nn.Linear(2, 2), nn.Linear(2, 2)
+    for one, value in ((model, 3.0), (twin, 0.0)):
+        one.register_buffer("mask", torch.full((1, 4), value).expand(3, 4), persistent=False)
+    carry(PlainAdapter({"": model}, {}), PlainAdapter({"": twin}, {}))
+    assert torch.equal(twin.mask, torch.full((3, 4), 3.0))
+    twin.weight = nn.Parameter(torch.ones(1, 2).expand(2, 2))
+    with pytest.raises(CannotResume, match="model/weight: an expanded tensor"):
+        PlainAdapter({"": twin}, {})
+
+
 @pytest.mark.parametrize(
     ("key", "options", "device"),
     [
