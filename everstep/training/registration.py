@@ -47,7 +47,7 @@ def init(
     Args:
         model: one module, or several by name; wrapped as they will be called.
         optimizer: one, or several by name.
-        engine: a DeepSpeed engine, or several by name, instead of model and optimizer.
+        engine: a DeepSpeed engine, or several by name; it stands for its model and its optimizer. Others may be given beside it.
         scheduler: one, or several by name; with `state_dict` and `load_state_dict` of tensors and plain values.
         data: one loader, or several by name; what kinds can be resumed is in `everstep.training.data`.
         extra: whatever else the run depends on (a gradient scaler, an average of the weights, a record of losses), likewise stateful.
@@ -119,16 +119,34 @@ def _named(given: object) -> dict[str, Any]:
 def _adapters(
     models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, Optimizer], engines: Mapping[str, torch.nn.Module], trusted: Sequence[type]
 ) -> list[Adapter]:
+    modules = {name: model for name, model in models.items() if not is_engine(model)}
+    doubled = engines.keys() & models.keys()
     engines = {**engines, **{name: model for name, model in models.items() if is_engine(model)}}
-    models = {name: model for name, model in models.items() if not is_engine(model)}
     adapters: list[Adapter] = [DeepSpeedAdapter(name, engine, trusted) for name, engine in engines.items()]
-    if engines:
-        optimizers = {}  # an engine brings its own
-    if models or optimizers:
-        adapters.append(_torch_adapter(models, optimizers, trusted))
+    others = {name: optimizer for name, optimizer in optimizers.items() if not any(_is_own(optimizer, engine) for engine in engines.values())}
+    for name, optimizer in others.items():
+        _check_apart(name, optimizer, engines)
+    for name in doubled | (engines.keys() & others.keys()):
+        raise SessionMisuse(f"an engine and what is given beside it are both called {name!r}; give the engine a name: engine={{name: …}}")
+    if modules or others:
+        adapters.append(_torch_adapter(modules, others, trusted))
     if not adapters:
         raise SessionMisuse("init() needs a model and its optimizer, or a DeepSpeed engine")
     return adapters
+
+
+def _is_own(optimizer: object, engine: Any) -> bool:
+    """Say whether an optimizer is the one that `deepspeed.initialize` returned beside the engine, or took."""
+    return optimizer is engine.optimizer or optimizer is engine.optimizer.optimizer
+
+
+def _check_apart(name: str, optimizer: Optimizer, engines: Mapping[str, Any]) -> None:
+    """Refuse an optimizer beside engines that steps parameters of one."""
+    members = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for engine_name, engine in engines.items():
+        if any(id(parameter) in members for parameter in engine.module.parameters()):
+            where, whose = f"optimizer/{name}" if name else "optimizer", f"engine {engine_name}" if engine_name else "the engine"
+            raise CannotResume(where, f"it holds parameters of {whose}, whose own optimizer steps them; leave it out")
 
 
 def _torch_adapter(models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, Optimizer], trusted: Sequence[type]) -> Adapter:

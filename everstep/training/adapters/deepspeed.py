@@ -105,7 +105,8 @@ class DeepSpeedAdapter:
         return self._facts
 
     def check(self) -> None:
-        """What ZeRO optimizes was fixed by `initialize`; only CPU Adam's betas may have changed."""
+        """What ZeRO optimizes was fixed by `initialize`; CPU Adam's betas may have changed, and half-summed gradients are no state."""
+        check_accumulation(self._name, self._engine)
         if self._is_cpu_adam:
             check_cpu_adam(self._name, self._optimizer.optimizer, self._betas)
 
@@ -245,6 +246,21 @@ def _check_engine(name: str, engine: Any) -> None:
 
 def _is_on_nvme(offload: Any) -> bool:
     return offload is not None and str(offload.device).endswith("nvme")
+
+
+def check_accumulation(name: str, engine: Any) -> None:
+    """Refuse a boundary between two micro-batches of a step. Where the script says itself when a step is complete, it is taken at its word.
+
+    Args:
+        name: of the engine.
+        engine: the engine.
+
+    Raises:
+        CannotResume: gradients are still being summed.
+    """
+    count = engine.gradient_accumulation_steps()
+    if engine.micro_steps % count and engine._is_gradient_accumulation_boundary is None and engine.managed_gradient_accumulation():
+        raise CannotResume(name, f"a boundary within its step of {count} micro-batches is not kept; use accumulate={count}")
 
 
 def check_cpu_adam(name: str, optimizer: Optimizer, betas: Sequence[float]) -> None:

@@ -22,6 +22,7 @@ def named(path: str) -> type:
 
 
 STAGE_3 = named("deepspeed.runtime.zero.stage3.DeepSpeedZeroOptimizer_Stage3")
+STAGE_1 = named("deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer")
 ENGINE = named("deepspeed.runtime.engine.DeepSpeedEngine")
 DEVICE = {"nvme": SimpleNamespace(device="OffloadDeviceEnum.nvme"), "cpu": SimpleNamespace(device="OffloadDeviceEnum.cpu")}
 

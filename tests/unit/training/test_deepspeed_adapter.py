@@ -1,0 +1,84 @@
+"""What is kept of a DeepSpeed engine, and beside one; engines are stood in for by objects of the same class name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from everstep.training.adapters import deepspeed
+from everstep.training.errors import CannotResume, SessionMisuse
+from everstep.training.registration import _adapters
+from tests.unit.training.test_deepspeed_refusals import STAGE_1, engine
+
+
+@pytest.fixture(autouse=True)
+def _version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deepspeed, "_version", lambda: "0")
+
+
+def make(module: nn.Module | None = None, **changes: Any) -> Any:
+    """Return an engine of stage 1 alone on its rank."""
+    module = nn.Linear(2, 2) if module is None else module
+    master = nn.Parameter(torch.zeros(sum(parameter.numel() for parameter in module.parameters())))
+    zero = STAGE_1(optimizer=torch.optim.SGD([master], lr=1), single_partition_of_fp32_groups=[master], loss_scaler=SimpleNamespace())
+    made = engine(optimizer=lambda: zero, zero_optimization_stage=1, gradient_accumulation_steps=4, managed_gradient_accumulation=True)
+    counters = {"global_steps": 0, "global_samples": 0, "micro_steps": 0, "skipped_steps": 0, "_is_gradient_accumulation_boundary": None}
+    vars(made).update({"module": module, "lr_scheduler": None, **counters, **changes})
+    return made
+
+
+def stepped(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+def names(*given: Any) -> list[str]:
+    return [item.name for adapter in _adapters(*given, ()) for item in adapter.observe().tensors]
+
+
+def test_an_optimizer_beside_an_engine_is_kept_and_the_engines_own_is_kept_once() -> None:
+    actor, critic = make(), nn.Linear(2, 1, bias=False)
+    kept = ["model/actor.master0", "model/weight", "optimizer/weight/step", "optimizer/weight/exp_avg", "optimizer/weight/exp_avg_sq"]
+    assert names({"": critic}, {"": stepped(critic)}, {"actor": actor}) == kept
+    for own in (actor.optimizer, actor.optimizer.optimizer):
+        assert names({}, {"": own}, {"": actor}) == ["model/master0"]
+        assert names({"actor": actor, "": critic}, {"actor": own, "": stepped(critic)}, {}) == kept
+
+
+def test_what_steps_an_engines_parameters_beside_it_is_refused() -> None:
+    actor = make()
+    with pytest.raises(CannotResume, match="optimizer: it holds parameters of engine actor"):
+        _adapters({}, {"": torch.optim.SGD(actor.module.parameters(), lr=1)}, {"actor": actor}, ())
+
+
+def test_an_engine_and_what_is_beside_it_have_names() -> None:
+    critic = nn.Linear(2, 1)
+    for models, optimizers in (({"": critic}, {}), ({"critic": critic}, {"": stepped(critic)}), ({"": make()}, {})):
+        with pytest.raises(SessionMisuse, match="both called ''"):
+            _adapters(models, optimizers, {"": make()}, ())
+
+
+@pytest.mark.parametrize(
+    ("micro_steps", "changes", "is_kept"),
+    [
+        (4, {}, True),
+        (5, {}, False),
+        (5, {"_is_gradient_accumulation_boundary": False}, True),
+        (5, {"managed_gradient_accumulation": lambda: False}, True),
+    ],
+)
+def test_half_summed_gradients_are_no_state(micro_steps: int, changes: dict[str, Any], is_kept: bool) -> None:
+    one = make(**changes)
+    (adapter,) = _adapters({}, {}, {"": one}, ())
+    one.micro_steps = micro_steps
+    if is_kept:
+        adapter.check()
+    else:
+        with pytest.raises(CannotResume, match="engine: a boundary within its step of 4 micro-batches is not kept; use accumulate=4"):
+            adapter.check()
