@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
 
@@ -339,17 +339,12 @@ class SeededDataset(Dataset[object]):
     """The user's dataset in a worker: every fetch begins with generators seeded for its batch.
 
     Args:
-        inner: the user's, of which this is otherwise an image.
+        inner: the user's.
     """
 
     def __init__(self, inner: Dataset[object]) -> None:
         self.inner = inner
         self.generators: list[rng.Generator] | None = None
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__") or name == "inner":  # asked for by pickle before there is an inner one
-            raise AttributeError(name)
-        return getattr(self.inner, name)
 
     def __len__(self) -> int:
         return len(cast(Sized, self.inner))
@@ -371,6 +366,29 @@ class SeededDataset(Dataset[object]):
             self.generators = rng.find_generators([self.inner])
         for generator in self.generators:
             rng.seed_generator(generator, number)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerBegin:
+    """Begins a worker: its code is shown the user's own dataset by `get_worker_info()`, to open files on or to set a share of.
+
+    Args:
+        user_init: the loader's `worker_init_fn`.
+    """
+
+    user_init: Callable[[int], None] | None
+
+    def __call__(self, worker_id: int) -> None:
+        """Do it. Once, in the worker.
+
+        Args:
+            worker_id: counted from 0.
+        """
+        info = get_worker_info()
+        assert info is not None
+        object.__setattr__(info, "dataset", cast(SeededDataset, info.dataset).inner)  # torch lets nobody assign to it
+        if self.user_init is not None:
+            self.user_init(worker_id)
 
 
 class _OwnState:
@@ -503,7 +521,7 @@ def _rebuild(loader: DataLoader[object], sampler: PlacedSampler) -> DataLoader[o
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
+        worker_init_fn=WorkerBegin(loader.worker_init_fn) if has_workers else None,
         multiprocessing_context=loader.multiprocessing_context if has_workers else None,
         generator=loader.generator,
         prefetch_factor=loader.prefetch_factor,

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
 
 from everstep.training import rng
 from everstep.training.data import DataStream, SeededDataset, SeededItem, Seeding
@@ -363,7 +372,6 @@ def test_a_seeded_dataset_is_an_image_of_the_users(monkeypatch: pytest.MonkeyPat
     before = rng.observe()
     seeded = SeededDataset(Noisy())
     assert len(seeded) == 10
-    assert seeded.count == 10
     first = seeded.__getitems__(SeededItem([1, 2], 5))
     second = SeededDataset(Noisy()).__getitems__(SeededItem([1, 2], 5))
     assert isinstance(first, list)
@@ -391,3 +399,30 @@ def test_ranks_that_share_their_samples_augment_them_alike_and_ranks_that_divide
 def test_the_workers_seed_is_that_of_the_loader_as_with_torch() -> None:
     assert fresh_batches(seed=1) == fresh_batches(seed=1) != fresh_batches(seed=2)
     assert fresh_batches(seed=1, generator=5) == fresh_batches(seed=2, generator=5) != fresh_batches(seed=1, generator=6)
+
+
+class Scaled(Dataset[int]):
+    """Is told in its worker what to scale by."""
+
+    scale = 1
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> int:
+        return index * self.scale
+
+
+def set_scale(_worker_id: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    assert isinstance(info.dataset, Scaled)
+    info.dataset.scale = 100
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_worker_init_fn_reaches_the_users_own_dataset(start: str) -> None:
+    loader = DataLoader(Scaled(), batch_size=3, num_workers=1, worker_init_fn=set_scale, multiprocessing_context=start)
+    batch = DataStream("data", loader, seed=1).next()
+    assert isinstance(batch, torch.Tensor)
+    assert batch.tolist() == [0, 100, 200]
