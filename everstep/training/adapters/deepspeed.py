@@ -28,6 +28,7 @@ from everstep.training.adapters.base import (
     qualified_name,
     tensor_names,
 )
+from everstep.training.adapters.buffers import Buffers, buffers_of
 from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
 from everstep.training.errors import CannotResume
@@ -80,19 +81,16 @@ class DeepSpeedAdapter:
         self._masters = [(f"master{number}", master) for number, master in enumerate(masters)]
         self._optimizer = NamedOptimizer(name, base, self._masters, plain_local, plain_rewrap)
         parameters = list(self._engine.module.named_parameters())
-        buffers = [
-            (f"{path}.{key}" if path else key, module, key)
-            for path, module in self._engine.module.named_modules()
-            for key, buffer in module._buffers.items()
-            if buffer is not None
-        ]
+        buffers = buffers_of(self._engine.module)
         names = tensor_names([*((raw, id(p)) for raw, p in parameters), *((raw, (id(module), key)) for raw, module, key in buffers)])
         self._parameters = [(called, p) for called, (_, p) in zip(names, parameters, strict=False)]
         self._frozen = [(called, p) for called, p in self._parameters if not p.requires_grad]
-        self._buffers = [(called, module, key) for called, (_, module, key) in zip(names[len(parameters) :], buffers, strict=True)]
+        of_buffers = names[len(parameters) :]
+        self._buffers = Buffers(plain_local)
+        self._buffers.add(self._prefix, self._engine.module, of_buffers)
         self._extra = ExtraStates()
         self._extra.add("", self._engine.module)
-        check_distinct([*(called for called, *_ in (*self._masters, *self._frozen, *self._buffers)), *self._extra.names])
+        check_distinct([*(called for called, _ in (*self._masters, *self._frozen)), *of_buffers, *self._extra.names])
         self._listed = NamedTensors()
         self._betas: tuple[float, ...] = tuple(base.param_groups[0].get("betas", ()))
         self.check()
@@ -120,12 +118,10 @@ class DeepSpeedAdapter:
 
     def _state(self, of_optimizer: list[StateTensor], values: Tree) -> AdapterState:
         listed = self._listed.of([*(master for _, master in self._masters), *(_partition(p) for _, p in self._frozen)], None, self._named_weights)
-        fresh = []
-        for name, owner, key in self._buffers:
-            buffer = owner._buffers[key]
-            assert buffer is not None
-            fresh.append(StateTensor(f"model/{self._prefix}{name}", buffer, is_deferred=False))
-        return AdapterState([listed, of_optimizer], fresh, {"optimizer": values, "extra_states": self._extra.observe(), **self._counters()})
+        fresh, buffers = self._buffers.observe()
+        return AdapterState(
+            [listed, of_optimizer], fresh, {"optimizer": values, "buffers": buffers, "extra_states": self._extra.observe(), **self._counters()}
+        )
 
     def _named_weights(self) -> list[StateTensor]:
         weights = [*self._masters, *((name, _partition(parameter)) for name, parameter in self._frozen)]
@@ -145,10 +141,7 @@ class DeepSpeedAdapter:
         self._optimizer.load(tensors, values["optimizer"])
         if self._is_cpu_adam:
             replay_powers(self._optimizer.optimizer)
-        for name, owner, key in self._buffers:
-            buffer = owner._buffers[key]
-            assert buffer is not None
-            tensors.bring(tensors[f"model/{self._prefix}{name}"], buffer)
+        self._buffers.load(tensors, values["buffers"])
         self._extra.load(values["extra_states"])
         for key, value in values["engine"].items():
             setattr(self._engine, key, value)

@@ -1,7 +1,6 @@
 """Modules and optimizers of torch as they are; also what DDP and FSDP2 build on.
 
-Invariant: the parameters, buffers and owners listed at `init` are the ones captured; buffers are looked up by owner and name at each
-boundary, because modules replace them.
+Invariant: the parameters and owners listed at `init` are the ones captured.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from everstep.training.adapters.base import (
     check_optimizer,
     check_tensor,
     local_tensors,
-    overlaps_itself,
     plain_local,
     plain_rewrap,
     tensor_names,
 )
+from everstep.training.adapters.buffers import Buffers, buffers_of
 from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
 from everstep.training.errors import CannotResume
@@ -60,7 +59,7 @@ class PlainAdapter:
     def __init__(self, models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, Optimizer], trusted: Sequence[type] = ()) -> None:
         self._models = dict(models)
         self._parameters: dict[str, torch.nn.Parameter] = {}
-        self._buffers: list[tuple[str, torch.nn.Module, str]] = []
+        self._buffers = Buffers(self.local)
         self._extra = ExtraStates()
         self._ties: dict[str, str] = {}
         self._names: dict[int, str] = {}
@@ -68,7 +67,7 @@ class PlainAdapter:
             self._list(f"{name}." if name else "", model)
             self._extra.add(f"{name}." if name else "", model)
         self._optimizers = [self._named(name, optimizer, trusted) for name, optimizer in optimizers.items()]
-        check_distinct([*self._names.values(), *(name for name, _, _ in self._buffers), *self._extra.names])
+        check_distinct([*self._names.values(), *(name for name, _, _ in self._buffers.places), *self._extra.names])
         self._owner = {id(parameter): named.name for named in self._optimizers for _, parameter in named.members}
         self._listed = NamedTensors()
         self._stepped: set[str] = set()
@@ -106,13 +105,15 @@ class PlainAdapter:
         parameters: list[torch.Tensor] = list(self._parameters.values())
         flags = bytes(map(attrgetter("requires_grad"), parameters))
         listed = self._listed.of(local_tensors(parameters, self.local), flags, self._named_parameters)
-        fresh = [
-            StateTensor(f"model/{name}", self.local(buffer), is_deferred=False)
-            for name, owner, key in self._buffers
-            if (buffer := owner._buffers.get(key)) is not None
-        ]
+        fresh, buffers = self._buffers.observe()
         gradients = self._gradients(fresh)
-        plain = {"optimizers": dict(values), "gradients": gradients, "requires_grad": flags, "extra_states": self._extra.observe()}
+        plain = {
+            "optimizers": dict(values),
+            "buffers": buffers,
+            "gradients": gradients,
+            "requires_grad": flags,
+            "extra_states": self._extra.observe(),
+        }
         return AdapterState([listed, *of_optimizers], fresh, plain)
 
     def _named_parameters(self) -> list[StateTensor]:
@@ -130,15 +131,7 @@ class PlainAdapter:
                 parameter.requires_grad_(bool(flag))
         for named in self._optimizers:
             named.load(tensors, values["optimizers"][named.name])
-        for name, owner, key in self._buffers:
-            saved, live = tensors.get(f"model/{name}"), owner._buffers.get(key)
-            if saved is None:
-                owner._buffers[key] = None
-            elif live is not None and self.local(live).shape == saved.shape and live.dtype == saved.dtype and not overlaps_itself(self.local(live)):
-                tensors.bring(saved, self.local(live))
-            else:
-                beside = live if live is not None else next(owner.parameters(), saved)
-                owner._buffers[key] = saved.to(beside.device, copy=True)
+        self._buffers.load(tensors, values["buffers"])
         # Most gradients are dropped before they are read: their zeros cost nothing in memory that nobody has touched.
         arena = Arena(sum(align(parameter.nbytes) for parameter in self._parameters.values()))
         for (name, parameter), state in zip(self._parameters.items(), values["gradients"], strict=True):
@@ -186,13 +179,7 @@ class PlainAdapter:
 
     def _list(self, prefix: str, model: torch.nn.Module) -> None:
         parameters = list(model.named_parameters(remove_duplicate=False))
-        buffers: list[tuple[str, torch.nn.Module, str]] = []
-        seen: set[int] = set()
-        for path, module in model.named_modules():
-            for key, buffer in module._buffers.items():
-                if buffer is None or id(buffer) not in seen:
-                    seen.add(id(buffer))
-                    buffers.append((f"{path}.{key}" if path else key, module, key))
+        buffers = buffers_of(model)
         names = tensor_names([*((raw, id(p)) for raw, p in parameters), *((raw, (id(module), key)) for raw, module, key in buffers)])
         for name, (_, parameter) in zip((prefix + name for name in names), parameters, strict=False):
             known = self._names.get(id(parameter))
@@ -200,7 +187,7 @@ class PlainAdapter:
                 self._add(name, parameter)
             elif known != name:
                 self._ties[name] = known
-        self._buffers += [(prefix + name, module, key) for name, (_, module, key) in zip(names[len(parameters) :], buffers, strict=True)]
+        self._buffers.add(prefix, model, names[len(parameters) :])
 
     def _add(self, name: str, parameter: torch.nn.Parameter) -> None:
         check_tensor(f"model/{name}", self.local(parameter))
@@ -221,7 +208,7 @@ class PlainAdapter:
         layout = Layout({"adapter": self.kind})
         for name, parameter in self._parameters.items():
             layout.add_tensor(f"model/{name}", self.local(parameter), parameter.requires_grad)
-        for name, _, key in self._buffers:
+        for name, _, key in self._buffers.places:
             layout.entries[f"buffer model/{name}"] = key
         for name in self._extra.names:
             layout.entries[f"extra state model/{name}"] = ""

@@ -115,6 +115,41 @@ def test_a_buffer_of_another_shape_comes_back_where_it_was() -> None:
     assert twin.new.tolist() == [1.0, 1.0, 1.0]
 
 
+class Late(nn.Module):
+    """Registers a buffer in its first forward, and replaces two that begin as one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        one = torch.zeros(1)
+        self.register_buffer("a", one)
+        self.register_buffer("b", one)
+        self.register_buffer("c", one)
+        self.inner = nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self.inner, "mean"):
+            self.inner.register_buffer("mean", x.mean(), persistent=False)
+        self.a = self.a + x
+        return self.inner(x)
+
+
+def test_a_buffer_that_appears_after_init_is_kept_and_one_that_has_parted_from_another_too() -> None:
+    model, twin = Late(), Late()
+    adapter, other = PlainAdapter({"x": model}, {}), PlainAdapter({"x": twin}, {})
+    carry(adapter, other)
+    assert twin.a is twin.b is twin.c, "as before the first forward"
+    model(torch.ones(1))
+    for _ in range(2):  # a load may be done again
+        carry(adapter, other)
+    assert (twin.a.item(), twin.b.item(), twin.inner.mean.item()) == (1.0, 0.0, 1.0)
+    assert twin.b is twin.c is not twin.a
+    assert twin.state_dict().keys() == model.state_dict().keys(), "no more of it is persistent"
+    assert [item.name for item in other.observe().tensors] == [item.name for item in adapter.observe().tensors]
+    del model.inner.mean
+    carry(adapter, other)
+    assert twin.inner.mean is None
+
+
 def test_what_was_made_in_inference_mode_is_written_to_when_it_comes_back() -> None:
     def make() -> nn.Module:
         model = nn.ModuleDict({"student": nn.Linear(2, 2)})

@@ -12,6 +12,7 @@ from torch import nn
 from everstep.training.adapters import deepspeed
 from everstep.training.errors import CannotResume, SessionMisuse
 from everstep.training.registration import _adapters
+from tests.unit.training.saved import Saved
 from tests.unit.training.test_deepspeed_refusals import STAGE_1, engine
 
 
@@ -55,6 +56,35 @@ def test_what_steps_an_engines_parameters_beside_it_is_refused() -> None:
     actor = make()
     with pytest.raises(CannotResume, match="optimizer: it holds parameters of engine actor"):
         _adapters({}, {"": torch.optim.SGD(actor.module.parameters(), lr=1)}, {"actor": actor}, ())
+
+
+class Cached(nn.Module):
+    def __init__(self, cosines: torch.Tensor, seen: torch.Tensor | None) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.register_buffer("cosines", cosines, persistent=False)
+        self.register_buffer("seen", seen)
+
+
+@pytest.mark.parametrize(
+    ("saved", "live"),
+    [
+        (torch.ones(16), torch.zeros(8)),
+        (torch.ones(1), torch.zeros(8)),
+        (torch.full((8,), 1 + 2**-12), torch.zeros(8, dtype=torch.bfloat16)),
+    ],
+)
+def test_an_engines_buffer_comes_back_as_it_was(saved: torch.Tensor, live: torch.Tensor) -> None:
+    one, other = make(Cached(live.clone(), None)), make(Cached(live.clone(), None))
+    (adapter,), (twin,) = _adapters({}, {}, {"": one}, ()), _adapters({}, {}, {"": other}, ())
+    one.module.cosines, one.module.seen = saved, torch.ones(1)
+    state = adapter.observe()
+    tensors = Saved({item.name: item.tensor.detach().clone() for item in state.tensors})
+    twin.load(tensors, state.values)
+    tensors.finish()
+    assert torch.equal(other.module.cosines, saved)
+    assert other.module.cosines.dtype == saved.dtype
+    assert other.module.seen.tolist() == [1.0]
 
 
 def test_an_engine_and_what_is_beside_it_have_names() -> None:
