@@ -78,6 +78,7 @@ def test_an_engines_buffer_comes_back_as_it_was(saved: torch.Tensor, live: torch
     one, other = make(Cached(live.clone(), None)), make(Cached(live.clone(), None))
     (adapter,), (twin,) = _adapters({}, {}, {"": one}, ()), _adapters({}, {}, {"": other}, ())
     one.module.cosines, one.module.seen = saved, torch.ones(1)
+    one.module.inner.eval()
     state = adapter.observe()
     tensors = Saved({item.name: item.tensor.detach().clone() for item in state.tensors})
     twin.load(tensors, state.values)
@@ -85,6 +86,7 @@ def test_an_engines_buffer_comes_back_as_it_was(saved: torch.Tensor, live: torch
     assert torch.equal(other.module.cosines, saved)
     assert other.module.cosines.dtype == saved.dtype
     assert other.module.seen.tolist() == [1.0]
+    assert [module.training for module in other.module.modules()] == [True, False]
 
 
 def test_an_engine_and_what_is_beside_it_have_names() -> None:
