@@ -17,13 +17,12 @@ from typing import Protocol
 from everstep.protocol.codec import LENGTH, Message, decode, frame, frame_length
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import Rank
-from everstep.protocol.rank_messages import RankHello, RankToAgent
+from everstep.protocol.rank_messages import MAX_RANK_MESSAGE_BYTES, RankHello, RankToAgent
 from worker.private_socket import listen_private
 from worker.rank_user import RankUser, share
 from worker.tasks import end
 
 log = logging.getLogger(__name__)
-MAX_RANK_MESSAGE_BYTES = 1024 * 1024
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
 """What may wait for a rank that does not read; beyond it wake-ups are dropped, for the page is the truth."""
 

@@ -52,6 +52,11 @@ MAX_TARGET = 2**53
 MAX_LIMIT_SECONDS = 86_400
 """No script may ask that nobody looks at a phase for longer: a gate that stays shut for a day is one that nobody will open."""
 
+MAX_RANK_MESSAGE_BYTES = 1024 * 1024
+"""Of one message of a rank: its agent closes a line that announces more."""
+MAX_LOGGED_BYTES = 2 * 1024 * 1024
+"""Of the values that a rank sends in a second, in as many messages as that takes. More of them wait, until there are too many."""
+
 OWN_METRICS = "everstep/"
 """How the names of values begin that Everstep logs itself."""
 

@@ -22,6 +22,7 @@ from everstep.protocol.codec import LENGTH, Message, decode, frame, frame_length
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, Step
 from everstep.protocol.rank_messages import (
+    MAX_LOGGED_BYTES,
     RANK_WORD_BYTES,
     Abandoned,
     AgentHalf,
@@ -46,7 +47,7 @@ from everstep.training.errors import AgentUnreachable, StaleGeneration
 
 RECONNECT_SECONDS = 0.25
 """Between two attempts to reach an agent that has gone."""
-MAX_OUTBOX_BYTES = 1024 * 1024
+MAX_OUTBOX_BYTES = 2 * MAX_LOGGED_BYTES
 """More than this waiting means that the agent hangs; the line is cut and begun anew."""
 
 Sent = SlotsRequest | Captured | Abandoned | Boundary | IdleSpans | Logged | RankFault

@@ -8,17 +8,19 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
 from everstep.protocol.ids import Generation, Step
-from everstep.protocol.rank_messages import OWN_METRICS, Logged, LogRecord
+from everstep.protocol.rank_messages import MAX_LOGGED_BYTES, MAX_RANK_MESSAGE_BYTES, OWN_METRICS, Logged, LogRecord
 from everstep.training.errors import SessionMisuse
 
 RING_RECORDS = 4096
 SEND_SECONDS = 1.0
 MAX_NAME_LENGTH = 255
+MESSAGE_BYTES = MAX_RANK_MESSAGE_BYTES // 4
+"""Of the records in one message: what else the rank says stands behind no more than one of them."""
 
 
 def numbers(
@@ -63,6 +65,39 @@ def _number(name: str, value: float | torch.Tensor) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise SessionMisuse(f"log({name}=…): {type(value).__name__} is not a real number: {error}") from error
+
+
+def divide(records: Iterable[LogRecord]) -> tuple[list[tuple[LogRecord, ...]], list[LogRecord], int]:
+    """Divide records into messages.
+
+    Args:
+        records: in order.
+
+    Returns:
+        Those of each message, of `MESSAGE_BYTES` at most; those that are left when these have come to `MAX_LOGGED_BYTES`; and how many had no place
+        in any message.
+    """
+    pieces: list[list[LogRecord]] = []
+    left: list[LogRecord] = []
+    too_large_count = piece_bytes = total_bytes = 0
+    for record in records:
+        size = _size(record)
+        if size > MESSAGE_BYTES:
+            too_large_count += 1
+        elif left or total_bytes + size > MAX_LOGGED_BYTES:
+            left.append(record)
+        else:
+            if not pieces or piece_bytes + size > MESSAGE_BYTES:
+                pieces.append([])
+                piece_bytes = 0
+            pieces[-1].append(record)
+            piece_bytes, total_bytes = piece_bytes + size, total_bytes + size
+    return [tuple(piece) for piece in pieces], left, too_large_count
+
+
+def _size(record: LogRecord) -> int:
+    """Return the bytes that a record takes in a message, at most."""
+    return 64 + 12 * len(record.values) + len("".join(record.values).encode())
 
 
 class MetricRing:
@@ -115,19 +150,27 @@ class MetricRing:
             self._thread.start()
 
     def flush(self) -> None:
-        """Send what waits."""
+        """Send what waits: as much as the agent takes in a second, the oldest first."""
         with self._lock:
-            records, self._records = tuple(self._records), deque()
-            dropped_count, self._dropped_count = self._dropped_count, 0
-        if records or dropped_count:
-            self._send(Logged(generation=self._generation, records=records, dropped_count=dropped_count))
+            records, self._records = self._records, deque()
+        pieces, left, too_large_count = divide(records)
+        with self._lock:
+            self._records.extendleft(reversed(left))
+            dropped_count, self._dropped_count = self._dropped_count + too_large_count, 0
+        for piece in pieces or ([()] if dropped_count else []):
+            self._send(Logged(generation=self._generation, records=piece, dropped_count=dropped_count))
+            dropped_count = 0
 
     def close(self) -> None:
-        """Send what waits and end the thread."""
+        """Send what waits, count what there is no room for, and end the thread."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
         self.flush()
+        if self._records:
+            self._dropped_count += len(self._records)
+            self._records.clear()
+            self.flush()
 
     def _run(self) -> None:
         while not self._closing.wait(SEND_SECONDS):

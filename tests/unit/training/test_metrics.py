@@ -10,9 +10,9 @@ import torch
 
 from everstep.protocol.codec import decode, encode
 from everstep.protocol.ids import Generation, Step
-from everstep.protocol.rank_messages import Logged
+from everstep.protocol.rank_messages import MAX_LOGGED_BYTES, MAX_RANK_MESSAGE_BYTES, Logged
 from everstep.training.errors import SessionMisuse
-from everstep.training.metrics import MetricRing, numbers
+from everstep.training.metrics import MESSAGE_BYTES, MetricRing, numbers
 
 
 def test_a_full_ring_drops_and_counts() -> None:
@@ -25,6 +25,47 @@ def test_a_full_ring_drops_and_counts() -> None:
     assert message.generation == 3
     assert [record.step for record in message.records] == [0, 1]
     assert message.dropped_count == 3
+
+
+def many(count: int) -> dict[str, float]:
+    return {f"layers.{number}.self_attn.q_proj.weight/grad_norm": float(number) for number in range(count)}
+
+
+def test_a_second_of_many_values_goes_in_messages_that_an_agent_takes() -> None:
+    sent: list[Logged] = []
+    ring = MetricRing(Generation(1), sent.append)
+    for step in range(25):
+        ring.add(Step(step), many(1000))
+    ring.flush()
+    ring.close()
+    assert [record.step for message in sent for record in message.records] == list(range(25))
+    assert all(len(encode(message)) <= MESSAGE_BYTES + 64 < MAX_RANK_MESSAGE_BYTES for message in sent)
+    assert not any(message.dropped_count for message in sent)
+
+
+def test_what_an_agent_does_not_take_in_a_second_waits_and_at_the_end_is_counted() -> None:
+    sent: list[Logged] = []
+    ring = MetricRing(Generation(1), sent.append)
+    for step in range(120):
+        ring.add(Step(step), many(1000))
+    ring.flush()
+    first = [record.step for message in sent for record in message.records]
+    assert first == list(range(len(first)))
+    assert sum(len(encode(message)) for message in sent) <= MAX_LOGGED_BYTES
+    ring.close()
+    steps = [record.step for message in sent for record in message.records]
+    assert steps == list(range(2 * len(first)))
+    assert sum(message.dropped_count for message in sent) == 120 - len(steps) > 0
+
+
+def test_a_record_that_no_message_holds_is_counted() -> None:
+    sent: list[Logged] = []
+    ring = MetricRing(Generation(1), sent.append)
+    ring.add(Step(1), many(10_000))
+    ring.add(Step(2), {"é" * 255: 1.0})
+    ring.close()
+    (message,) = sent
+    assert ([record.step for record in message.records], message.dropped_count) == ([2], 1)
 
 
 def test_nothing_is_sent_of_nothing() -> None:
