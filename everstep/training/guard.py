@@ -39,8 +39,8 @@ class Flight:
     copies: Sequence[torch.Tensor] | None
     """Audited: their places in the slot, to be compared byte by byte."""
     ticket: CopyTicket
-    settle: Callable[[Sequence[str]], None]
-    """Called once at the guard with the names of the tensors that changed too early."""
+    settle: Callable[[Sequence[str], BaseException | None], None]
+    """Called once at the guard with the names of the tensors that changed too early, and with what broke the comparison off, if anything did."""
     blocked_seconds: float
     """At the boundary."""
 
@@ -79,13 +79,17 @@ class Guard:
         if flight is None:
             return
         begun = self._clock()
-        self._flight = None
         flight.ticket.wait()
-        changed = list(flight.moved())
-        if flight.copies is not None:
-            flight.ticket.join()
-            changed += [name for name in flight.sources.differing(flight.copies) if name not in changed]
-        flight.settle(changed)
+        self._flight = None  # not before: what breaks the wait off, a script may catch and go on, to a step that must wait, too
+        try:
+            changed = list(flight.moved())
+            if flight.copies is not None:
+                flight.ticket.join()
+                changed += [name for name in flight.sources.differing(flight.copies) if name not in changed]
+        except BaseException as error:
+            flight.settle((), error)  # or the agent would wait for this snapshot for ever
+            raise
+        flight.settle(changed, None)
         blocked = flight.blocked_seconds + self._clock() - begun
         self.blocked_seconds.append(blocked)
         self.total_blocked_seconds += blocked

@@ -373,10 +373,11 @@ class Snapshotter:
             # To look again takes 2 µs a tensor, for training has had its caches meanwhile, and could say nothing of what was decided.
             return decided[0] if decided else sources.moved(marks)
 
-        def reached(changed: Sequence[str]) -> None:
-            guarded.append(changed)
+        def reached(changed: Sequence[str], error: BaseException | None) -> None:
+            if error is None:  # else `copied` looks itself
+                guarded.append(changed)
             if is_audited:
-                settle(changed, ticket.error)
+                settle(changed, error or ticket.error)
 
         def progress(complete_count: int, piece_bytes: int) -> None:
             if is_large:

@@ -14,9 +14,11 @@ from everstep.training.sources import Sources
 class Settled:
     def __init__(self) -> None:
         self.calls: list[list[str]] = []
+        self.errors: list[BaseException] = []
 
-    def __call__(self, changed: Sequence[str]) -> None:
+    def __call__(self, changed: Sequence[str], error: BaseException | None) -> None:
         self.calls.append(list(changed))
+        self.errors += [error] if error is not None else []
 
 
 def flight(live: torch.Tensor, settle: Settled, *, is_audited: bool) -> Flight:
@@ -111,3 +113,35 @@ def test_the_guard_waits_for_the_copy() -> None:
     guard.arm(Flight(Sources([]), list, None, ticket, settled, 0.0))
     guard.reach()
     assert waited == [True]
+
+
+def test_a_wait_that_is_broken_off_is_waited_again() -> None:
+    class Interrupted(CopyTicket):
+        wait_count = 0
+
+        def wait(self) -> None:
+            self.wait_count += 1
+            if self.wait_count == 1:
+                raise KeyboardInterrupt
+
+    guard, settled, ticket = Guard(), Settled(), Interrupted()
+    guard.arm(Flight(Sources([]), list, None, ticket, settled, 0.0))
+    with pytest.raises(KeyboardInterrupt):
+        guard.reach()
+    guard.reach()
+    assert ticket.wait_count == 2
+    assert settled.calls == [[]]
+
+
+def test_a_comparison_that_is_broken_off_is_settled() -> None:
+    def fails() -> list[str]:
+        raise MemoryError
+
+    guard, settled, ticket = Guard(), Settled(), CopyTicket()
+    ticket.finish()
+    guard.arm(Flight(Sources([]), fails, None, ticket, settled, 0.0))
+    with pytest.raises(MemoryError):
+        guard.reach()
+    guard.reach()
+    assert settled.calls == [[]]
+    assert [type(error) for error in settled.errors] == [MemoryError]
