@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -175,7 +175,10 @@ class NamedOptimizer:
         live = values if all(issubclass(kind, torch.Tensor) for kind in set(map(type, values))) else list(filter(torch.is_tensor, values))
         plain = {} if live is values else self._plain()
         owners = list(self.optimizer.state)  # an entry that changed hands has another name
-        return self.listed.of([*owners, *local_tensors(live, self.local)], keys, self._named), {"groups": self._groups(), "plain": plain}
+        # What torch's optimizers keep by parameter, one of a script's own may keep for all of them under a name.
+        shared = {} if all(issubclass(kind, torch.Tensor) for kind in set(map(type, owners))) else self._shared()
+        listed = self.listed.of([*owners, *local_tensors(live, self.local)], keys, self._named)
+        return listed, {"groups": self._groups(), "plain": plain, "shared": shared}
 
     def foresee(self) -> list[StateTensor] | None:
         """Return the state tensors as they will be after the first step of a parameter that has none yet; None for a class that is not known."""
@@ -228,6 +231,10 @@ class NamedOptimizer:
                     plain.setdefault(name, {})[key] = value
         return plain
 
+    def _shared(self) -> dict[Any, Tree]:
+        state = cast("dict[object, dict[object, Any]]", self.optimizer.state)
+        return {key: dict(entry) for key, entry in state.items() if not isinstance(key, torch.Tensor)}
+
     def _groups(self) -> list[Tree]:
         return [{key: value for key, value in group.items() if key not in ("params", "param_names")} for group in self.optimizer.param_groups]
 
@@ -254,6 +261,10 @@ class NamedOptimizer:
                     group[key] = value
         for name, parameter in self.members:
             self._load_parameter(parameter, tensors, saved.get(name, {}), values["plain"].get(name, {}), options[name])
+        state = cast("dict[object, Any]", self.optimizer.state)
+        for key in self._shared():
+            del state[key]
+        state.update(values["shared"])
         self.arenas.clear()
 
     def _load_parameter(

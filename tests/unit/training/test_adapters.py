@@ -204,8 +204,32 @@ def test_state_that_is_not_there_yet_is_made_where_a_step_makes_it(key: str, opt
     named = NamedOptimizer("", optimizer, [("weight", parameter)], plain_local, plain_rewrap)
     optimizer.param_groups[0].update(options)
     saved = Saved({f"optimizer/weight/{key}": torch.ones(())})
-    named.load(saved, {"groups": [dict(options)], "plain": {}})
+    named.load(saved, {"groups": [dict(options)], "plain": {}, "shared": {}})
     assert optimizer.state[parameter][key].device.type == device
+
+
+class Shared(torch.optim.SGD):
+    """Keeps something for all parameters together."""
+
+    def step(self, closure: Any = None) -> Any:
+        shared = self.state["shared"]
+        shared["count"] = shared.get("count", 0) + 1
+        shared["sum"] = shared.get("sum", torch.zeros(2)) + 1
+        return super().step(closure)
+
+
+def test_state_that_belongs_to_no_parameter_comes_back() -> None:
+    model, own = make(optimizer=Shared, momentum=0.9)
+    twin, other = make(1, optimizer=Shared, momentum=0.9)
+    adapter, restored = PlainAdapter({"": model}, {"": own}, (Shared,)), PlainAdapter({"": twin}, {"": other}, (Shared,))
+    other.state["stale"] = {"count": 4}
+    for steps in (2, 1):
+        train(model, own, steps)
+        carry(adapter, restored)
+        assert other.state["shared"]["count"] == own.state["shared"]["count"]
+        assert torch.equal(other.state["shared"]["sum"], own.state["shared"]["sum"])
+    assert "stale" not in other.state
+    assert len(other.state) == len(own.state)
 
 
 def test_state_that_the_snapshot_lacks_is_dropped() -> None:
