@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.ports import ReservedPort
+from worker.build_locks import remove_stale
 
 ROOT = Path(__file__).parents[1]
 IMPORTS = ("deepspeed", "torch._dynamo", "torch.distributed.fsdp", "deepspeed.runtime.zero.muon.original_muon", "everstep.training")
@@ -130,6 +131,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is not an answer
 
+    remove_stale(os.environ, None)  # of a run that was killed: this one would wait for ever
     for module in IMPORTS:
         importlib.import_module(module)
     importlib.import_module("deepspeed.comm.torch").build_shm_op()

@@ -29,6 +29,7 @@ from everstep.protocol.codec import Message
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, PlanNode
+from worker import build_locks
 from worker.errors import RanksNotGone, ShimUnavailable
 from worker.health import memory
 from worker.rank_environment import RankPaths, Supplied, inherited_as, node_environment, rank_arguments, rank_environment, source_folder
@@ -275,6 +276,7 @@ class Supervisor:
             warm=self._is_warm,
             user=self._user,
         )
+        await asyncio.to_thread(build_locks.remove_stale, start.environment, self._user)
         await self._connected()
         self._asked[key] = start
         self._send(start)

@@ -1,0 +1,84 @@
+"""Locks of torch's compiled extensions that ranks left behind when they were killed while they built one.
+
+torch builds an extension (DeepSpeed's CPU Adam, among others) in a folder below HOME, once, and keeps other processes out by a file named `lock`.
+Who is killed meanwhile leaves it there, and every later rank waits for it for ever: the next generation, and each one after it.
+
+Invariant: a lock that a process has open is let be; nothing is removed but from the ranks' own folders, wherever their links lead.
+Source: torch 2.13, `torch.utils.file_baton` (the holder has the file open) and `torch.utils.cpp_extension` (where it lies).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from worker.rank_user import RankUser
+
+log = logging.getLogger(__name__)
+
+
+def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
+    """Remove the locks that nobody holds. Before a rank is started; blocks for a millisecond where there is none.
+
+    Args:
+        environment: the rank's.
+        user: that ranks run as; None: this process's.
+    """
+    found = {}
+    for path in _locks(environment):
+        with contextlib.suppress(OSError):
+            told = path.lstat()
+            if stat.S_ISREG(told.st_mode):
+                found[told.st_dev, told.st_ino] = path
+    if not found:
+        return
+    for lock in found.keys() - _held():
+        path = found[lock]
+        try:
+            told = path.lstat()
+            if (told.st_dev, told.st_ino) == lock:
+                _unlink(path, user)
+        except OSError as error:
+            log.warning("%s, which nobody holds, cannot be removed; ranks that build there will wait for it: %s", path, error)
+        else:
+            log.warning(
+                "%s was left by a rank that was killed while it built an extension; it is removed, or others would wait for it for ever", path
+            )
+
+
+def _unlink(path: Path, user: RankUser | None) -> None:
+    """Remove a file of this user's folder, whatever links it has put in the way."""
+    folder = os.open("/", os.O_PATH | os.O_DIRECTORY)
+    try:
+        for name in path.parent.parts[1:]:
+            below = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+            os.close(folder)
+            folder = below
+        if user is not None and os.fstat(folder).st_uid != user.uid:
+            raise PermissionError(errno.EACCES, "its folder is not the ranks'")
+        os.unlink(path.name, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def _locks(environment: Mapping[str, str]) -> list[Path]:
+    if named := environment.get("TORCH_EXTENSIONS_DIR"):
+        return list(Path(named).glob("*/lock"))
+    cache = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME", "/")).resolve() / ".cache")
+    return list(Path(cache, "torch_extensions").glob("*/*/lock"))
+
+
+def _held() -> set[tuple[int, int]]:
+    """Return device and inode of every lock that a process has open."""
+    held = set()
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # the process, or the descriptor, has gone meanwhile
+            if os.readlink(descriptor).endswith("/lock"):
+                told = descriptor.stat()
+                held.add((told.st_dev, told.st_ino))
+    return held
