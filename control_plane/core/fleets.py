@@ -121,7 +121,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
     ]
     if observed.group.desired_count < desired:
         actions.append(SetDesired(group=spec.group, desired_count=desired))
-    elif standing < observed.group.desired_count:
+    elif standing < observed.group.desired_count - sum(isinstance(action, TerminateMember) and action.decrement for action in actions):
         actions.append(SetDesired(group=spec.group, desired_count=standing))
     else:
         actions += _tries(now, spec, observed.group)

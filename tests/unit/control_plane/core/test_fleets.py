@@ -333,6 +333,15 @@ def test_nobody_waits_for_instances_that_nobody_needs() -> None:
     assert decide(seen([row(f"i{n}") for n in range(1, 5)], [], desired=6, drift=("AZRebalance is on.",))).actions == ()
 
 
+def test_capacity_that_an_ended_member_takes_along_is_not_lowered_once_more() -> None:
+    """The group would be told the same twice."""
+    rows = [row(f"i{number}") for number in range(1, 5)]
+    decision = decide(seen(rows, [], desired=5, ended=("i4",)))
+    assert decision.actions[0] == TerminateMember(group="group", node_id=NodeId("i4"), decrement=True, reason="EC2: terminated")
+    assert not any(isinstance(action, SetDesired) for action in decision.actions)
+    assert SetDesired(group="group", desired_count=4) in decide(seen(rows, [], desired=5)).actions
+
+
 def test_surplus_that_is_on_its_way_is_not_counted_twice() -> None:
     rows = [row("i1"), row("i2"), row("i3"), row("i4"), row("i5", NodeState.DRAINING, reason="surplus: the fleet needs 3 nodes")]
     decision = decide(seen(rows, [], desired=5))
