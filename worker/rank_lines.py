@@ -121,6 +121,8 @@ class RankLines:
         """Ranks may copy what has arrived before all of it has."""
         self._layouts: dict[Rank, tuple[bytes, int]] = {}
         """Layout hash and capacity that each rank asked for."""
+        self._asked: dict[Rank, int] = {}
+        """Capacity that each rank has asked for and was not refused; shards need not be of one size."""
         self._unmet: dict[Rank, SlotsRequest] = {}
         """What ranks asked for that this node has no room for just now."""
         self._sealing: dict[Rank, Step] = {}
@@ -298,11 +300,10 @@ class RankLines:
         self._unmet.pop(shard.rank, None)
         if shard.granted_slot < 0:
             self._settle(shard)
-        node = next(node for node in self._plan.nodes if shard.rank in node.ranks)
         copies = len(self._plan.ranks[shard.rank].holders)
-        needed = slot_bytes_per_node(
-            copies=copies, ranks_per_node=len(node.ranks), shard_bytes=request.capacity_bytes + HEADER_BYTES, slot_count=self._slot_count
-        )
+        self._asked[shard.rank] = request.capacity_bytes
+        shards = [capacity + HEADER_BYTES for capacity in self._asked.values()]
+        needed = slot_bytes_per_node(copies=copies, shard_bytes=shards, slot_count=self._slot_count)
         try:
             if needed > self._store.memory_bytes:
                 raise NoRoom(needed_bytes=needed, available_bytes=self._store.memory_bytes)
@@ -313,11 +314,12 @@ class RankLines:
                 self._unmet[shard.rank] = request
                 return
             figures = (
-                f"Protection.Copies: {self._slot_count} slots · {copies} copies · {len(node.ranks)} ranks per node · "
-                f"{request.capacity_bytes:,} bytes a shard need {needed:,} bytes of host memory per node; {error.available_bytes:,} are there. "
+                f"Protection.Copies: {self._slot_count} slots · {copies} copies · {sum(shards):,} bytes of shards per node "
+                f"need {needed:,} bytes of host memory per node; {error.available_bytes:,} are there. "
                 "Use fewer copies, more nodes, or an instance type with more memory."
             )
             shard.refusal = figures
+            self._asked.pop(shard.rank, None)
             self._send(shard, SlotsRefused(layout_hash=request.layout_hash, reason=figures))
             if shard.core.foundation == NONE:  # what is kept already of a state that has grown since is worth more than an end of the job
                 self.fault("protection_does_not_fit", figures, is_permanent=True)

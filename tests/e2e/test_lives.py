@@ -62,7 +62,7 @@ def attempts_at(place: str, seen: dict[str, Any]) -> int:
 def test_state_that_does_not_fit(place: Workplace) -> None:
     job = place.submit("too-large", PAIR, adapter="plain", steps=20, ballast_bytes=40_000_000)
     seen = job.wait_ended("Failed")
-    for words in ("Protection.Copies", "2 slots · 2 copies · 1 ranks per node", "of host memory per node", f"{64 * 1024**2:,} are there"):
+    for words in ("Protection.Copies", "2 slots · 2 copies · ", "bytes of shards per node", "of host memory per node", f"{64 * 1024**2:,} are there"):
         assert words in seen["FailureReason"]
 
 

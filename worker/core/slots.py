@@ -121,16 +121,15 @@ def memory_nodes(ranks: Sequence[Rank], gpu_nodes: Sequence[int]) -> dict[Rank, 
     return {rank: node for rank, node in zip(ranks, gpu_nodes, strict=False) if node >= 0}
 
 
-def slot_bytes_per_node(*, copies: int, ranks_per_node: int, shard_bytes: int, slot_count: int = 2) -> int:
-    """Return the host memory that slots take on one node (design §3).
+def slot_bytes_per_node(*, copies: int, shard_bytes: Collection[int], slot_count: int = 2) -> int:
+    """Return the host memory that slots take on one node that holds for others as much as they hold for it (design §3).
 
     Args:
         copies: m, the owner's copy included.
-        ranks_per_node: L.
-        shard_bytes: S, one slot's size.
+        shard_bytes: one slot's size, of each of the node's own shards.
         slot_count: slots per shard, 2 or 3.
 
     Returns:
-        slots · m · L · S, bytes.
+        slots · m · the sum of these sizes, bytes.
     """
-    return slot_count * copies * ranks_per_node * shard_bytes
+    return slot_count * copies * sum(shard_bytes)

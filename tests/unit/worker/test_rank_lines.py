@@ -318,6 +318,21 @@ async def test_a_state_that_never_fits_ends_the_job_before_anything_of_it_is_kep
     assert (fault.code, fault.is_permanent) == ("protection_does_not_fit", True)
 
 
+async def test_shards_of_different_sizes_are_counted_as_they_are(tmp_path: Path) -> None:
+    """Each rank's was taken for everybody's: a node that had room for a large shard and small ones ended the job."""
+    place = Place(tmp_path / "slots", rank_plan(ranks_per_node=2))
+    place.lines.welcome_all()
+    assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
+    large = structs.replace(TOO_LARGE, capacity_bytes=400_000)
+    place.lines._asked[Rank(1)] = 100_000
+    assert isinstance(await ask(place, large), SlotsGranted)
+    place.lines._asked[Rank(1)] = 400_000
+    assert isinstance(await ask(place, large), SlotsRefused)
+    assert "2 slots · 1 copies · 808,192 bytes of shards per node need 1,616,384 bytes" in place.shard.refusal
+    place.page.close(unlink=True)
+    place.store.close()
+
+
 async def test_a_state_that_outgrows_its_node_costs_protection_and_not_the_job(place: Place) -> None:
     place.lines.welcome_all()
     assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]

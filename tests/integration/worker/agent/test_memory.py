@@ -7,6 +7,7 @@ counts, too. The ranks' states lie in one buffer that was there before.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     found: set[int] = set()
     count = rank_lines.slot_bytes_per_node
 
-    def counting(**shape: int) -> int:
+    def counting(**shape: Any) -> int:
         found.add(needed := count(**shape))
         return needed
 

@@ -105,5 +105,6 @@ def test_a_ranks_slots_lie_near_the_gpu_that_has_its_local_rank(gpu_nodes: Seque
 
 
 def test_memory_of_a_node() -> None:
-    assert slot_bytes_per_node(copies=2, ranks_per_node=8, shard_bytes=10) == 320
-    assert slot_bytes_per_node(copies=3, ranks_per_node=1, shard_bytes=10, slot_count=3) == 90
+    assert slot_bytes_per_node(copies=2, shard_bytes=[10] * 8) == 320
+    assert slot_bytes_per_node(copies=3, shard_bytes=[10], slot_count=3) == 90
+    assert slot_bytes_per_node(copies=2, shard_bytes=[20, 8]) == 112

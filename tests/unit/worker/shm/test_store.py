@@ -525,7 +525,7 @@ class TestRoom:
         store = opened(tmpfs, memory_bytes=1 << 30)
         for rank in range(copies * ranks_per_node):
             await store.reserve(Rank(rank), capacity_bytes=capacity, layout_hash=LAYOUT, slot_count=2)
-        admitted = slot_bytes_per_node(copies=copies, ranks_per_node=ranks_per_node, shard_bytes=capacity + HEADER_BYTES)
+        admitted = slot_bytes_per_node(copies=copies, shard_bytes=[capacity + HEADER_BYTES] * ranks_per_node)
         used = sum(path.stat().st_blocks * 512 for path in (tmpfs / "node" / RUN).iterdir())
         assert 0.95 * admitted <= used <= 1.05 * admitted
         store.close()
