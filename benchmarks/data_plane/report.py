@@ -107,7 +107,8 @@ def _head(run: Run) -> str:
         "Forward and backward are **timed waits** that leave the processor free; the optimizer's step is real. All times are per GiB of state.",
         "- Every system is launched on the way out and on the way back, in the order A B C … Z, A B C, Z … C B A: Everstep and those that it is held "
         "against three times, the others twice. The floors are measured by two processes before and after every launch, and before each of "
-        "Everstep's restores. Intervals are 95 % percentile bootstraps.",
+        "Everstep's restores; those of the network are a bare pair of sockets as the kernel makes them, to which Everstep's, whose small buffers "
+        "stay in the caches, may be superior. Intervals are 95 % percentile bootstraps.",
         f"- **inconclusive**: a row's floor (a sum, where its limit is one) moved by more than {FLOOR_TOLERANCE_RATIO:.0%} between the lowest and "
         f"the highest launch, or a peer was more than {PEER_TOLERANCE_RATIO:.0%} away from what is known of it, scaled by the floors.",
         "- *verified*: after the run the bytes on the holder, or in the restored model, were compared with the owner's, without any digest.",

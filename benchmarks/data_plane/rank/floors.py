@@ -1,8 +1,8 @@
-"""What nothing can beat on this machine, measured by two processes at the same time, whenever the harness asks.
+"""What this machine does bare, measured by two processes at the same time, whenever the harness asks.
 
     memcpy      the state's bytes into warm shared memory, tensor by tensor, one thread
     digest      xxh3-128 of as many bytes
-    one_way     rank 0 sends as many bytes to rank 1 over one loopback socket, into warm memory
+    one_way     rank 0 sends as many bytes to rank 1 over one loopback socket as the kernel makes it, into warm memory
     both_ways   both send at once, over a socket each
 
 A line on stdin asks for one round; the answer is one line of JSON on stdout: seconds, by floor. Needs xxhash: runs in Everstep's environment.
