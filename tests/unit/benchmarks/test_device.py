@@ -6,6 +6,7 @@ import dataclasses
 import json
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,8 @@ def test_captures_are_made_by_the_ring_then_registered_and_every_byte_is_compare
 def test_a_capture_of_the_wrong_bytes_is_seen(tmp_path: Path) -> None:
     state = State(torch.device("cpu"), SIZE)
     slot = Slot(tmp_path / "slot", state)
-    copying._capture(Host(), Host().copier(Registration()), slot, copying.Captures())
+    with closing(Host().copier(Registration())) as copier:
+        copying._capture(Host(), copier, slot, copying.Captures())
     assert slot.is_equal()
     with torch.no_grad():
         state.model[0].view(torch.int32)[0] += 1
