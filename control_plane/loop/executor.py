@@ -81,8 +81,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-"""What changes a fleet's group."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:

@@ -220,9 +220,7 @@ async def test_two_classes_of_evidence_end_the_generation_and_the_node_that_retu
     await world.running()
     await world.train(10)
     lost = world.team()[1]
-    lost.is_deaf = True
-    lost.disconnect()
-    world.cut.add(lost.node_id)
+    world.silence(lost)
     await world.until(lambda: world.job().state == JobState.PREPARING)
     lost.is_deaf = False
     world.cut.clear()
@@ -257,9 +255,7 @@ async def test_an_unreachable_node_is_replaced_when_that_costs_no_step_and_never
     await world.running()
     await world.train(10)
     lost = world.team()[1]
-    lost.is_deaf = True
-    lost.disconnect()
-    world.cut.add(lost.node_id)
+    world.silence(lost)
     await world.until(lambda: is_running(world, 2))
     assert lost.node_id not in [agent.node_id for agent in world.team()]
     assert world.plan().base_step == 10
@@ -278,9 +274,7 @@ async def test_unreachable_nodes_that_hold_what_was_committed_are_waited_for(wor
     await world.train(5)
     pair = world.team()[:2]
     for agent in pair:
-        agent.is_deaf = True
-        agent.disconnect()
-        world.cut.add(agent.node_id)
+        world.silence(agent)
     await world.until(lambda: world.job().state == JobState.PREPARING)
     began = world.now
     await world.until(lambda: is_running(world, 2), limit=1000)
@@ -300,9 +294,7 @@ async def test_unreachable_nodes_that_are_heard_again_while_they_are_waited_for_
     await world.train(5)
     pair = world.team()[:2]
     for agent in pair:
-        agent.is_deaf = True
-        agent.disconnect()
-        world.cut.add(agent.node_id)
+        world.silence(agent)
     await world.until(lambda: world.job().state == JobState.PREPARING)
     for _ in range(int(seconds * 2)):
         await world.tick()

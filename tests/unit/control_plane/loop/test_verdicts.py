@@ -23,9 +23,7 @@ async def test_a_lost_agent_is_judged_within_detection_seconds_and_one(world: Wo
     await world.running()
     await world.train(10)
     lost = world.team()[1]
-    lost.is_deaf = True
-    lost.disconnect()
-    world.cut.add(lost.node_id)
+    world.silence(lost)
     began = world.now
     await world.until(lambda: world.job().state == JobState.PREPARING)
     assert (world.now - began).total_seconds() <= world.timeouts.detection_seconds + 1
@@ -36,9 +34,7 @@ async def test_a_lost_agent_is_judged_however_long_a_look_at_all_jobs_takes(worl
     await world.running()
     await world.train(10)
     lost = world.team()[1]
-    lost.is_deaf = True
-    lost.disconnect()
-    world.cut.add(lost.node_id)
+    world.silence(lost)
     began, seconds = world.now, world.timeouts.lease_seconds * 0.6
     while world.job().state != JobState.PREPARING and (world.now - began).total_seconds() < 30:
         await world.tick(seconds)

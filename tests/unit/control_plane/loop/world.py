@@ -663,6 +663,12 @@ class World:
         with self.database.write() as session:
             fleets.set_wanted(session, FLEET, **wishes)  # type: ignore[arg-type]
 
+    def silence(self, agent: Agent) -> None:
+        """Put a node out of reach of this control plane: nothing comes from it, and nothing reaches it."""
+        agent.is_deaf = True
+        agent.disconnect()
+        self.cut.add(agent.node_id)
+
     def kill_rank(self, agent: Agent, *, exit_class: ExitClass = ExitClass.KILLED, code: int = -9, lines: str = "") -> None:
         rank, step = next(iter(agent.boundary.items()))
         agent.exits[rank] = RankExit(exit_class=exit_class, code=code, at_seconds=self.now.timestamp(), boundary=Step(step), last_lines=lines)
