@@ -44,36 +44,40 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
     incident = api.get("/incidents", params={"TrainingJobName": name}).json()["Incidents"][-1]
     card = desk.locator("section", has_text="What failed, when and why").last
     expect(card).to_be_visible()
-    text, act = card.inner_text(), desk.locator("section.act").inner_text()
-    box = card.bounding_box()
-    assert box is not None
-    assert box["y"] + box["height"] <= DESKTOP[1], "not on the first screen"
-    assert datetime.fromtimestamp(incident["FailedAt"], UTC).strftime("%H:%M:%S UTC") in text  # when
-    assert all(sentence(evidence) in text for evidence in incident["Evidence"][:3])  # why
-    assert sentence(incident["Decision"]) in text  # what was done
+    act = desk.locator("section.act")
+    expect(card).to_contain_text(datetime.fromtimestamp(incident["FailedAt"], UTC).strftime("%H:%M:%S UTC"))  # when
+    for evidence in incident["Evidence"][:3]:  # why
+        expect(card).to_contain_text(sentence(evidence))
+    expect(card).to_contain_text(sentence(incident["Decision"]))  # what was done
     is_open = "ClosedAt" not in incident
     lost = incident.get("LostSteps")
     if job["TrainingJobStatus"] == "Failed":  # against what is left
         kept = api.get(f"/training-jobs/{name}/protection").json()["LastCheckpoint"]["Step"]
         lost = job["MaxBoundary"] - kept
-        assert f"It had reached step {job['MaxBoundary']:,}, and the checkpoint of step {kept:,} is what is left" in text
-        assert f"Only step {kept:,}, in S3" in desk.locator(".fold").inner_text()
-    assert {None: "Not known yet" if is_open else "What no checkpoint has", 0: "No step"}.get(lost, f"{lost} step") in text  # what was lost
-    assert ("No: " in text) is is_open
+        expect(card).to_contain_text(f"It had reached step {job['MaxBoundary']:,}, and the checkpoint of step {kept:,} is what is left")
+        expect(desk.locator(".fold")).to_contain_text(f"Only step {kept:,}, in S3")
+    unknown = "Not known yet" if is_open else "What no checkpoint has"
+    expect(card).to_contain_text({None: unknown, 0: "No step"}.get(lost, f"{lost} step"))  # what was lost
+    told = expect(card)
+    (told.to_contain_text if is_open else told.not_to_contain_text)("No: ")
     if job["TrainingJobStatus"] == "Failed":
-        assert "Yes" in act
-        assert sentence(job["FailureReason"]) in desk.locator(".fold").inner_text()
-        assert job["FailureReason"].splitlines()[-1] in text  # the exception
+        expect(act).to_contain_text("Yes")
+        expect(desk.locator(".fold")).to_contain_text(sentence(job["FailureReason"]))
+        expect(card).to_contain_text(job["FailureReason"].splitlines()[-1])  # the exception
     else:
-        assert "No" in act
+        expect(act).to_contain_text("No")
     lanes = desk.locator("svg.timeline > g")
     assert incident["FaultedInstanceIds"]
     for node in incident["FaultedInstanceIds"]:  # where
         lane = lanes.filter(has=desk.locator("text.lane", has_text=node))
         expect(lane.locator(f"a[href='/incidents/{incident['IncidentId']}']")).to_have_count(1)
     if is_open and job["SecondaryStatus"] != "Training":  # what is waited for, in AWS's own words, and when it is tried again
-        waits = desk.locator("section", has_text="What it waits for").last.inner_text()
+        waits = desk.locator("section", has_text="What it waits for").last
         waits_for, _, rest = job["Reason"].partition(": ")
         said, _, again = rest.partition("; asked for again at ")
         assert again
-        assert all(part in waits for part in (sentence(waits_for), f"AWS says: “{said}", "asks again in ", f"({again})"))
+        for part in (sentence(waits_for), f"AWS says: “{said}", "asks again in ", f"({again})"):
+            expect(waits).to_contain_text(part)
+    box = card.bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] <= DESKTOP[1], "not on the first screen"  # once all has been said

@@ -83,7 +83,8 @@ def test_a_plan_says_what_would_become_of_a_job(desk: Page, api: httpx.Client) -
     queued = f"number {plan['QueuePosition']} in the queue" if "QueuePosition" in plan else "It would wait for nodes"
     expect(card).to_contain_text("It would start at once" if plan["CanStartNow"] else queued)
     expect(card).to_contain_text(f"${plan['CostUsdPerHour']:,.2f}/h")
-    assert all(name in card.inner_text() for name in plan["QueuedBehind"])
+    for name in plan["QueuedBehind"]:
+        expect(card).to_contain_text(name)
     desk.get_by_label("Nodes").fill("2")
     expect(card).to_be_hidden()  # it was another job's
 
