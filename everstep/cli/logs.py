@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 import typer
@@ -67,6 +66,8 @@ def read(service: Any, name: str, query: Json) -> Iterator[Json]:
 
 def _answered_at(page: Json) -> datetime:
     """Return the server's time of an answer, to whole seconds, the begun one included."""
+    from email.utils import parsedate_to_datetime  # no --help needs it
+
     told = page.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     return (parsedate_to_datetime(told) if told else datetime.now(UTC)) + timedelta(seconds=1)
 

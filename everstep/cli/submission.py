@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -145,6 +144,8 @@ def named(request: Request, *, now: datetime | None = None, token: str | None = 
     if request.get("TrainingJobName"):
         return request
     stem = re.sub(r"[^A-Za-z0-9]+", "-", Path(str(request.get("EntryPoint", "job"))).stem).strip("-")[:32].strip("-") or "job"
+    import secrets  # no --help needs them
+
     when = (now or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S")
     return {
         "TrainingJobName": f"{stem}-{when}-{token or secrets.token_hex(2)}",
