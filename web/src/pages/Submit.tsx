@@ -38,6 +38,7 @@ function Form() {
   const [draft, setDraft] = useState<Draft>(START)
   const [yaml, setYaml] = useState(asYaml(START))
   const [yamlError, setYamlError] = useState('')
+  const [typed, setTyped] = useState<string>() // hyperparameters that are not in the draft yet
   const [isTried, setTried] = useState(false)
   const [touched, setTouched] = useState<ReadonlySet<string>>(new Set())
   const [plan, setPlan] = useState<TrainingJobPlan>()
@@ -52,6 +53,7 @@ function Form() {
   }
   const settled = (next: Draft, fields: string[]) => {
     setDraft(next)
+    setTyped(undefined)
     setPlan(undefined)
     setError(undefined)
     setTouched(new Set([...touched, ...fields]))
@@ -150,10 +152,11 @@ function Form() {
             autosize
             minRows={2}
             error={said('HyperParameters')}
-            key={`${yaml === asYaml(draft) ? 'form' : 'yaml'} ${begun}`}
-            defaultValue={Object.entries(draft.HyperParameters ?? {}).map(([key, value]) => `${key}=${value}`).join('\n')}
-            onBlur={(event) =>
-              change({ HyperParameters: Object.fromEntries(event.currentTarget.value.split('\n').filter((line) => line.includes('=')).map((line) => [line.slice(0, line.indexOf('=')).trim(), line.slice(line.indexOf('=') + 1).trim()])) })
+            value={typed ?? Object.entries(draft.HyperParameters ?? {}).map(([key, value]) => `${key}=${value}`).join('\n')}
+            onChange={(event) => setTyped(event.currentTarget.value)}
+            onBlur={() =>
+              typed !== undefined &&
+              change({ HyperParameters: Object.fromEntries(typed.split('\n').filter((line) => line.includes('=')).map((line) => [line.slice(0, line.indexOf('=')).trim(), line.slice(line.indexOf('=') + 1).trim()])) })
             }
           />
         </section>
