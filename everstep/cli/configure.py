@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import re
 import sys
 from pathlib import Path
@@ -36,13 +37,14 @@ def configure(
     others = config.profiles()
     models = aws_models.install(aws_models.default_directory(Path.home()), others.pop(config.DEFAULT_PROFILE, None), *others.values())
     aws_profile = AWS_PROFILE if profile == config.DEFAULT_PROFILE else f"{AWS_PROFILE}-{profile}"
-    _add_profile(Path.home() / ".aws" / "config", aws_profile, region, ca_bundle, None if profile == config.DEFAULT_PROFILE else url)
+    unsaid = _add_profile(Path.home() / ".aws" / "config", aws_profile, region, ca_bundle, None if profile == config.DEFAULT_PROFILE else url)
+    by_hand = f"\nthe profile {aws_profile!r} is yours; change it by hand: it must say this, and no other ca_bundle:\n{unsaid}" if unsaid else ""
     named = "" if profile == config.DEFAULT_PROFILE else f" --profile {profile}"
     return Shown(
         {"Profile": profile, "EndpointUrl": url, "Path": str(path), "ModelDirectory": str(models[0].parent), "AwsProfile": aws_profile},
         f"configured {url}",
         f"written: {path}, {models[0].parent}, the profile {aws_profile!r} in ~/.aws/config\nnow: everstep jobs list{named}   "
-        f"aws --profile {aws_profile} everstep list-training-jobs   AWS_PROFILE={aws_profile} python your_boto3_script.py",
+        f"aws --profile {aws_profile} everstep list-training-jobs   AWS_PROFILE={aws_profile} python your_boto3_script.py{by_hand}",
     )
 
 
@@ -56,19 +58,34 @@ def _ask(what: str, *, hide: bool) -> str:
     return answer
 
 
-def _add_profile(path: Path, name: str, region: str, ca_bundle: str | None, endpoint_url: str | None) -> None:
+def _add_profile(path: Path, name: str, region: str, ca_bundle: str | None, endpoint_url: str | None) -> str:
     """Add the profile at the file's end, with the endpoint that it means unless that is the default; one that is there is the user's and stays,
-    but for that endpoint.
+    but for that endpoint where it stands as it is written here. Return what it has to say and does not, as lines of the file.
     """
     text = path.read_text() if path.exists() else ""
-    if f"[profile {name}]" in text.splitlines():
-        meant = re.compile(rf"(?<=\[services {re.escape(name)}\]\n{aws_models.SERVICE} =\n  endpoint_url = ).*")
+    bundle = f"ca_bundle = {Path(ca_bundle).resolve()}\n" if ca_bundle else ""
+    services = f"services = {name}\n\n[services {name}]\n{aws_models.SERVICE} =\n  endpoint_url = {endpoint_url}\n" if endpoint_url else ""
+    if re.search(rf"^\[profile {re.escape(name)}\]", text, re.MULTILINE):
         if endpoint_url:
-            path.write_text(meant.sub(lambda _: endpoint_url, text))
-        return
+            written = re.compile(rf"(?<=\[services {re.escape(name)}\]\n{aws_models.SERVICE} =\n  endpoint_url = ).*")
+            text = written.sub(lambda _: endpoint_url, text)
+            path.write_text(text)
+        meant = f"[profile {name}]\n{bundle}{services}"
+        return "" if _said(text, name, endpoint_url) == _said(meant, name, endpoint_url) else meant
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with path.open("a") as file:
         gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
-        bundle = f"ca_bundle = {Path(ca_bundle).resolve()}\n" if ca_bundle else ""
-        services = f"services = {name}\n\n[services {name}]\n{aws_models.SERVICE} =\n  endpoint_url = {endpoint_url}\n" if endpoint_url else ""
         file.write(f"{gap}[profile {name}]\nregion = {region}\n{bundle}{services}")
+    return ""
+
+
+def _said(text: str, name: str, endpoint_url: str | None) -> tuple[str | None, bool] | None:
+    """Return a profile's bundle and whether it has this endpoint, as AWS's clients read them; None: they cannot read the file."""
+    parsed = configparser.RawConfigParser()
+    try:
+        parsed.read_string(text)
+    except configparser.Error:
+        return None
+    profile = parsed[f"profile {name}"]
+    services = parsed.get(f"services {profile.get('services')}", aws_models.SERVICE, fallback="")
+    return profile.get("ca_bundle"), endpoint_url in re.findall(r"^endpoint_url\s*=\s*(.*)", services, re.MULTILINE)

@@ -119,6 +119,36 @@ def test_a_profile_that_is_configured_again_means_the_new_endpoint(configured, m
     assert "wrong" not in text
 
 
+def test_what_a_profile_of_the_users_does_not_say_is_told(configured, monkeypatch, capsys):
+    """A bundle may serve other services too, and a part that was written anew is not guessed at."""
+    path, bundle = configured / ".aws" / "config", configured / "ca.pem"
+    bundle.touch()
+    asked = ("--profile", "prod", "--token", "t", "--no-check", "--endpoint-url")
+    assert configure(monkeypatch, *asked, "https://old.example") == 0
+    assert "by hand" not in capsys.readouterr().err
+    assert configure(monkeypatch, *asked, "https://new.example", "--ca-bundle", str(bundle)) == 0
+    wanted = f"[profile everstep-prod]\nca_bundle = {bundle}\nservices = everstep-prod\n\n[services everstep-prod]\neverstep =\n"
+    assert f"by hand: it must say this, and no other ca_bundle:\n{wanted}  endpoint_url = https://new.example\n" in capsys.readouterr().err
+    path.write_text(path.read_text().replace("region = ", f"ca_bundle = {bundle}\nregion = ").replace("=\n  endpoint", "=\n    # ours\n    endpoint"))
+    assert configure(monkeypatch, *asked, "https://new.example", "--ca-bundle", str(bundle)) == 0
+    assert "by hand" not in capsys.readouterr().err, "it says all of it, in its own form"
+    before = path.read_text()
+    assert configure(monkeypatch, *asked, "https://newer.example", "--ca-bundle", str(bundle)) == 0
+    assert f"{wanted}  endpoint_url = https://newer.example\n" in capsys.readouterr().err
+    assert configure(monkeypatch, *asked, "https://new.example") == 0
+    assert "no other ca_bundle" in capsys.readouterr().err
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize("own", ["[profile everstep]  # mine\nregion = eu-west-3\nca_bundle = other.pem\n", "[profile everstep]\nnothing\n"])
+def test_a_profile_is_not_added_to_one_of_the_users(home, monkeypatch, capsys, own):
+    (home / ".aws").mkdir()
+    (home / ".aws" / "config").write_text(own)
+    assert configure(monkeypatch, "--endpoint-url", "https://everstep.example", "--token", "t", "--no-check") == 0
+    assert (home / ".aws" / "config").read_text() == own
+    assert "by hand" in capsys.readouterr().err
+
+
 def test_nobody_acts_with_the_token_of_another_profile(configured, service, monkeypatch):
     """To AWS's clients two profiles of one endpoint are the same."""
     url = f"http://{service.address}"
