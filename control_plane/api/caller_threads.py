@@ -6,6 +6,7 @@ Invariant: no more of it is under way than there are threads, whoever has left m
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
@@ -20,6 +21,7 @@ class CallerThreads:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(CALLER_THREADS, thread_name_prefix="caller")
+        self._closed = threading.Event()
 
     async def run(self, work: Callable[..., T], *arguments: object) -> T:
         """Do what blocks in one of the threads; called on the event loop.
@@ -33,6 +35,11 @@ class CallerThreads:
         """
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
 
+    def is_closed(self) -> bool:
+        """Say whether the server ends; from any thread. Python waits for its threads then: what takes long looks here, and leaves off."""
+        return self._closed.is_set()
+
     def close(self) -> None:
-        """Begin nothing more; called once by the composition root. What is under way is not waited for."""
+        """Begin nothing more; called once by the composition root. What is under way is not waited for here."""
+        self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)

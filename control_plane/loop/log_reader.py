@@ -131,6 +131,10 @@ class _Extent:
     """Its node has said that nothing follows."""
 
 
+class _Stopped(Exception):
+    """The server ends: nothing is read on, and nobody waits for it."""
+
+
 class LogReader:
     """Reads one job's log.
 
@@ -141,6 +145,7 @@ class LogReader:
         alive: nodes that have not ended.
         has_ended: whether the job has.
         now: the time.
+        is_stopped: asked before each request to the object store; once it says so, nothing more is read.
     """
 
     def __init__(
@@ -151,10 +156,12 @@ class LogReader:
         alive: frozenset[str],
         has_ended: bool,
         now: Callable[[], datetime],
+        is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._objects = objects
         self._place = place
         self._now = now
+        self._is_stopped = is_stopped
         self._facts: dict[int, GenerationFacts] = {}
         self._extents: dict[str, _Extent] = {}
         """By key."""
@@ -245,6 +252,10 @@ class LogReader:
             at = self._end_of(before)
         return Page(events=tuple(reversed(found)), first=at, last=cursor)
 
+    def _go_on(self) -> None:
+        if self._is_stopped():
+            raise _Stopped
+
     def _end_of(self, generation: int) -> Cursor:
         chunks = self._chunks(generation)
         positions = {node: self._extent(of_node[-1]).end for node, of_node in chunks.items()}
@@ -253,6 +264,7 @@ class LogReader:
     def _chunks(self, generation: int) -> dict[NodeId, list[_Stored]]:
         prefix = ObjectReference(bucket=self._place.bucket, key=f"{self._place.key}gen={generation}/")
         found: dict[NodeId, list[_Stored]] = {}
+        self._go_on()
         for info in self._objects.list(prefix):
             name = parse_name(info.reference.key[len(prefix.key) :])
             if name is not None:
@@ -264,6 +276,7 @@ class LogReader:
         if key in self._cache:
             self._cache.move_to_end(key)
             return self._cache[key][0]
+        self._go_on()
         try:
             data = self._objects.get(chunk.reference)
         except NotFound:

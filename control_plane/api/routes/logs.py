@@ -157,7 +157,7 @@ def _facts(services: Services, name: str, caller: Caller) -> _Facts:
 
 
 def _reader(services: Services, facts: _Facts) -> LogReader:
-    return LogReader(services.objects, facts.place, facts.generations, facts.alive, facts.has_ended, services.now)
+    return LogReader(services.objects, facts.place, facts.generations, facts.alive, facts.has_ended, services.now, services.caller_threads.is_closed)
 
 
 async def _follow(

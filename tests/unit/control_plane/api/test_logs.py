@@ -345,6 +345,30 @@ def test_who_follows_before_the_first_launch_has_its_lines_at_once(service, clie
 
 
 @pytest.mark.usefixtures("loop")
+def test_a_server_that_stops_reads_no_log_on_for_a_follower(service, job, client, monkeypatch) -> None:
+    """Python waits for its threads when it ends, whoever else does not."""
+    put(job, 0, line("a"))
+    put(job, 1, line("b", 1, rank=1))
+    reading, answer, get = threading.Event(), threading.Event(), service.objects.get
+    readers: list[threading.Thread] = []
+
+    def slow(reference):
+        readers.append(threading.current_thread())
+        reading.set()
+        assert answer.wait(10)
+        return get(reference)
+
+    monkeypatch.setattr(service.objects, "get", slow)
+    following = Following(client, StartFromHead=True)
+    assert reading.wait(10)
+    following.stream.close()
+    service.services.caller_threads.close()
+    answer.set()
+    readers[0].join(10)
+    assert not readers[0].is_alive()
+    assert len(readers) == 1
+
+
 def test_there_is_a_limit_of_followers(service, job, client, monkeypatch) -> None:
     monkeypatch.setattr(log_feed, "MAX_FOLLOWERS", 1)
     following = Following(client)
