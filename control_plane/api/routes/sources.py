@@ -36,6 +36,8 @@ router = Router(prefix="/v1/sources", tags=["Sources"])
 
 IN_MEMORY_BYTES = 1024 * 1024
 """Archives up to this size never touch the disk of the control plane."""
+PIECE_BYTES = 1024 * 1024
+"""What comes of a larger archive until a thread is asked for that writes it."""
 UPLOAD_SECONDS = 900
 """How long an address is good: an archive of 256 MiB takes so long at 2.4 Mbit/s."""
 
@@ -102,12 +104,21 @@ async def put_source(source_id: SourceIdPath, request: Request, caller: User, se
     with _spool(services) as spool:
         digest = hashlib.sha256()
         received = 0
+        piece = bytearray()
         async for chunk in request.stream():
             received += len(chunk)
             if received > limit:
                 raise _too_long(services)
             digest.update(chunk)
-            await services.caller_threads.run(spool.write, chunk)
+            if received <= IN_MEMORY_BYTES:
+                spool.write(chunk)
+                continue
+            piece += chunk
+            if len(piece) >= PIECE_BYTES:
+                await services.caller_threads.run(spool.write, piece)
+                piece = bytearray()
+        if piece:
+            await services.caller_threads.run(spool.write, piece)
         _check_digest(source_id, digest.hexdigest(), received)
         spool.seek(0)
         return await services.caller_threads.run(_store, services, caller, source_id, cast(BinaryIO, spool), received)

@@ -12,6 +12,7 @@ import pytest
 
 from control_plane.api.archive import RefusedArchive, inspect
 from control_plane.api.deps import SourceLimits
+from control_plane.api.routes import sources
 from control_plane.db.tokens import Role
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.api.conftest import BUCKET, Service, refused
@@ -67,6 +68,20 @@ def test_an_archive_larger_than_memory_is_spooled(client, service):
     noise = random.Random(7).randbytes(2**20 - 4096)
     assert client.upload_source(Body=archive(("train.py", b""), ("noise", noise)))["SourceId"]
     assert list((service.settings.state_directory / "spool").iterdir()) == []
+
+
+@pytest.mark.parametrize(("in_memory", "piece", "waits"), [(2**20, 2**18, 1), (2**19, 2**20, 2), (0, 2**19, 3)])
+def test_an_upload_waits_for_a_thread_once_for_a_piece_and_not_for_what_is_in_memory(client, service, monkeypatch, in_memory, piece, waits):
+    """Each time it is behind all others that wait for one."""
+    monkeypatch.setattr(sources, "IN_MEMORY_BYTES", in_memory)
+    monkeypatch.setattr(sources, "PIECE_BYTES", piece)
+    run, asked = service.services.caller_threads.run, []
+    monkeypatch.setattr(service.services.caller_threads, "run", lambda work, *arguments: asked.append(work) or run(work, *arguments))
+    body = archive(("train.py", b""), ("noise", random.Random(in_memory).randbytes(2**20 - 4096)))
+    source_id = hashlib.sha256(body).hexdigest()
+    client.put_source(SourceId=source_id, Body=body)
+    assert service.objects.get(ObjectReference(bucket=BUCKET, key=f"sources/{source_id}.tar.gz")) == body
+    assert len(asked) == waits
 
 
 @pytest.mark.parametrize(
