@@ -34,6 +34,8 @@ TEXTS: Final = ("HyperParameters", "Environment", "Secrets", "Tags")
 _ABOUT_THE_REQUEST: Final = ("TrainingJobName", "ClientRequestToken", "DryRun")
 _LIMITS: Final = ("MaxRuntimeInSeconds", "MaxPendingTimeInSeconds", "MaxCostUsd")
 """0 lifts one; a job without it has no such field."""
+_PLACES: Final = {"S3Uri": "{TrainingJobName}/", "S3OutputPath": "{TrainingJobName}/run={RunId}/"}
+"""What the service adds to where a request sends its checkpoints and outputs: a place of the job's own."""
 
 
 def from_file(path: Path) -> Request:
@@ -175,12 +177,19 @@ def difference(job: Mapping[str, Any], wanted: Request) -> Request:
             continue
         there = job.get(name)
         if isinstance(value, dict) and isinstance(there, dict) and name not in TEXTS:
-            inner = {key: each for key, each in value.items() if each != there.get(key) and not (key in _LIMITS and not each and key not in there)}
+            inner = {key: each for key, each in value.items() if not _is_so(job, there, key, each)}
             if inner:
                 different[name] = inner
         elif value != there:
             different[name] = value
     return different
+
+
+def _is_so(job: Mapping[str, Any], there: Mapping[str, Any], key: str, asked: Any) -> bool:
+    if key in _LIMITS and not asked:
+        return key not in there
+    placed = f"{asked.rstrip('/')}/{_PLACES[key].format_map(job)}" if key in _PLACES and isinstance(asked, str) else asked
+    return there.get(key) in (asked, placed)
 
 
 def lines(job: Mapping[str, Any], different: Request) -> list[dict[str, str]]:

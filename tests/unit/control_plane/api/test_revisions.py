@@ -9,6 +9,7 @@ from control_plane.db import jobs, nodes, protection, revisions
 from control_plane.db.errors import Conflict
 from control_plane.db.revisions import Change
 from control_plane.db.tokens import Role
+from everstep.cli import submission
 from tests.unit.control_plane.api.conftest import START, all_pages, refused
 from tests.unit.control_plane.api.test_results import Job, shard
 
@@ -188,3 +189,36 @@ def test_others_may_not(service, client, job):
         reader.update_training_job(**GPT, Priority=7)
     with closing(service.client(service.token(Role.SUBMITTER, "speech"))) as stranger, refused("ResourceNotFoundException"):
         stranger.update_training_job(**GPT, Priority=7)
+
+
+def test_a_job_does_not_differ_from_the_request_that_made_it(client, fleet, source):
+    """The service adds a place of the job's own to where its checkpoints and outputs are sent."""
+    request = {
+        **GPT,
+        "FleetName": "main",
+        "Source": {"SourceId": source["SourceId"]},
+        "EntryPoint": "train.py",
+        "HyperParameters": {"lr": "1"},
+        "Environment": {"A": ""},
+        "Secrets": {"KEY": "ssm:key"},
+        "RoleArn": "arn:aws:iam::123456789012:role/mine",
+        "NodeCount": 2,
+        "RanksPerNode": 2,
+        "Protection": {"Copies": 2, "MaxSlowdown": 0.05},
+        "CheckpointConfig": {"EverySteps": 50, "S3Uri": "s3://mine/checkpoints", "ThirdSlot": True, "MaxCount": 3},
+        "InputDataConfig": [{"ChannelName": "train", "DataSource": {"S3DataSource": {"S3Uri": "s3://mine/data/"}}}],
+        "OutputDataConfig": {"S3OutputPath": "s3://mine/out/"},
+        "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
+        "RetryStrategy": {"MaxAttempts": 4},
+        "Priority": 7,
+        "Preemptible": True,
+        "Project": "default",
+        "Tags": {"team": "b"},
+    }
+    client.create_training_job(**request)
+    made = client.describe_training_job(**GPT)
+    assert submission.difference(made, request) == {}
+    places = {"CheckpointConfig": made["CheckpointConfig"], "OutputDataConfig": made["OutputDataConfig"]}
+    assert submission.difference(made, places) == {}, "as they are shown"
+    other = {"CheckpointConfig": {"S3Uri": "s3://mine/out/"}, "OutputDataConfig": {"S3OutputPath": "s3://mine/checkpoints"}}
+    assert submission.difference(made, other) == other
