@@ -117,6 +117,7 @@ describe('a log that is read', () => {
     const source = new LogSource('gpt', {}, served(LOG).ask)
     await source.start({ at: 'end' })
     expect(texts(source.snapshot().lines)).toEqual(['7', '8', '9'])
+    expect(source.snapshot()).not.toHaveProperty('isCut') // that is of the lines that were let go, not of the log
     for (let tries = 0; source.snapshot().hasOlder && tries < 10; tries += 1) await source.older()
     expect(texts(source.snapshot().lines)).toEqual(LOG.map((each) => each.Message))
   })

@@ -17,6 +17,7 @@ import ConfirmDialog from '../src/parts/ConfirmDialog'
 import { Doing } from '../src/parts/Doing'
 import { FirstFold } from '../src/parts/FirstFold'
 import NodeDialog from '../src/parts/NodeDialog'
+import { Shell } from '../src/parts/Shell'
 import { Stacks } from '../src/parts/Stacks'
 import { drawn, served } from './drawn'
 
@@ -287,6 +288,19 @@ describe('a job that begins with an earlier one', () => {
     fireEvent.click(screen.getByRole('button', { name: 'Show the plan' }))
     await waitFor(() => expect(asked.map((each) => each.body)).toMatchObject([{ Environment: { CUDA_VISIBLE_DEVICES: '' }, DryRun: true }]))
   })
+})
+
+test('that events do not come is said once it is known, and not of a tab that is only just seen', () => {
+  const stream: { onopen?: () => void; onerror?: () => void; addEventListener: () => void; close: () => void } = { addEventListener: () => {}, close: () => {} }
+  vi.stubGlobal('EventSource', Object.assign(function () { return stream }, { CLOSED: 2 }))
+  const freshness = () => screen.queryByText(/^(Live|No events|Stale.*)$/)?.textContent
+  contact.at = Date.now()
+  drawn(<Shell />, { answers: { '["incidents","","open"]': [] } })
+  expect(freshness()).toBeUndefined()
+  act(() => stream.onopen!())
+  expect(freshness()).toBe('Live')
+  act(() => stream.onerror!())
+  expect(freshness()).toBe('No events')
 })
 
 describe('what is held and not renewed', () => {

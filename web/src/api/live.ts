@@ -59,41 +59,45 @@ export class Renewals {
   }
 }
 
-/** Follow events for as long as the page is open and seen. Returns false while they do not come. */
-export function useLive(client: QueryClient, isSignedIn: boolean): boolean {
-  const [isOpen, setOpen] = useState(false)
+/** What is known of the stream: nothing yet, that events come, or that they do not. */
+export type Liveness = 'connecting' | 'live' | 'cut'
+
+/** Follow events for as long as the page is open and seen. */
+export function useLive(client: QueryClient, isSignedIn: boolean): Liveness {
+  const [liveness, setLiveness] = useState<Liveness>('connecting')
   useEffect(() => {
     if (!isSignedIn) return
     let source: EventSource
-    let again: ReturnType<typeof setTimeout> | undefined
+    let timer: ReturnType<typeof setTimeout> | undefined
     const renewals = new Renewals((queryKey) => client.invalidateQueries({ queryKey }))
-    const set = (to: boolean) => {
-      stream.isOpen = to
-      setOpen(to)
+    const set = (to: Liveness) => {
+      clearTimeout(timer)
+      stream.isOpen = to === 'live'
+      setLiveness(to)
     }
     const connect = () => {
+      timer = setTimeout(() => set('cut'), AGAIN_MS)
       source = new EventSource('/v1/events/stream')
       source.onopen = () => {
-        set(true)
+        set('live')
         void client.invalidateQueries({ predicate: (query) => query.queryKey[0] !== 'session' }) // what happened before the stream began
       }
       source.onmessage = (message: MessageEvent<string>) => {
         if (message.data) renewals.add(renewed(JSON.parse(message.data) as Event))
       }
       source.onerror = () => {
-        set(false)
+        set('cut')
         if (source.readyState !== EventSource.CLOSED) return // the browser tries again
         void client.invalidateQueries({ queryKey: ['session'] })
-        again = setTimeout(connect, AGAIN_MS)
+        timer = setTimeout(connect, AGAIN_MS)
       }
       source.addEventListener('end', () => void client.invalidateQueries({ queryKey: ['session'] }))
     }
     return whileSeen(connect, () => {
-      clearTimeout(again)
       renewals.clear()
       source.close()
-      set(false)
+      set('connecting')
     })
   }, [client, isSignedIn])
-  return isOpen
+  return liveness
 }

@@ -91,7 +91,7 @@ export class LogSource {
         const before = await this.nearest('NextBackwardToken', {})
         this.back = before.reading
         this.forward = before.first.NextForwardToken
-        this.set({ ...appended([], before.events), hasOlder: !before.isAll, isAtEnd: true })
+        this.set({ lines: appended([], before.events).lines, hasOlder: !before.isAll, isAtEnd: true })
         return
       }
       const StartTime = seconds(Math.max(0, from.ms - AROUND_MS))

@@ -5,7 +5,7 @@ import { lazy, Suspense, useEffect, useLayoutEffect, useState } from 'react'
 import { Link, NavLink, Outlet, useLocation, useNavigate } from 'react-router'
 
 import { contact, serverTime } from '../api/client'
-import { useLive } from '../api/live'
+import { useLive, type Liveness } from '../api/live'
 import { openIncidentsQuery, sessionQuery } from '../api/queries'
 import { duration } from '../model/format'
 import { STALE_SECONDS } from '../model/verdict'
@@ -18,10 +18,12 @@ const AccountMenu = lazy(() => import('./AccountMenu'))
 /** Seconds since the server answered last. */
 export const useStaleSeconds = (): number => Math.max(0, useNow() - serverTime(contact.at))
 
-function Freshness({ isLive }: { isLive: boolean }) {
+function Freshness({ liveness }: { liveness: Liveness }) {
   const stale = useStaleSeconds()
-  if (!isLive && stale <= STALE_SECONDS) return <Status tone="warn" word="No events" title="The stream of events is cut off; everything is asked for every 2 s until it is back" />
-  return stale > STALE_SECONDS ? <Status tone="bad" word={`Stale, ${duration(stale)}`} title="The control plane has not answered for this long" /> : <Status tone="good" word="Live" title="Events come as they happen" />
+  if (stale > STALE_SECONDS) return <Status tone="bad" word={`Stale, ${duration(stale)}`} title="The control plane has not answered for this long" />
+  if (liveness === 'connecting') return null
+  if (liveness === 'cut') return <Status tone="warn" word="No events" title="The stream of events is cut off; everything is asked for every 2 s until it is back" />
+  return <Status tone="good" word="Live" title="Events come as they happen" />
 }
 
 const KEYS: Record<string, string> = { j: '/', q: '/queue', i: '/incidents', f: '/fleets', s: '/submit', d: '/drills' }
@@ -38,7 +40,7 @@ export function Shell() {
   const isSearching = sought !== undefined
   const [isAccountOpen, setAccountOpen] = useState(false)
   const isSignedOut = signedIn.data === null
-  const isLive = useLive(client, Boolean(signedIn.data))
+  const liveness = useLive(client, Boolean(signedIn.data))
 
   useEffect(() => {
     if (isSignedOut) void navigate(`/sign-in?next=${encodeURIComponent(location.pathname + location.search + location.hash)}`, { replace: true })
@@ -110,7 +112,7 @@ export function Shell() {
           {signedIn.data?.Role !== 'viewer' && <NavLink to="/submit">Submit</NavLink>}
         </nav>
         <div className="row tools">
-          <Freshness isLive={isLive} />
+          <Freshness liveness={liveness} />
           <Button variant="default" size="xs" onClick={() => type('')}>
             Search <kbd>⌘K</kbd>
           </Button>
