@@ -126,8 +126,8 @@ def _adapters(
     others = {name: optimizer for name, optimizer in optimizers.items() if not any(_is_own(optimizer, engine) for engine in engines.values())}
     for name, optimizer in others.items():
         _check_apart(name, optimizer, engines)
-    for name in doubled | (engines.keys() & others.keys()):
-        raise SessionMisuse(f"an engine and what is given beside it are both called {name!r}; give the engine a name: engine={{name: …}}")
+    if clashing := sorted(doubled | (engines.keys() & others.keys())):
+        raise SessionMisuse(f"an engine and what is given beside it are both called {clashing[0]!r}; give the engine a name: engine={{name: …}}")
     if modules or others:
         adapters.append(_torch_adapter(modules, others, trusted))
     if not adapters:
