@@ -74,18 +74,19 @@ def divide(records: Iterable[LogRecord]) -> tuple[list[tuple[LogRecord, ...]], l
         records: in order.
 
     Returns:
-        Those of each message, of `MESSAGE_BYTES` at most; those that are left when these have come to `MAX_LOGGED_BYTES`; and how many had no place
-        in any message.
+        Those of each message, of `MESSAGE_BYTES` at most; those that are left, from the first on with which these would exceed `MAX_LOGGED_BYTES`;
+        and how many of those before it had no place in any message.
     """
     pieces: list[list[LogRecord]] = []
     left: list[LogRecord] = []
     too_large_count = piece_bytes = total_bytes = 0
-    for record in records:
+    rest = iter(records)
+    for record in rest:
         size = _size(record)
         if size > MESSAGE_BYTES:
             too_large_count += 1
-        elif left or total_bytes + size > MAX_LOGGED_BYTES:
-            left.append(record)
+        elif total_bytes + size > MAX_LOGGED_BYTES:
+            left = [record, *rest]
         else:
             if not pieces or piece_bytes + size > MESSAGE_BYTES:
                 pieces.append([])

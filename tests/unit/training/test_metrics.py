@@ -10,7 +10,8 @@ import torch
 
 from everstep.protocol.codec import decode, encode
 from everstep.protocol.ids import Generation, Step
-from everstep.protocol.rank_messages import MAX_LOGGED_BYTES, MAX_RANK_MESSAGE_BYTES, Logged
+from everstep.protocol.rank_messages import MAX_LOGGED_BYTES, MAX_RANK_MESSAGE_BYTES, Logged, LogRecord
+from everstep.training import metrics
 from everstep.training.errors import SessionMisuse
 from everstep.training.metrics import MESSAGE_BYTES, MetricRing, numbers
 
@@ -41,6 +42,17 @@ def test_a_second_of_many_values_goes_in_messages_that_an_agent_takes() -> None:
     assert [record.step for message in sent for record in message.records] == list(range(25))
     assert all(len(encode(message)) <= MESSAGE_BYTES + 64 < MAX_RANK_MESSAGE_BYTES for message in sent)
     assert not any(message.dropped_count for message in sent)
+
+
+def test_of_what_waits_no_more_is_measured_than_what_is_taken_and_the_first_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    size, measured = metrics._size, []
+    monkeypatch.setattr(metrics, "_size", lambda record: measured.append(record.step) or size(record))
+    records = [LogRecord(step=Step(step), values=many(100_000 if step == 119 else 1000), at_seconds=0.0) for step in range(120)]
+    pieces, left, too_large_count = metrics.divide(records)
+    taken = [record for piece in pieces for record in piece]
+    assert (taken + left, too_large_count) == (records, 0), "one that has no place in any message is counted when its turn comes"
+    assert measured == list(range(len(taken) + 1))
+    assert metrics.divide(records[119:]) == ([], [], 1)
 
 
 def test_what_an_agent_does_not_take_in_a_second_waits_and_at_the_end_is_counted() -> None:
