@@ -434,8 +434,12 @@ class Supervisor:
         reader = await self._dial()
         if reader is None:
             await self._bury()
-            await self._launch()
-            reader = await self._dial()
+            try:
+                await self._launch()
+                reader = await self._dial()
+            finally:
+                if reader is None:  # a child of ours that nobody has waited for; one that starts still would hold the socket against the next
+                    await self._end_shim()
         if reader is None:
             raise ShimUnavailable("a shim was started and does not answer")
         return reader
@@ -481,8 +485,6 @@ class Supervisor:
             async with asyncio.timeout(_LISTEN_SECONDS):
                 await listens.wait()
         except TimeoutError:
-            os.kill(self._shim_pid, signal.SIGKILL)  # a child of ours that nobody has waited for: or the next one would find it at its socket
-            await self._reap_shim()
             raise ShimUnavailable(f"the shim does not listen after {_LISTEN_SECONDS} s; see {log_path}") from None
         finally:
             loop.remove_reader(read)
@@ -510,11 +512,14 @@ class Supervisor:
 
     async def _connect_again(self) -> asyncio.StreamReader:
         """Reach another shim, as often as it takes: a machine that has no memory for one now may have some in a minute."""
+        told = ""
         while True:
             try:
                 return await self._connect()
             except (ShimUnavailable, OSError) as error:
-                log.error("no rank can be started until there is another shim: %s", error)
+                if str(error) != told:
+                    told = str(error)
+                    log.error("no rank can be started until there is another shim: %s", told)
             await asyncio.sleep(RETRY_SECONDS)
 
     def _hear(self, message: RankStarted | RankRefused | RankExited | Ranks) -> None:
@@ -581,6 +586,11 @@ class Supervisor:
             self._writer = None
 
     # -- a dead shim ----------------------------------------------------------------------------------------------------------------------
+
+    async def _end_shim(self) -> None:
+        if self._shim_pid is not None:
+            os.kill(self._shim_pid, signal.SIGKILL)
+            await self._reap_shim()
 
     async def _reap_shim(self) -> None:
         pid, self._shim_pid = self._shim_pid, None

@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -411,6 +412,45 @@ async def test_another_shim_is_tried_until_there_is_one(bench: Bench, monkeypatc
     assert refused == [False, False]
     await bench.start("print('again')")
     assert (await bench.exit()).end.code == 0
+
+
+async def test_shims_that_die_at_once_leave_nothing_and_are_told_once(
+    cold: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk, or another shim at the lock: each of them ends while it starts."""
+    monkeypatch.setattr(supervisor, "RETRY_SECONDS", 0.0)
+    launch, python = cold.supervisor._launch, sys.executable
+    born: list[int] = []
+    left: list[list[int]] = []
+
+    async def stillborn() -> None:
+        left.append([pid for pid in born if processes.find(pid) is not None])
+        monkeypatch.setattr(sys, "executable", "/bin/false" if len(born) < 3 else python)
+        await launch()
+        born.append(cold.shim_pid())
+
+    monkeypatch.setattr(cold.supervisor, "_launch", stillborn)
+    os.kill(cold.shim_pid(), signal.SIGKILL)
+    await cold.until(lambda: len(born) == 4 and cold.supervisor._writer is not None)
+    await cold.start("")
+    assert (await cold.exit()).end.code == 0
+    assert left == [[], [], [], []]
+    assert caplog.text.count("was started and does not answer") == 1
+
+
+async def test_an_agent_that_ends_while_its_shim_starts_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path, is_warm=False)
+    stuck = tmp_path / "python"
+    stuck.write_text("#!/bin/sh\nexec sleep 1000\n")
+    stuck.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(stuck))
+    starting = asyncio.create_task(bench.supervisor.start())
+    await bench.until(lambda: bench.supervisor._shim_pid is not None)
+    pid = bench.shim_pid()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert processes.find(pid) is None
 
 
 LEAVE_A_DAEMON = """
