@@ -91,7 +91,7 @@ class LogJournal:
         self._take_up()
 
     def read(self) -> list[LogLine]:
-        """Append what ranks have printed since, as far as lines are whole and there is room.
+        """Append what ranks have printed since, as far as lines are whole and there is room; behind the end there is nothing.
 
         Called every 100 ms or so while ranks run, in a thread.
 
@@ -101,7 +101,7 @@ class LogJournal:
         Raises:
             OSError: the disk does not take them, or cannot be read; they are read again.
         """
-        return self._take(is_last=False)
+        return [] if self.is_ended else self._take(is_last=False)
 
     def has_news(self) -> bool:
         """Say whether a stream has another length than when it was read. Takes microseconds."""

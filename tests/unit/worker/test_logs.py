@@ -13,7 +13,7 @@ import pytest
 from everstep.protocol.agent_messages import LogLines, NodeFault
 from everstep.protocol.codec import encode
 from everstep.protocol.ids import Generation, Rank
-from everstep.protocol.log_chunks import LINE_BYTES, LogLine
+from everstep.protocol.log_chunks import LINE_BYTES, LogLine, decode_chunk
 from everstep.protocol.plan import GenerationPlan, ObjectReference
 from tests.unit.worker.rank_plans import RUN, rank_plan
 from worker import log_journal, logs
@@ -225,6 +225,21 @@ async def test_what_ranks_print_last_is_kept_where_the_journal_has_no_room_for_a
     lines = [line for lines in passed for line in lines.lines]
     assert [line.text for line in lines] == [*(f"line {number}" for number in range(100_000)), ""]
     assert [lines.first for lines in passed] == list(accumulate((len(lines.lines) for lines in passed[:-1]), initial=0))
+
+
+@pytest.mark.parametrize("is_the_next_agent", [False, True])
+async def test_nothing_is_behind_the_end_of_a_journal(tmp_path: Path, is_the_next_agent: bool) -> None:
+    """A process that has got away from its rank prints on; readers take what ends otherwise for a journal that is not whole."""
+    bench = Bench(tmp_path)
+    ships, _ = shipper(bench)
+    bench.files(0).stdout.write_text("one\n")
+    assert await ships.finish() == ()
+    bench.files(0).stdout.write_text("one\ntwo\n")
+    if is_the_next_agent:
+        ships, _ = shipper(bench)
+    assert await ships.finish() == ()
+    (chunk,) = (data for key, data in bench.stored.items() if key.endswith(".jsonl"))
+    assert [(line.stream, line.text) for line in decode_chunk(chunk)[1]] == [("stdout", "one"), ("end", "")]
 
 
 def test_lines_of_whatever_ranks_print_fit_into_messages() -> None:
