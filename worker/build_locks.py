@@ -3,7 +3,8 @@
 torch builds an extension (DeepSpeed's CPU Adam, among others) in a folder below HOME, once, and keeps other processes out by a file named `lock`.
 Who is killed meanwhile leaves it there, and every later rank waits for it for ever: the next generation, and each one after it.
 
-Invariant: a lock that a process has open is let be; nothing is removed but from the ranks' own folders, wherever their links lead.
+Invariant: a lock that a process has open is let be, and one that a process of another node may have open; nothing is removed but from the ranks'
+own folders, wherever their links lead.
 Source: torch 2.13, `torch.utils.file_baton` (the holder has the file open) and `torch.utils.cpp_extension` (where it lies).
 """
 
@@ -16,14 +17,20 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from worker.rank_user import RankUser
 
 log = logging.getLogger(__name__)
 
+OWN_FILE_SYSTEMS: Final = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
+"""What is mounted on one machine only: whoever has a file of theirs open is found in its /proc."""
+
 
 def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
-    """Remove the locks that nobody holds. Before a rank is started; blocks for a millisecond where there is none.
+    """Remove the locks that nobody holds, where nobody else can: on file systems that are this machine's alone.
+
+    Before a rank is started; blocks for a millisecond where there is none.
 
     Args:
         environment: the rank's.
@@ -33,8 +40,12 @@ def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
     for path in _locks(environment):
         with contextlib.suppress(OSError):
             told = path.lstat()
-            if stat.S_ISREG(told.st_mode):
+            if not stat.S_ISREG(told.st_mode):
+                continue
+            if (kind := _file_system(path.parent)) in OWN_FILE_SYSTEMS:
                 found[told.st_dev, told.st_ino] = path
+            else:
+                log.info("%s is let be: it lies on %s, where another node may hold it", path, kind or "a file system of unknown type")
     if not found:
         return
     for lock in found.keys() - _held():
@@ -71,6 +82,21 @@ def _locks(environment: Mapping[str, str]) -> list[Path]:
         return list(Path(named).glob("*/lock"))
     cache = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME", "/")).resolve() / ".cache")
     return list(Path(cache, "torch_extensions").glob("*/*/lock"))
+
+
+def _file_system(folder: Path) -> str:
+    """Return the type of what a folder lies on, as the kernel names it; empty where it does not tell."""
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        told = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+    finally:
+        os.close(descriptor)
+    mount = dict(line.split(":\t", 1) for line in told.splitlines()).get("mnt_id")
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        where, _, what = line.partition(" - ")
+        if where.split()[0] == mount:
+            return what.split()[0]
+    return ""
 
 
 def _held() -> set[tuple[int, int]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from torch.utils.file_baton import FileBaton
 
+from worker import build_locks
 from worker.build_locks import remove_stale
 from worker.rank_user import RankUser
 
@@ -35,6 +36,24 @@ def test_a_lock_that_nobody_holds_is_removed(place: tuple[dict[str, str], Path])
     os.close(baton.fd)  # as the kernel does for who is killed
     remove_stale(environment, None)
     assert [path.name for path in folder.iterdir()] == ["cpu_adam.so"]
+
+
+def test_a_lock_that_another_node_may_hold_is_let_be(
+    place: tuple[dict[str, str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder that nodes share: whether one of another node's processes has it open cannot be seen here."""
+    environment, folder = place
+    (folder / "lock").touch()
+    monkeypatch.setattr(build_locks, "_file_system", lambda _: "nfs4")
+    caplog.set_level("INFO", build_locks.__name__)
+    remove_stale(environment, None)
+    assert (folder / "lock").exists()
+    assert "nfs4" in caplog.text
+
+
+def test_a_file_system_is_known_by_its_name(tmp_path: Path) -> None:
+    assert build_locks._file_system(Path("/proc/self")) == "proc"
+    assert build_locks._file_system(tmp_path) in build_locks.OWN_FILE_SYSTEMS
 
 
 def test_where_nothing_was_ever_built_nothing_happens(tmp_path: Path) -> None:
