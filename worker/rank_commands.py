@@ -4,7 +4,8 @@
                                                       │ stdin: what was given; stdout, stderr: the first 256 KiB
                                                       └ ended with all below it, and all that is in its session
 
-Invariant: a command that was run is not run again. None outlives the generation that it was run for: it is ended with its ranks.
+Invariant: a command that was run is not run again. None outlives the generation that it was run for: it is ended with its ranks,
+where the agent may end it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 MAX_AT_ONCE: Final = 4
 MAX_KEPT: Final = 8
 """Answers that are kept for who asks again."""
+END_SECONDS: Final = 5.0
+"""For a command that was killed to be gone."""
 _ENDED: Final = "the generation ended"
 _READ_BYTES: Final = 64 * 1024
 
@@ -178,10 +181,16 @@ async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
 
 
 async def _end(process: Process) -> None:
-    """End a command with all below it. What has got away from it may hold its pipes for ever: they are closed here."""
+    """End a command with all below it. What has got away from it may hold its pipes for ever: they are closed here.
+
+    Where the agent is not root, what is another user's by now (`sudo`) cannot be ended, and is not waited for.
+    """
     if process.returncode is None:
-        kill_tree(process.pid)
-    with contextlib.suppress(ProcessLookupError):
+        await asyncio.to_thread(kill_tree, process.pid)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    process._transport.close()  # type: ignore[attr-defined]  # `wait` waits for the pipes, too, and there is no other way to them
-    await asyncio.shield(process.wait())
+    with contextlib.suppress(PermissionError):  # it kills once more
+        process._transport.close()  # type: ignore[attr-defined]  # `wait` waits for the pipes, too, and there is no other way to them
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(END_SECONDS):
+            await process.wait()

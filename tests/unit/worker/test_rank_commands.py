@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
+import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -130,6 +133,38 @@ async def test_what_has_left_its_session_holds_up_nobody(desk, code) -> None:
     assert (ended.is_timed_out, ended.exit_code) == (True, None)
     with contextlib.suppress(ProcessLookupError):
         os.kill(int(ended.stdout), signal.SIGKILL)
+    await gone(int(ended.stdout))
+
+
+def not_permitted(*_: object) -> None:
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+async def test_another_users_process_in_its_group_changes_no_answer(desk, monkeypatch) -> None:
+    """An agent that is not root, and `sudo`. Looking for its processes takes milliseconds, which the agent's loop does not have."""
+    real, threads = rank_commands.kill_tree, []
+
+    def kill(root: int) -> object:
+        threads.append(threading.current_thread())
+        return real(root)
+
+    monkeypatch.setattr(os, "killpg", not_permitted)
+    monkeypatch.setattr(rank_commands, "kill_tree", kill)
+    ended = await desk.run(command("sleep", "1000", timeout_seconds=1.0))
+    assert (ended.is_timed_out, ended.exit_code, ended.refusal) == (True, None, "")
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+async def test_one_that_cannot_be_ended_is_answered_all_the_same(desk, monkeypatch) -> None:
+    monkeypatch.setattr(rank_commands, "END_SECONDS", 0.01)
+    with monkeypatch.context() as theirs:
+        theirs.setattr(os, "killpg", not_permitted)
+        theirs.setattr(rank_commands, "kill_tree", lambda _: frozenset())  # it passes over what is another user's
+        theirs.setattr(subprocess.Popen, "kill", not_permitted)
+        ended = await desk.run(command("sh", "-c", "echo $$; exec sleep 1000", timeout_seconds=1.0))
+    assert (ended.is_timed_out, ended.exit_code, ended.refusal) == (True, None, "")
+    os.kill(int(ended.stdout), signal.SIGKILL)
     await gone(int(ended.stdout))
 
 
