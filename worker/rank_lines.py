@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from everstep.protocol.agent_messages import MetricPoint, NodeFault
 from everstep.protocol.codec import Message
@@ -122,7 +122,9 @@ class RankLines:
         self._layouts: dict[Rank, tuple[bytes, int]] = {}
         """Layout hash and capacity that each rank asked for."""
         self._asked: dict[Rank, int] = {}
-        """Capacity that each rank has asked for and was not refused; shards need not be of one size."""
+        """Capacity that each rank has asked for, or has slots of where it was refused more; shards need not be of one size."""
+        self._refused: dict[Rank, str] = {}
+        """Why a rank has no slots of what it asked for last, and will have none."""
         self._unmet: dict[Rank, SlotsRequest] = {}
         """What ranks asked for that this node has no room for just now."""
         self._sealing: dict[Rank, Step] = {}
@@ -298,6 +300,7 @@ class RankLines:
     async def _reserve(self, shard: OwnedShard, request: SlotsRequest) -> None:
         self._layouts.pop(shard.rank, None)
         self._unmet.pop(shard.rank, None)
+        self._refused.pop(shard.rank, None)
         if shard.granted_slot < 0:
             self._settle(shard)
         copies = len(self._plan.ranks[shard.rank].holders)
@@ -313,13 +316,12 @@ class RankLines:
                 shard.refusal = f"Protection waits for memory on its node: {error}"
                 self._unmet[shard.rank] = request
                 return
-            figures = (
-                f"Protection.Copies: {self._slot_count} slots · {copies} copies · {sum(shards):,} bytes of shards per node "
-                f"need {needed:,} bytes of host memory per node; {error.available_bytes:,} are there. "
-                "Use fewer copies, more nodes, or an instance type with more memory."
-            )
-            shard.refusal = figures
-            self._asked.pop(shard.rank, None)
+            if shard.reserved is None:
+                self._asked.pop(shard.rank, None)
+            else:
+                self._asked[shard.rank] = shard.reserved[0]
+            figures = self._figures(copies, shards, request, error)
+            self._refused[shard.rank] = shard.refusal = figures
             self._send(shard, SlotsRefused(layout_hash=request.layout_hash, reason=figures))
             if shard.core.foundation == NONE:  # what is kept already of a state that has grown since is worth more than an end of the job
                 self.fault("protection_does_not_fit", figures, is_permanent=True)
@@ -333,6 +335,17 @@ class RankLines:
         if shard.granted_slot < 0:
             await self._grant(shard)
 
+    def _figures(self, copies: int, shards: Sequence[int], request: SlotsRequest, error: NoRoom) -> str:
+        """Say what there is too little of; ranks that have not asked yet count as the one that is refused."""
+        every = sum(shards) + (len(self._shards) - len(shards)) * (request.capacity_bytes + HEADER_BYTES)
+        needed = slot_bytes_per_node(copies=copies, shard_bytes=[every], slot_count=self._slot_count)
+        besides = ", with what else it holds," if needed < error.needed_bytes else ""
+        return (
+            f"Protection.Copies: {self._slot_count} slots · {copies} copies · {every:,} bytes of shards per node{besides} "
+            f"need {max(needed, error.needed_bytes):,} bytes of host memory per node; {error.available_bytes:,} are there. "
+            "Use fewer copies, more nodes, or an instance type with more memory."
+        )
+
     async def _grant(self, shard: OwnedShard) -> None:
         """Make a slot ready for the proposed step, unless the rank has passed it or its layout is not known yet."""
         async with self._granting[shard.rank]:
@@ -342,7 +355,7 @@ class RankLines:
                 return
             if layout is None:
                 late = ", ".join(sorted(shard.unready & shard.core.view))
-                shard.refusal = f"{late} makes slots for it" if late else shard.refusal or NO_LAYOUT
+                shard.refusal = self._refused.get(shard.rank) or (f"{late} makes slots for it" if late else NO_LAYOUT)
                 return
             if step == NONE or step in shard.core.sealed or shard.granted_slot >= 0 or not self._can_capture(shard, step):
                 return

@@ -323,6 +323,7 @@ async def test_shards_of_different_sizes_are_counted_as_they_are(tmp_path: Path)
     place = Place(tmp_path / "slots", rank_plan(ranks_per_node=2))
     place.lines.welcome_all()
     assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
+    place.lines._shards |= {Rank(1): place.shard}  # type: ignore[operator]
     large = structs.replace(TOO_LARGE, capacity_bytes=400_000)
     place.lines._asked[Rank(1)] = 100_000
     assert isinstance(await ask(place, large), SlotsGranted)
@@ -331,6 +332,54 @@ async def test_shards_of_different_sizes_are_counted_as_they_are(tmp_path: Path)
     assert "2 slots · 1 copies · 808,192 bytes of shards per node need 1,616,384 bytes" in place.shard.refusal
     place.page.close(unlink=True)
     place.store.close()
+
+
+async def test_the_figure_of_a_refusal_counts_the_ranks_that_have_not_asked_yet(tmp_path: Path) -> None:
+    """They are there, and need as much: with memory for the ranks that happened to ask first nothing is gained."""
+    place = Place(tmp_path / "slots", rank_plan(ranks_per_node=8))
+    place.lines._shards |= {Rank(rank): place.shard for rank in range(8)}  # type: ignore[operator]
+    place.lines.welcome_all()
+    assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
+    place.lines._asked |= {Rank(1): 300_000, Rank(2): 300_000}
+    assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=300_000)), SlotsRefused)
+    assert "2 slots · 1 copies · 2,432,768 bytes of shards per node need 4,865,536 bytes" in place.shard.refusal
+    place.page.close(unlink=True)
+    place.store.close()
+
+
+async def test_a_refusal_by_what_else_lies_on_the_node_says_figures_that_do_not_fit(place: Place) -> None:
+    place.lines.welcome_all()
+    assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
+    await place.store.reserve(Rank(1), capacity_bytes=300_000, layout_hash=LAYOUT, slot_count=2)
+    assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=400_000)), SlotsRefused)
+    assert "with what else it holds, need 1,400,000 bytes of host memory per node; 1,048,576 are there" in place.shard.refusal
+
+
+async def test_a_rank_whose_growth_is_refused_counts_with_the_slots_that_it_has(place: Place) -> None:
+    place.lines.welcome_all()
+    assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
+    assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=4096)), SlotsGranted)
+    assert isinstance(await ask(place, TOO_LARGE), SlotsRefused)
+    assert place.lines._asked == {RANK: 4096}
+
+
+async def test_a_step_that_waits_for_slots_says_so_and_no_reason_of_before(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = asyncio.Event()
+
+    async def for_ever(*_: object, **__: object) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(place.store, "reserve", for_ever)
+    place.shard.refusal = "no slot is free: one is being uploaded, the other holds the committed step"
+    place.lines.welcome_all()
+    place.lines.message(RANK, SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacity_bytes=4096))
+    await asked.wait()
+    place.propose(2)
+    await asyncio.sleep(0)
+    place.say_late(2)
+    assert place.shard.core.reason == NO_LAYOUT
+    await place.lines.close()
 
 
 async def test_a_state_that_outgrows_its_node_costs_protection_and_not_the_job(place: Place) -> None:
