@@ -389,8 +389,10 @@ def still_seconds(size: int) -> float:
 
 def is_due(size: int, sent: int | None) -> bool:
     """Say whether a stream that is now `size` bytes long, and was `sent` bytes long when it was sent last, is to be sent again. Pure."""
-    if sent is None or size <= sent:
-        return sent is None
+    if sent is None or size < sent:  # one that is shorter was begun anew
+        return True
+    if size == sent:
+        return False
     return size <= SHORT_BYTES or size >= sent * GROWTH
 
 

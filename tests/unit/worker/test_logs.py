@@ -140,6 +140,7 @@ def test_long_streams_are_sent_less_often() -> None:
     assert not is_due(0, 0)
     assert is_due(1, 0)
     assert not is_due(100, 100)
+    assert is_due(10, 100), "it was begun anew"
     assert is_due(SHORT_BYTES, SHORT_BYTES - 1)
     big = 100 * SHORT_BYTES
     assert not is_due(big + 1, big)
