@@ -27,14 +27,22 @@ def test_what_is_known_is_not_written_again(tmp_path: Path) -> None:
     assert (tmp_path / "port").stat() == before
 
 
-@pytest.mark.parametrize("written", [b"", b"port", b"\xff"])
+@pytest.mark.parametrize("written", [b"", b"port", b"\xff", b"70000", b"-1"])
 def test_what_is_no_port_counts_as_none(tmp_path: Path, written: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """A loss of power right behind an agent's start leaves an empty file."""
     (tmp_path / "port").write_bytes(written)
-    assert KeptPort(tmp_path / "port").read() == 0
-    assert "is not known" in caplog.text
-    KeptPort(tmp_path / "port").keep(4711)
+    port = KeptPort(tmp_path / "port")
+    assert port.read() == 0
+    port.keep(4711)
+    assert caplog.text.count("is not known") == 1
     assert KeptPort(tmp_path / "port").read() == 4711
+
+
+def test_a_port_that_was_given_is_kept_unread(tmp_path: Path) -> None:
+    KeptPort(tmp_path / "port").keep(4711)
+    before = (tmp_path / "port").stat()
+    KeptPort(tmp_path / "port").keep(4711)
+    assert (tmp_path / "port").stat() == before
 
 
 def test_a_disk_that_takes_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
