@@ -671,12 +671,23 @@ class Agent:
             log.error("run %s is released although not all that its ranks have left is in S3: the rest is lost", run)
             for task in self._leaving:
                 task.cancel()  # its thread may hang in the store; it ends by itself
+        self._lapse()
         await self._store.release()
         await asyncio.to_thread(self._forget_files, run)
         await self._supplies.forget(run)
         self._set(None)
         self._inventory, self._ended_ranks, self._exits, self._faults = (), None, {}, ()
         self._promising = None
+
+    def _lapse(self) -> None:
+        """From here on nothing of the run can be taken up: the agent after one that is killed meanwhile starts none of its ranks once more."""
+        if self._promise is None:
+            return
+        lapsed = msgspec.structs.replace(self._promise, phase=MemberPhase.PROMISED, plan=None, key=b"", entry_point="")
+        try:
+            self._promises.write(lapsed)
+        except OSError as error:  # a disk that takes nothing lets go all the same
+            log.warning("run %s is released while its promise says %s: %s", lapsed.run, self._promise.phase, error)
 
     def _forget_files(self, run: RunId) -> None:
         self._supervisor.forget(run)
@@ -711,7 +722,7 @@ class Agent:
         begun = loop.time()
         watching: asyncio.Task[None] | None = None
         try:
-            entry = await member.open()
+            entry = await member.open(has_ranks=self._has_ranks(member))
             assert self._promise is not None
             self._promise = promise = msgspec.structs.replace(self._promise, entry_point=str(entry))
             self._ranks.events = member.lines
@@ -737,6 +748,11 @@ class Agent:
             self._move(Event.LOAD_FAILED)
         finally:
             await end(watching)
+
+    def _has_ranks(self, member: Member) -> bool:
+        """Say whether ranks of a generation live here that is being loaded: an agent before this one has started them."""
+        key = (member.plan.run, member.plan.generation)
+        return any((record.run, record.generation) == key and record.end is None for record in self._supervisor.records)
 
     async def _start(self) -> None:
         promise, member = self._promise, self._member

@@ -187,8 +187,11 @@ class Member:
 
     # -- load -------------------------------------------------------------------------------------------------------------------------------
 
-    async def open(self) -> Path:
+    async def open(self, *, has_ranks: bool = False) -> Path:
         """Make room for the generation, and put its source tree on disk: from now on its ranks can be started, and wait.
+
+        Args:
+            has_ranks: some of them live already, and import from their tree: it stays as it is.
 
         Returns:
             The entry point on disk.
@@ -198,7 +201,7 @@ class Member:
         """
         await self._node.store.empty_all_but({rank.rank: self._keep(rank.rank, NONE) for rank in self.plan.ranks})
         self._node.listener.admit(self._credentials, self._serve)
-        entry = await self._load_source()
+        entry = (self._tree / self.plan.script.entry_point).resolve() if has_ranks else await self._load_source()
         try:
             self._open_shards()
         except OSError as error:  # tmpfs is full to the last page; another attempt, or another node, may find room
@@ -361,11 +364,14 @@ class Member:
         keep = self._keep(rank, NONE) - {content}
         await download_shard(self._node.objects, source, self._node.store, rank=rank, content=content, keep=keep, slot_count=self._slot_count)
 
+    @property
+    def _tree(self) -> Path:
+        return self._node.state / "sources" / self.plan.run
+
     async def _load_source(self) -> Path:
-        folder = self._node.state / "sources" / self.plan.run
-        make_way(folder.parent, self._node.user)
+        make_way(self._tree.parent, self._node.user)
         try:
-            return await fetch_source(self._node.archives, self.plan.script, folder)
+            return await fetch_source(self._node.archives, self.plan.script, self._tree)
         except StorageError as error:
             words = f"the source archive cannot be fetched: {error}"
             raise LoadFailed.lacking(self.plan.parent, "archive_unavailable", words, is_passing=error.retryable) from error

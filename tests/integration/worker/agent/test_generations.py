@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from everstep.protocol.agent_messages import (
     MemberPhase,
     MemberReport,
     Prepare,
+    Release,
     Start,
     StopTraining,
     TakeCheckpoint,
@@ -33,8 +36,9 @@ from tests.integration.worker.agent.fleet import CAPACITY_BYTES, JOB, KEY_BYTES,
 from worker.core.slots import Content
 from worker.errors import PeerLost, StoreUnavailable
 from worker.member import Member
-from worker.promise import PromiseFile
+from worker.promise import Promise, PromiseFile
 from worker.replication.transfers import ShardRejected
+from worker.shim.messages import RankRecord
 from worker.shm.store import Slot, SlotStore
 
 pytestmark = pytest.mark.integration
@@ -266,6 +270,35 @@ async def test_restarted_while_loaded(fleet: Fleet, number: int) -> None:
     check_restored(fleet)
     assert fleet.plan is not None
     await fleet.train(fleet.plan.base_step + 2)
+
+
+async def test_a_restarted_agent_lets_ranks_keep_the_tree_that_they_stand_in(fleet: Fleet) -> None:
+    """They have started while their node loads, and import from it."""
+    await fleet.prepare()
+    await fleet.load()
+    node = fleet.nodes[1]
+    tree = node.state_dir / "sources" / RUN
+    before = tree.stat().st_ino
+    node.shim.records = (
+        RankRecord(
+            run=RUN,
+            generation=Generation(fleet.generation),
+            rank=Rank(1),
+            pid=os.getpid(),
+            start_ticks=1,
+            started_at_seconds=1.0,
+            is_warm=False,
+            stdout_path="",
+            stderr_path="",
+        ),
+    )
+    await restart(fleet, node)
+    await until("the load", lambda: fleet.members(MemberPhase.LOADED))
+    assert tree.stat().st_ino == before
+    node.shim.records = ()  # its ranks have ended: nobody is in it
+    await restart(fleet, node)
+    await until("the load", lambda: fleet.members(MemberPhase.LOADED))
+    assert tree.stat().st_ino != before
 
 
 async def test_ranks_are_started_while_their_shards_are_loaded_and_restore_when_all_nodes_have_verified_theirs(fleet: Fleet) -> None:
@@ -601,6 +634,44 @@ async def test_a_promise_is_told_only_when_it_is_true(fleet: Fleet) -> None:
     told = fleet.control.member(node.id)
     assert told is not None
     assert (told.generation, told.phase) == (2, MemberPhase.PROMISED)
+
+
+async def test_an_agent_that_is_killed_while_it_forgets_a_run_starts_none_of_its_ranks(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    await fleet.launch()
+    await fleet.train(3)
+    node = fleet.nodes[1]
+    forgets = asyncio.Event()
+
+    async def ends(_: object) -> None:
+        forgets.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(node.agent._supplies, "forget", ends)
+    await fleet.send(node, Release(run=RUN))
+    await forgets.wait()
+    await node.stop()
+    await node.shim.forget_started()
+    await until("the line to end", lambda: not fleet.control.is_connected(node.id))
+    node.start()
+    await until("what it says", lambda: fleet.control.member(node.id))
+    told = fleet.control.member(node.id)
+    assert told is not None
+    assert (told.phase, told.inventory) == (MemberPhase.PROMISED, ())
+    assert not node.shim.ranks
+    await fleet.release()
+
+
+async def test_a_disk_that_takes_nothing_keeps_no_node_from_letting_go(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    await fleet.launch()
+    write = PromiseFile.write
+
+    def full(file: PromiseFile, promise: Promise | None) -> None:
+        if promise is not None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(file, promise)
+
+    monkeypatch.setattr(PromiseFile, "write", full)
+    await fleet.release()
 
 
 async def test_nothing_of_an_older_generation_is_acted_on(fleet: Fleet) -> None:
