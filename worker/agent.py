@@ -210,6 +210,8 @@ class Agent:
         """What was said last."""
         self._commands: asyncio.Queue[Message | _Left] = asyncio.Queue()
         self._promise: Promise | None = None
+        self._unkept = ""
+        """Why the disk has not taken the promise that was to be made last."""
         self._promising: tuple[RunId, int] | None = None
         self._inventory: tuple[SlotRecord, ...] = ()
         self._ended_ranks: EndedRanks | None = None
@@ -303,6 +305,7 @@ class Agent:
             case MemberPhase.PROMISED | MemberPhase.LOAD_FAILED:
                 await self._fulfil(promise.membership)
             case MemberPhase.LOADING | MemberPhase.LOADED if promise.plan is not None:
+                self._know(msgspec.structs.replace(promise, phase=MemberPhase.LOADING))
                 self._begin_load(promise.plan, promise.key)
             case MemberPhase.RUNNING | MemberPhase.EXITED if promise.plan is not None:
                 self._member = Member(self._node, promise.plan, promise.key, on_change=self._changed)
@@ -563,8 +566,10 @@ class Agent:
         self._promising = (command.run, command.generation)
         self._wanted_sources = ()
         self._unsound_sources.clear()
-        self._set(promise)
-        await self._fulfil(promise.membership)
+        if self._is_kept(promise):
+            await self._fulfil(promise.membership)
+        else:
+            self._promising = None
 
     async def _fulfil(self, membership: Membership) -> None:
         """Make a promise true: no old rank, no old stream; then list what is left."""
@@ -675,7 +680,8 @@ class Agent:
         await self._store.release()
         await asyncio.to_thread(self._forget_files, run)
         await self._supplies.forget(run)
-        self._set(None)
+        self._promises.write(None)
+        self._know(None)
         self._inventory, self._ended_ranks, self._exits, self._faults = (), None, {}, ()
         self._promising = None
 
@@ -704,10 +710,10 @@ class Agent:
         if membership is None or not is_current(membership, plan.run, plan.generation) or membership.phase is not MemberPhase.PROMISED:
             log.debug("Load of generation %d is not for what this node has promised", plan.generation)
             return
-        self._begin_load(plan, key)
+        if self._is_kept(Promise(job=plan.job, run=plan.run, generation=plan.generation, phase=MemberPhase.LOADING, plan=plan, key=key)):
+            self._begin_load(plan, key)
 
     def _begin_load(self, plan: GenerationPlan, key: bytes) -> None:
-        self._set(Promise(job=plan.job, run=plan.run, generation=plan.generation, phase=MemberPhase.LOADING, plan=plan, key=key))
         for rank in list(self._store.shards):  # the promise has ended every rank and stream, and none of this generation has begun
             self._store.settle_copiers(rank)
         self._member = Member(self._node, plan, key, on_change=self._changed)
@@ -758,8 +764,9 @@ class Agent:
         promise, member = self._promise, self._member
         if promise is None or member is None or promise.phase is not MemberPhase.LOADED:
             return
+        if not self._is_kept(_after(promise, Event.START)):
+            return
         await end(self._working)
-        self._move(Event.START)
         member.begin_rounds(is_restarted=False)
         await self._run_ranks(self._promise or promise, member)
 
@@ -773,7 +780,7 @@ class Agent:
             try:
                 if unborn and self._supplied is None:
                     supplied = await self._supplies.gather(member.plan, promise.key, member.here, Path(promise.entry_point))
-            except LoadFailed as error:
+            except (LoadFailed, OSError) as error:
                 for rank in sorted(unborn):
                     self._supervisor.fail_rank(member.plan, rank, str(error))
             else:
@@ -816,9 +823,19 @@ class Agent:
 
     # -- state --------------------------------------------------------------------------------------------------------------------------------
 
-    def _set(self, promise: Promise | None) -> None:
-        self._promises.write(promise)
+    def _is_kept(self, promise: Promise) -> bool:
+        """Make a promise, and say whether the disk has taken it: else all is as before, and the control plane says again what it wants."""
+        try:
+            self._promises.write(promise)
+        except OSError as error:  # of a disk that is full, or broken, the node's health tells
+            words = f"generation {promise.generation} is not {promise.phase} on disk: {error}"
+            if words != self._unkept:
+                log.warning("%s", words)
+            self._unkept = words
+            return False
+        self._unkept = ""
         self._know(promise)
+        return True
 
     def _know(self, promise: Promise | None) -> None:
         self._promise = promise
@@ -826,9 +843,11 @@ class Agent:
             self._listener.promised_run = RunId(promise.run)
 
     def _move(self, event: Event) -> None:
+        """Say that something has come to its end. Where the disk does not take that, the next agent comes to the same end once more."""
         assert self._promise is not None
-        membership = self._promise.membership.on(event)
-        self._set(msgspec.structs.replace(self._promise, phase=membership.phase))
+        promise = _after(self._promise, event)
+        if not self._is_kept(promise):
+            self._know(promise)
         self._changed()
 
     def _begin(self, work: Coroutine[object, object, None]) -> None:
@@ -845,3 +864,7 @@ class Agent:
             self._move(Event.LOAD_FAILED)  # else everybody would wait for this node without end
         else:
             self._changed()
+
+
+def _after(promise: Promise, event: Event) -> Promise:
+    return msgspec.structs.replace(promise, phase=promise.membership.on(event).phase)

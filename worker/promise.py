@@ -65,7 +65,14 @@ class PromiseFile:
         return promise
 
     def write(self, promise: Promise | None) -> None:
-        """Make `promise` durable; None forgets it."""
+        """Make `promise` durable; None forgets it.
+
+        Args:
+            promise: the newest.
+
+        Raises:
+            OSError: the disk does not take it; the one before it stands.
+        """
         if promise is None:
             self._path.unlink(missing_ok=True)
         else:

@@ -257,8 +257,12 @@ class Supervisor:
         if key in self._records or key in self._asked:
             return
         files = RankFiles(self._state, plan.run, plan.generation, rank)
-        files.make(self._user)
-        identity = make_home(self._state, plan.run, self._user) if self._user is not None else {}
+        try:
+            files.make(self._user)
+            identity = make_home(self._state, plan.run, self._user) if self._user is not None else {}
+        except OSError as error:
+            self.fail_rank(plan, rank, f"its folders cannot be made: {error}")
+            return
         inherited = inherited_as(identity, self._inherited)
         paths = RankPaths(agent_socket=agent_socket.absolute(), output_dir=files.output_dir)
         start = StartRank(

@@ -555,6 +555,17 @@ async def test_a_start_that_the_disk_does_not_take_is_refused(bench: Bench) -> N
     assert (await bench.exit(generation=2)).end.code == 0, "the shim has outlived it"
 
 
+async def test_a_rank_whose_folders_cannot_be_made_is_one_that_was_not_started(cold: Bench) -> None:
+    (cold.state / "outputs").touch()
+    await cold.start("", count=2)
+    told = (await cold.exit(1)).describe(Step(-1))
+    assert told.exit_class is ExitClass.ERROR
+    assert "the rank was not started: its folders cannot be made" in told.last_lines
+    (cold.state / "outputs").unlink()
+    await cold.start("", generation=2)
+    assert (await cold.exit(generation=2)).end.code == 0
+
+
 async def test_an_agent_that_finds_a_dead_shim_ends_its_ranks(cold: Bench) -> None:
     await cold.start(WAIT_FOR_EVER)
     record = await cold.living()

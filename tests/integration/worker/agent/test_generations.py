@@ -661,6 +661,53 @@ async def test_an_agent_that_is_killed_while_it_forgets_a_run_starts_none_of_its
     await fleet.release()
 
 
+async def test_a_disk_that_takes_no_promise_for_a_while_costs_a_while(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What depends on a promise is not begun before it is kept; the control plane says it again. An agent that ends would only be started again."""
+    await fleet.connected()
+    node = fleet.nodes[1]
+    refused: set[MemberPhase] = set()
+    write = node.agent._promises.write
+
+    def refuse(promise: Promise | None) -> None:
+        if promise is not None and promise.phase in refused:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(promise)
+
+    monkeypatch.setattr(node.agent._promises, "write", refuse)
+
+    async def is_refused(message: Prepare | Load | Start, phase: MemberPhase) -> MemberReport | None:
+        caplog.clear()
+        refused.add(phase)
+        for _ in range(2):
+            await fleet.send(node, message)
+        await until("the refusal", lambda: "No space left on device" in caplog.text)
+        sequence = fleet.control.reports[node.id].sequence
+        await until("two more reports", lambda: fleet.control.reports[node.id].sequence >= sequence + 2)
+        assert caplog.text.count("No space left on device") == 1, "it is said once"
+        refused.clear()
+        return fleet.control.member(node.id)
+
+    assert await is_refused(Prepare(job=JOB, run=RUN, generation=Generation(1), parent=Generation(0)), MemberPhase.PROMISED) is None
+    await fleet.prepare()
+    told = await is_refused(Load(plan=fleet.make_plan(), key=bytes([1]) * KEY_BYTES), MemberPhase.LOADING)
+    assert told is not None
+    assert told.phase is MemberPhase.PROMISED
+    refused.add(MemberPhase.LOADED)
+    await fleet.load()
+    told = await is_refused(Start(job=JOB, run=RUN, generation=Generation(1)), MemberPhase.RUNNING)
+    assert told is not None
+    assert told.phase is MemberPhase.LOADED
+    assert node.shim.ranks[Rank(1)].connection_count == 0, "its rank trains only when the next agent would know of it"
+    await fleet.start()
+    await fleet.train(3)
+    refused.add(MemberPhase.EXITED)
+    for number, each in enumerate(fleet.nodes):
+        await each.shim.end(Rank(number), ExitClass.SUCCESS)
+    await until("the end", lambda: fleet.members(MemberPhase.EXITED))
+
+
 async def test_a_disk_that_takes_nothing_keeps_no_node_from_letting_go(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     await fleet.launch()
     write = PromiseFile.write

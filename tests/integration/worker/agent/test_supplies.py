@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import io
 import json
@@ -21,6 +22,7 @@ from tests.integration.worker.agent.fleet import BUCKET, KEY_BYTES, Fleet, until
 from tests.wheels import make_wheel
 from worker.errors import SourceRefused, StoreDenied
 from worker.source import SourceArchives
+from worker.supplies import Supplies
 
 pytestmark = pytest.mark.integration
 SET = InputChannel(name="train", prefix=ObjectReference(bucket=BUCKET, key="set/"))
@@ -176,6 +178,25 @@ async def test_an_agent_that_dies_between_the_start_and_its_ranks_supplies_them(
     node.start()
     await until("the rank", lambda: bool(node.shim.ranks))
     assert (Path(node.shim.supplied["SM_CHANNEL_TRAIN"]) / "a").read_bytes() == b"first"
+
+
+async def test_an_agent_that_finds_no_room_for_what_its_ranks_need_says_that_they_were_not_started(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before it ended between the start and its ranks. Were this one to end, too, the next would find no more room."""
+
+    async def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    await fleet.launch()
+    node = fleet.nodes[1]
+    await node.stop()
+    await node.shim.forget_started()
+    await until("the line to end", lambda: not fleet.control.is_connected(node.id))
+    monkeypatch.setattr(Supplies, "gather", full)
+    node.start()
+    await until("the exit", lambda: (found := fleet.control.member(node.id)) is not None and found.ranks[0].exit is not None)
+    assert not node.shim.ranks
 
 
 def with_files(fleet: Fleet, files: dict[str, bytes]) -> dict[str, Any]:
