@@ -479,7 +479,8 @@ class Model:
         listed = {view.content for view in world.slots[rank][holder] if view.state is SlotState.SEALED and view.content is not None}
         steps = frozenset(each.step for each in listed if each == self.content(world, each.step) and self.has(world, rank, 0, each))
         world = self._stream(world, rank, holder, Stream(Phase.IDLE))
-        return self._apply(world, rank, world.shards[rank].inventory(NodeId(f"{self.holders[rank][holder]}"), steps))
+        peer = NodeId(f"{self.holders[rank][holder]}")
+        return self._apply(world, rank, world.shards[rank].answer(peer).inventory(peer, steps))
 
     def _taken(self, world: World, rank: int, holder: int) -> World:
         """The holder grants a slot; the same world when it has none."""

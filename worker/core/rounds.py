@@ -34,7 +34,9 @@ class Shard:
     view: frozenset[NodeId]
     """Peers that count."""
     returning: frozenset[NodeId] = frozenset()
-    """Peers out of view that answer again: the vote waits for them, as what they are sent would else be overwritten before it is there."""
+    """Peers out of view that have lost C or answer again: the vote waits for them, as what they are sent would else be overwritten before it is
+    there.
+    """
     committed: Step = NONE
     proposed: Step = NONE
     vote: Vote = Vote.NONE
@@ -101,10 +103,9 @@ class Shard:
 
     def inventory(self, peer: NodeId, steps: frozenset[Step]) -> Shard:
         """`peer` (re)connected and holds exactly these steps: acknowledgements that it does not list are revoked."""
-        lost = self.committed != NONE and peer in self.view and self.committed not in steps
-        view = self.view - {peer} if lost else self.view
         held = frozenset(each for each in self.held if each[0] != peer) | {(peer, step) for step in steps}
-        return replace(self, held=held, view=view).answer(peer)._confirmed(peer)._settled()
+        lost = {peer} if self.committed != NONE and peer in self.view and self.committed not in steps else set[NodeId]()
+        return replace(self, held=held, view=self.view - lost, returning=self.returning | lost)._confirmed(peer)._settled()
 
     def answer(self, peer: NodeId) -> Shard:
         """`peer`, which was dropped, takes what it is sent: until it has returned or is dropped again nothing is voted on without it."""

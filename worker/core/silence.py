@@ -6,6 +6,9 @@
 One such attempt alone is a line that broke: what the holder has got so far stays there, and the next attempt goes on from it. One that achieved
 nothing at all is silence.
 
+A holder that was given up may return when it answers. One that has failed at everything although it answered, or has returned in vain, may do so
+only after as long again, twice as long each time: whatever breaks each transfer, commits wait for it less and less.
+
 It is looked at every period. A look that comes late says that the owner itself stood still: what came meanwhile has not been read yet.
 
 Invariant: time in which the owner stood still, or was occupied with itself, is no part of any holder's silence.
@@ -35,6 +38,10 @@ class Silence:
     """Since the last attempt that failed."""
     has_failed: bool = False
     """An attempt that had progressed: with the next one a row begins."""
+    returns_at: float = -math.inf
+    """When it was given up, since it has succeeded last: from when on it may return."""
+    apart_seconds: float = 0.0
+    """From the last time that it was given up until then."""
 
     def looked(self, now: float, *, is_owed: bool, is_asked: bool, is_occupied: bool) -> Silence:
         """Look again.
@@ -67,11 +74,24 @@ class Silence:
 
     def answered(self) -> Silence:
         """It is reached again after it was given up: what it has failed at before says nothing of now."""
-        return replace(self.succeeded(), owed_since=None)
+        return replace(self, failing_since=None, has_failed=False, owed_since=None)
 
     def succeeded(self) -> Silence:
         """It has sealed what it was sent, or has all of it."""
-        return replace(self, failing_since=None, has_failed=False)
+        return replace(self, failing_since=None, has_failed=False, returns_at=-math.inf, apart_seconds=0.0)
+
+    def given_up(self) -> Silence:
+        """Commits go on without it. Before it might have returned that changes nothing: it was back by what it had already."""
+        if not self.may_return:
+            return self
+        in_vain = self.failing_since is not None or self.returns_at > -math.inf
+        apart = max(self.seconds, 2 * self.apart_seconds) if in_vain else 0.0
+        return replace(self, returns_at=self.looked_at + apart, apart_seconds=apart)
+
+    @property
+    def may_return(self) -> bool:
+        """Whether a vote may wait for it once more, at the last look."""
+        return self.looked_at >= self.returns_at
 
     @property
     def seconds(self) -> float:

@@ -120,10 +120,8 @@ class ReplicaSender:
         first = await session.receive()
         if not isinstance(first, HolderInventory) or first.owner_rank != self._shard.rank:
             raise MalformedMessage("a holder that does not begin with its inventory")
-        if self._peer not in self._shard.core.awaited:
-            self._silence = self._silence.answered()
-        self._shard.inventory(self._peer, first.sealed)
         self._progress()
+        self._shard.inventory(self._peer, first.sealed)
         answers: asyncio.Queue[Answer] = asyncio.Queue()
         await first_of(self._listen(session, answers), self._feed(session, answers))
 
@@ -262,8 +260,10 @@ class ReplicaSender:
 
     def _progress(self, _taken_bytes: int = 0) -> None:
         self._silence = self._silence.progressed()
-        if self._silence.failing_since is None:
-            self._shard.apply(self._shard.core.answer(self._peer))
+        core = self._shard.core
+        if self._peer not in core.view and self._peer not in core.returning and self._silence.may_return:
+            self._silence = self._silence.answered()
+            self._shard.apply(core.answer(self._peer))
 
     def _failed(self, reason: str) -> None:
         self._shard.holder_troubles[self._peer] = reason
@@ -302,4 +302,5 @@ class ReplicaSender:
         if seconds > self._deadline and self._peer in self._shard.core.awaited:
             trouble = self._shard.holder_troubles.setdefault(self._peer, "it does not answer")
             log.warning("rank %d: holder %s leaves the view after %.1f s: %s", self._shard.rank, self._peer, seconds, trouble)
+            self._silence = self._silence.given_up()
             self._shard.apply(self._shard.core.drop(self._peer))

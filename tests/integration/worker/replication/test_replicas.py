@@ -772,6 +772,66 @@ async def test_a_holder_that_refuses_what_it_takes_is_not_waited_for(pair: Pair)
     assert pair.shard.core.returning == frozenset()
 
 
+class Breaking(Recorded):
+    """A dialler whose sessions are good for an inventory and break with what is sent, until it is mended."""
+
+    def __init__(self, pair: Pair) -> None:
+        super().__init__(pair)
+        self.is_mended = False
+
+    async def stream(self, session: Session, number: int) -> socket.socket:
+        """See `Dialler`."""
+        if not self.is_mended:
+            raise PeerLost("the line broke")
+        return await super().stream(session, number)
+
+    async def tried(self, count: int) -> None:
+        """Wait until so many more sessions have come to nothing."""
+        enough = len(self.sessions) + count + 1
+        await self.pair.until(lambda: len(self.sessions) >= enough)
+
+
+async def test_a_holder_whose_line_breaks_in_every_attempt_holds_up_one_step_and_not_each(pair: Pair) -> None:
+    """Every session said that it was back: each vote waited for two attempts and a whole deadline."""
+    dialler = Breaking(pair)
+    sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
+    pair.hear(-1, 1)
+    await pair.capture(1)
+    await dialler.tried(2)
+    assert pair.shard.core.vote is Vote.NONE
+    look(sender, count=LOOKS_PER_DEADLINE + 3)
+    for step in (2, 3):
+        pair.hear(step - 1, step)
+        await dialler.tried(1)
+        assert pair.shard.core.returning == frozenset()
+        await pair.capture(step)
+        assert pair.shard.core.vote is Vote.ACKED
+
+
+async def test_a_holder_whose_line_holds_again_is_waited_for_after_a_while(pair: Pair) -> None:
+    """Else it never returned where sending takes longer than a step."""
+    dialler, slow = Breaking(pair), Held()
+    sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
+    pair.hear(-1, 1)
+    await pair.capture(1)
+    await dialler.tried(2)
+    look(sender, count=LOOKS_PER_DEADLINE + 3)
+    pair.hear(1, 2)
+    pair.pacer.current = slow
+    dialler.is_mended = True
+    await slow.asked.wait()
+    assert pair.shard.core.returning == frozenset()
+    look(sender, count=LOOKS_PER_DEADLINE + 3)
+    sender._progress()
+    assert pair.shard.core.returning == {HOLDER}
+    await pair.capture(2)
+    look(sender, count=1)
+    assert pair.shard.core.vote is Vote.NONE, "what failed before says nothing of now"
+    slow.gate.set()
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert (pair.shard.core.view, set(pair.held())) == ({HOLDER}, {1, 2})
+
+
 async def test_what_is_sent_measures_the_node_s_link(make: Callable[..., Pair]) -> None:
     pair = make(payload_bytes=2 * TELLING_BYTES)
     pair.listen()

@@ -135,7 +135,7 @@ def test_an_inventory_brings_a_dropped_holder_back() -> None:
 
 def test_who_answers_again_is_waited_for_until_it_has_returned() -> None:
     """Each commit without it gave the slot of what it was being sent to the next step: where sending takes longer than a step it never returned."""
-    back = committed().drop(B).acknowledge(A, step(8)).inventory(B, frozenset())
+    back = committed().drop(B).acknowledge(A, step(8)).answer(B).inventory(B, frozenset())
     waiting = back.seal(step(8))
     assert (waiting.view, waiting.returning, waiting.vote) == ({A}, {B}, Vote.NONE)
     returned = waiting.acknowledge(B, step(7))
@@ -144,7 +144,7 @@ def test_who_answers_again_is_waited_for_until_it_has_returned() -> None:
 
 
 def test_who_answers_again_and_falls_silent_again_is_not_waited_for() -> None:
-    waiting = committed().drop(B).acknowledge(A, step(8)).inventory(B, frozenset()).seal(step(8))
+    waiting = committed().drop(B).acknowledge(A, step(8)).answer(B).inventory(B, frozenset()).seal(step(8))
     dropped = waiting.drop(B)
     assert (dropped.view, dropped.returning, dropped.vote) == ({A}, frozenset(), Vote.ACKED)
 

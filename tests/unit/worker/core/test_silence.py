@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from worker.core.silence import LATE_RATIO, Silence
@@ -56,6 +58,30 @@ def test_progress_ends_it_but_not_a_row_of_failures() -> None:
 @pytest.mark.parametrize("silent", [OWED, FAILING])
 def test_who_is_reached_again_begins_anew(silent: Silence) -> None:
     assert after(after(silent, 9).answered(), 3).seconds == 2 * PERIOD
+
+
+def test_who_was_only_silent_may_return_at_once_who_fails_after_as_long_again() -> None:
+    assert after(OWED, 9).given_up().may_return
+    failed = after(FAILING, 8).given_up()
+    assert [failed.may_return, after(failed, 7).may_return, after(failed, 8).may_return] == [False, False, True]
+
+
+@pytest.mark.parametrize(("silent", "waits"), [(OWED, [0, 8, 16, 32]), (FAILING, [8, 16, 32, 64])])
+def test_each_return_in_vain_is_waited_for_twice_as_late(silent: Silence, waits: list[int]) -> None:
+    for wait in waits:
+        silent = after(replace(silent, owed_since=silent.looked_at), 8).given_up()
+        if wait:
+            assert not after(silent, wait - 1).may_return
+        silent = after(silent, wait)
+        assert silent.may_return
+        silent = silent.answered()
+    assert after(replace(silent.succeeded(), owed_since=silent.looked_at), 8).given_up().may_return, "it has sealed something since"
+
+
+def test_who_is_given_up_before_its_time_waits_no_longer_for_it() -> None:
+    """It came into view by what it had already."""
+    failed = after(FAILING, 8).given_up()
+    assert after(after(failed, 2).given_up(), 6).may_return
 
 
 def test_a_line_that_breaks_once_under_a_long_transfer_is_no_row_of_failures() -> None:
