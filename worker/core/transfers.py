@@ -91,10 +91,6 @@ class StreamCount:
     """Bytes per second with these."""
     is_settled: bool = False
 
-    def without_more(self, count: int) -> StreamCount:
-        """Return the count to go on with where more streams than so many cannot be opened."""
-        return replace(self, count=count, best_count=count, is_settled=True)
-
     def measured(self, bytes_per_second: float) -> StreamCount:
         """Take what the present count carried in one transfer large enough to tell.
 

@@ -92,6 +92,8 @@ class ReplicaSender:
         """Bytes and seconds of the transfer under way a look's time after its beginning: the kernel's buffers are full then, it takes what leaves."""
         self._streams = Streams()
         """Of the session that is open, or was last."""
+        self._most_streams = self.stream_count.limit
+        """That can be opened in this session."""
 
     async def run(self) -> None:
         """Keep the holder supplied until cancelled; a broken line is dialled again, without end and without hurry."""
@@ -100,6 +102,7 @@ class ReplicaSender:
         try:
             while True:
                 streams = self._streams = Streams()
+                self._most_streams = self.stream_count.limit
                 try:
                     session = await self._dialler.session()
                     failures = 0
@@ -236,7 +239,7 @@ class ReplicaSender:
     async def _fit(self, session: Session) -> None:
         """Have as many streams as carry the most, or as can be opened: the first has the session's own way, the others may go over other cards."""
         streams = self._streams
-        while (count := len(streams.lines)) < self.stream_count.count:
+        while (count := len(streams.lines)) < min(self.stream_count.count, self._most_streams):
             beside = int(count > 0)  # the first is what the holder is asked over
             self._paused(beside)
             try:
@@ -245,7 +248,7 @@ class ReplicaSender:
                 if not count:
                     raise
                 log.warning("rank %d has %d streams to %s and no more: %s", self._shard.rank, count, self._peer, error)
-                self.stream_count = self.stream_count.without_more(count)
+                self._most_streams = count
             finally:
                 self._paused(-beside)
         streams.shrink(self.stream_count.count)
@@ -256,7 +259,8 @@ class ReplicaSender:
         self._pacer.measured(queue)
         if size >= TELLING_BYTES and seconds > 0:
             self._best_rate = max(self._best_rate, size / seconds)
-            self.stream_count = self.stream_count.measured(size / seconds)
+            if self.stream_count.count <= self._most_streams:  # else it went over fewer
+                self.stream_count = self.stream_count.measured(size / seconds)
 
     def _progress(self, _taken_bytes: int = 0) -> None:
         self._silence = self._silence.progressed()

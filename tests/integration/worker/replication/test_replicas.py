@@ -34,8 +34,10 @@ from everstep.protocol.plan import ShardSource
 from everstep.protocol.rank_messages import Vote
 from everstep.protocol.slot import SlotHeader, SlotState, payload_chunk_digests, payload_digest
 from tests.integration.worker.replication.pair import GENERATION, HOLDER, LAYOUT, RANK, Pair, content, credentials, payload
+from worker.core.transfers import TRIES, StreamCount
 from worker.errors import PeerLost
 from worker.replication import fetching, receiver, transfers
+from worker.replication import sender as sending
 from worker.replication.fetching import fetch_shard
 from worker.replication.pacing import ENOUGH_TRANSFERS, TELLING_BYTES, Pacer, UniformPacer, Unpaced
 from worker.replication.sender import LOOKS_PER_DEADLINE, ReplicaSender
@@ -507,6 +509,7 @@ class OneCard(Recorded):
         super().__init__(pair)
         self.tried: list[int] = []
         self.sender: ReplicaSender | None = None
+        self.is_mended = False
 
     async def session(self) -> TcpSession:
         """See `Dialler`."""
@@ -515,7 +518,7 @@ class OneCard(Recorded):
     async def stream(self, session: Session, number: int) -> socket.socket:
         """See `Dialler`."""
         self.tried.append(number)
-        if number:
+        if number and not self.is_mended:
             if self.sender is not None:
                 look(self.sender, count=3 * LOOKS_PER_DEADLINE)  # it takes as long as a handshake may
             raise PeerLost("10.0.1.7:9000 does not answer")
@@ -526,16 +529,36 @@ async def test_a_card_that_cannot_be_reached_takes_no_stream_from_those_that_can
     """Its stream ended the session and each that was opened again: the holder was out of reach although the first card worked."""
     dialler = OneCard(pair)
     sender = dialler.sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
-    sender.stream_count = replace(sender.stream_count, count=4)
+    sender.stream_count = StreamCount(limit=4, count=4)
     for step in (1, 2):
         pair.hear(step - 1 or -1, step)
         await pair.capture(step)
         await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert pair.shard.core.view == {HOLDER}
-    assert (dialler.tried, len(dialler.sessions), sender.stream_count.count) == ([0, 1], 1, 1)
+    assert (dialler.tried, len(dialler.sessions), len(sender._streams.lines)) == ([0, 1], 1, 1)
     assert [record.message for record in caplog.records if "no more" in record.message] == [
         f"rank {RANK} has 1 streams to {HOLDER} and no more: 10.0.1.7:9000 does not answer"
     ]
+
+
+async def test_a_card_that_was_out_of_reach_has_its_streams_in_the_next_session(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that failed once, while the holder's agent restarted, left all that was sent in that generation to one stream."""
+    monkeypatch.setattr(sending, "TELLING_BYTES", 0)  # every transfer tells of the link
+    dialler = OneCard(pair)
+    sender = dialler.sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
+    sender.stream_count = StreamCount(limit=4, count=4, best_count=2)
+    for step in range(1, TRIES + 2):
+        pair.hear(step - 1 or -1, step)
+        await pair.capture(step)
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert sender.stream_count == StreamCount(limit=4, count=4, best_count=2), "what one stream carries says nothing of four"
+    dialler.is_mended = True
+    dialler.sessions[0]._line.shutdown(socket.SHUT_RDWR)
+    pair.hear(step, step + 1)
+    await pair.capture(step + 1)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert dialler.tried == [0, 1, 0, 1, 2, 3]
+    assert len(sender._streams.lines) == 4
 
 
 async def test_a_fetch_goes_over_the_cards_that_can_be_reached(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def pacing_rate(line: socket.socket) -> int:
 async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     pair.listen()
     sender = pair.send(deadline_seconds=2.0)
-    sender.stream_count = replace(sender.stream_count, count=2, is_settled=True)  # their chunks are whole at about the same time
+    sender.stream_count = replace(sender.stream_count, limit=2, count=2, is_settled=True)  # their chunks are whole at about the same time
     pair.hear(-1, 1)
     loopback.limit(4_000_000)
     await pair.capture(1)
