@@ -89,7 +89,7 @@ class ReplicaSender:
         self._best_rate = FLOW_BYTES_PER_SECOND
         self._link = SlowLink()
         self._filled: tuple[int, float] | None = None
-        """Bytes and seconds of the transfer under way a look's time after its beginning: the kernel's buffers are full then, it takes what leaves."""
+        """Bytes and part seconds of the transfer under way when it has had a look's time: the kernel's buffers are full, it takes what leaves."""
         self._streams = Streams()
         """Of the session that is open, or was last."""
         self._most_streams = self.stream_count.limit
@@ -280,11 +280,11 @@ class ReplicaSender:
         """See how the transfer under way gets on over its link, and leave training its part of one that is slow."""
         sent, seconds = queue.taken_bytes, queue.part_seconds
         link, filled = self._link, self._filled
-        if filled is None and seconds >= self._silence.period_seconds:
+        if filled is None and queue.busy_seconds >= self._silence.period_seconds:
             self._filled = sent, seconds
         if filled is not None and seconds > filled[1] and self._crawls(queue, SUSPECT_RATIO * self._deadline):
             link = link.found((sent - filled[0]) / (seconds - filled[1]), sent, seconds)
-        if self._is_slow(queue):
+        if link.carries and self._is_slow(queue):
             self._shard.told_slow(
                 self._peer, f"its link carries {link.carries / 1e6:.3g} MB/s; a step has taken {queue.busy_seconds:.0f} s of sending so far"
             )

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from typing import Any, cast
+from unittest.mock import create_autospec
 
 import pytest
 
 from everstep.protocol.ids import NodeId
 from tests.unit.worker.replication.wire import Wire
-from worker.replication.sender import FLOW_BYTES_PER_SECOND, SUSPECT_RATIO, ReplicaSender
+from worker.owned_shard import OwnedShard
+from worker.replication.sender import FLOW_BYTES_PER_SECOND, LOOKS_PER_DEADLINE, SUSPECT_RATIO, ReplicaSender
 
 DEADLINE_SECONDS = 5.0
 
 
-def sender(wire: Wire) -> ReplicaSender:
+def sender(wire: Wire, shard: Any = None) -> ReplicaSender:
     """A sender that has nothing to send and nobody to send it to."""
     nothing = cast(Any, None)
-    return ReplicaSender(nothing, NodeId("i-b"), nothing, nothing, wire.pacer, holder_deadline_seconds=DEADLINE_SECONDS)
+    return ReplicaSender(shard, NodeId("i-b"), nothing, nothing, wire.pacer, holder_deadline_seconds=DEADLINE_SECONDS)
 
 
 @pytest.mark.parametrize("count", [1, 8, 32])
@@ -74,3 +76,37 @@ async def test_a_link_that_seems_slow_is_treated_as_one_before_it_is_called_so(p
         if suspicious._link.carries:
             break
     assert (suspicious._link.limit is not None) is is_limited
+
+
+@pytest.mark.parametrize("count", [1, 12])
+async def test_a_link_that_many_share_is_suspected_and_called_slow_no_later_and_with_its_rate(count: int) -> None:
+    """A second that twelve shared was a twelfth of one: each was called slow, with "0 MB/s", before anybody had suspected the link."""
+    wire = Wire(0.05 * FLOW_BYTES_PER_SECOND)
+    shards = [create_autospec(OwnedShard) for _ in range(count)]
+    senders = [sender(wire, shard) for shard in shards]
+    queues = [wire.queue() for _ in range(count)]
+    for queue in queues:
+        queue.add([(0, 2)])
+    for look in range(1, 2 * LOOKS_PER_DEADLINE + 1):
+        wire.now += DEADLINE_SECONDS / LOOKS_PER_DEADLINE
+        for each, queue in zip(senders, queues, strict=True):
+            queue.taken(int(DEADLINE_SECONDS / LOOKS_PER_DEADLINE * wire.bytes_per_second / count))
+            each._look(queue)
+        assert look < 0.4 * LOOKS_PER_DEADLINE or all(each._link.carries for each in senders)
+        if look <= LOOKS_PER_DEADLINE:
+            assert not any(shard.told_slow.called for shard in shards)
+    told = [call.args[1] for shard in shards for call in shard.told_slow.call_args_list]
+    assert all(shard.told_slow.called for shard in shards)
+    assert {words.split(";")[0] for words in told} == {f"its link carries {wire.bytes_per_second / 1e6:.3g} MB/s"}
+
+
+async def test_no_link_is_called_slow_before_its_rate_is_known() -> None:
+    """The first look came late."""
+    wire, shard = Wire(0.05 * FLOW_BYTES_PER_SECOND), create_autospec(OwnedShard)
+    queue, late = wire.queue(), sender(wire, shard)
+    queue.add([(0, 2)])
+    for is_called in (False, True):
+        wire.now += 2 * DEADLINE_SECONDS
+        queue.taken(int(2 * DEADLINE_SECONDS * wire.bytes_per_second))
+        late._look(queue)
+        assert shard.told_slow.called is is_called
