@@ -227,11 +227,12 @@ class RankLines:
                 if message.at_seconds:
                     shard.note_passed(message.boundary, message.at_seconds)
                 self._on_round_change()
-                if shard.page.rank().standing is not Standing.MOVING:  # it did when the step was proposed at which it stands now
+                half = shard.page.rank()
+                if half.standing is not Standing.MOVING:  # it did when the step was proposed at which it stands now
                     self._grant_if_due(shard)
                 if message.boundary <= self._plan.base_step + FIRST_STEPS:
                     self._on_change()  # that is what everybody waits for after a launch
-                seconds = self._traffic.boundary(rank, message, shard.page.rank(), is_sending=shard.core.is_under_way)
+                seconds = self._traffic.boundary(rank, message, half, is_sending=shard.core.is_under_way)
                 if rank == min(self._shards):  # it speaks for the node
                     self._measure(shard, message, seconds)
             case IdleSpans():
