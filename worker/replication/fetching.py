@@ -81,7 +81,7 @@ async def fetch_shard(
             except PeerError as error:
                 if not streams.lines:
                     raise
-                log.warning("rank %d is fetched over %d streams, not more: %s", rank, number, error)
+                log.warning("rank %d is fetched over %d stream%s, not more: %s", rank, number, "s" if number > 1 else "", error)
                 break
 
         async def told() -> ShardDigests | EndShard:

@@ -247,7 +247,8 @@ class ReplicaSender:
             except PeerError as error:
                 if not count:
                     raise
-                log.warning("rank %d has %d streams to %s and no more: %s", self._shard.rank, count, self._peer, error)
+                several = "s" if count > 1 else ""
+                log.warning("rank %d sends to %s over %d stream%s, not more: %s", self._shard.rank, self._peer, count, several, error)
                 self._most_streams = count
             finally:
                 self._paused(-beside)

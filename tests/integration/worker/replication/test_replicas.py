@@ -536,8 +536,8 @@ async def test_a_card_that_cannot_be_reached_takes_no_stream_from_those_that_can
         await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert pair.shard.core.view == {HOLDER}
     assert (dialler.tried, len(dialler.sessions), len(sender._streams.lines)) == ([0, 1], 1, 1)
-    assert [record.message for record in caplog.records if "no more" in record.message] == [
-        f"rank {RANK} has 1 streams to {HOLDER} and no more: 10.0.1.7:9000 does not answer"
+    assert [record.message for record in caplog.records if "not more" in record.message] == [
+        f"rank {RANK} sends to {HOLDER} over 1 stream, not more: 10.0.1.7:9000 does not answer"
     ]
 
 
@@ -561,7 +561,7 @@ async def test_a_card_that_was_out_of_reach_has_its_streams_in_the_next_session(
     assert len(sender._streams.lines) == 4
 
 
-async def test_a_fetch_goes_over_the_cards_that_can_be_reached(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fetch_goes_over_the_cards_that_can_be_reached(pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     await held_by_the_holder(pair)
     monkeypatch.setattr(fetching, "fetch_streams", lambda *_: 4)
     dialler = OneCard(pair)
@@ -571,6 +571,7 @@ async def test_a_fetch_goes_over_the_cards_that_can_be_reached(pair: Pair, monke
     )
     await fetch_shard(dialler, RANK, source, pair.owner_store, keep=set(), slot_count=2, answer_seconds=20, silence_seconds=20)
     assert dialler.tried == [0, 1]
+    assert f"rank {RANK} is fetched over 1 stream, not more: 10.0.1.7:9000 does not answer" in caplog.messages
     assert pair.owner_store.sealed(RANK, content(1)) is not None
 
 
