@@ -579,16 +579,9 @@ class Member:
 
     def _protection(self, shard: OwnedShard) -> ShardProtection:
         holders = self.plan.ranks[shard.rank].holders
-        out = {
-            peer: "it answers again and is sent what it lacks"
-            if peer in shard.core.returning
-            else shard.holder_troubles.get(peer, "it does not answer")
-            for peer in shard.core.peers
-            if peer not in shard.core.view
-        }
         slow = {peer: trouble for peer, trouble in shard.slow_holders.items() if peer in shard.core.view}
         troubles = [
-            *(f"{peer} is out of view: {trouble}" for peer, trouble in out.items()),
+            *(f"{peer} is out of view: {_why_out(shard, peer)}" for peer in shard.core.peers if peer not in shard.core.view),
             *(f"{peer} is slow: {trouble}" for peer, trouble in slow.items()),
         ]
         slot = shard.slot(shard.core.committed) if shard.core.committed != NONE else None
@@ -663,3 +656,10 @@ class Member:
                 if slot.file.header.state is SlotState.WRITING:
                     slot.is_busy = False
                     slot.file.empty()
+
+
+def _why_out(shard: OwnedShard, peer: NodeId) -> str:
+    """Return what is told of a holder that is out of a shard's view."""
+    if peer in shard.core.returning:
+        return "it answers again and is sent what it lacks"
+    return shard.holder_troubles.get(peer, "it does not answer")
