@@ -130,6 +130,7 @@ class Model:
             owed=tuple(frozenset(row) for row in self.holders),
             stood=(frozenset(),) * n,
             dropped=frozenset(),
+            spoiled=frozenset(),
             heard=frozenset(),
         )
         return self._started(world, Plan(0, 0, world.keep), 1)
@@ -282,15 +283,23 @@ class Model:
         if step < world.best:
             raise Violation(f"C is {step} although {world.best} was committed before")
         dead = self._dead(world)
-        counted = tuple(stood - dead for stood in world.stood)
+        counted = tuple(stood - dead - self._spoilt_at(world, rank, step) for rank, stood in enumerate(world.stood))
         if step > world.best > 0:
             for rank in self.seats:
-                thinned = [seat for seat in world.owed[rank] - counted[rank] if (rank, seat) not in world.dropped and seat not in dead]
+                thinned = world.owed[rank] - counted[rank] - self._spoilt_at(world, rank, step) - dead
+                thinned = {seat for seat in thinned if (rank, seat) not in world.dropped}
                 if thinned:
-                    raise Violation(f"step {step} of rank {rank} stands on {sorted(counted[rank])}, the one before also on {thinned}, never dropped")
+                    raise Violation(
+                        f"step {step} of rank {rank} stands on {sorted(counted[rank])}, the one before also on {sorted(thinned)}, never dropped"
+                    )
         elif step == world.best:
             counted = tuple(world.owed[rank] | {seat for seat in counted[rank] if self._has_at(world, rank, seat, step)} for rank in self.seats)
         return world._replace(best=step if all(counted) else world.best, owed=counted)
+
+    def _spoilt_at(self, world: World, rank: int, step: int) -> set[int]:
+        """Return the seats that have lost a step behind their true word for it: memory that fails is a loss like any other."""
+        content = self.content(world, step)
+        return {seat for seat in self.holders[rank] if (rank, seat, content) in world.spoiled and not self._has_at(world, rank, seat, step)}
 
     def _has_at(self, world: World, rank: int, seat: int, step: int) -> bool:
         return self.has(world, rank, self.holders[rank].index(seat), self.content(world, step))
@@ -478,8 +487,10 @@ class Model:
         """The holder says what it has; only what the owner has too counts (`OwnedShard.inventory`)."""
         listed = {view.content for view in world.slots[rank][holder] if view.state is SlotState.SEALED and view.content is not None}
         steps = frozenset(each.step for each in listed if each == self.content(world, each.step) and self.has(world, rank, 0, each))
-        world = self._stream(world, rank, holder, Stream(Phase.IDLE))
-        peer = NodeId(f"{self.holders[rank][holder]}")
+        seat = self.holders[rank][holder]
+        told = {each for each in world.spoiled if each[:2] == (rank, seat) and not self._is_voted(world, rank, each[2])}
+        world = self._stream(world, rank, holder, Stream(Phase.IDLE))._replace(spoiled=world.spoiled - told)
+        peer = NodeId(f"{seat}")
         return self._apply(world, rank, world.shards[rank].answer(peer).inventory(peer, steps))
 
     def _taken(self, world: World, rank: int, holder: int) -> World:
@@ -558,12 +569,22 @@ class Model:
             if seat in row and world.owed[rank] - {seat}:
                 holder = row.index(seat)
                 for index, view in enumerate(world.slots[rank][holder]):
-                    if view.state is SlotState.SEALED:
-                        spoiled = self._slot(world, rank, holder, index, EMPTY)
-                        if view.content is not None and view.content.step == world.best:
-                            spoiled = spoiled._replace(owed=put(world.owed, rank, world.owed[rank] - {seat}))
-                        spoiled = spoiled._replace(stood=put(world.stood, rank, world.stood[rank] - {seat}), dropped=world.dropped | {(rank, seat)})
-                        yield ("spoil", rank, seat, index), self._restarted(spoiled, seat)
+                    if view.state is not SlotState.SEALED or view.content is None:
+                        continue
+                    is_voted = self._is_voted(world, rank, view.content)
+                    if is_voted and world.stood[rank] - self._spoilt_at(world, rank, view.content.step) == {seat}:
+                        continue  # who loses what a vote stands on alone has lost all, as with the last node that owes a commit
+                    spoiled = self._slot(world, rank, holder, index, EMPTY)
+                    if holder or is_voted:
+                        spoiled = spoiled._replace(spoiled=world.spoiled | {(rank, seat, view.content)})
+                    if view.content.step == world.best:
+                        spoiled = spoiled._replace(owed=put(world.owed, rank, world.owed[rank] - {seat}))
+                    yield ("spoil", rank, seat, index), self._restarted(spoiled, seat)
+
+    def _is_voted(self, world: World, rank: int, content: Content) -> bool:
+        """Say whether a rank has voted on this very content: its word cannot be taken back any more."""
+        shard = world.shards[rank]
+        return shard.vote is Vote.ACKED and content == self.content(world, shard.proposed)
 
     def _restarted(self, world: World, seat: int) -> World:
         """The agent of a node starts anew: page and slots are what it finds, every line is gone, and the coordinator asks everybody."""

@@ -130,6 +130,8 @@ class World(NamedTuple):
     """Per rank: seats that counted when its owner last acknowledged."""
     dropped: frozenset[tuple[int, int]]
     """(rank, seat) that the owner gave up on."""
+    spoiled: frozenset[tuple[int, int, Content]]
+    """(rank, seat, content) that a seat has lost behind its word; its owner did not know as it voted, or does not yet. It hears so on a new line."""
     heard: frozenset[int]
     """Steps that some rank's agent has ever heard proposed in this generation."""
 
