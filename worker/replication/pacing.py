@@ -87,6 +87,12 @@ class SharedLink:
         with self._lock:
             return self._use.until(self._clock())
 
+    @property
+    def sharer_count(self) -> int:
+        """Transfers that have something to send now, at least 1."""
+        with self._lock:
+            return max(1, self._use.sender_count)
+
     def join(self) -> LinkUse:
         """Begin to have something to send; return what had been counted before."""
         with self._lock:

@@ -232,9 +232,9 @@ class ReplicaSender:
         return queue.busy_seconds > seconds and queue.taken_bytes / queue.part_seconds < SLOW_RATIO * self._best_rate
 
     def _held_to(self, link: SlowLink) -> None:
-        """Send no more than is right now."""
+        """Send no more than is right now: its part of that, where other transfers of the node share the link."""
         self._link = link
-        self._streams.limit(link.limit)
+        self._streams.limit(None if link.limit is None else link.limit / self._pacer.link.sharer_count)
 
     async def _fit(self, session: Session) -> None:
         """Have as many streams as carry the most, or as can be opened: the first has the session's own way, the others may go over other cards."""

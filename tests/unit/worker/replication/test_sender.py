@@ -9,8 +9,10 @@ import pytest
 
 from everstep.protocol.ids import NodeId
 from tests.unit.worker.replication.wire import Wire
+from worker.core.slow_link import ROOM_RATIO
 from worker.owned_shard import OwnedShard
 from worker.replication.sender import FLOW_BYTES_PER_SECOND, LOOKS_PER_DEADLINE, SUSPECT_RATIO, ReplicaSender
+from worker.replication.streams import Streams
 
 DEADLINE_SECONDS = 5.0
 
@@ -110,3 +112,20 @@ async def test_no_link_is_called_slow_before_its_rate_is_known() -> None:
         queue.taken(int(2 * DEADLINE_SECONDS * wire.bytes_per_second))
         late._look(queue)
         assert shard.told_slow.called is is_called
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+async def test_all_that_share_a_slow_link_leave_training_a_half_of_it_together(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each knew what the whole link carries, and took a half of that."""
+    limits: dict[int, float] = {}
+    monkeypatch.setattr(Streams, "limit", lambda streams, rate: limits.update({id(streams): rate or 0.0}))
+    wire = Wire(0.05 * FLOW_BYTES_PER_SECOND)
+    senders, queues = [sender(wire) for _ in range(count)], [wire.queue() for _ in range(count)]
+    for queue in queues:
+        queue.add([(0, 2)])
+    while len([rate for rate in limits.values() if rate]) < count:
+        wire.now += DEADLINE_SECONDS / LOOKS_PER_DEADLINE
+        for each, queue in zip(senders, queues, strict=True):
+            queue.taken(int(DEADLINE_SECONDS / LOOKS_PER_DEADLINE * wire.bytes_per_second / count))
+            each._look(queue)
+    assert sum(limits.values()) == pytest.approx(ROOM_RATIO * wire.bytes_per_second, rel=0.01)
