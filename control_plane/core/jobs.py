@@ -1123,9 +1123,9 @@ def _awaits_manifest(view: _View, *, is_durable: bool) -> bool:
 
 
 def _ended_at(view: _View) -> float:
-    """Return when the last rank ended, Unix seconds, or when the present state began if none has since then."""
+    """Return when the ranks of a job that is to end last moved, Unix seconds, or one of them ended; not before the present state began."""
     exits = [rank.exit.at_seconds for report in view.reports.values() for rank in report.ranks if rank.exit is not None]
-    return min(max(view.record.state_since, *exits), view.now) if exits else view.record.state_since
+    return min(max(view.record.state_since, _progress_at(view), *exits), view.now)
 
 
 def _upload_patience(view: _View) -> float:
@@ -1183,12 +1183,18 @@ def _pause(view: _View, *, is_durable: bool) -> Decision:
 
 
 def _moved_at(view: _View) -> float:
-    """Return when training was last seen to move, Unix seconds: now where it moves, and where nobody can see or could have seen whether it does."""
+    """Return when training was last seen to move, Unix seconds: now where nobody can see or could have seen whether it does."""
+    if view.seen.is_fleet_blind or not all(view.nodes[node.node_id].has_reported for node in view.plan.nodes):
+        return view.now
+    progress_at, unwatched = _progress_at(view), view.record.unwatched
+    return progress_at if unwatched is None else max(progress_at, unwatched[1])
+
+
+def _progress_at(view: _View) -> float:
+    """Return when training last moved as far as this control plane has heard, Unix seconds: now, if this pass has heard of it."""
     record, before = view.record, view.seen.record
     has_moved = (record.boundary, record.committed, record.proposed) != (before.boundary, before.committed, before.proposed)
-    if has_moved or view.seen.is_fleet_blind or not all(view.nodes[node.node_id].has_reported for node in view.plan.nodes):
-        return view.now
-    return max(record.progress_at, record.unwatched[1] if record.unwatched is not None else record.progress_at)
+    return view.now if has_moved else record.progress_at
 
 
 def _ask_to_stop(view: _View) -> tuple[SendStop, ...]:

@@ -232,6 +232,27 @@ async def test_a_pause_waits_for_an_upload_of_minutes_and_for_what_else_its_rank
     assert not small.incidents()
 
 
+async def test_a_pause_has_its_time_from_when_its_ranks_agreed(small: World) -> None:
+    """They stood in an evaluation that they had told of for longer than a pause waits for its checkpoint."""
+    await trains(small)
+    for agent in small.team():
+        agent.phase_of, agent.limit_of = dict.fromkeys(agent.boundary, "wait"), dict.fromkeys(agent.boundary, 1800.0)
+    await small.tick()
+    pause(small)
+    await small.until(lambda: small.is_stopped)
+    await watched(small, PAUSE_PATIENCE_TIMES * small.timeouts.blind_wait_seconds + 100)
+    for agent in small.team():
+        agent.phase_of, agent.limit_of, agent.has_decided = {}, {}, True
+    await small.train(1)
+    await small.tick()
+    assert (small.job().state, small.job().reason) == (JobState.PAUSING, "stopped at step 8 to pause; waits for its checkpoint")
+    await watched(small, 60.0)
+    small.finish()
+    await small.upload(8)
+    await small.until(lambda: small.job().state == JobState.QUEUED)
+    assert not small.incidents()
+
+
 async def test_a_job_pauses_in_peace_although_one_of_its_nodes_is_impaired(small: World) -> None:
     small.operator.capacity = 4
     for agent in [spare for spare in small.agents.values() if spare.run is None]:

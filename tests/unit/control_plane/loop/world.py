@@ -112,6 +112,8 @@ class Agent:
     uploads: tuple[UploadedShard, ...] = ()
     leaves_much: bool = False
     """When its ranks have ended well, what they leave is still on its way to S3: until that is over it says that they run."""
+    has_decided: bool = False
+    """The last round of its ranks is decided: they have not ended, and will train no more."""
     restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
     fails_load: bool = False
     load_fault: str = FaultCode.SOURCE_MISMATCH
@@ -176,6 +178,7 @@ class Agent:
         if self.run is None or self.job is None:
             return None
         has_ended_well = bool(self.exits) and all(rank_exit.exit_class is ExitClass.SUCCESS for rank_exit in self.exits.values())
+        has_ended_well |= self.has_decided
         committed = max((max(self.boundary.values(), default=-1)) - (not has_ended_well), -1)  # the final round commits where all stand
         is_coordinator = self.plan is not None and self.plan.coordinator == self.node_id and self.phase in (MemberPhase.RUNNING, MemberPhase.EXITED)
         running = self.phase in (MemberPhase.RUNNING, MemberPhase.EXITED)
@@ -288,7 +291,7 @@ class Agent:
                 self.sources = ()
                 self.plan, self.exits, self.uploads, self.faults = None, {}, (), ()
                 self.boundary, self.moved_at, self.look, self.looked_first = {}, {}, None, None
-                self.stands_at, self.stopped, self.cpu_share, self.is_told_to_stop = {}, set(), 0.0, False
+                self.stands_at, self.stopped, self.cpu_share, self.is_told_to_stop, self.has_decided = {}, set(), 0.0, False, False
                 self.inventory = tuple(self.slots[key] for key in sorted(self.slots))
             case Load(plan=plan, key=key):
                 if (plan.run, plan.generation) != (self.run, self.generation) or self.phase is not MemberPhase.PROMISED:
