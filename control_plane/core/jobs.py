@@ -190,7 +190,7 @@ def _look(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: 
     out_of_view = nodes_out_of_view(heard)
     first_to_leave = blamed(heard, [node for node in nodes.values() if not is_silent(node, policy.timeouts)])
     impairments = track_impairments(record.impairments, tuple(nodes.values()), out_of_view, progress, now, policy.timeouts)
-    is_over = _have_all_ended(reports, spec.world_size)  # no step is to be expected any more: that none is made speaks against nobody
+    is_over = _is_over(reports, spec.world_size)  # no step is to be expected any more: that none is made speaks against nobody
     impaired = {each.node_id: each for each in (impairments if not seen.is_fleet_blind and not is_over else ())}
     verdicts = {
         node_id: judge(
@@ -966,6 +966,11 @@ def _was_agreed(view: _View) -> bool:
     return _have_all_ended(view.reports, view.plan.world_size)
 
 
+def _is_over(reports: Mapping[NodeId, MemberReport], world_size: int) -> bool:
+    """Say whether nothing more will be trained, agreed upon or not: scripts may still write their results."""
+    return any(report.round is not None and report.round.finished for report in reports.values()) or _have_all_ended(reports, world_size)
+
+
 def _have_all_ended(reports: Mapping[NodeId, MemberReport], world_size: int) -> bool:
     """Say whether every rank has ended well, whatever of it is still on its way to S3."""
     exits = [rank.exit for report in reports.values() for rank in report.ranks if rank.exit is not None]
@@ -1148,23 +1153,29 @@ def _durable(view: _View) -> str:
 def _stop(view: _View, found: tuple[Fault, ...], *, is_durable: bool) -> Decision:
     """Ask for the agreed stop; if that can no longer be had, end the ranks that are left. The coordinator is told, too: it has C uploaded."""
     record, plan = view.record, view.plan
-    patience = view.policy.timeouts.blind_wait_seconds
+    is_over = _is_over(view.reports, plan.world_size)
     if not found and _have_all_ended(view.reports, plan.world_size):
         return _stay(view, f"stopped at step {record.boundary}; waits for its last checkpoint", requeue=LAUNCH_SECONDS)
-    is_stuck = view.now - max(record.state_since, _moved_at(view)) > patience
-    if not found and not is_stuck:
+    patience = _upload_patience(view) if is_over else view.policy.timeouts.blind_wait_seconds
+    waited = _watched_seconds(view, _ended_at(view)) if is_over else view.now - max(record.state_since, _moved_at(view))
+    if not found and waited <= patience:
+        if is_over:
+            return _stay(view, f"stopped at step {record.boundary}; waits for its ranks to end", requeue=LAUNCH_SECONDS)
         return _stay(view, f"stops: {view.wants_stop}", _ask_to_stop(view), requeue=LAUNCH_SECONDS)
-    why = found[0].evidence if found else f"no step within {patience:g} s"
+    stood = "its ranks did not end" if is_over else "no step"
+    why = found[0].evidence if found else f"{stood} within {patience:g} s"
+    how = f"at step {record.boundary}" if is_over else "without agreement"
     running = [node.node_id for node in plan.nodes if _is_in(view, node.node_id, MemberPhase.RUNNING)]
     told = [*running, plan.coordinator] if _is_in(view, plan.coordinator, MemberPhase.EXITED) else running
     halts = tuple(
         SendHalt(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=plan.generation, reason="the job stops") for node_id in told
     )
     if running:
-        return _stay(view, f"stops without agreement: {why}", halts, requeue=LAUNCH_SECONDS)
+        return _stay(view, f"stops {how}: {why}", halts, requeue=LAUNCH_SECONDS)
     if _awaits_checkpoint(view, is_durable=is_durable):
-        return _stay(view, f"stopped without agreement: {why}; waits for its last checkpoint", halts, requeue=LAUNCH_SECONDS)
-    return _ended(view, JobEvent.HALTED, f"stopped ({view.wants_stop}), but not at one step: {why}; {_durable(view)}")
+        return _stay(view, f"stopped {how}: {why}; waits for its last checkpoint", halts, requeue=LAUNCH_SECONDS)
+    words = f"stopped at step {record.boundary}: {view.wants_stop}; but" if is_over else f"stopped ({view.wants_stop}), but not at one step:"
+    return _ended(view, JobEvent.HALTED, f"{words} {why}; {_durable(view)}")
 
 
 def _pause(view: _View, *, is_durable: bool) -> Decision:

@@ -430,6 +430,45 @@ async def test_a_stop_waits_for_an_upload_of_minutes_and_for_its_manifest(world:
     assert not [message for _, message in world.said if isinstance(message, HaltRanks)]
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_ranks_that_agreed_to_stop_are_not_killed_while_their_script_writes_its_results(world: World, *, is_told: bool) -> None:
+    world.submit()
+    await world.running()
+    await world.train(7)
+    with world.database.write() as session:
+        jobs.request_stop(session, "gpt", world.now)
+    await world.until(lambda: world.is_stopped)
+    for agent in world.team():
+        agent.has_decided, agent.is_told_to_stop = True, is_told  # it may have come to its end by itself in that very moment
+    world.team()[1].node_faults = (NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),)
+    for _ in range(40):
+        await world.tick(5.0)
+    assert world.job().reason == "stopped at step 7; waits for its ranks to end"
+    assert not [message for _, message in world.said if isinstance(message, HaltRanks)]
+    world.finish()
+    await world.upload(7)
+    await world.until(lambda: world.job().state in (JobState.STOPPED, JobState.COMPLETED))
+    told = "stopped at step 7: a user asked it to stop; the newest checkpoint is step 7" if is_told else "every rank ended with success after step 7"
+    assert world.job().reason == told
+
+
+async def test_ranks_that_agreed_to_stop_and_do_not_end_are_halted_and_the_job_says_so(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(7)
+    with world.database.write() as session:
+        jobs.request_stop(session, "gpt", world.now)
+    await world.until(lambda: world.is_stopped)
+    for agent in world.team():
+        agent.has_decided = True
+    await world.upload(7)
+    for _ in range(125):
+        await world.tick(5.0)
+    assert [message for _, message in world.said if isinstance(message, HaltRanks)]
+    await world.until(lambda: world.job().state == JobState.STOPPED)
+    assert world.job().reason.startswith("stopped at step 7: a user asked it to stop; but rank 0 on ")
+
+
 async def test_a_job_that_is_done_has_its_last_checkpoint_completed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.submit()
     await world.running()
