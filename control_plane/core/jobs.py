@@ -553,7 +553,7 @@ def _with_losses(view: _View, lost: tuple[Fault, ...]) -> _View:
     if not is_planned:  # else the decision is told already, and who was left on purpose has left its last step elsewhere
         told = _with_group_loss(told, plan)
         told = replace(told, decision=_decided(told.cause, told.instance_ids))
-    failures = breakers.forgiven(view.record.failures, incident.generation_before) if is_lost else view.record.failures
+    failures = breakers.forgiven(view.record.failures, plan.generation) if is_lost else view.record.failures
     return _implicating(replace_record(view, incident=told, failures=failures), fresh, told)
 
 
@@ -756,6 +756,7 @@ def _launch(view: _View) -> Decision:
         *faults.of_silence(plan, view.nodes, view.now, view.policy.timeouts),
     )
     if found:
+        found = (*found, *_told_besides(view, found))
         failure = faults.failure_of_loads(plan, view.reports, record.max_boundary, view.now)
         failure = failure or faults.failure_of_ranks(plan, view.reports, record.max_boundary)
         return _new_generation(view, found, failure)

@@ -884,6 +884,43 @@ async def test_ranks_that_fail_because_a_node_died_are_not_the_breakers_business
     assert not world.job().failures
 
 
+@pytest.mark.parametrize("is_in_s3", [True, False])
+async def test_a_nodes_own_fault_during_a_launch_is_not_the_breakers_business(world: World, *, is_in_s3: bool) -> None:
+    world.submit(max_attempts=1)
+    await world.running()
+    await world.train(10)
+    if is_in_s3:
+        await world.upload(10)
+    world.terminate(world.team()[0])
+    await world.until(lambda: (world.job().generation, world.job().state) == (2, JobState.STARTING))
+    faulty = world.team()[1]
+    faulty.node_faults = (NodeFault(code=FaultCode.GPU_LOST, message="a GPU is gone", is_permanent=False),)
+    world.kill_rank(faulty)
+    await world.until(lambda: is_running(world, 3))
+    assert (faulty in world.team()) is not is_in_s3  # else it alone holds what was committed
+    assert not world.job().failures
+    (incident,) = world.incidents()
+    assert f"the agent of {faulty.node_id} reports gpu_lost: a GPU is gone" in incident.evidence
+
+
+async def test_a_node_that_is_lost_later_forgives_a_script_nothing(world: World) -> None:
+    world.submit(max_attempts=2)
+    await world.running()
+    await world.train(10)
+    world.kill_rank(world.team()[1], exit_class=ExitClass.ERROR, code=1, lines="ValueError")
+    await world.until(lambda: (world.job().generation, world.job().state) == (2, JobState.STARTING))
+    lost = world.team()[2]
+    lost.handle = lambda message: None  # type: ignore[method-assign]  # dead already, but nobody knows
+    for agent in world.team():
+        if agent is not lost:
+            world.kill_rank(agent, exit_class=ExitClass.ERROR, code=1, lines="connection closed by peer")
+    await world.until(lambda: world.job().state == JobState.PREPARING)
+    assert [failure["generation"] for failure in world.job().failures] == [1, 2]
+    world.terminate(lost)
+    await world.until(lambda: is_running(world, 3))
+    assert [failure["generation"] for failure in world.job().failures] == [1]
+
+
 async def test_a_failure_during_rework_is_an_incident_of_its_own(world: World) -> None:
     world.submit()
     await world.running()
