@@ -415,8 +415,19 @@ def _stopped_without_ranks(view: _View) -> Decision | None:
 
 def _left_in_s3(view: _View, roll: launch.Roll) -> tuple[Step, Step]:
     """Return the step that a job could go on from without any node's memory, and how many committed steps that would cost."""
-    left = recovery.choose(launch.survey(view.spec, view.seen, view.record, replace(roll, promised={}))).base_step
-    return left, max(Step(launch.floor_of(view.seen, view.record) - left), FIRST_STEP)
+    left = _base(view, view.record, replace(roll, promised={}))
+    return left, max(Step(_to_be_saved(view, roll) - left), FIRST_STEP)
+
+
+def _base(view: _View, record: JobRecord, roll: launch.Roll) -> Step:
+    """Return the newest step that every rank can get from what members have promised, and from S3."""
+    return recovery.choose(launch.survey(view.spec, view.seen, record, roll)).base_step
+
+
+def _to_be_saved(view: _View, roll: launch.Roll) -> Step:
+    """Return the committed step that must not be lost; once all members have promised, the newest that they still have."""
+    floor = launch.floor_of(view.seen, view.record)
+    return floor if roll.late or roll.unreachable else min(floor, _base(view, view.record, roll))
 
 
 def _paused_without_nodes(view: _View, roll: launch.Roll) -> Decision | None:
@@ -573,8 +584,7 @@ def _without_unreachable(view: _View) -> _View:
     waited = {node_id: _watched_seconds(view, at) for node_id, at in record.asked}
     if all(seconds <= timeouts.prepare_deadline_seconds for seconds in waited.values()):
         return view
-    left = recovery.choose(launch.survey(view.spec, view.seen, record, roll)).base_step
-    floor = launch.floor_of(view.seen, record)
+    left, floor = _base(view, record, roll), launch.floor_of(view.seen, record)
     late_seconds, silent_seconds = timeouts.exclude_seconds, timeouts.prepare_deadline_seconds
     silent_words, cost = f"did not promise within {silent_seconds:g} s and is silent", ""
     if left < floor:
@@ -615,8 +625,7 @@ def _without_moved(view: _View) -> _View:
     verdicts = tuple(moves.verdict(move) for move in due)
     without = replace(record, exclusions=_exclusions(view, record, verdicts))
     rest = launch.call_roll(view.spec, view.seen, without, view.policy)
-    base = recovery.choose(launch.survey(view.spec, view.seen, without, rest)).base_step
-    floor = launch.floor_of(view.seen, record)
+    base, floor = _base(view, without, rest), _to_be_saved(view, roll)
     if base < floor:
         if roll.late or roll.unreachable:
             return view
@@ -638,8 +647,8 @@ def _with_ruling(view: _View) -> tuple[_View, str]:
         return view, ""
     last = record.failures[-1]
     refused = _refused_state(view, last)
-    older = recovery.choose(launch.survey(spec, view.seen, replace(record, refused=(*record.refused, *refused)), roll)).base_step
-    without, floor = _base_without(view, last.node_id), launch.floor_of(view.seen, record)
+    older = _base(view, replace(record, refused=(*record.refused, *refused)), roll)
+    without, floor = _base_without(view, last.node_id), _to_be_saved(view, roll)
     has_spare = view.seen.spare_count > 0 and (without >= floor or without > FIRST_STEP)
     ruling = breakers.rule(record.failures, record.trials, spec, has_spare=has_spare, older_base=older, is_sole_holder=without < floor)
     match ruling.course:
@@ -663,11 +672,9 @@ def _with_ruling(view: _View) -> tuple[_View, str]:
 
 
 def _base_without(view: _View, node_id: NodeId | None) -> Step:
-    """Return the newest step that every rank can get from what the other members have promised, and from S3."""
-    assigned = tuple(each for each in view.seen.assigned if each != node_id)
-    seen = replace(view.seen, assigned=assigned)
-    roll = launch.call_roll(view.spec, seen, view.record, view.policy)
-    return recovery.choose(launch.survey(view.spec, seen, view.record, roll)).base_step
+    """Return the newest step that every rank can get without a member."""
+    others = replace(view, seen=replace(view.seen, assigned=tuple(each for each in view.seen.assigned if each != node_id)))
+    return _base(others, view.record, launch.call_roll(view.spec, others.seen, view.record, view.policy))
 
 
 def _refused_state(view: _View, failure: FailureRecord) -> tuple[RefusedSource, ...]:

@@ -574,6 +574,37 @@ async def test_a_job_that_has_nothing_in_memory_alone_is_stopped_in_a_launch_at_
     assert (world.job().state, world.job().reason) == (JobState.STOPPED, "stopped: a user asked it to stop; no rank was running")
 
 
+async def test_a_faulty_node_does_not_stay_for_a_step_that_it_cannot_save(world: World) -> None:
+    """With one copy, the shard of the node that is lost is in S3 alone, and so every step that all ranks can get is."""
+    world.submit(copies=1)
+    await world.running()
+    await world.train(5)
+    await world.upload(5)
+    await world.train(5)
+    lost, faulty = world.team()[:2]
+    faulty.node_faults = (NodeFault(code=FaultCode.GPU_LOST, message="a GPU is gone", is_permanent=False),)
+    world.terminate(lost)
+    await world.until(lambda: is_running(world, 2))
+    assert faulty not in world.team()
+    assert world.plan().base_step == 5
+    assert not [words for words in world.events() if " stays: " in words]
+
+
+async def test_a_stop_in_a_recovery_does_not_wait_for_steps_that_are_gone(world: World) -> None:
+    world.operator.capacity = 4
+    world.submit(copies=1)
+    await world.running()
+    await world.train(5)
+    await world.upload(5)
+    await world.train(5)
+    world.terminate(world.team()[0])
+    await world.until(lambda: "waits for 1 node" in world.job().reason and world.job().state == JobState.PREPARING)
+    with world.database.write() as session:
+        jobs.request_stop(session, "gpt", world.now)
+    await world.tick()
+    assert (world.job().state, world.job().reason) == (JobState.STOPPED, "stopped: a user asked it to stop; no rank was running")
+
+
 async def test_a_stop_without_a_checkpoint_ends_all_the_same(world: World) -> None:
     world.submit()
     await world.running()
