@@ -508,14 +508,18 @@ def _with_faulty(view: _View) -> _View:
 
     One that had to stay for that in this very recovery, and did not bring training back, counts as lost.
     """
-    record = view.record
-    faulty = [each for each in view.verdicts.values() if each.standing is Standing.IMPAIRED and each.node_id in view.seen.assigned]
-    kept_at = record.moves_after - view.policy.timeouts.blind_wait_seconds
-    if record.incident is not None and record.incident.opened_at <= kept_at < record.state_since:
-        lost = {each.node_id: replace(each, standing=Standing.GONE, is_final=True) for each in faulty}
-        return replace(view, verdicts={**view.verdicts, **lost})
+    record, verdicts = view.record, dict(view.verdicts)
+    tried = record.incident.kept_instance_ids if record.incident is not None else ()
     known = {move.node_id for move in record.moves}
-    return replace_record(view, moves=(*record.moves, *(moves.impaired(each) for each in faulty if each.node_id not in known)))
+    left = []
+    for each in view.verdicts.values():
+        if each.standing is not Standing.IMPAIRED or each.node_id not in view.seen.assigned:
+            continue
+        if each.node_id in tried:
+            verdicts[each.node_id] = replace(each, standing=Standing.GONE, is_final=True)
+        elif each.node_id not in known:
+            left.append(moves.impaired(each))
+    return replace_record(replace(view, verdicts=verdicts), moves=(*record.moves, *left))
 
 
 def _without_lost(view: _View) -> _View:
@@ -622,18 +626,27 @@ def _without_moved(view: _View) -> _View:
     roll = launch.call_roll(view.spec, view.seen, record, view.policy)
     if any(node_id not in leaving for node_id in (*roll.late, *roll.unreachable)):
         return view  # what the others still have is not known yet
-    verdicts = tuple(moves.verdict(move) for move in due)
-    without = replace(record, exclusions=_exclusions(view, record, verdicts))
-    rest = launch.call_roll(view.spec, view.seen, without, view.policy)
-    base, floor = _base(view, without, rest), _to_be_saved(view, roll)
-    if base < floor:
+    floor = _to_be_saved(view, roll)
+    without, verdicts, kept, events = record, [], set(), []
+    for move in due:  # one by one: of two that hold the same, one is enough
+        verdict = moves.verdict(move)
+        fewer = replace(without, exclusions=_exclusions(view, without, (verdict,)))
+        base = _base(view, fewer, launch.call_roll(view.spec, view.seen, fewer, view.policy))
+        if base >= floor:
+            without = fewer
+            verdicts.append(verdict)
+        else:
+            kept.add(move.node_id)
+            event = f"{move.node_id} stays: without it step {base} is left of the committed step {floor}"
+            events.append(EventDraft(type="NodeKept", message=event))
+    if kept:
         if roll.late or roll.unreachable:
             return view
-        event = f"{', '.join(sorted(leaving))} stays: without it step {base} is left of the committed step {floor}"
         later = view.now + view.policy.timeouts.blind_wait_seconds
-        kept = tuple(replace(move, is_kept=move.is_kept or move.node_id in leaving) for move in record.moves)
-        return replace(replace_record(view, moves=kept, moves_after=later), events=(*view.events, EventDraft(type="NodeKept", message=event)))
-    return _with_losses(replace(view, record=without), tuple(fault for verdict in verdicts for fault in _loss(view, verdict)))
+        stays = tuple(replace(move, is_kept=move.is_kept or move.node_id in kept) for move in record.moves)
+        without = replace(without, moves=stays, moves_after=later)
+    spared = replace(view, record=without, events=(*view.events, *events))
+    return _with_losses(spared, tuple(fault for verdict in verdicts for fault in _loss(view, verdict)))
 
 
 def _with_ruling(view: _View) -> tuple[_View, str]:
@@ -729,6 +742,7 @@ def _planned(view: _View, roll: launch.Roll) -> Decision:
             from_step=plan.base_step,
             restore_source=recovery.farther(incident.restore_source, source) if source is not None else None,
             replacement_instance_ids=tuple(node_id for node_id in named if node_id in launched),
+            kept_instance_ids=(*incident.kept_instance_ids, *(move.node_id for move in view.record.moves if move.is_faulty and move.is_kept)),
             reason=f"{reason}: the newest step that every rank can get",
         )
     moved = replace_record(

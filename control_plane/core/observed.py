@@ -210,6 +210,8 @@ class IncidentRecord:
     """The nodes where it happened, lost by it or not."""
     lost_node_count: int = 0
     """Of those that were left, how many failed or were taken by AWS."""
+    kept_instance_ids: tuple[NodeId, ...] = ()
+    """The nodes that a launch was tried with although they report a fault of their own: a committed step was to be saved."""
     replacement_instance_ids: tuple[NodeId, ...] = ()
     replaced_at: float | None = None
     restored_at: float | None = None

@@ -17,9 +17,10 @@ from sqlalchemy.exc import OperationalError
 
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.cloud.operator import Ec2State
+from control_plane.core.observed import NodeRequest
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import grace_seconds
-from control_plane.db import fleets, jobs
+from control_plane.db import fleets, jobs, nodes
 from control_plane.db.session import Database
 from control_plane.loop import records
 from everstep.protocol.agent_messages import (
@@ -588,6 +589,43 @@ async def test_a_faulty_node_does_not_stay_for_a_step_that_it_cannot_save(world:
     assert faulty not in world.team()
     assert world.plan().base_step == 5
     assert not [words for words in world.events() if " stays: " in words]
+
+
+async def test_of_two_faulty_nodes_the_one_that_holds_nothing_alone_is_left(world: World) -> None:
+    world.operator.capacity = 4
+    world.submit()
+    await world.running()
+    await world.train(10)
+    _, dispensable, holder, lost = world.team()
+    dispensable.node_faults = (NodeFault(code=FaultCode.GPU_LOST, message="a GPU is gone", is_permanent=False),)
+    holder.node_faults = (NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),)
+    world.terminate(lost)
+    await world.until(lambda: is_running(world, 2))
+    assert (dispensable in world.team(), holder in world.team()) == (False, True)
+    assert world.plan().base_step == 10
+    assert [words for words in world.events() if " stays: " in words] == [
+        f"{holder.node_id} stays: without it step 0 is left of the committed step 9"
+    ]
+    world.kill_rank(holder)
+    await world.until(lambda: is_running(world, 3))
+    assert holder not in world.team(), "the launch with it has failed"
+
+
+async def test_a_node_is_asked_what_it_holds_at_its_first_fault_whoever_had_to_stay_before(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    holder, lost = world.team()[2:]
+    with world.database.write() as session:
+        assert nodes.ask(session, holder.node_id, NodeRequest.DRAIN.value, "a person wants it")
+    world.terminate(lost)
+    await world.until(lambda: (world.job().generation, world.job().state) == (2, JobState.STARTING))
+    assert [words for words in world.events() if " stays: " in words]
+    holder.node_faults = (NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),)
+    world.kill_rank(world.team()[1])
+    await world.until(lambda: is_running(world, 3))
+    assert holder in world.team()
+    assert world.plan().base_step == 10
 
 
 async def test_a_stop_in_a_recovery_does_not_wait_for_steps_that_are_gone(world: World) -> None:

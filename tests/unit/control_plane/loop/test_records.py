@@ -75,6 +75,7 @@ async def test_a_job_record_survives_the_database(world: World) -> None:
             opened_at=2.0,
             reached_step=Step(3),
             instance_ids=(NodeId("i-1"),),
+            kept_instance_ids=(NodeId("i-2"),),
             faulted_instance_ids=(NodeId("i-1"), NodeId("i-2")),
             replaced_at=4.0,
             rank_sources=(("local", 2), ("s3", 1)),
