@@ -791,7 +791,8 @@ def _launch(view: _View) -> Decision:
             if _is_in(view, node_id, MemberPhase.LOADED)
         )
         return _stay(view, f"starts its ranks; {', '.join(waiting)} to come", starts, requeue=LAUNCH_SECONDS)
-    return _moved(view, JobEvent.STARTED, f"trains from step {plan.base_step}")
+    running = replace_record(view, impairments=())  # steps are due from now on
+    return _moved(running, JobEvent.STARTED, f"trains from step {plan.base_step}")
 
 
 def _load(view: _View) -> Decision:

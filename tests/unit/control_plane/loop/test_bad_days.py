@@ -628,6 +628,29 @@ async def test_a_node_is_asked_what_it_holds_at_its_first_fault_whoever_had_to_s
     assert world.plan().base_step == 10
 
 
+async def test_steps_are_due_from_a_faulty_node_from_when_its_ranks_run(world: World) -> None:
+    world.operator.capacity = 4
+    world.submit()
+    await world.until(lambda: len(world.agents) == 4)
+    slow, faulty = list(world.agents.values())[2:]
+    slow.handle = lambda message: None if isinstance(message, Load) else Agent.handle(slow, message)  # type: ignore[method-assign]
+    await world.until(lambda: world.job().state == JobState.LOADING)
+    faulty.node_faults = (NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),)
+    for _ in range(14):
+        await world.tick(5.0)
+    assert world.job().state == JobState.LOADING
+    del slow.handle  # type: ignore[method-assign]
+    await world.running()
+    for _ in range(11):
+        await world.tick(5.0)
+    assert is_running(world, 1)
+    assert not world.incidents()
+    for _ in range(4):
+        await world.tick(5.0)
+    assert not is_running(world, 1)
+    assert [incident.instance_ids for incident in world.incidents()] == [(faulty.node_id,)]
+
+
 async def test_a_stop_in_a_recovery_does_not_wait_for_steps_that_are_gone(world: World) -> None:
     world.operator.capacity = 4
     world.submit(copies=1)
