@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -193,11 +193,17 @@ class Runner:
                 except Exception:
                     log.exception("fleet %s: the pass failed; it is made again", name)
                     failed.add(name)
+                    if self._fleet_leases.has_lapsed(name):  # the others' may have, too, and each may take as long to fail
+                        self._leave(self._fleets)
         finally:
-            leases = self._fleet_leases
-            elsewhere = frozenset(name for name in self._fleets if leases.sees_another(name) or (name in failed and leases.has_lapsed(name)))
-            self._context.registry.leave(elsewhere)
-            self.hearing.begin_anew(elsewhere)
+            self._leave(failed)
+
+    def _leave(self, failed: Collection[FleetName]) -> None:
+        """Leave the agents of fleets that another replica serves, and of those that failed here and that one may serve by now."""
+        leases = self._fleet_leases
+        elsewhere = frozenset(name for name in self._fleets if leases.sees_another(name) or (name in failed and leases.has_lapsed(name)))
+        self._context.registry.leave(elsewhere)
+        self.hearing.begin_anew(elsewhere)
 
     async def pass_over_job(self, run: RunId, around: dict[FleetName, Surroundings] | None = None) -> Decision | None:
         """Claim, observe, decide, act and apply, as often as each pass asks for another at once.

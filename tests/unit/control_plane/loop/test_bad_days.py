@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy.event import listen
+from sqlalchemy.event import listen, remove
 from sqlalchemy.exc import OperationalError
 
 from control_plane.cloud.errors import CloudUnavailable
@@ -36,7 +36,7 @@ from everstep.protocol.agent_messages import (
     Start,
     StopTraining,
 )
-from everstep.protocol.ids import NodeId
+from everstep.protocol.ids import FleetName, NodeId
 from everstep.protocol.plan import GenerationPlan
 from tests.postgresql import BOTH_ENGINES, PostgreSql
 from tests.unit.control_plane.loop.world import FLEET, GROUP, Agent, World
@@ -881,6 +881,31 @@ async def test_a_replica_that_alone_cannot_reach_the_database_leaves_its_agents_
     world.kill_rank(world.team()[1])
     await world.until(lambda: is_running(world, 2))
     assert [incident.cause for incident in world.incidents()] == ["rank_exit"]
+
+
+async def test_a_replica_that_loses_the_database_in_the_middle_of_a_long_sweep_does_not_walk_all_its_fleets_first(world: World) -> None:
+    for number in range(8):
+        world.add_fleet(FleetName(f"before-main-{number}"), f"group-{number}", "us-east-1a", nodes=0)
+    world.submit()
+    await world.running()
+    lost_at, left = world.monotonic(), []
+
+    def is_away(_: object) -> None:
+        """After five seconds each time."""
+        if not world.registry.connected():
+            left.append(world.monotonic() - lost_at)
+        world.now += timedelta(seconds=5)
+        raise OperationalError("BEGIN", {}, Exception("no route to the database"))
+
+    fleets_then = world.runner._fleet_names()
+    world.runner._fleet_names = lambda: fleets_then  # type: ignore[method-assign]
+    world.now += timedelta(seconds=4)
+    listen(world.database.engine, "begin", is_away)
+    await world.runner.sweep_fleets()
+    remove(world.database.engine, "begin", is_away)
+    assert fleets_then[-1] == FLEET
+    assert left
+    assert left[0] < 20
 
 
 @pytest.mark.parametrize("engine", BOTH_ENGINES)
