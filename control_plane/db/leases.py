@@ -13,7 +13,7 @@ Invariant: of two writers guarded by leases of one row, at most one commits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from sqlalchemy import ColumnElement, select, update
@@ -37,6 +37,8 @@ class Lease:
     """Run id of a job, name of a fleet or an export."""
     owner: str
     counter: int
+    taken_at: float = field(default=float("-inf"), compare=False)
+    """When it was claimed or renewed, by the monotonic clock of who has it: it means nothing to anybody else."""
 
 
 class Leaser:
@@ -54,7 +56,6 @@ class Leaser:
         self._monotonic = monotonic
         self._watched: dict[tuple[LeaseKind, str], tuple[str, int, float]] = {}
         self._moved_at: dict[tuple[LeaseKind, str], float] = {}
-        self._taken_at: dict[tuple[LeaseKind, str], float] = {}
 
     def claim(self, session: Session, kind: LeaseKind, key: str, *, at_once: bool = False) -> Lease | None:
         """Take, keep or take over the lease of a row.
@@ -108,7 +109,7 @@ class Leaser:
 
     def is_due(self, lease: Lease) -> bool:
         """Say whether a third of a lease's time is over since it was claimed or renewed: who is still at work renews it."""
-        return self._monotonic() - self._taken_at.get((lease.kind, lease.key), float("-inf")) >= self._ttl_seconds / 3
+        return self._monotonic() - lease.taken_at >= self._ttl_seconds / 3
 
     def release(self, session: Session, lease: Lease) -> None:
         """Let another replica claim the row at once. A lease that is lost already is fine."""
@@ -116,10 +117,9 @@ class Leaser:
         session.execute(update(table).where(row, _held(table, lease.owner, lease.counter)).values(lease_owner=None))
 
     def _take(self, session: Session, kind: LeaseKind, key: str, owner: str | None, counter: int) -> Lease | None:
-        self._taken_at[kind, key] = self._monotonic()
-        table, row = _row(kind, key)
+        table, row, taken_at = *_row(kind, key), self._monotonic()
         taken = update(table).where(row, _held(table, owner, counter)).values(lease_owner=self.owner, lease_counter=counter + 1)
-        return Lease(kind, key, self.owner, counter + 1) if changed_rows(session.execute(taken)) else None
+        return Lease(kind, key, self.owner, counter + 1, taken_at) if changed_rows(session.execute(taken)) else None
 
     def _stood_still(self, kind: LeaseKind, key: str, owner: str, counter: int) -> bool:
         now = self._monotonic()

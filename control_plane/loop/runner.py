@@ -510,8 +510,6 @@ class Runner:
 @dataclass(frozen=True, slots=True)
 class _Held:
     lease: Lease
-    renewed_at: float
-    """Monotonic seconds."""
     first_counter: int
     """The lease's, since when nobody else had it in between."""
 
@@ -534,16 +532,15 @@ class _Leases:
     def hold(self, key: str, *, at_once: bool = False) -> Lease | None:
         """Return the lease, claimed or renewed if it has to be; None while another replica has it. `at_once`: as for `Leaser.claim`."""
         held = self._held.get(key)
-        if held is not None and self._monotonic() - held.renewed_at < self._ttl_seconds / 3:
+        if held is not None and not self._leaser.is_due(held.lease):
             return held.lease
-        at = self._monotonic()
         with self._database.write() as session:
             lease = self._leaser.claim(session, self._kind, key, at_once=at_once)
         if lease is None:
             self.lose(key)
             return None
         is_unbroken = held is not None and lease.counter == held.lease.counter + 1
-        self._held[key] = _Held(lease, at, held.first_counter if held is not None and is_unbroken else lease.counter)
+        self._held[key] = _Held(lease, held.first_counter if held is not None and is_unbroken else lease.counter)
         return lease
 
     def renewed(self, lease: Lease) -> Lease:
@@ -554,7 +551,7 @@ class _Leases:
     def holds(self, key: str) -> bool:
         """Say whether a lease is held that nobody else may have taken over yet."""
         held = self._held.get(key)
-        return held is not None and self._monotonic() - held.renewed_at < self._ttl_seconds
+        return held is not None and self._monotonic() - held.lease.taken_at < self._ttl_seconds
 
     def has_lapsed(self, key: str) -> bool:
         """Say whether a lease was held that another replica may have taken over since."""

@@ -227,3 +227,18 @@ def test_of_replicas_that_claim_at_once_one_has_the_lease(database, job, clock):
     with ThreadPoolExecutor(4) as threads:
         claimed = list(threads.map(lambda contender: claim(database, contender, job.run_id), contenders))
     assert sum(lease is not None for lease in claimed) == 1
+
+
+def test_a_lease_is_due_after_a_third_of_its_time_whatever_was_tried_in_vain_meanwhile(database, job, clock):
+    leaser = Leaser("a", 3.0, clock)
+    old = claim(database, leaser, job.run_id)
+    lease = claim(database, leaser, job.run_id)
+    clock.now += 0.9
+    assert not leaser.is_due(lease)
+    clock.now += 0.1
+    assert leaser.is_due(lease)
+    with pytest.raises(StaleLease), database.write() as session:
+        leaser.renew(session, old)
+    assert leaser.is_due(lease)
+    with database.write() as session:
+        assert not leaser.is_due(leaser.renew(session, lease))
