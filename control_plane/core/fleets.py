@@ -184,7 +184,7 @@ class _Table:
 
     def follow_aws(self) -> None:
         """Take in new members, connections, and what AWS has ended. Who is listed for a while after its end is no new member."""
-        staying = [member.node_id for member in self.seen.group.members if not member.is_leaving]
+        staying = self.seen.group.staying
         joined = [id for id in staying if id not in self.rows and self.node(id).instance is not InstanceCondition.ENDED]
         missing = max(0, self.seen.group.desired_count - len(staying))
         self.vacancies, filled = capacity.vacancies(self.vacancies, missing=missing, joined=len(joined), now=self.now)
@@ -433,7 +433,7 @@ class _Table:
 
         Not at the end of a capacity block: nothing else is to be had in it.
         """
-        members = {member.node_id for member in self.seen.group.members if not member.is_leaving}
+        members = set(self.seen.group.staying)
         idle = [row for row in self.in_state(NodeState.SPARE) if row.node_id in members and self.node(row.node_id).member is None]
         is_settled = not self.in_state(NodeState.JOINING, NodeState.REBOOTING, NodeState.DRAINING)
         is_whole = len(members) >= self.seen.group.desired_count and is_settled
@@ -504,8 +504,7 @@ def _without_hope(group: GroupObserved, desired: int) -> int:
     Ending a surplus node while the group still waits for others would bring one of those, to be ended in turn. Every instance is protected from
     scale-in: a capacity that is lowered to what is there ends none, also if one comes in that very moment. It is surplus then, like any other.
     """
-    there = sum(not member.is_leaving for member in group.members)
-    return max(group.min_size, min(group.desired_count, max(desired, there)))
+    return max(group.min_size, min(group.desired_count, max(desired, len(group.staying))))
 
 
 def _counted(group: GroupObserved) -> int:
@@ -529,7 +528,7 @@ def _ended_members(spec: FleetSpec, seen: FleetObserved, table: _Table, desired:
 
 def _tries(now: float, spec: FleetSpec, group: GroupObserved) -> list[FleetAction]:
     """Ask again for instances that do not come, and lift what AWS has suspended for that; what a user has suspended stays so."""
-    is_missing = sum(not member.is_leaving for member in group.members) < group.desired_count
+    is_missing = len(group.staying) < group.desired_count
     if not is_missing or spec.is_deleting or now < (capacity.retry_at(group) or now):
         return []
     if group.launch_suspension is not None:
@@ -619,7 +618,7 @@ def _evidence(table: _Table) -> list[FleetAction]:
 
 def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -> list[TerminateMember]:
     """End excluded nodes, as far as they may be replaced; each brings its replacement, unless that was asked for when its end was announced."""
-    staying = {member.node_id for member in group.members if not member.is_leaving}
+    staying = set(group.staying)
     due = [row for row in table.in_state(NodeState.DRAINING) if row.node_id in staying and not row.reason.startswith(_SURPLUS)]
     ended = [row for row in due if _has_successor(row) or _is_announced(row)]
     return [TerminateMember(group=spec.group, node_id=row.node_id, decrement=place < extra, reason=row.reason) for place, row in enumerate(ended)]
@@ -635,7 +634,7 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
     when capacity was lowered have come in, or a person lowered it. Nothing comes in the place of those.
     """
     spec = table.spec
-    members = {member.node_id for member in table.seen.group.members if not member.is_leaving}
+    members = set(table.seen.group.staying)
     pending = [row for row in table.in_state(NodeState.DRAINING) if row.reason.startswith(_SURPLUS) and row.node_id in members]
     extra -= len(pending)
     idle = [row for row in table.in_state(NodeState.SPARE) if row.node_id in members]
@@ -663,7 +662,7 @@ def _reason(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int, *
         parts.append(f"{names} {NOT_REPLACED}: {len(recent)} replacements in the last hour of {spec.max_replacements_per_hour} allowed, {until}")
     if count := table.failed_join_count():
         parts.append(f"{NOT_JOINED}, of {count} instances in a row: {WHERE_TO_LOOK}; the next one is replaced after {table.join_seconds():g} s")
-    there = sum(not member.is_leaving for member in seen.group.members)
+    there = len(seen.group.staying)
     if there < desired and (words := capacity.waiting_words(seen.group)):
         parts.append(f"waits for {desired - there} instances: {words}")
     policy = "" if spec.spare_probability is None else f", so many that a spare is free with a probability of {spec.spare_probability:g}"

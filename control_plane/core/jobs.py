@@ -73,7 +73,7 @@ from control_plane.core.states import (
     advance,
 )
 from control_plane.core.timeouts import GANG_PATIENCE_SECONDS
-from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport
+from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, RankExit
 from everstep.protocol.ids import FIRST_STEP, FleetName, Generation, NodeId, Step
 from everstep.protocol.plan import GenerationPlan
 
@@ -949,8 +949,7 @@ def _leave(view: _View) -> Decision | None:
             unasked = tuple(replace(move, asked_at=None) for move in record.moves)  # nothing advances: there is nothing to spare any more
             return _new_generation(replace_record(view, moves=unasked), tuple(moves.fault(move, view.now, view.now) for move in leaving), None)
         return _stay(view, f"agrees on a stop, to leave {names}: {why}", _ask_to_stop(view), requeue=LAUNCH_SECONDS)
-    exits = [rank.exit.at_seconds for report in view.reports.values() for rank in report.ranks if rank.exit is not None]
-    stopped_at = min(max(exits, default=view.now), view.now)
+    stopped_at = min(max((each.at_seconds for each in _exits(view.reports)), default=view.now), view.now)
     found = tuple(moves.fault(move, stopped_at, view.now) for move in leaving)
     reached = max(record.boundary, faults.reached(view.reports))
     closed: tuple[IncidentRecord, ...] = ()
@@ -996,8 +995,12 @@ def _is_over(reports: Mapping[NodeId, MemberReport], world_size: int) -> bool:
 
 def _have_all_ended(reports: Mapping[NodeId, MemberReport], world_size: int) -> bool:
     """Say whether every rank has ended well, whatever of it is still on its way to S3."""
-    exits = [rank.exit for report in reports.values() for rank in report.ranks if rank.exit is not None]
+    exits = _exits(reports)
     return len(exits) == world_size and all(each.exit_class is ExitClass.SUCCESS for each in exits)
+
+
+def _exits(reports: Mapping[NodeId, MemberReport]) -> list[RankExit]:
+    return [rank.exit for report in reports.values() for rank in report.ranks if rank.exit is not None]
 
 
 def _awaits_copy(view: _View, leaving: tuple[Departure, ...], stopped_at: float) -> tuple[bool, str]:
@@ -1138,9 +1141,8 @@ def _awaits_checkpoint(view: _View, *, is_durable: bool) -> bool:
     """Say whether the newest commit may still become a checkpoint: every node is there, and its ranks have not ended long ago."""
     if _awaits_manifest(view, is_durable=is_durable):
         return True
-    exits = sum(rank.exit is not None for report in view.reports.values() for rank in report.ranks)
     lacks = view.record.committed > 0 and _durable_step(view) < view.record.committed
-    if exits < view.plan.world_size or not lacks:
+    if len(_exits(view.reports)) < view.plan.world_size or not lacks:
         return False
     return _watched_seconds(view, _ended_at(view)) < view.policy.timeouts.final_round_seconds
 
@@ -1152,7 +1154,7 @@ def _awaits_manifest(view: _View, *, is_durable: bool) -> bool:
 
 def _ended_at(view: _View) -> float:
     """Return when the ranks of a job that is to end last moved, Unix seconds, or one of them ended; not before the present state began."""
-    exits = [rank.exit.at_seconds for report in view.reports.values() for rank in report.ranks if rank.exit is not None]
+    exits = (each.at_seconds for each in _exits(view.reports))
     return min(max(view.record.state_since, _progress_at(view), *exits), view.now)
 
 

@@ -69,7 +69,8 @@ def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Polic
     }
     taken = {*dict(record.asked), *given}
     places = members.places(seen.plan, sorted(available, key=lambda node_id: node_id not in taken), spec.node_count)
-    promised = {node_id: report for node_id, report in given.items() if node_id in places}
+    placed = set(places)
+    promised = {node_id: report for node_id, report in given.items() if node_id in placed}
     missing = [node_id for node_id in places if node_id is not None and node_id not in promised]
     silent = {node_id for node_id in missing if node_id not in seen.nodes or is_silent(seen.nodes[node_id], policy.timeouts)}
     return Roll(

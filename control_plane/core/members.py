@@ -23,8 +23,9 @@ def places(plan: GenerationPlan | None, available: Sequence[NodeId], node_count:
         One entry per place of the job; None marks a place that waits for a node.
     """
     before: Sequence[NodeId | None] = [node.node_id for node in plan.nodes] if plan is not None else [None] * node_count
-    newcomers = iter([node for node in available if node not in before])
-    return tuple(node if node is not None and node in available else next(newcomers, None) for node in before)
+    old, there = set(before), set(available)
+    newcomers = iter([node for node in available if node not in old])
+    return tuple(node if node is not None and node in there else next(newcomers, None) for node in before)
 
 
 def ranks_of(place: int, ranks_per_node: int) -> tuple[Rank, ...]:

@@ -605,6 +605,11 @@ class GroupObserved:
     is_suspension_administrative: bool = False
     """AWS itself suspended it, after launches had failed for long."""
 
+    @property
+    def staying(self) -> tuple[NodeId, ...]:
+        """The members that do not leave it."""
+        return tuple(member.node_id for member in self.members if not member.is_leaving)
+
 
 class Hold(StrEnum):
     """Why a node is held.
