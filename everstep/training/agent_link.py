@@ -70,7 +70,9 @@ class AgentLink(Protocol):
 
     @property
     def word(self) -> AgentHalf | None:
-        """The agent's half of the page as it stands there, also while the agent is away; None where there is no word of this generation."""
+        """The newest half of the agent, of this generation, that could be read from the page, also while the agent is away; None before there is one.
+        A page that its writer has left in the middle says nothing.
+        """
 
     def welcome(self) -> Arriving | Welcome:
         """Return where to restore from, as it was said last; waits for the agent."""
@@ -79,7 +81,7 @@ class AgentLink(Protocol):
         """Look at what `poll` returns whenever the agent may have said something, until it is enough."""
 
     def poll(self) -> AgentHalf | None:
-        """Return the agent's half of the page, then take in what it sent; None while the agent is away, or without a word of this generation."""
+        """Return the agent's half of the page, then take in what it sent; None while the agent is away, or nothing of this generation can be read."""
 
     def publish(self, half: RankHalf) -> None:
         """Write the rank's half of the page."""
@@ -166,6 +168,7 @@ class UnixAgentLink:
         self._welcome: Arriving | Welcome | None = None
         """What was said last of the base; a `Welcome` is the last word."""
         self._page: memoryview | None = None
+        self._word: AgentHalf | None = None
         self._half: RankHalf | None = None
         self._slots: SlotsGranted | SlotsRefused | None = None
         self._request: SlotsRequest | None = None
@@ -183,8 +186,7 @@ class UnixAgentLink:
 
     @property
     def word(self) -> AgentHalf | None:
-        half = read_agent_half(self._page) if self._page is not None else None
-        return half if half is not None and half.generation == self._hello.generation else None
+        return self._read() or self._word
 
     def welcome(self) -> Arriving | Welcome:
         """Return what the agent has said last of the base, waiting for its first word: that comes when every node has verified its shards, or as
@@ -230,7 +232,7 @@ class UnixAgentLink:
             if self._socket is None:
                 self._connect()
             # The page first: a grant on it may mean files that the socket tells of.
-            half = self.word if self._socket is not None else None
+            half = self._read() if self._socket is not None else None
             self._receive()
             self._flush()
             return half if self._socket is not None else None
@@ -298,6 +300,13 @@ class UnixAgentLink:
         if self._socket is not None:
             os.close(self._socket.detach())
             self._socket = None
+
+    def _read(self) -> AgentHalf | None:
+        half = read_agent_half(self._page) if self._page is not None else None
+        if half is None or half.generation != self._hello.generation:
+            return None
+        self._word = half
+        return half
 
     def _connect(self) -> None:
         if self._clock() < self._next_attempt:

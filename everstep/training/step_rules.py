@@ -73,7 +73,8 @@ def decide(view: RankView, half: AgentHalf) -> Decision:
 
 
 def decide_alone(view: RankView, word: AgentHalf) -> Decision:
-    """Return what the rank does while its agent is away: nothing can be captured or answered, but what it agreed to, it keeps.
+    """Return what the rank does without a word of the moment: nothing can be captured or answered, but what it agreed to, it keeps. Called while the
+    agent is away, or its page is torn.
 
     Args:
         view: the rank's own state.

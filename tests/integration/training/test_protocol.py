@@ -493,6 +493,42 @@ def test_a_rank_stands_at_the_stop_that_it_agreed_to_until_its_agent_is_back(tmp
         thread.join()
 
 
+@pytest.mark.parametrize("stop", [1, 2])
+def test_a_rank_stands_at_the_stop_that_it_agreed_to_while_the_page_is_torn(
+    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch, stop: int
+) -> None:
+    """Torn while it stands there already, or on its way."""
+    read, unreadable, is_torn = agent_link.read_agent_half, threading.Semaphore(0), threading.Event()
+
+    def look(page: memoryview) -> AgentHalf | None:
+        if (half := read(page)) is None:
+            unreadable.release()
+        return half
+
+    def confirm() -> None:
+        agent.wait_for(lambda: rank_half(agent).echo_step == stop)
+        agent.lines[0].page[:8] = (1).to_bytes(8, "little")  # who writes it has lost its core
+        is_torn.set()
+        for _ in range(5):
+            agent.lines[0].say(WordChanged())
+            assert unreadable.acquire(timeout=10)
+        agent.announce_stop(stop, StopState.CONFIRMED)
+
+    with FakeAgent(tmp_path, 1, commit_target=0) as agent:
+        session, step = begin(agent)
+        monkeypatch.setattr(agent_link, "read_agent_half", look)
+        agent.announce_stop(stop, StopState.ANNOUNCED)
+        thread = threading.Thread(target=confirm)
+        thread.start()
+        if stop == 2:
+            step()
+            assert not session.boundary().stop
+            assert is_torn.wait(10)
+        step()
+        assert session.boundary().stop
+        thread.join()
+
+
 def test_training_goes_on_without_its_agent_and_captures_when_it_is_back(tmp_path: Path, begin: Begin) -> None:
     with FakeAgent(tmp_path, 1, commit_target=2) as agent:
         session, step = begin(agent)
