@@ -8,8 +8,9 @@
 A step seen from here: `boundary` → `step_rules.decide` on the agent's word → `Snapshotter.capture` → `Copier` → the guard before the next
 change → `Captured`.
 
-Invariant: a snapshot of step k holds the state right after the k-th optimizer step: it is taken at that boundary, or in `close` if the script is
-known not to have left it. Trouble with saving costs a snapshot, never training.
+Invariant: a snapshot of step k holds the state right after the k-th optimizer step: it is taken at that boundary, or in `close` if no batch, step or
+`fence` has come since; which modules train, and the generators, it has as they were when the loop was left, whatever an evaluation did since.
+Trouble with saving costs a snapshot, never training.
 """
 
 from __future__ import annotations
@@ -210,6 +211,7 @@ class TrainingSession:
                 yield self._next_batch()
                 count += 1
             self.boundary()
+        self._state.keep_passing()
 
     def boundary(self) -> Control:
         """Say that an optimizer step is finished. Every rank, once per step, after everything that belongs to it (scheduler, scaler, averages).
@@ -242,6 +244,7 @@ class TrainingSession:
                 decision = self._await_stop()
             if decision.is_stopped:
                 self._is_stopped = True
+                self._state.keep_passing()
                 self._publish(standing=Standing.STOPPED)
         return Control(self._boundary, self._is_stopped)
 
@@ -296,7 +299,8 @@ class TrainingSession:
 
         Call it right behind the loop, before results are written: a snapshot taken here must still be the state of the last boundary. Where the
         script has gone on since (a batch, an optimizer's step, `fence`), or an exception is on its way out, nothing is captured, and a line says
-        why. A script that ends with code 0 without it gets it at exit.
+        why. An evaluation in between leaves no trace if `batches` has ended, or `boundary` has said to stop: it is modes and generators that it
+        changes. A script that ends with code 0 without it gets it at exit.
         """
         if self._is_closed:
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Protocol
 
 import msgspec
@@ -21,7 +22,7 @@ from everstep.training.capture import StateTensor
 from everstep.training.data import DataStream
 from everstep.training.restore import VALUE_PREFIX, SlotValues, Snapshot, encode_facts
 from everstep.training.script import Environment
-from everstep.training.state_tree import encode
+from everstep.training.state_tree import Tree, encode
 
 
 class Stateful(Protocol):
@@ -67,6 +68,9 @@ class RankState:
         self.adapters = adapters
         self.objects = objects
         self.streams = streams
+        self._modules = [list(root.modules()) for adapter in adapters for root in adapter.modules()]
+        self._kept: dict[str, Tree] | None = None
+        """Of the moment that `keep_passing` was called in."""
         self.facts = {
             "torch": str(torch.__version__),
             "rank": str(environment.rank),
@@ -108,7 +112,7 @@ class RankState:
             {
                 "objects": {name: item.state_dict() for name, item in self.objects.items()},
                 "data": {name: stream.state_dict() for name, stream in self.streams.items()},
-                "rng": rng.observe(),
+                **(self._kept or self._passing()),
             },
             "",
         )
@@ -137,10 +141,21 @@ class RankState:
             item.load_state_dict(tree["objects"][name])
         for name, stream in self.streams.items():
             stream.load_state_dict(tree["data"][name])
+        for modules, modes in zip(self._modules, tree["modes"], strict=True):
+            if len(modules) == len(modes):  # not with another wrapper around them
+                for module, mode in zip(modules, modes, strict=True):
+                    module.training = bool(mode)
         rng.restore(tree["rng"])  # last: everything above may draw
+
+    def keep_passing(self) -> None:
+        """Have modes and generators observed as they are now until the next boundary. Called where the script leaves its loop, for it may evaluate
+        before it closes; again without effect.
+        """
+        self._kept = self._kept or self._passing()
 
     def end_step(self) -> None:
         """A boundary is reached."""
+        self._kept = None
         for adapter in self.adapters:
             adapter.end_step()
 
@@ -151,6 +166,10 @@ class RankState:
     def steps_made(self) -> int | None:
         """Return the framework's own count of optimizer steps, or None where only the script can tell."""
         return self.adapters[0].steps_made() if len(self.adapters) == 1 else None
+
+    def _passing(self) -> dict[str, Tree]:
+        """Return what changes in an evaluation: which modules train (a script may have put some into evaluation for good), and the generators."""
+        return {"modes": [bytes(map(attrgetter("training"), modules)) for modules in self._modules], "rng": rng.observe()}
 
 
 def _checked(adapter: Adapter) -> Adapter:

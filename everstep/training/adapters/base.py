@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import attrgetter
 from typing import Any, Protocol, cast
 
 import torch
@@ -442,18 +441,6 @@ def local_tensors(tensors: list[torch.Tensor], local: Callable[[torch.Tensor], t
 def plain_rewrap(_parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     """Return the state itself."""
     return local
-
-
-def modes_of(modules: Sequence[torch.nn.Module]) -> bytes:
-    """Return for each module whether it trains or evaluates: a script may have put some into evaluation for good."""
-    return bytes(map(attrgetter("training"), modules))
-
-
-def set_modes(modules: Sequence[torch.nn.Module], modes: bytes) -> None:
-    """Take what `modes_of` returned. Without effect where there are more or fewer modules, as with another wrapper around them."""
-    if len(modules) == len(modes):
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = bool(mode)
 
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:

@@ -23,11 +23,9 @@ from everstep.training.adapters.base import (
     check_distinct,
     check_optimizer,
     check_tensor,
-    modes_of,
     plain_local,
     plain_rewrap,
     qualified_name,
-    set_modes,
     tensor_names,
 )
 from everstep.training.adapters.buffers import Buffers, buffers_of
@@ -93,7 +91,6 @@ class DeepSpeedAdapter:
         self._extra = ExtraStates()
         self._extra.add("", self._engine.module)
         check_distinct([*(called for called, _ in (*self._masters, *self._frozen)), *of_buffers, *self._extra.names])
-        self._modules = list(self._engine.module.modules())
         self._listed = NamedTensors()
         self._betas: tuple[float, ...] = tuple(base.param_groups[0].get("betas", ()))
         self.check()
@@ -122,7 +119,7 @@ class DeepSpeedAdapter:
     def _state(self, of_optimizer: list[StateTensor], values: Tree) -> AdapterState:
         listed = self._listed.of([*(master for _, master in self._masters), *(_partition(p) for _, p in self._frozen)], None, self._named_weights)
         fresh, buffers = self._buffers.observe()
-        plain = {"optimizer": values, "buffers": buffers, "modes": modes_of(self._modules), "extra_states": self._extra.observe()}
+        plain = {"optimizer": values, "buffers": buffers, "extra_states": self._extra.observe()}
         return AdapterState([listed, of_optimizer], fresh, {**plain, **self._counters()})
 
     def _named_weights(self) -> list[StateTensor]:
@@ -144,7 +141,6 @@ class DeepSpeedAdapter:
         if self._is_cpu_adam:
             replay_powers(self._optimizer.optimizer)
         self._buffers.load(tensors, values["buffers"])
-        set_modes(self._modules, values["modes"])
         self._extra.load(values["extra_states"])
         for key, value in values["engine"].items():
             setattr(self._engine, key, value)

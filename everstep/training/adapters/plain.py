@@ -24,10 +24,8 @@ from everstep.training.adapters.base import (
     check_optimizer,
     check_tensor,
     local_tensors,
-    modes_of,
     plain_local,
     plain_rewrap,
-    set_modes,
     tensor_names,
 )
 from everstep.training.adapters.buffers import Buffers, buffers_of
@@ -71,7 +69,6 @@ class PlainAdapter:
         self._optimizers = [self._named(name, optimizer, trusted) for name, optimizer in optimizers.items()]
         check_distinct([*self._names.values(), *(name for name, _, _ in self._buffers.places), *self._extra.names])
         self._owner = {id(parameter): named.name for named in self._optimizers for _, parameter in named.members}
-        self._modules = [module for model in self._models.values() for module in model.modules()]
         self._listed = NamedTensors()
         self._stepped: set[str] = set()
         self._accumulating: dict[str, int] = {}
@@ -115,7 +112,6 @@ class PlainAdapter:
             "buffers": buffers,
             "gradients": gradients,
             "requires_grad": flags,
-            "modes": modes_of(self._modules),
             "extra_states": self._extra.observe(),
         }
         return AdapterState([listed, *of_optimizers], fresh, plain)
@@ -136,7 +132,6 @@ class PlainAdapter:
         for named in self._optimizers:
             named.load(tensors, values["optimizers"][named.name])
         self._buffers.load(tensors, values["buffers"])
-        set_modes(self._modules, values["modes"])
         # Most gradients are dropped before they are read: their zeros cost nothing in memory that nobody has touched.
         arena = Arena(sum(align(parameter.nbytes) for parameter in self._parameters.values()))
         for (name, parameter), state in zip(self._parameters.items(), values["gradients"], strict=True):

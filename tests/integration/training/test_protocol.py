@@ -572,6 +572,33 @@ def test_the_last_step_is_captured_inside_close(tmp_path: Path, begin: Begin) ->
         session.close()  # twice is once
 
 
+@pytest.mark.parametrize("is_stop", [True, False])
+def test_an_evaluation_behind_the_loop_leaves_no_trace_in_the_last_step(tmp_path: Path, begin: Begin, is_stop: bool) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=1, on_message=propose_the_last) as agent:
+        session, step = begin(agent)
+        last = train(session, step, agent.reached.is_set) + 1
+        if is_stop:
+            agent.announce_stop(last, StopState.CONFIRMED)
+            step()
+            assert session.boundary().stop
+        else:
+            for _ in session.batches(until_step=last):
+                step()
+        (model,) = session._state.adapters[0].modules()
+        model.eval()
+        drawn = torch.rand(3)
+        assert list(session.batches(until_step=last)) == []
+        session.close()
+        assert agent.committed == last
+        slots = {0: agent.sealed[0, last]}
+    with FakeAgent(tmp_path, 1, 2, base_step=last, base_slots=slots, commit_target=0) as agent:
+        session, _ = begin(agent)
+        assert session.step == last + 1
+        (model,) = session._state.adapters[0].modules()
+        assert all(module.training for module in model.modules())
+        assert torch.equal(torch.rand(3), drawn), "as if nothing had been drawn behind the loop"
+
+
 @pytest.mark.parametrize("leave", ["step", "fence", "batch", "break"])
 def test_a_state_that_went_on_behind_the_last_boundary_is_not_captured_as_that_boundary(
     tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureFixture, leave: str

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import msgspec
 import torch
 
+from everstep.protocol.ids import Step
+from everstep.training.restore import SlotValues, Snapshot
 from everstep.training.saved_tensors import SavedTensors
+from everstep.training.state import RankState
 
 
 class Saved(SavedTensors):
@@ -24,3 +28,12 @@ class Saved(SavedTensors):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+
+def carry(source: RankState, target: RankState) -> None:
+    """Bring one rank's state to another's, as through a slot."""
+    observed = source.observe()
+    values = msgspec.msgpack.decode(observed.values, type=SlotValues)
+    snapshot = Snapshot(Step(1), Saved({item.name: item.tensor.detach().clone() for item in observed.tensors}), values)
+    target.load(snapshot)
+    target.complete(snapshot)

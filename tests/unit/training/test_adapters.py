@@ -150,18 +150,6 @@ def test_a_buffer_that_appears_after_init_is_kept_and_one_that_has_parted_from_a
     assert twin.inner.mean is None
 
 
-def test_modules_that_were_put_into_evaluation_stay_there() -> None:
-    model, own = make()
-    twin, other = make(1)
-    adapter, restored = PlainAdapter({"": model}, {"": own}), PlainAdapter({"": twin}, {"": other})
-    model[1].eval()  # type: ignore[index]
-    carry(adapter, restored)
-    assert [module.training for module in twin.modules()] == [True, True, False, True]
-    model.train()
-    carry(adapter, restored)
-    assert all(module.training for module in twin.modules())
-
-
 def test_what_was_made_in_inference_mode_is_written_to_when_it_comes_back() -> None:
     def make() -> nn.Module:
         model = nn.ModuleDict({"student": nn.Linear(2, 2)})

@@ -12,13 +12,16 @@ from torch import nn
 from everstep.training.adapters import deepspeed
 from everstep.training.errors import CannotResume, SessionMisuse
 from everstep.training.registration import _adapters
-from tests.unit.training.saved import Saved
+from everstep.training.script import Environment
+from everstep.training.state import RankState
+from tests.unit.training.saved import carry
 from tests.unit.training.test_deepspeed_refusals import STAGE_1, engine
 
 
 @pytest.fixture(autouse=True)
-def _version(monkeypatch: pytest.MonkeyPatch) -> None:
+def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deepspeed, "_version", lambda: "0")
+    monkeypatch.setattr(deepspeed, "_gather_stage_1_and_2", lambda _: None)
 
 
 def make(module: nn.Module | None = None, **changes: Any) -> Any:
@@ -76,13 +79,10 @@ class Cached(nn.Module):
 )
 def test_an_engines_buffer_comes_back_as_it_was(saved: torch.Tensor, live: torch.Tensor) -> None:
     one, other = make(Cached(live.clone(), None)), make(Cached(live.clone(), None))
-    (adapter,), (twin,) = _adapters({}, {}, {"": one}, ()), _adapters({}, {}, {"": other}, ())
+    state, twin = (RankState(_adapters({}, {}, {"": made}, ()), {}, {}, Environment.read({})) for made in (one, other))
     one.module.cosines, one.module.seen = saved, torch.ones(1)
     one.module.inner.eval()
-    state = adapter.observe()
-    tensors = Saved({item.name: item.tensor.detach().clone() for item in state.tensors})
-    twin.load(tensors, state.values)
-    tensors.finish()
+    carry(state, twin)
     assert torch.equal(other.module.cosines, saved)
     assert other.module.cosines.dtype == saved.dtype
     assert other.module.seen.tolist() == [1.0]
