@@ -65,6 +65,8 @@ QUIET_SECONDS = 0.25
 """Boundaries from which nothing follows are told together, this long after the last word at most: a small part of what people or peers wait for."""
 DRAIN_SECONDS = 5.0
 """A script that failed is held no longer than this for a copy: 33 GiB at 0.15 s each, the slowest measured; a device may never come back."""
+ENDS = (StopIteration, StopAsyncIteration, GeneratorExit)
+"""How iterators say that they are at their end."""
 
 logger = logging.getLogger("everstep.training")
 
@@ -298,9 +300,10 @@ class TrainingSession:
         """End the session: the last step is captured and committed if that is possible soon, then the agent is told. Idempotent.
 
         Call it right behind the loop, before results are written: a snapshot taken here must still be the state of the last boundary. Where the
-        script has gone on since (a batch, an optimizer's step, `fence`), or an exception is on its way out, nothing is captured, and a line says
-        why. An evaluation in between leaves no trace if `batches` has ended, or `boundary` has said to stop: it is modes and generators that it
-        changes. A script that ends with code 0 without it gets it at exit.
+        script has gone on since (a batch, an optimizer's step, `fence`), or deals with an exception (on its way out through a `finally`, or caught
+        by the `except` clause that this is called in), nothing is captured, and a line says why. An evaluation in between leaves no trace if
+        `batches` has ended, or `boundary` has said to stop: it is modes and generators that it changes. A script that ends with code 0 without it
+        gets it at exit.
         """
         if self._is_closed:
             return
@@ -333,8 +336,10 @@ class TrainingSession:
 
     def _failure(self) -> str:
         error = sys.exc_info()[1]
+        while isinstance(error, ENDS) and error is not self._handled:
+            error = error.__context__  # a generator is closed at a bad end, too
         is_end = error is None or error is self._handled or (isinstance(error, SystemExit) and error.code in (None, 0))
-        return "" if is_end else f"{type(error).__name__} is on its way out of the script"
+        return "" if is_end else f"close() was called while {type(error).__name__} is being dealt with"
 
     def _gone_on(self) -> str:
         has_moved = self._has_left or self._state.progress() != self._progress

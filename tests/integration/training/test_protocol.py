@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import select
@@ -632,15 +633,21 @@ def test_a_step_that_was_captured_at_its_boundary_is_kept_however_the_script_wen
         assert last in agent.commits
 
 
-@pytest.mark.parametrize("is_end", [True, False])
+@pytest.mark.parametrize(("is_end", "is_generator"), [(True, False), (False, False), (False, True)])
 def test_a_script_that_fails_is_known_to_have_failed_without_a_final_round(
-    tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureFixture, is_end: bool
+    tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureFixture, is_end: bool, is_generator: bool
 ) -> None:
-    def run() -> None:
+    def close() -> Iterator[None]:
         try:
-            raise SystemExit(0) if is_end else FloatingPointError("the loss is NaN")
+            yield
         finally:
             session.close()
+
+    def run() -> None:
+        with contextlib.closing(close()) if is_generator else contextlib.closing(session) as closes:
+            if is_generator:
+                next(closes)  # type: ignore[call-overload]
+            raise SystemExit(0) if is_end else FloatingPointError("the loss is NaN")
 
     with FakeAgent(tmp_path, 1, commit_target=1, on_message=propose_the_last) as agent:
         session, step = begin(agent)
@@ -651,7 +658,34 @@ def test_a_script_that_fails_is_known_to_have_failed_without_a_final_round(
             run()
         agent.wait_for(lambda: rank_half(agent).standing is Standing.CLOSED)
         assert (agent.committed == last) == is_end
-        assert (f"step {last} is not captured at the end: FloatingPointError is on its way out of the script" in caplog.text) != is_end
+        assert (f"step {last} is not captured at the end: close() was called while FloatingPointError is being dealt with" in caplog.text) != is_end
+
+
+@pytest.mark.parametrize("way", ["except", "closing generator"])
+def test_an_iterator_that_ends_is_a_good_end(tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureFixture, way: str) -> None:
+    def loop(session: TrainingSession, batches: Iterator[Any], step: Callable[[], None]) -> Iterator[None]:
+        try:
+            while True:
+                try:
+                    next(batches)
+                except StopIteration:
+                    if way == "except":
+                        session.close()
+                    yield
+                else:
+                    step()
+        finally:
+            if way == "closing generator":
+                session.close()
+
+    with FakeAgent(tmp_path, 1, commit_target=1, on_message=propose_the_last) as agent:
+        session, step = begin(agent)
+        last = train(session, step, agent.reached.is_set) + 1
+        run = loop(session, session.batches(until_step=last), step)
+        next(run)
+        run.close()  # type: ignore[attr-defined]
+        assert agent.committed == last
+        assert "not captured" not in caplog.text
 
 
 def test_close_is_over_where_the_agent_said_so_before_it_went(tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureFixture) -> None:
