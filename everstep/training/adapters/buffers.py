@@ -9,6 +9,7 @@ Invariant: after a load each buffer has the values, shape and dtype that it was 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import cast
 
@@ -22,7 +23,7 @@ from everstep.training.state_tree import Tree
 Place = tuple[str, torch.nn.Module, str]
 """(name, owner, key) of a buffer."""
 _Late = tuple[str, int, str, bool]
-"""(name, number of the owner, key, whether it is persistent)."""
+"""(path of the owner, which of those at that path from the innermost outwards, key, whether it is persistent)."""
 
 
 def buffers_of(model: torch.nn.Module) -> list[Place]:
@@ -39,9 +40,8 @@ class Buffers:
 
     def __init__(self, local: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._local = local
-        self._modules: list[torch.nn.Module] = []
-        self._paths: list[str] = []
-        """Of the modules."""
+        self._modules: dict[str, list[torch.nn.Module]] = {}
+        """By path, the innermost first: a wrapper has the path of what it wraps, and there may be another around it in the next launch."""
         self._places: list[Place] = []
         self._late: list[_Late] = []
         """Those that came after `init`."""
@@ -62,8 +62,7 @@ class Buffers:
             names: of `buffers_of(model)`, in that order.
         """
         for path, module in model.named_modules():
-            self._modules.append(module)
-            self._paths.append(f"{prefix}{called}." if (called := canonical_name(path)) else prefix)
+            self._modules.setdefault(f"{prefix}{called}." if (called := canonical_name(path)) else prefix, []).insert(0, module)
         self._places += [(prefix + name, owner, key) for name, (_, owner, key) in zip(names, buffers_of(model), strict=True)]
         self._count = self._live_count()
 
@@ -116,26 +115,27 @@ class Buffers:
         return local.shape == saved.shape and live.dtype == saved.dtype and not overlaps_itself(local)
 
     def _live_count(self) -> int:
-        return sum(map(len, map(attrgetter("_buffers"), self._modules)))
+        return sum(map(len, map(attrgetter("_buffers"), chain.from_iterable(self._modules.values()))))
 
     def _list_late(self) -> None:
         known = {(id(owner), key) for _, owner, key in self._places}
         late = [
-            (self._paths[number] + key, number, key, key not in module._non_persistent_buffers_set)
-            for number, module in enumerate(self._modules)
+            (path, number, key, key not in module._non_persistent_buffers_set)
+            for path, modules in self._modules.items()
+            for number, module in enumerate(modules)
             for key in module._buffers
             if (id(module), key) not in known
         ]
-        check_distinct([*(name for name, _, _ in self._places), *(name for name, *_ in late)])
+        check_distinct([*(name for name, _, _ in self._places), *(path + key for path, _, key, _ in late)])
         self._register(late)
 
     def _register(self, late: Sequence[_Late]) -> None:
         known = {name for name, _, _ in self._places}
-        for name, number, key, is_persistent in late:
-            if name not in known:
-                owner = self._modules[number]
+        for path, number, key, is_persistent in late:
+            if path + key not in known:
+                owner = self._modules[path][number]
                 if key not in owner._buffers:
                     owner.register_buffer(key, None, persistent=is_persistent)
-                self._places.append((name, owner, key))
-                self._late.append((name, number, key, is_persistent))
+                self._places.append((path + key, owner, key))
+                self._late.append((path, number, key, is_persistent))
         self._count = self._live_count()

@@ -150,6 +150,37 @@ def test_a_buffer_that_appears_after_init_is_kept_and_one_that_has_parted_from_a
     assert twin.inner.mean is None
 
 
+def wrapped(model: nn.Module) -> nn.Module:
+    """Return what torch.compile and DDP put around a model, to those who walk through its modules."""
+    return nn.ModuleDict({"_orig_mod": nn.ModuleDict({"module": model})})
+
+
+class Outer(nn.Module):
+    """Calls a part as wrappers call theirs, and registers a buffer beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.register_buffer("mean", x.mean())
+        return self.module(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("around", [lambda model: model, wrapped])
+@pytest.mark.parametrize("around_twin", [lambda model: model, wrapped])
+def test_a_buffer_that_appears_after_init_finds_its_owner_whatever_is_around_the_model(
+    around: Callable[[nn.Module], nn.Module], around_twin: Callable[[nn.Module], nn.Module]
+) -> None:
+    (model, outer), (twin, outer_twin) = (Late(), Outer()), (Late(), Outer())
+    adapter = PlainAdapter({"x": around(model), "y": around(outer)}, {})
+    model(torch.ones(1))
+    outer(torch.ones(1))
+    carry(adapter, PlainAdapter({"x": around_twin(twin), "y": around_twin(outer_twin)}, {}))
+    assert (twin.a.item(), twin.inner.mean.item(), outer_twin.mean.item()) == (1.0, 1.0, 1.0)
+    assert "mean" not in dict(outer_twin.module.named_buffers())
+
+
 def test_what_was_made_in_inference_mode_is_written_to_when_it_comes_back() -> None:
     def make() -> nn.Module:
         model = nn.ModuleDict({"student": nn.Linear(2, 2)})
