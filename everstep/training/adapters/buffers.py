@@ -45,8 +45,6 @@ class Buffers:
         self._places: list[Place] = []
         self._late: list[_Late] = []
         """Those that came after `init`."""
-        self._count = 0
-        """Of the modules' buffers when they were listed last."""
 
     @property
     def places(self) -> Sequence[Place]:
@@ -64,7 +62,6 @@ class Buffers:
         for path, module in model.named_modules():
             self._modules.setdefault(f"{prefix}{called}." if (called := canonical_name(path)) else prefix, []).insert(0, module)
         self._places += [(prefix + name, owner, key) for name, (_, owner, key) in zip(names, buffers_of(model), strict=True)]
-        self._count = self._live_count()
 
     def observe(self) -> tuple[list[StateTensor], Tree]:
         """Return the live buffers, and what else is to be known of them. At every captured boundary.
@@ -75,7 +72,7 @@ class Buffers:
         Raises:
             CannotResume: one that was registered after `init` has the name of another tensor.
         """
-        if self._live_count() != self._count:
+        if sum(key in owner._buffers for _, owner, key in self._places) != self._live_count():
             self._list_late()
         live = [(name, buffer) for name, owner, key in self._places if (buffer := owner._buffers.get(key)) is not None]
         ties: dict[str, Tree] = {}
@@ -138,4 +135,3 @@ class Buffers:
                     owner.register_buffer(key, None, persistent=is_persistent)
                 self._places.append((path + key, owner, key))
                 self._late.append((path, number, key, is_persistent))
-        self._count = self._live_count()

@@ -150,6 +150,16 @@ def test_a_buffer_that_appears_after_init_is_kept_and_one_that_has_parted_from_a
     assert twin.inner.mean is None
 
 
+def test_a_buffer_that_appears_while_another_goes_is_kept() -> None:
+    model, twin = Late(), Late()
+    adapter, other = PlainAdapter({"": model}, {}), PlainAdapter({"": twin}, {})
+    del model.b
+    model(torch.ones(1))
+    carry(adapter, other)
+    assert twin.b is None
+    assert twin.inner.mean.item() == 1.0
+
+
 def wrapped(model: nn.Module) -> nn.Module:
     """Return what torch.compile and DDP put around a model, to those who walk through its modules."""
     return nn.ModuleDict({"_orig_mod": nn.ModuleDict({"module": model})})
