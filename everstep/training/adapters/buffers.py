@@ -79,7 +79,7 @@ class Buffers:
         if len(set(map(id, map(itemgetter(1), live)))) < len(live):
             first: dict[int, str] = {}
             ties = {name: known for name, buffer in live if (known := first.setdefault(id(buffer), name)) != name}
-        tensors = [StateTensor(f"model/{name}", self._local(buffer), is_deferred=False) for name, buffer in live]
+        tensors = [StateTensor(f"model/{name}", self._local(buffer), is_deferred=False) for name, buffer in live if name not in ties]
         return tensors, {"late": list(self._late), "ties": ties}
 
     def load(self, tensors: SavedTensors, values: Tree) -> None:
@@ -91,21 +91,24 @@ class Buffers:
         """
         assert isinstance(values, dict)
         self._register(cast("list[_Late]", values["late"]))
+        ties: dict[str, str] = values["ties"]
         owners = {name: (owner, key) for name, owner, key in self._places}
         written: set[int] = set()
         for name, owner, key in self._places:
+            if name in ties:
+                continue
             saved, live = tensors.get(f"model/{name}"), owner._buffers.get(key)
             if saved is None:
                 owner._buffers[key] = None
-            elif name in values["ties"]:
-                tied_owner, tied_key = owners[values["ties"][name]]
-                owner._buffers[key] = tied_owner._buffers[tied_key]
             elif live is not None and id(live) not in written and self._has_room(live, saved):
                 written.add(id(live))
                 tensors.bring(saved, self._local(live))
             else:
                 beside = live if live is not None else next(owner.parameters(), saved)
                 owner._buffers[key] = saved.to(beside.device, copy=True)
+        for name, known in ties.items():
+            (owner, key), (other, other_key) = owners[name], owners[known]
+            owner._buffers[key] = other._buffers[other_key]
 
     def _has_room(self, live: torch.Tensor, saved: torch.Tensor) -> bool:
         local = self._local(live)

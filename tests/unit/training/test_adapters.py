@@ -138,6 +138,8 @@ def test_a_buffer_that_appears_after_init_is_kept_and_one_that_has_parted_from_a
     adapter, other = PlainAdapter({"x": model}, {}), PlainAdapter({"x": twin}, {})
     carry(adapter, other)
     assert twin.a is twin.b is twin.c, "as before the first forward"
+    names = [item.name for item in adapter.observe().tensors]
+    assert names == ["model/x.inner.weight", "model/x.inner.bias", "model/x.a"], "one tensor is copied once"
     model(torch.ones(1))
     for _ in range(2):  # a load may be done again
         carry(adapter, other)
@@ -158,6 +160,17 @@ def test_a_buffer_that_appears_while_another_goes_is_kept() -> None:
     carry(adapter, other)
     assert twin.b is None
     assert twin.inner.mean.item() == 1.0
+
+
+def test_the_buffers_of_a_module_that_two_models_share_come_back() -> None:
+    def make(value: float) -> tuple[nn.Module, PlainAdapter]:
+        shared = nn.Linear(1, 1)
+        shared.register_buffer("mean", torch.full((1,), value))
+        return shared, PlainAdapter({"actor": nn.Sequential(shared), "critic": nn.Sequential(shared)}, {})
+
+    (_, adapter), (twin, other) = make(1), make(0)
+    carry(adapter, other)
+    assert twin.mean.item() == 1.0
 
 
 def wrapped(model: nn.Module) -> nn.Module:
