@@ -3,7 +3,8 @@
 They are looked up by owner and name at each boundary, because modules replace them: by tensors of another shape or dtype, by None, by two where one
 was tied. One that a module registers after `init` (a statistic that begins with the first batch) is listed when it is first seen.
 
-Invariant: after a load each buffer has the values, shape and dtype that it was observed with, and is one tensor with those that it was one with then.
+Invariant: after a load each buffer has the values, shape and dtype that it was observed with, on that kind of device, and is one tensor with those
+that it was one with then.
 """
 
 from __future__ import annotations
@@ -80,7 +81,12 @@ class Buffers:
             first: dict[int, str] = {}
             ties = {name: known for name, buffer in live if (known := first.setdefault(id(buffer), name)) != name}
         tensors = [StateTensor(f"model/{name}", self._local(buffer), is_deferred=False) for name, buffer in live if name not in ties]
-        return tensors, {"late": list(self._late), "ties": ties}
+        devices = list(map(attrgetter("device"), map(itemgetter(1), live)))
+        usual = devices[0] if devices else torch.device("cpu")
+        elsewhere: dict[str, Tree] = {}
+        if devices.count(usual) < len(devices):
+            elsewhere = {name: buffer.device.type for name, buffer in live if buffer.device != usual}
+        return tensors, {"late": list(self._late), "ties": ties, "device": usual.type, "elsewhere": elsewhere}
 
     def load(self, tensors: SavedTensors, values: Tree) -> None:
         """Bring back what was observed: in place where a buffer has room for it.
@@ -104,8 +110,8 @@ class Buffers:
                 written.add(id(live))
                 tensors.bring(saved, self._local(live))
             else:
-                beside = live if live is not None else next(owner.parameters(), saved)
-                owner._buffers[key] = saved.to(beside.device, copy=True)
+                lay = values["elsewhere"].get(name, values["device"])
+                owner._buffers[key] = saved.to(lay if live is None else live.device, copy=True)
         for name, known in ties.items():
             (owner, key), (other, other_key) = owners[name], owners[known]
             owner._buffers[key] = other._buffers[other_key]

@@ -162,6 +162,29 @@ def test_a_buffer_that_appears_while_another_goes_is_kept() -> None:
     assert twin.inner.mean.item() == 1.0
 
 
+class Scale(nn.Module):
+    """Has no parameter that says where it lies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("peak", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.peak = x.max()
+        self.register_buffer("seen", x.sum())
+        self.register_buffer("count", torch.ones(1))
+        return x
+
+
+def test_a_buffer_that_is_made_anew_lies_where_it_lay() -> None:
+    model, twin = Scale(), Scale()
+    adapter, other = PlainAdapter({"": model}, {}), PlainAdapter({"": twin}, {})
+    model(torch.ones(1, device="meta"))
+    state = adapter.observe()
+    load(other, {item.name: torch.ones(item.tensor.shape) for item in state.tensors}, state.values)
+    assert {name: buffer.device.type for name, buffer in twin.named_buffers()} == {"peak": "meta", "seen": "meta", "count": "cpu"}
+
+
 def test_the_buffers_of_a_module_that_two_models_share_come_back() -> None:
     def make(value: float) -> tuple[nn.Module, PlainAdapter]:
         shared = nn.Linear(1, 1)
