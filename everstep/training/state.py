@@ -24,6 +24,10 @@ from everstep.training.restore import VALUE_PREFIX, SlotValues, Snapshot, encode
 from everstep.training.script import Environment
 from everstep.training.state_tree import Tree, encode
 
+FORMAT = 1
+"""Of what adapters and sessions keep in a slot's values. Whoever changes that raises it: what another library has kept is refused by this, before
+anything is written."""
+
 
 class Stateful(Protocol):
     """A scheduler, a gradient scaler, an average of weights."""
@@ -72,6 +76,7 @@ class RankState:
         self._kept: dict[str, Tree] | None = None
         """Of the moment that `keep_passing` was called in."""
         self.facts = {
+            "format": str(FORMAT),
             "torch": str(torch.__version__),
             "rank": str(environment.rank),
             "world size": str(environment.world_size),

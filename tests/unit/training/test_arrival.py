@@ -15,10 +15,12 @@ from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.rank_messages import AgentHalf, Arriving, RankFault, RankHalf, SlotsRefused, Welcome
 from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotIndex, SlotState, pack_header, unpack_index
 from everstep.training import session as sessions
+from everstep.training.adapters.base import AdapterState
 from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.capture import CapturePlan, SlotMemory
 from everstep.training.copier import Copies, CpuCopier, copy_now
 from everstep.training.errors import AgentUnreachable, RestoreMismatch, SessionMisuse
+from everstep.training.restore import encode_facts
 from everstep.training.script import Environment
 from everstep.training.session import TrainingSession
 from everstep.training.state import RankState
@@ -332,5 +334,29 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path,
     before = fresh.bytes()
     agent.words = iter([lambda: agent.verified(agent.slot.ends()[-1]), agent.start])
     with pytest.raises(RestoreMismatch, match="rank was 0, is 5"):
+        open_session(fresh).restore()
+    assert fresh.bytes() == before
+
+
+def test_what_an_earlier_library_kept_is_refused_before_anything_is_written(
+    tmp_path: Path, agent: Agent, open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = Trained(seed=1, steps=3)
+    (adapter,) = older.state.adapters
+    observe = adapter.observe
+
+    def without_buffers() -> AdapterState:
+        state = observe()
+        del state.values["buffers"]  # type: ignore[attr-defined]
+        return state
+
+    monkeypatch.setattr(adapter, "observe", without_buffers)
+    older.state._facts_data, older.state.layout_hash = encode_facts({name: fact for name, fact in older.state.facts.items() if name != "format"})
+    agent.slot = Slot(tmp_path / "older", older)
+    agent.arrives(load=1)
+    fresh = Trained(seed=2, steps=0)
+    before = fresh.bytes()
+    agent.words = iter([lambda: agent.verified(agent.slot.ends()[-1]), agent.start])
+    with pytest.raises(RestoreMismatch, match="format was absent, is 1"):
         open_session(fresh).restore()
     assert fresh.bytes() == before

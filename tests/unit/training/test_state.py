@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import msgspec
+import pytest
 import torch
 from torch import nn
 
+from everstep.training.adapters import deepspeed
 from everstep.training.adapters.plain import PlainAdapter
+from everstep.training.registration import _adapters
+from everstep.training.restore import SlotValues
 from everstep.training.script import Environment
-from everstep.training.state import RankState
+from everstep.training.state import FORMAT, RankState
+from everstep.training.state_tree import decode
 from tests.unit.training.saved import carry
+from tests.unit.training.test_deepspeed_adapter import make as make_engine
 
 
 def state_of(*models: nn.Module) -> RankState:
@@ -49,3 +56,19 @@ def test_modes_and_generators_are_those_that_were_kept_until_the_next_boundary()
     state.end_step()
     carry(state, restored)
     assert not twin.training
+
+
+def test_what_is_kept_is_of_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who keeps something else, or in another way, raises the number: an earlier library's step is refused by it, and by nothing else."""
+    monkeypatch.setattr(deepspeed, "_version", lambda: "0")
+    state = RankState(_adapters({"beside": small()}, {}, {"": make_engine()}, ()), {}, {}, Environment.read({}))
+    values = msgspec.msgpack.decode(state.observe().values, type=SlotValues)
+    of_adapters, others = (decode(data, torch.empty) for data in (values.adapters, values.others))  # type: ignore[arg-type]
+    engine, plain = of_adapters  # type: ignore[misc]
+    assert FORMAT == 1
+    assert [set(tree) for tree in (plain, engine, others)] == [
+        {"optimizers", "buffers", "gradients", "requires_grad", "extra_states"},
+        {"optimizer", "buffers", "extra_states", "engine", "zero", "scaler", "scheduler"},
+        {"objects", "data", "modes", "rng"},
+    ]
+    assert [set(tree) for tree in (plain["buffers"], engine["optimizer"])] == [{"late", "ties", "device", "elsewhere"}, {"groups", "plain", "shared"}]
