@@ -80,6 +80,8 @@ class Guard:
             return
         begun = self._clock()
         flight.ticket.wait()
+        if self._flight is not flight:
+            return  # a signal handler has been here meanwhile
         self._flight = None  # not before: what breaks the wait off, a script may catch and go on, to a step that must wait, too
         try:
             changed = list(flight.moved())

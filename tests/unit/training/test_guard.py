@@ -133,6 +133,22 @@ def test_a_wait_that_is_broken_off_is_waited_again() -> None:
     assert settled.calls == [[]]
 
 
+def test_what_a_signal_handler_has_settled_meanwhile_is_settled_once() -> None:
+    class Handled(CopyTicket):
+        wait_count = 0
+
+        def wait(self) -> None:
+            self.wait_count += 1
+            if self.wait_count == 1:
+                guard.reach()  # a handler, which calls `fence` or `close`
+
+    guard, settled = Guard(), Settled()
+    guard.arm(Flight(Sources([]), list, None, Handled(), settled, 0.0))
+    guard.reach()
+    assert settled.calls == [[]]
+    assert len(guard.blocked_seconds) == 1
+
+
 def test_a_comparison_that_is_broken_off_is_settled() -> None:
     def fails() -> list[str]:
         raise MemoryError
