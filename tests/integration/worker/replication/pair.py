@@ -199,8 +199,8 @@ class Pair:
         """The owner hears of a round."""
         self.shard.apply(self.shard.core.hear(Step(committed), Step(proposed)))
 
-    async def until(self, reached: Callable[[], bool], seconds: float = 20.0) -> None:
-        """Wait until the owner's shard is as it should be."""
+    async def until(self, reached: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Wait until the owner's shard is as it should be; the limit is for what hangs: a slow link alone holds a test for 15 s."""
         async with asyncio.timeout(seconds):
             while not reached():
                 await self.shard.changed.wait(self.shard.changed.version, 0.05)
