@@ -3,10 +3,11 @@
 The socket carries what happens rarely or must be answered; the page carries what both sides read at every boundary without a system
 call. The page is level-triggered truth; `WordChanged` and `Boundary` only say "look now" and may be lost.
 
-A rank's page (`RANK_WORD_BYTES`, on tmpfs), little endian, each half written by one side only under a seqlock:
+A rank's page (`RANK_WORD_BYTES`, on tmpfs), little endian, each half written by one side only. A half has two places, and its sequence says in which
+of them it is: an odd one here, an even one 512 bytes further. The next is written where it is not, and is there as soon as the sequence says so.
 
     offset  size  field          written by   meaning
-    0       8     sequence       agent        odd while being written
+    0       8     sequence       agent        how often it was written
     8       8     generation     agent
     16      8     committed      agent        C, or -1
     24      8     proposed       agent        w, or -1
@@ -17,7 +18,7 @@ A rank's page (`RANK_WORD_BYTES`, on tmpfs), little endian, each half written by
     64      8     vote           agent        0 none, 1 acked, 2 abandon
     72      8     load           agent        which attempt to bring the base into a slot, 0 before the first
     80      8     verified       agent        so many first bytes of the base's payload have come and are verified, in this attempt
-    2048    8     sequence       rank
+    2048    8     sequence       rank         how often it was written
     2056    8     generation     rank
     2064    8     boundary       rank         last boundary passed (-1 before restore has returned)
     2072    8     phase          rank         `Phase`
@@ -28,8 +29,8 @@ A rank's page (`RANK_WORD_BYTES`, on tmpfs), little endian, each half written by
     2112    8     target         rank         steps finished when the script will be done, or 0: not told
     2120    8     limit          rank         seconds that its phase may take, as the script says, or 0: not told
 
-Invariant: a reader gets one consistent half or waits; the two halves are never compared field by field across a restart of either side
-without their generation.
+Invariant: a reader gets one consistent half, the one before while another is written, also by who died at it; the two halves are never compared
+field by field across a restart of either side without their generation.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ RANK_WORD_BYTES = 4096
 _RANK_HALF = 2048
 _AGENT = struct.Struct("<QqqqqQqQQQ")
 _RANK = struct.Struct("<QqQqQqQQQ")
-_SEQUENCE = struct.Struct("<Q")
+_SEQUENCE = struct.Struct("Q")
+"""Of the machine's own order, little endian wherever this runs: stored in one go, where a given order is stored byte by byte."""
+_PLACES_APART = 512
 NONE = -1
 MAX_TARGET = 2**53
 """More steps are no target: as a number of JSON it would be another one."""
@@ -131,20 +134,24 @@ class RankHalf:
     """Seconds that its phase may take, as the script says; 0: it has not told."""
 
 
+def _place(offset: int, sequence: int) -> int:
+    return offset + _SEQUENCE.size + (0 if sequence & 1 else _PLACES_APART)
+
+
 def _write(page: memoryview, offset: int, body: bytes) -> None:
     (sequence,) = _SEQUENCE.unpack_from(page, offset)
-    begun = (sequence | 1) & 0xFFFFFFFFFFFFFFFF  # a writer that died in the middle left it odd
-    _SEQUENCE.pack_into(page, offset, begun)
-    page[offset + 8 : offset + 8 + len(body)] = body
-    _SEQUENCE.pack_into(page, offset, begun + 1)
+    written = (sequence + 1) & 0xFFFFFFFFFFFFFFFF
+    start = _place(offset, written)
+    page[start : start + len(body)] = body
+    _SEQUENCE.pack_into(page, offset, written)
 
 
 def _read(page: memoryview, offset: int, size: int) -> bytes | None:
     for _ in range(1000):
-        (before,) = _SEQUENCE.unpack_from(page, offset)
-        body = bytes(page[offset + 8 : offset + 8 + size])
-        (after,) = _SEQUENCE.unpack_from(page, offset)
-        if before == after and not before & 1:
+        (sequence,) = _SEQUENCE.unpack_from(page, offset)
+        start = _place(offset, sequence)
+        body = bytes(page[start : start + size])
+        if _SEQUENCE.unpack_from(page, offset) == (sequence,):  # else the next but one may have begun in this place
             return body
     return None
 
@@ -167,7 +174,7 @@ def write_agent_half(page: memoryview, half: AgentHalf) -> None:
 
 
 def read_agent_half(page: memoryview) -> AgentHalf | None:
-    """Return the agent's half, or None while its writer died or is in the middle of writing it: look again at the next boundary."""
+    """Return the agent's half, or None where it is written all the time, or by somebody who does not know this layout: look again later."""
     body = _read(page, 0, _AGENT.size)
     if body is None:
         return None
@@ -185,7 +192,7 @@ def write_rank_half(page: memoryview, half: RankHalf) -> None:
 
 
 def read_rank_half(page: memoryview) -> RankHalf | None:
-    """Return the rank's half, or None while it is in the middle of being written."""
+    """Return the rank's half, or None where it is written all the time, or the script has written over it."""
     body = _read(page, _RANK_HALF, _RANK.size)
     if body is None:
         return None

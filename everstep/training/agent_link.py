@@ -71,7 +71,7 @@ class AgentLink(Protocol):
     @property
     def word(self) -> AgentHalf | None:
         """The newest half of the agent, of this generation, that could be read from the page, also while the agent is away; None before there is one.
-        A page that its writer has left in the middle says nothing.
+        A page that the script has written over says nothing.
         """
 
     def welcome(self) -> Arriving | Welcome:

@@ -364,7 +364,7 @@ class TrainingSession:
         logger.warning("step %d was not committed within %.0f s of the end", self._boundary, self._environment.final_round_seconds)
 
     def _await_stop(self) -> Decision:
-        """Stand at the announced stop until it is confirmed or withdrawn; an agent that restarts meanwhile, or whose word is torn, is waited for."""
+        """Stand at the announced stop until it is confirmed or withdrawn; an agent that restarts meanwhile, or cannot be read, is waited for."""
         while True:
             self._guard.reach()
             self._link.wait(LOOK_SECONDS)

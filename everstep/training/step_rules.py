@@ -74,7 +74,7 @@ def decide(view: RankView, half: AgentHalf) -> Decision:
 
 def decide_alone(view: RankView, word: AgentHalf) -> Decision:
     """Return what the rank does without a word of the moment: nothing can be captured or answered, but what it agreed to, it keeps. Called while the
-    agent is away, or its page is torn.
+    agent is away, or its page cannot be read.
 
     Args:
         view: the rank's own state.

@@ -41,7 +41,7 @@ class RankPage:
         return True
 
     def rank(self) -> RankHalf:
-        """Return the newest whole half of the rank; of another generation, or torn by a death: the last good one."""
+        """Return the newest whole half of the rank; of another generation, or written over by the script: the last good one."""
         found = read_rank_half(self._view)
         if found is not None and found.generation == self.agent.generation:
             self._rank = found
@@ -62,7 +62,7 @@ def last_half(path: Path) -> RankHalf | None:
         path: of the page.
 
     Returns:
-        Its half; None if it wrote none, died in the middle of writing, or wrote over it.
+        Its half; None if it wrote none, or wrote over it.
     """
     with path.open("rb") as file:
         page = memoryview(file.read(RANK_WORD_BYTES + 1))  # the script may have written to it

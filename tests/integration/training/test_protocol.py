@@ -495,11 +495,11 @@ def test_a_rank_stands_at_the_stop_that_it_agreed_to_until_its_agent_is_back(tmp
 
 
 @pytest.mark.parametrize("stop", [1, 2])
-def test_a_rank_stands_at_the_stop_that_it_agreed_to_while_the_page_is_torn(
+def test_a_rank_stands_at_the_stop_that_it_agreed_to_while_the_page_cannot_be_read(
     tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch, stop: int
 ) -> None:
-    """Torn while it stands there already, or on its way."""
-    read, unreadable, is_torn = agent_link.read_agent_half, threading.Semaphore(0), threading.Event()
+    """Written over while it stands there already, or on its way."""
+    read, unreadable, is_lost = agent_link.read_agent_half, threading.Semaphore(0), threading.Event()
 
     def look(page: memoryview) -> AgentHalf | None:
         if (half := read(page)) is None:
@@ -508,8 +508,8 @@ def test_a_rank_stands_at_the_stop_that_it_agreed_to_while_the_page_is_torn(
 
     def confirm() -> None:
         agent.wait_for(lambda: rank_half(agent).echo_step == stop)
-        agent.lines[0].page[:8] = (1).to_bytes(8, "little")  # who writes it has lost its core
-        is_torn.set()
+        agent.lines[0].page[:2048] = b"\xee" * 2048  # by the script
+        is_lost.set()
         for _ in range(5):
             agent.lines[0].say(WordChanged())
             assert unreadable.acquire(timeout=10)
@@ -524,7 +524,7 @@ def test_a_rank_stands_at_the_stop_that_it_agreed_to_while_the_page_is_torn(
         if stop == 2:
             step()
             assert not session.boundary().stop
-            assert is_torn.wait(10)
+            assert is_lost.wait(10)
         step()
         assert session.boundary().stop
         thread.join()

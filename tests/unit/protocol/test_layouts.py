@@ -88,7 +88,7 @@ HALVES = {
     "agent half": (
         AgentHalf(5, 101, 102, 1, 103, StopState.CONFIRMED, 104, Vote.ABANDON, 105, 106),
         {
-            "sequence": 2,
+            "sequence": 1,
             "generation": 5,
             "committed": 101,
             "proposed": 102,
@@ -104,7 +104,7 @@ HALVES = {
     "rank half": (
         RankHalf(5, 201, Phase.CLOSE, 202, Standing.CLOSED, 203, 2, 204, 205),
         {
-            "sequence": 2,
+            "sequence": 1,
             "generation": 5,
             "boundary": 201,
             "phase": 5,

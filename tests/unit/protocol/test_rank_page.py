@@ -1,13 +1,15 @@
-"""The page's two halves: whole, or not there; a writer that dies in the middle harms only the reader's freshness."""
+"""The page's two halves: whole, always; a writer that dies in the middle leaves the half before."""
 
 from __future__ import annotations
 
+import struct
 import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everstep.protocol import rank_messages
 from everstep.protocol.rank_messages import (
     MAX_LIMIT_SECONDS,
     MAX_TARGET,
@@ -69,24 +71,39 @@ def test_a_limit_that_no_script_may_tell_is_none() -> None:
     assert read_rank_half(shared) == RankHalf(1, 8, Phase.WAIT)
 
 
-def test_a_writer_dead_in_the_middle_leaves_nothing_to_read_until_the_next_writes() -> None:
+class Killed(Exception):
+    """The writer dies here."""
+
+
+class LastStore:
+    """The store of a sequence, at which its writer dies."""
+
+    def __init__(self, *, is_done: bool) -> None:
+        self.is_done = is_done
+        self.size = struct.calcsize("Q")
+        self.unpack_from = struct.Struct("Q").unpack_from
+
+    def pack_into(self, shared: memoryview, offset: int, sequence: int) -> None:
+        if self.is_done:
+            struct.pack_into("Q", shared, offset, sequence)
+        raise Killed
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_writer_that_dies_leaves_the_half_before_or_the_new_one(monkeypatch: pytest.MonkeyPatch, count: int, is_done: bool) -> None:
     shared = page()
-    write_agent_half(shared, AgentHalf(1, 7, 8))
-    shared[0] |= 1  # it had just begun
-    shared[16:20] = b"torn"
-    assert read_agent_half(shared) is None
+    for step in range(count):
+        write_agent_half(shared, AgentHalf(1, step, step + 1))
+    write_rank_half(shared, RankHalf(1, 8))
+    with monkeypatch.context() as dying:
+        dying.setattr(rank_messages, "_SEQUENCE", LastStore(is_done=is_done))
+        with pytest.raises(Killed):
+            write_agent_half(shared, AgentHalf(1, 7, 8))
+    assert read_agent_half(shared) == (AgentHalf(1, 7, 8) if is_done else AgentHalf(1, count - 1, count))
+    assert read_rank_half(shared) == RankHalf(1, 8)
     write_agent_half(shared, AgentHalf(1, 9, 10))
     assert read_agent_half(shared) == AgentHalf(1, 9, 10)
-    assert shared[0] % 2 == 0
-
-
-def test_a_dead_rank_half_does_not_hide_the_agents() -> None:
-    shared = page()
-    write_agent_half(shared, AgentHalf(1, 7, 8))
-    write_rank_half(shared, RankHalf(1, 8))
-    shared[2048] |= 1
-    assert read_rank_half(shared) is None
-    assert read_agent_half(shared) == AgentHalf(1, 7, 8)
 
 
 @pytest.mark.parametrize("offset", [2072, 2088])

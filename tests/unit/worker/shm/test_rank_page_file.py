@@ -1,10 +1,14 @@
-"""The page as the agent maps it: it outlives the agent, not the generation, and a torn half does not unsettle it."""
+"""The page as the agent maps it: it outlives the agent, not the generation, and a half that was written over does not unsettle it."""
 
 from __future__ import annotations
 
 import mmap
+import struct
 from pathlib import Path
 
+import pytest
+
+from everstep.protocol import rank_messages
 from everstep.protocol.rank_messages import RANK_WORD_BYTES, AgentHalf, RankHalf, StopState, Vote, write_rank_half
 from worker.shm.rank_page import RankPage, last_half
 
@@ -36,13 +40,21 @@ def test_another_generation_begins_with_a_clean_page(tmpfs: Path) -> None:
     again.close()
 
 
-def test_an_agent_that_died_while_writing_begins_anew(tmpfs: Path) -> None:
+def test_an_agent_that_died_while_writing_left_its_word_before(tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dying(struct.Struct):
+        def pack_into(self, *_: object) -> None:
+            raise MemoryError
+
     page = RankPage(tmpfs / "word", generation=3)
-    page.write(AgentHalf(3, 7, 8))
+    half = AgentHalf(3, 7, 8, 1, 20, StopState.CONFIRMED, 8, Vote.ACKED)
+    page.write(half)
+    monkeypatch.setattr(rank_messages, "_SEQUENCE", Dying("Q"))
+    with pytest.raises(MemoryError):
+        page.write(AgentHalf(3, 9, 10))
+    monkeypatch.undo()
     page.close()
-    as_rank(tmpfs / "word")[0] |= 1
     again = RankPage(tmpfs / "word", generation=3)
-    assert again.agent == AgentHalf(3)
+    assert again.agent == half
     again.close()
 
 
@@ -52,8 +64,10 @@ def test_the_last_good_half_of_a_rank_stands(tmpfs: Path) -> None:
     shared = as_rank(tmpfs / "word")
     write_rank_half(shared, RankHalf(3, 8, copying=8))
     assert page.rank() == RankHalf(3, 8, copying=8)
-    shared[2048] |= 1  # killed while writing
+    over = bytes(shared[2048:])
+    shared[2048:] = b"\xee" * 2048  # by the script
     assert page.rank() == RankHalf(3, 8, copying=8)
+    shared[2048:] = over
     write_rank_half(shared, RankHalf(2, 99))  # a rank of another generation
     assert page.rank() == RankHalf(3, 8, copying=8)
     page.close(unlink=True)
@@ -71,7 +85,7 @@ def test_what_a_rank_leaves_is_read_without_its_agent(tmpfs: Path) -> None:
     write_rank_half(shared, RankHalf(2, 99))
     assert last_half(path) is None, "of another generation"
     write_rank_half(shared, RankHalf(3, 9))
-    shared[2048] |= 1
-    assert last_half(path) is None, "it died while writing"
+    shared[2048:] = b"\xee" * 2048
+    assert last_half(path) is None, "it wrote over it"
     path.write_bytes(b"")
     assert last_half(path) is None, "its agent died before it had made it"
