@@ -18,6 +18,9 @@ LOOK_SECONDS = 0.2
 """Of sending without a limit, after which it is known whether the link is sound again."""
 FIRST_RETRY_SECONDS, RETRY_SECONDS = 0.5, 10.0
 """From a limit to the first look without it, and at most: twice as long each time."""
+FASTER_RATIO = 2.0
+"""What carries more than so many times what it did is looked at once more before it is limited again: in the first moment without a limit the kernel
+still waits for its timers, or fills its buffers."""
 HELD_RATIO = 0.8
 """Less than this part of its limit is what a link carries that has become slower still."""
 LEAST_BYTES_PER_SECOND = 256 * 1024
@@ -36,6 +39,8 @@ class SlowLink:
     """Bytes that the transfer under way had sent, and its seconds of sending, when the limit was put or lifted."""
     retry_seconds: float = FIRST_RETRY_SECONDS
     """For how long the limit that is in force, or was last, is kept."""
+    is_faster: bool = False
+    """At the last look without a limit."""
 
     def found(self, bytes_per_second: float, sent_bytes: int, seconds: float) -> SlowLink:
         """A transfer without a limit has taken long enough to suspect the link, and carried so much."""
@@ -66,10 +71,13 @@ class SlowLink:
         begun = (sent_bytes, seconds)
         if self.limit is not None:
             is_slower = rate < HELD_RATIO * self.limit
-            return replace(self, carries=max(rate, 1.0) if is_slower else self.carries, limit=None, begun=begun)
+            return replace(self, carries=max(rate, 1.0) if is_slower else self.carries, limit=None, begun=begun, is_faster=False)
         if rate >= sound:
             return self
         if rate < LEAST_BYTES_PER_SECOND:
             return replace(self, begun=begun)
-        carries = self.carries if self.carries >= LEAST_BYTES_PER_SECOND else rate
+        is_faster = rate > FASTER_RATIO * self.carries >= FASTER_RATIO * LEAST_BYTES_PER_SECOND
+        if is_faster and not self.is_faster:
+            return replace(self, begun=begun, is_faster=True)
+        carries = rate if is_faster or self.carries < LEAST_BYTES_PER_SECOND else self.carries
         return SlowLink(carries, ROOM_RATIO * carries, begun, min(2 * self.retry_seconds, RETRY_SECONDS))

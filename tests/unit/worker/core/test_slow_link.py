@@ -30,7 +30,7 @@ def test_it_is_let_go_now_and_then_and_limited_again_as_long_as_it_is_slow() -> 
     tried = after(FOUND, FIRST_RETRY_SECONDS, 5e6)
     assert (tried.carries, tried.limit) == (10e6, None)
     assert after(tried, LOOK_SECONDS / 2, 0.0) == tried, "nothing is known yet"
-    assert after(tried, 2 * LOOK_SECONDS, 20e6).limit == 5e6, "chunks are counted whole: such a moment says too much"
+    assert after(tried, 2 * LOOK_SECONDS, 19e6).limit == 5e6
 
 
 def test_the_longer_it_is_slow_the_rarer_it_is_tried() -> None:
@@ -48,6 +48,14 @@ def test_one_that_is_sound_again_stays_without_a_limit() -> None:
     tried = after(FOUND, FIRST_RETRY_SECONDS, 5e6)
     assert after(tried, 2 * LOOK_SECONDS, 1.1 * SOUND) == tried
     assert after(FOUND.next_transfer(), 0.5, 2 * SOUND).limit is None
+
+
+@pytest.mark.parametrize(("then", "limit"), [(10e6, 5e6), (30e6, 15e6), (1.1 * SOUND, None)])
+def test_one_that_carries_much_more_for_a_moment_is_looked_at_once_more(then: float, limit: float | None) -> None:
+    """What the kernel's buffers took, or the end of its timers; a link that is better than it was has a higher limit, one that is sound has none."""
+    moment = after(after(FOUND, FIRST_RETRY_SECONDS, 5e6), 2 * LOOK_SECONDS, 40e6)
+    assert (moment.carries, moment.limit) == (10e6, None)
+    assert after(moment, 2 * LOOK_SECONDS, then).limit == (pytest.approx(limit) if limit else None)
 
 
 def test_each_transfer_begins_without_a_limit() -> None:
