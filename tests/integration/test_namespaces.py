@@ -1,7 +1,12 @@
-"""Instances in network namespaces: real lines, really cut and slowed, and nothing left of them."""
+"""Instances in network namespaces: real lines, really cut and slowed, and nothing left of them.
+
+All of it hangs on a network of the module's own in place of the machine's: a bridge that comes or goes there is a change of network to every
+browser on it, which breaks off what it asks for, and another worker's tests look at one meanwhile.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import socket
 import subprocess
@@ -35,6 +40,19 @@ def left_of(name: str) -> list[str]:
     routes = subprocess.run(["ip", "route", "show", "table", "local"], capture_output=True, text=True, check=True).stdout
     namespaces = [path.name for path in network.NAMESPACES.glob(f"{name}-*")]
     return [line for line in (links + routes).splitlines() if name in line] + namespaces
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_network() -> Iterator[None]:
+    """Let the tests' thread, and whatever it starts, see a network with nothing but loopback."""
+    with open("/proc/thread-self/ns/net", "rb") as of_machine:
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.unshare(network.CLONE_NEWNET) == 0, ctypes.get_errno()
+        try:
+            subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+            yield
+        finally:
+            assert libc.setns(of_machine.fileno(), network.CLONE_NEWNET) == 0, ctypes.get_errno()
 
 
 @pytest.fixture(scope="module")
