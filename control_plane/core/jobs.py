@@ -211,12 +211,14 @@ def _look(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: 
     for node_id in team:
         if node_id not in seen.assigned:
             verdicts[node_id] = faults.gone(verdicts[node_id], f"{node_id} is no longer part of the fleet")
+    taken = {exclusion.node_id for exclusion in record.exclusions}.difference(seen.assigned)
     record = replace(
         record,
+        moves=tuple(replace(move, has_left=move.has_left or move.node_id in taken) for move in record.moves),
         silences=silences,
         impairments=impairments if not seen.is_fleet_blind else (),
         stop_reason=record.stop_reason or _limit(record, spec, now, seen.price_usd_per_hour),
-        exclusions=tuple(exclusion for exclusion in record.exclusions if exclusion.node_id in seen.assigned),
+        exclusions=tuple(exclusion for exclusion in record.exclusions if exclusion.node_id not in taken),
     )
     return _View(now=now, spec=spec, seen=seen, policy=policy, record=record, nodes=nodes, reports=reports, verdicts=verdicts)
 
@@ -510,7 +512,7 @@ def _with_faulty(view: _View) -> _View:
     """
     record, verdicts = view.record, dict(view.verdicts)
     tried = record.incident.kept_instance_ids if record.incident is not None else ()
-    known = {move.node_id for move in record.moves}
+    known = {move.node_id for move in record.moves if not move.has_left}
     left = []
     for each in view.verdicts.values():
         if each.standing is not Standing.IMPAIRED or each.node_id not in view.seen.assigned:
@@ -527,7 +529,7 @@ def _without_lost(view: _View) -> _View:
     record = view.record
     known = {exclusion.node_id for exclusion in record.exclusions}
     given_back = {trial.node_id for trial in record.trials} - set(view.seen.assigned)  # the job left them, they are not lost
-    asked = {move.node_id for move in moves.asked(record.moves)}
+    asked = {move.node_id for move in moves.asked(record.moves) if not (move.has_left and move.node_id in view.seen.assigned)}
     stopped = {node_id for node_id in asked if view.nodes[node_id].instance is not InstanceCondition.ENDED}
     spared = given_back | stopped  # whom a stop was agreed upon for works: it is left only if that costs nothing
     gone = [view.verdicts[node_id] for node_id in view.nodes if view.verdicts[node_id].is_final and node_id not in spared]
@@ -615,7 +617,8 @@ def _without_moved(view: _View) -> _View:
     """Leave the members that are to be left, as far as that costs no committed step; one that holds what nobody else has stays for now."""
     record = view.record
     known = {exclusion.node_id for exclusion in record.exclusions}
-    left = [move for move in record.moves if move.node_id in view.seen.assigned and move.node_id not in known and not move.is_kept]
+    here = [move for move in record.moves if move.node_id in view.seen.assigned and move.node_id not in known]
+    left = [move for move in here if not (move.is_kept or move.has_left)]
     lent = [node_id for node_id in moves.lent(view.seen.plan, view.seen.assigned) if node_id not in known] if view.seen.plan is not None else []
     announced = [move for move in left if move.is_announced and move.asked_at is not None]  # it was left at its last moment, or with a successor
     goes = [*announced, *(move for move in left if move.is_faulty and move.asked_at is None)]  # ranks have ended, and would again
@@ -707,7 +710,7 @@ def _implicating(view: _View, found: tuple[Fault, ...], incident: IncidentRecord
     """Add what faults say of nodes to these nodes' histories; a node that has become a lemon by it is left in the same recovery."""
     lines = [replace(fault.implicates, incident_id=incident.id) for fault in found if fault.implicates is not None]
     view = replace(view, implications=(*view.implications, *lines))
-    left = {move.node_id for move in view.record.moves} | {exclusion.node_id for exclusion in view.record.exclusions}
+    left = {move.node_id for move in view.record.moves if not move.has_left} | {exclusion.node_id for exclusion in view.record.exclusions}
     for line in lines:
         node = view.nodes.get(line.node_id)
         history = [*(node.history if node is not None else ()), line]

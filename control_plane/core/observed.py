@@ -303,6 +303,8 @@ class Departure:
     """The fault by its name, where there is one."""
     is_kept: bool = False
     """It could not be spared: a committed step would have been lost by leaving it."""
+    has_left: bool = False
+    """The fleet has taken it back: should it be given to the job once more, rebooted, it is a node as any other."""
     is_history: bool = False
     """Its history speaks against it, not what it is like now: it is left at the failure that this came of."""
     ends_at: float | None = None

@@ -611,6 +611,20 @@ async def test_of_two_faulty_nodes_the_one_that_holds_nothing_alone_is_left(worl
     assert holder not in world.team(), "the launch with it has failed"
 
 
+async def test_what_was_rebooted_in_a_recovery_is_taken_back_by_it(world: World) -> None:
+    """No other node can be had: the job goes on with the two that it has left, whether the stop to leave one was agreed upon before or not."""
+    world.submit()
+    await world.running()
+    asked, faulty = world.team()[:2]
+    asked.node_faults = (NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),)
+    await world.until(lambda: "agrees on a stop" in world.job().reason)
+    faulty.node_faults = asked.node_faults
+    world.operator.capacity = 5
+    await world.until(lambda: is_running(world, 2))
+    rebooted = [call[2] for call in world.operator.calls if call[0] == "reboot_member"]
+    assert sorted(map(str, rebooted)) == sorted([asked.node_id, faulty.node_id])
+
+
 async def test_a_node_is_asked_what_it_holds_at_its_first_fault_whoever_had_to_stay_before(world: World) -> None:
     world.submit()
     await world.running()
