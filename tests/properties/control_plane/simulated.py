@@ -122,8 +122,9 @@ class SimulatedJob:
 class Simulation:
     """The fleet, its two jobs, and time."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_size: int = MAX_SIZE) -> None:
         self.seconds = 1000.0
+        self.max_size = max_size
         self.agents: dict[NodeId, Agent] = {}
         self.silent_since: dict[NodeId, float] = {}
         self.rebooted: dict[tuple[NodeId, float], float] = {}
@@ -149,10 +150,14 @@ class Simulation:
         self.table: dict[NodeId, NodeRecord] = {}
         self.is_stopped = False
         self.announced: dict[NodeId, tuple[Notice, ...]] = {}
+        self.was_announced: set[NodeId] = set()
+        """Nodes that AWS has announced something for, whether it still says so or not."""
         self.due: dict[NodeId, float] = {}
         """When AWS will end instances, as it has announced."""
         self.losses = 0
         """Messages still to be lost."""
+        self.upload_seconds = 1.0
+        """How long the last step of ranks that have ended well takes to S3."""
         specs = (spec_of("gpt", "a", 4, 2), spec_of("bert", "b", 3, 3))
         self.jobs = [
             SimulatedJob(spec, JobRecord(state=JobState.QUEUED, reason="", created_at=self.seconds, state_since=self.seconds)) for spec in specs
@@ -170,6 +175,22 @@ class Simulation:
     # Time
 
     def step(self, seconds: float = 1.0) -> None:
+        self.advance(seconds)
+        self.last_decisions = [self.pass_over_fleet()]
+        for job in self.jobs:
+            self.last_decisions.append(self.pass_over_job(job))
+            self.agree(job)
+            self.save(job)
+
+    def restart(self, seconds: int) -> None:
+        """Let the control plane die, and another one, which has heard nobody yet, begin so many seconds later."""
+        for _ in range(seconds):
+            self.advance(1.0)
+        self.last_words.clear()
+        self.silent_since.clear()
+
+    def advance(self, seconds: float) -> None:
+        """Let instances come and go."""
         self.seconds += seconds
         members = [node_id for node_id in [*self.agents, *self.booting, *self.ended] if node_id not in self.removed]
         self.launching.clear()
@@ -184,12 +205,8 @@ class Simulation:
                 self.table[node_id] = replace(self.table[node_id], connected_at=self.seconds)
         for node_id in [node_id for node_id, due in self.due.items() if due <= self.seconds]:
             del self.due[node_id]
-            if node_id in self.agents:
+            if node_id in self.agents or node_id in self.booting:
                 self.terminate(node_id)
-        self.last_decisions = [self.pass_over_fleet()]
-        for job in self.jobs:
-            self.last_decisions.append(self.pass_over_job(job))
-            self.agree(job)
 
     def agree(self, job: SimulatedJob) -> None:
         """Let ranks stop that were asked to agree on a stop."""
@@ -221,7 +238,7 @@ class Simulation:
                 heard_at=since,
                 address=node_id,
                 peer_port=1,
-                has_reported=agent is not None,
+                has_reported=agent is not None and node_id in self.last_words,
                 member=member,
                 faults=self.told_faults(node_id, agent, silent=silent),
                 history=tuple(self.histories.get(node_id, {}).values()),
@@ -247,7 +264,7 @@ class Simulation:
             for node_id in sorted({*self.agents, *self.booting, *self.ended} - self.removed - self.launching)
         )
         observed = FleetObserved(
-            group=GroupObserved(desired_count=self.desired, min_size=0, max_size=MAX_SIZE, members=members, termination_hooks=(), drift=()),
+            group=GroupObserved(desired_count=self.desired, min_size=0, max_size=self.max_size, members=members, termination_hooks=(), drift=()),
             records=tuple(row for row in self.table.values() if row.state is not NodeState.GONE),
             nodes=nodes,
             jobs=tuple(self.fleet_jobs()),
@@ -261,13 +278,13 @@ class Simulation:
         for action in decision.actions:
             match action:
                 case SetDesired(desired_count=desired):
-                    assert len(members) <= desired <= MAX_SIZE, "an instance that nobody named would be ended"
+                    assert len(members) <= desired <= self.max_size, "an instance that nobody named would be ended"
                     assert desired != self.desired
                     self.desired = desired
                 case TerminateMember(node_id=node_id, decrement=decrement):
                     owner = self.table[node_id]
                     assert owner.state is not NodeState.ASSIGNED, "a node was ended while a job had it"
-                    is_allowed = node_id in self.ended or node_id in self.has_told or node_id in self.people_say or node_id in self.announced
+                    is_allowed = node_id in self.ended or node_id in self.has_told or node_id in self.people_say or node_id in self.was_announced
                     assert is_allowed or owner.reason.startswith("surplus"), f"nothing allows to end {node_id}: {owner.reason}"
                     self.agents.pop(node_id, None)
                     self.booting.pop(node_id, None)
@@ -297,6 +314,10 @@ class Simulation:
                 priority=0,
                 created_at=job.record.created_at,
                 exclusions=job.record.exclusions,
+                is_paused=job.record.pause_requested_at is not None,
+                is_taken_over=bool(job.record.taken_over_by),
+                not_before=job.record.not_before,
+                no_pause_before=job.record.no_pause_before,
                 moves=job.record.moves,
                 avoided=tuple(trial.node_id for trial in job.record.trials if trial.node_id is not None),
             )
@@ -315,7 +336,7 @@ class Simulation:
             checkpoints=tuple(job.checkpoints),
             assigned=tuple(row.node_id for row in rows if row.state is NodeState.ASSIGNED and row.run == job.spec.run),
             nodes=nodes,
-            is_admitted=job.spec.run in queue.schedule(self.fleet_jobs(), MAX_SIZE, self.seconds).admitted,
+            is_admitted=job.spec.run in queue.schedule(self.fleet_jobs(), self.max_size, self.seconds).admitted,
             spare_count=sum(row.state is NodeState.SPARE and moves.is_ready(nodes[row.node_id], self.seconds, POLICY.timeouts) for row in rows),
             is_fleet_blind=evidence.is_fleet_blind(in_use, POLICY.timeouts),
         )
@@ -327,6 +348,11 @@ class Simulation:
         self.check_exclusions(job, observed, decision)
         self.remember(decision.implications)
         before, job.record = job.record, decision.record
+        if before.state in ENDED_JOBS:
+            assert decision == Decision(record=before)
+            return decision
+        if before.state is JobState.PAUSING and job.record.state is JobState.QUEUED:
+            assert max((each.step for each in job.checkpoints), default=0) >= before.committed, "nodes were let go of with what only they had"
         self.check_ledger(before, job.record)
         assert job.record.issued_generation >= before.issued_generation
         if decision.plan is not None:
@@ -384,7 +410,6 @@ class Simulation:
         if job.plan is not None:
             before = [node.node_id for node in job.plan.nodes]
             assert all(a == b for a, b in zip(nodes, before, strict=True) if a in before), "a node changed its place"
-        history = self.history(job, plan.parent)
         for rank in plan.ranks:
             assert len(rank.holders) == len(set(rank.holders)) == job.spec.copies
             assert rank.holders[0] == owners[rank.rank]
@@ -392,12 +417,12 @@ class Simulation:
             assert bool(rank.sources) == (plan.base_step > 0)
             for source in rank.sources:
                 assert source.step == plan.base_step
-                assert history[source.step] == source.origin_generation, "a source off the path"
+                assert self.maker(job, plan.parent, source.step) == source.origin_generation, "a source off the path"
                 assert source.digest == digest(rank.rank, source.origin_generation, source.step)
         for node in plan.nodes:
             for reference in node.keep:
                 assert reference.step <= plan.base_step
-                assert history[reference.step] == reference.origin_generation
+                assert self.maker(job, plan.parent, reference.step) == reference.origin_generation
             by_rank = [reference.owner_rank for reference in node.keep]
             assert all(by_rank.count(rank) <= 2 for rank in by_rank)
 
@@ -408,7 +433,7 @@ class Simulation:
         for exclusion in fresh:
             node_id = exclusion.node_id
             if exclusion.may_terminate:
-                is_taken = observed.nodes[node_id].instance is InstanceCondition.ENDED or node_id in self.announced
+                is_taken = observed.nodes[node_id].instance is InstanceCondition.ENDED or node_id in self.was_announced
                 assert node_id in self.has_told or is_taken, exclusion
             is_member = job.plan is not None and any(node.node_id == node_id for node in job.plan.nodes)
             is_training = observed.record.state is JobState.RUNNING and bool(self.running(job)) and is_member
@@ -416,17 +441,14 @@ class Simulation:
                 lasted = self.seconds - job.advanced_at
                 assert lasted > POLICY.timeouts.lease_seconds, f"{node_id} was excluded while steps advanced: {exclusion.evidence}"
 
-    def history(self, job: SimulatedJob, generation: Generation) -> dict[int, Generation]:
-        """Say for every step on a generation's path which generation made it, by walking forward through its ancestors."""
-        chain: list[GenerationPlan] = []
+    def maker(self, job: SimulatedJob, generation: Generation, step: int) -> Generation | None:
+        """Return which of a generation and its ancestors made a step of its path; None: nobody."""
         while generation in job.plans:
-            chain.append(job.plans[generation])
-            generation = job.plans[generation].parent
-        made: dict[int, Generation] = {}
-        for plan in reversed(chain):
-            made = {step: origin for step, origin in made.items() if step <= plan.base_step}
-            made |= dict.fromkeys(range(plan.base_step + 1, plan.base_step + 500), plan.generation)
-        return made
+            plan = job.plans[generation]
+            if step > plan.base_step:
+                return plan.generation
+            generation = plan.parent
+        return None
 
     def check(self) -> None:
         working = [row.node_id for row in self.table.values() if row.state is NodeState.ASSIGNED]
@@ -438,15 +460,41 @@ class Simulation:
 
     # What can happen
 
-    def running(self, job: SimulatedJob) -> list[Agent]:
+    def team(self, job: SimulatedJob) -> list[Agent]:
+        """Return the agents of the newest generation, if all are there and work for it."""
         plan = job.plan
         if plan is None:
             return []
         team = [self.agents[node.node_id] for node in plan.nodes if node.node_id in self.agents]
-        is_whole = len(team) == len(plan.nodes) and all(
-            agent.phase is MemberPhase.RUNNING and agent.generation == plan.generation and agent.run == plan.run for agent in team
-        )
+        is_whole = len(team) == len(plan.nodes) and all(agent.generation == plan.generation and agent.run == plan.run for agent in team)
         return team if is_whole else []
+
+    def running(self, job: SimulatedJob) -> list[Agent]:
+        team = self.team(job)
+        return team if all(agent.phase is MemberPhase.RUNNING for agent in team) else []
+
+    def ask(self, job: SimulatedJob, what: str) -> None:
+        """Let a person ask something of a job."""
+        record = job.record
+        if record.state in ENDED_JOBS:
+            return
+        match what:
+            case "stop" if record.stop_requested_at is None:
+                record = replace(record, stop_requested_at=self.seconds)
+            case "pause" if record.stop_requested_at is None and record.pause_requested_at is None:
+                record = replace(record, pause_requested_at=self.seconds)
+            case "resume":
+                record = replace(record, pause_requested_at=None)
+            case "take over":
+                record = replace(record, taken_over_by="somebody")
+            case "hand back":
+                record = replace(record, taken_over_by="")
+        job.record = record
+
+    def finish(self, job: SimulatedJob) -> None:
+        """Let the script come to its end by itself."""
+        for agent in self.running(job):
+            agent.exit_all(ExitClass.SUCCESS, 0)
 
     def train(self, job: SimulatedJob, steps: int) -> None:
         plan = job.plan
@@ -470,19 +518,31 @@ class Simulation:
 
     def terminate(self, node_id: NodeId) -> None:
         self.agents.pop(node_id, None)
+        self.booting.pop(node_id, None)
         self.cut.discard(node_id)
         self.ended[node_id] = "terminated"
 
     def announce(self, node_id: NodeId, kind: NoticeKind, seconds: float, *, is_true: bool = True) -> None:
         """Let AWS announce something for an instance, told twice; what is true comes about."""
         notice = Notice(kind=kind, message="", ends_at=None if kind is NoticeKind.REBALANCE else self.seconds + seconds)
+        self.was_announced.add(node_id)
         self.announced[node_id] = (notice, *self.announced.get(node_id, ()), notice)
         if is_true and kind is not NoticeKind.REBALANCE:
             self.due[node_id] = min(self.seconds + seconds, self.due.get(node_id, self.seconds + seconds))
 
     def upload(self, job: SimulatedJob) -> None:
         """Let the newest step that every rank has be complete in S3, from the generation that runs."""
-        team = self.running(job)
+        self.put(self.running(job))
+
+    def save(self, job: SimulatedJob) -> None:
+        """Let the last step of ranks that have all ended well be complete in S3, once it has had its time."""
+        team = self.team(job)
+        exits = [rank_exit for agent in team for rank_exit in agent.exits.values()]
+        has_ended = len(exits) == job.spec.world_size and all(each.exit_class is ExitClass.SUCCESS for each in exits)
+        if has_ended and self.seconds - max(each.at_seconds for each in exits) >= self.upload_seconds:
+            self.put(team)
+
+    def put(self, team: list[Agent]) -> None:
         step = min((agent.boundary[rank] for agent in team for rank in agent.boundary), default=0)
         for agent in team:
             agent.uploads = tuple(
@@ -505,13 +565,19 @@ class Simulation:
         agent.run, agent.slots, agent.plan, agent.boundary, agent.exits = None, {}, None, {}, {}
 
     def settle(self, limit: int = 400) -> None:
-        """Let nothing more happen: whatever still runs has to run again soon."""
+        """Let nothing more happen, and what AWS has announced happen now or never: whatever still runs has to run again soon."""
         self.cut.clear()
         self.deaf.clear()
         self.unplugged.clear()
         self.losses = 0
+        self.upload_seconds = 1.0
+        self.announced = {node_id: words for node_id, words in self.announced.items() if node_id in self.due}
+        self.due = dict.fromkeys(self.due, self.seconds)
         for agent in self.agents.values():
             agent.fails_load = False
+        for job in self.jobs:
+            self.ask(job, "hand back")
+            self.ask(job, "resume")
         for _ in range(limit):
             self.release()
             self.step()
@@ -528,8 +594,8 @@ class Simulation:
                 self.table[node_id] = replace(row, release="return")
 
 
-def fresh() -> Simulation:
-    """Return a simulation in which both jobs run."""
-    simulation = Simulation()
+def fresh(max_size: int = MAX_SIZE) -> Simulation:
+    """Return a simulation in which both jobs run, of a group that may have so many instances."""
+    simulation = Simulation(max_size)
     simulation.settle()
     return simulation

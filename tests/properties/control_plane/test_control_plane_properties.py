@@ -6,6 +6,7 @@ The invariants are asserted inside the simulation, at every pass; here is what m
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from control_plane.core import notices, placement
 from control_plane.core.incidents import lost_steps
 from control_plane.core.observed import Cause, Notice
-from control_plane.core.states import JobState, NodeState
+from control_plane.core.states import ENDED_JOBS, JobState, NodeState
 from everstep.protocol.agent_messages import NodeFault, NoticeKind
 from everstep.protocol.ids import NodeId
 from tests.properties.control_plane.simulated import Simulation, fresh
@@ -45,14 +46,18 @@ EVENTS = st.one_of(
     st.tuples(st.just("advise"), st.integers(0, 11), st.just(0)),
     st.tuples(st.just("wait"), st.sampled_from([1, 2, 7, 40, 130]), st.just(0)),
     st.tuples(st.just("clock"), st.integers(-30, 600), st.just(0)),
+    st.tuples(st.just("person"), st.integers(0, 1), st.sampled_from(["stop", "pause", "resume", "take over", "hand back"])),
+    st.tuples(st.just("finish"), st.integers(0, 1), st.just(0)),
+    st.tuples(st.just("uploads take"), st.sampled_from([0, 1, 30, 4000]), st.just(0)),
+    st.tuples(st.just("restart"), st.sampled_from([0, 2, 20, 200]), st.just(0)),
 )
 
 
 @pytest.mark.timeout(400)  # sixty stories, each of up to some hundred passes over all jobs and the fleet
 @settings(max_examples=60)
-@given(st.lists(EVENTS, max_size=25))
-def test_whatever_happens(story: list[tuple[str, int, int]]) -> None:
-    simulation = fresh()
+@given(st.sampled_from([12, 8, 7]), st.lists(EVENTS, max_size=25))
+def test_whatever_happens(max_size: int, story: list[tuple[str, int, Any]]) -> None:
+    simulation = fresh(max_size)
     for kind, which, extra in story:
         names = sorted(simulation.agents)
         agent = simulation.agents[names[which % len(names)]] if names else None
@@ -66,6 +71,14 @@ def test_whatever_happens(story: list[tuple[str, int, int]]) -> None:
                 simulation.losses = which
             case "clock":
                 simulation.seconds += which
+            case "person":
+                simulation.ask(job, extra)
+            case "finish":
+                simulation.finish(job)
+            case "uploads take":
+                simulation.upload_seconds = which
+            case "restart":
+                simulation.restart(which)
             case "train for":
                 for _ in range(extra):
                     simulation.train(job, 2)
@@ -134,6 +147,8 @@ def come_to_rest(simulation: Simulation) -> None:
     for _ in range(3):
         simulation.step()
         assert [decision.actions for decision in simulation.last_decisions] == [(), (), ()]
+    live = {job.spec.run for job in simulation.jobs if job.record.state not in ENDED_JOBS}
+    assert {agent.run for agent in simulation.agents.values()} <= live | {None}, "a job that has ended is still on a node"
 
 
 @settings(max_examples=30)
