@@ -3,7 +3,7 @@
 One JSON line in, one out:
 
     {"function": "module:name", "arguments": […], "world": 3, "directory": …, "environment": {…}}  →  {"pids": […]}
-    {"wait": [pid, …]}                                                                            →  {"codes": […]}
+    {"wait": [pid, …], "until_one_fails": …}                                                      →  {"codes": […]}
 
 Both carry a number: a test that was cut off leaves its answer behind, which is not the next one's.
 
@@ -57,9 +57,13 @@ class Launch:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def wait(self) -> list[int]:
-        """Return the exit codes once all have ended; minus the signal's number for a killed one."""
-        codes = self.parent.ask({"wait": self.pids})["codes"]
+    def wait(self, *, until_one_fails: bool = True) -> list[int]:
+        """Return the exit codes once all have ended; minus the signal's number for a killed one.
+
+        Args:
+            until_one_fails: once one has failed, the others are killed: they may wait for it for ever. Where each is to fail, they are not.
+        """
+        codes = self.parent.ask({"wait": self.pids, "until_one_fails": until_one_fails})["codes"]
         self.pids = []
         self.port.close()
         return list(codes)
@@ -71,7 +75,12 @@ class Launch:
         assert codes == [0] * count, f"{codes}\n{self.logs()}"
         return [json.loads((self.directory / self.result.format(rank=rank)).read_text()) for rank in range(count)]
 
+    def log(self, rank: int) -> str:
+        """What one rank has printed."""
+        return (self.directory / f"rank{rank}.log").read_text()
+
     def logs(self) -> str:
+        """The end of what each rank has printed."""
         return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.directory.glob("rank*.log")))
 
 
@@ -142,25 +151,26 @@ def main() -> None:
     for text in sys.stdin:
         request = json.loads(text)
         if "wait" in request:
-            answer: dict[str, Any] = {"codes": _codes(request["wait"], ended)}
+            answer: dict[str, Any] = {"codes": _codes(request["wait"], ended, until_one_fails=request["until_one_fails"])}
         else:
             answer = {"pids": [_fork(request, rank) for rank in range(request["world"])]}
         answers.write(json.dumps({**answer, "number": request["number"]}) + "\n")
         answers.flush()
 
 
-def _codes(pids: list[int], ended: dict[int, int]) -> list[int]:
-    """Wait for all. Where one fails, others may wait for it for ever, where they were to meet: they are ended.
+def _codes(pids: list[int], ended: dict[int, int], *, until_one_fails: bool) -> list[int]:
+    """Wait for all.
 
     Args:
         pids: of one launch.
         ended: exit codes of ranks that ended before anybody asked; other launches' are left there.
+        until_one_fails: kill the others then.
 
     Returns:
         The exit codes.
     """
     while missing := set(pids) - ended.keys():
-        if any(ended.get(pid, 0) > 0 for pid in pids):
+        if until_one_fails and any(ended.get(pid, 0) > 0 for pid in pids):
             for pid in missing:
                 os.kill(pid, signal.SIGKILL)
         one = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)

@@ -80,8 +80,8 @@ def test_ddp_with_a_static_graph(scenarios: Scenarios, tmp_path: Path) -> None:
 )
 def test_what_ddp_would_not_bring_back_is_refused(scenarios: Scenarios, tmp_path: Path, world: int, option: str, reason: str) -> None:
     ranks = scenarios.launch("ddp", world, tmp_path, until=1, options={option: True})
-    assert all(ranks.wait())
-    assert ranks.logs().count(reason) >= world
+    assert ranks.wait(until_one_fails=False) == [1] * world
+    assert all(reason in ranks.log(rank) for rank in range(world)), ranks.logs()
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -98,8 +98,8 @@ def test_tensor_parallel(scenarios: Scenarios, tmp_path: Path, world: int) -> No
 
 def test_tensor_parallel_under_ddp_is_refused(scenarios: Scenarios, tmp_path: Path) -> None:
     ranks = scenarios.launch("tensor_parallel", 2, tmp_path, until=1, options={"wraps": True})
-    assert all(ranks.wait())
-    assert ranks.logs().count("DDP with fully_shard or tensor parallel parameters") >= 2
+    assert ranks.wait(until_one_fails=False) == [1, 1]
+    assert all("DDP with fully_shard or tensor parallel parameters" in ranks.log(rank) for rank in range(2)), ranks.logs()
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -171,8 +171,7 @@ def test_one_rank_that_cannot_restore_holds_back_all(scenarios: Scenarios, tmp_p
     base, agent = interrupted(scenarios, tmp_path, "plain", 2, {})
     with FakeAgent(tmp_path, 2, 2, base_step=base, base_slots={0: agent.sealed[0, base]}) as second:
         ranks = scenarios.launch("plain", 2, tmp_path, until=base + 1, agent=second)
-        assert ranks.wait() == [1, 1]
-        logs = ranks.logs()
-        assert "no slot that holds it" in logs
-        assert "another rank cannot restore its shard" in logs
+        assert ranks.wait(until_one_fails=False) == [1, 1], ranks.logs()
+        assert "another rank cannot restore its shard" in ranks.log(0)
+        assert "no slot that holds it" in ranks.log(1)
         second.wait_for(lambda: len(second.faults()) == 2)
