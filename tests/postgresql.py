@@ -31,7 +31,7 @@ _KEEPER = """
 trap '' INT TERM
 directory=$PWD
 if "$1/initdb" -D data --no-sync -A trust -U everstep --encoding=UTF8 --locale=C.UTF-8 >log 2>&1 && \\
-    "$1/pg_ctl" -D data -l log -w -o "-k '$directory' -c listen_addresses= -c fsync=off -c timezone=Asia/Kathmandu" start >>log 2>&1
+    "$1/pg_ctl" -D data -l log -w -o "-k '$directory' -c listen_addresses= -c fsync=off -c autovacuum=off -c timezone=Asia/Kathmandu" start >>log 2>&1
 then
     echo started
     read -r _

@@ -127,8 +127,8 @@ def told(aws: ServedAws, instance_id: str, word: str) -> str:
 
 def metadata(aws: ServedAws, instance_id: str, path: str) -> httpx.Response:
     url = told(aws, instance_id, "metadata")
-    token = httpx.put(f"{url}/latest/api/token", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"}, trust_env=False).text
-    return httpx.get(f"{url}/latest/meta-data/{path}", headers={"X-aws-ec2-metadata-token": token}, trust_env=False)
+    token = httpx.put(f"{url}/latest/api/token", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"}, trust_env=False, timeout=30).text
+    return httpx.get(f"{url}/latest/meta-data/{path}", headers={"X-aws-ec2-metadata-token": token}, trust_env=False, timeout=30)
 
 
 def status(aws: ServedAws, instance_id: str) -> dict[str, Any]:
@@ -386,8 +386,9 @@ def test_a_failing_status_check_makes_a_healthy_instance_an_unhealthy_member(aws
 
 def test_a_crash_leaves_an_instance_that_ec2_calls_running(aws: ServedAws) -> None:
     _, (id,) = running(aws)
-    init = identify(aws.inject(Crash(target=id)).facts["init_pid"])
+    init = identify(aws.pids()[id])
     assert init is not None
+    assert aws.inject(Crash(target=id)).facts["init_pid"] == init.pid
     eventually(lambda: not init.is_alive and id not in aws.pids())
     assert aws.instance(id)["State"]["Name"] == "running"
     assert status(aws, id)["SystemStatus"]["Status"] == "impaired"
@@ -443,7 +444,7 @@ def test_a_fault_that_cannot_happen_is_refused(aws: ServedAws) -> None:
         aws.inject(Terminate(target="i-0"))
     with pytest.raises(FaultRefused, match="--network namespaces"):
         aws.inject(Partition(target=id))
-    answer = httpx.post(f"{aws.url}/_everstep/faults", content=b'{"fault":"terminate","force":true}', trust_env=False)
+    answer = httpx.post(f"{aws.url}/_everstep/faults", content=b'{"fault":"terminate","force":true}', trust_env=False, timeout=30)
     assert answer.status_code == 400
     assert id in aws.pids(), "nothing was done"
 
@@ -470,5 +471,5 @@ def test_the_stub_of_nvml_has_no_fault_until_it_gets_one(aws: ServedAws) -> None
 def test_what_faults_did_can_be_read_again(aws: ServedAws) -> None:
     _, (id,) = running(aws)
     effect = aws.inject(Rebalance(target=id))
-    history = httpx.get(f"{aws.url}/_everstep/faults", trust_env=False).json()
+    history = httpx.get(f"{aws.url}/_everstep/faults", trust_env=False, timeout=30).json()
     assert history[-1] == {"fault": "rebalance", "target": id, "did": effect.did, "facts": effect.facts}

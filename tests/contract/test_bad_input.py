@@ -312,7 +312,7 @@ def bad_tokens(service: Service) -> dict[str, str]:
 @pytest.mark.parametrize("which", ["none", "unknown", "revoked", "expired", "an agent's"])
 def test_no_operation_takes_a_token_that_is_not_good(service: Service, bad_tokens: dict[str, str], which: str) -> None:
     headers = {"authorization": f"Bearer {bad_tokens[which]}"} if bad_tokens[which] else {}
-    with httpx.Client(base_url=f"http://{service.address}", headers=headers, trust_env=False) as client:
+    with httpx.Client(base_url=f"http://{service.address}", headers=headers, trust_env=False, timeout=30) as client:
         for method, path, name in calls():
             answer = client.request(method, path, json={} if method in ("POST", "PUT") else None)
             assert answer.status_code in (401, 403), f"{name}: {answer.status_code}"
@@ -320,7 +320,7 @@ def test_no_operation_takes_a_token_that_is_not_good(service: Service, bad_token
 
 def test_what_is_another_projects_does_not_exist(service: Service) -> None:
     headers = {"authorization": f"Bearer {service.token(Role.SUBMITTER, 'other')}"}
-    with httpx.Client(base_url=f"http://{service.address}", headers=headers, trust_env=False) as client:
+    with httpx.Client(base_url=f"http://{service.address}", headers=headers, trust_env=False, timeout=30) as client:
         for method, path, name in calls():
             if "/training-jobs/gpt" not in path and "/incidents/inc-0" not in path:
                 continue

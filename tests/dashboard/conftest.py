@@ -48,7 +48,7 @@ def browser() -> Iterator[Browser]:
 
 def client_of(served: Served) -> httpx.Client:
     """A client of a server's API, with its admin token."""
-    return httpx.Client(base_url=f"{served.url}/v1", headers={"authorization": f"Bearer {served.admin_token}"}, trust_env=False)
+    return httpx.Client(base_url=f"{served.url}/v1", headers={"authorization": f"Bearer {served.admin_token}"}, trust_env=False, timeout=30)
 
 
 @pytest.fixture(scope="session")

@@ -110,7 +110,7 @@ def test_many_incidents_and_nodes_are_listed(page: Page, week: tuple[Living, Man
     expect(rows.last).to_be_in_viewport()
     rows.first.get_by_role("link").first.click()
     around = page.locator("section", has=page.get_by_role("heading", name="Events around it"))
-    with httpx.Client(base_url=f"{week[0].url}/v1", headers={"authorization": f"Bearer {week[0].admin_token}"}, trust_env=False) as api:
+    with httpx.Client(base_url=f"{week[0].url}/v1", headers={"authorization": f"Bearer {week[0].admin_token}"}, trust_env=False, timeout=30) as api:
         newest = api.get("/incidents", params={"SortOrder": "Descending", "MaxResults": 1}).json()["Incidents"][0]
         span = {"TrainingJobName": WIDE, "TimeAfter": newest["FailedAt"] - 30, "TimeBefore": newest["ClosedAt"] + 30}
         near = api.get("/events", params=span).json()["Events"]

@@ -85,16 +85,16 @@ def test_a_server_starts_answers_restarts_and_stops(tmp_path, cloud):
         token = Path(ready["admin_token_path"])
         assert ready["pid"] == process.pid
         assert {stat.S_IMODE(path.stat().st_mode) for path in (token, token.with_name("server_secret"), token.with_name("everstep.db"))} == {0o600}
-        assert httpx.get(f"{ready['url']}/v1/health", trust_env=False).status_code == 200
+        assert httpx.get(f"{ready['url']}/v1/health", trust_env=False, timeout=30).status_code == 200
         headers = {"authorization": f"Bearer {token.read_text().strip()}"}
-        assert httpx.get(f"{ready['url']}/v1/fleets", headers=headers, trust_env=False).json() == {"Fleets": []}
+        assert httpx.get(f"{ready['url']}/v1/fleets", headers=headers, trust_env=False, timeout=30).json() == {"Fleets": []}
     finally:
         assert stop(process) == 0
     secrets = {name: token.with_name(name).read_text() for name in ("admin_token", "server_secret")}
     process, ready = start(tmp_path, cloud)
     try:
         assert {name: token.with_name(name).read_text() for name in secrets} == secrets
-        assert httpx.get(f"{ready['url']}/v1/fleets", headers=headers, trust_env=False).status_code == 200
+        assert httpx.get(f"{ready['url']}/v1/fleets", headers=headers, trust_env=False, timeout=30).status_code == 200
     finally:
         assert stop(process, signal.SIGINT) == 0
 

@@ -234,7 +234,7 @@ def test_a_stream_that_says_nothing_is_left_for_another_and_given_up_after_a_min
 
 
 def test_a_server_that_opens_a_stream_and_falls_silent_is_not_waited_for(monkeypatch) -> None:
-    monkeypatch.setattr(event_stream, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(event_stream, "SILENT_SECONDS", 3.0)
     with socket.create_server(("127.0.0.1", 0)) as listener, closing(everstep.client(f"http://127.0.0.1:{listener.getsockname()[1]}", "t")) as client:
 
         def open_and_say_nothing() -> None:

@@ -24,6 +24,8 @@ from infra.local_cloud.fault_kinds import EFFECT, AnyFault, Effect
 from infra.local_cloud.faults import Conditions
 
 QUICK = Conditions(boot_delay_seconds=0.05, launch_retry_seconds=0.1)
+ANSWER_SECONDS = 30.0
+"""As long as `eventually` waits: a busy machine answers late."""
 _numbers = itertools.count()
 
 
@@ -53,26 +55,34 @@ class ServedAws:
         return self._clients[service]
 
     def set_conditions(self, conditions: Conditions) -> None:
-        httpx.put(f"{self.url}/_everstep/config", content=msgspec.json.encode(conditions), trust_env=False).raise_for_status()
+        self._ask("PUT", "config", content=msgspec.json.encode(conditions)).raise_for_status()
 
     def inject(self, fault: AnyFault) -> Effect:
-        answer = httpx.post(f"{self.url}/_everstep/faults", content=msgspec.json.encode(fault), trust_env=False)
+        answer = self._ask("POST", "faults", content=msgspec.json.encode(fault))
         if answer.status_code == httpx.codes.CONFLICT:
             raise FaultRefused(answer.json()["Message"])
         return EFFECT.decode(answer.raise_for_status().content)
 
     def clear(self, name: str = "", target: str = "") -> list[str]:
-        answer = httpx.delete(f"{self.url}/_everstep/faults", params={"name": name, "target": target}, trust_env=False)
+        answer = self._ask("DELETE", "faults", params={"name": name, "target": target})
         said: list[str] = answer.raise_for_status().json()
         return said
 
     def links(self) -> dict[str, dict[str, int]]:
-        counters: dict[str, dict[str, int]] = httpx.get(f"{self.url}/_everstep/links", trust_env=False).json()
+        counters: dict[str, dict[str, int]] = self._ask("GET", "links").json()
         return counters
 
     def pids(self) -> dict[str, int]:
-        answer: dict[str, int] = httpx.get(f"{self.url}/_everstep/instances", trust_env=False).json()
+        answer: dict[str, int] = self._ask("GET", "instances").json()
         return answer
+
+    def _ask(self, method: str, what: str, **more: Any) -> httpx.Response:
+        return httpx.request(method, f"{self.url}/_everstep/{what}", trust_env=False, timeout=ANSWER_SECONDS, **more)
+
+    def console(self, instance_id: str) -> str:
+        """What an instance has printed; one may be in service before anything of it runs."""
+        path = self.nodes_directory / instance_id / "console.log"
+        return path.read_text() if path.exists() else ""
 
     def make_group(
         self,

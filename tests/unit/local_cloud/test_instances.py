@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ DAEMON = b"#!/bin/sh\n(setsid sh -c 'setsid sleep 1000 & sleep 1000' &)\necho re
 
 
 def instance(tmp_path: Path, user_data: bytes = DAEMON) -> RunningInstance:
-    return RunningInstance(instance_id=f"i-{tmp_path.name}", boot=1, address="127.3.4.5", user_data=user_data)
+    return RunningInstance(instance_id=f"i-{uuid.uuid4().hex}", boot=1, address="127.3.4.5", user_data=user_data)
 
 
 @pytest.fixture

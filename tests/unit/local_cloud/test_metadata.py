@@ -22,10 +22,10 @@ class Metadata:
 
     def put(self, ttl: str | None, path: str = "/latest/api/token") -> httpx.Response:
         headers = {} if ttl is None else {"X-aws-ec2-metadata-token-ttl-seconds": ttl}
-        return httpx.put(self.url + path, headers=headers, trust_env=False)
+        return httpx.put(self.url + path, headers=headers, trust_env=False, timeout=30)
 
     def get(self, path: str, token: str = "") -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", headers={"X-aws-ec2-metadata-token": token} if token else {}, trust_env=False)
+        return httpx.get(f"{self.url}{path}", headers={"X-aws-ec2-metadata-token": token} if token else {}, trust_env=False, timeout=30)
 
 
 @pytest.fixture

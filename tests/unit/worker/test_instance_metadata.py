@@ -9,6 +9,7 @@ import pytest
 
 from everstep.protocol.agent_messages import NoticeKind
 from tests.instance_metadata import SPOT, Service, served
+from worker import instance_metadata
 from worker.instance_metadata import EC2_ENDPOINT, InstanceMetadata, endpoint_of
 
 REBALANCE = '{"noticeTime": "2020-10-26T21:50:00Z"}'
@@ -25,7 +26,8 @@ EVENTS = """[
 
 
 @pytest.fixture
-def service() -> Iterator[Service]:
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    monkeypatch.setattr(instance_metadata, "TIMEOUT_SECONDS", 30.0)  # a busy machine answers late
     with served() as service:
         yield service
 

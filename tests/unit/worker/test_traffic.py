@@ -181,7 +181,7 @@ def test_what_waits_for_a_span_waits_no_longer_when_chunks_are_to_go_at_once() -
         node = Node()
         node.transfers()
         node.traffic.spans(Rank(4), SPANS)
-        node.now = asyncio.get_running_loop().time() - 1.0
+        node.now = asyncio.get_running_loop().time() - 0.1
         while not isinstance(node.pacer.current, SpanPacer):
             node.iterate(0.0001)
         waiting = asyncio.create_task(node.pacer.admit(10_000_000))  # a second of the link: no span holds it
@@ -235,7 +235,7 @@ def test_a_rank_that_does_not_iterate_leaves_the_network_to_snapshots(half: Rank
         node = Node()
         node.transfers()
         node.traffic.spans(Rank(4), SPANS)
-        node.now = asyncio.get_running_loop().time() - 1.0
+        node.now = asyncio.get_running_loop().time() - 0.1
         while not isinstance(node.pacer.current, SpanPacer):
             node.iterate(0.0001)
         waiting = asyncio.create_task(node.pacer.admit(10_000_000))  # a second of the link: no span holds it

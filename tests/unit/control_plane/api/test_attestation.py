@@ -74,7 +74,7 @@ class Instance:
         return self.post("/v1/agents/session", request)
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        return httpx.post(f"http://{self.service.address}{path}", json=body, trust_env=False)
+        return httpx.post(f"http://{self.service.address}{path}", json=body, trust_env=False, timeout=30)
 
     def signed_by_hand(self, nonce: str, *, host: str = HOST, body: bytes = attestation.BODY, headers: dict[str, str] | None = None, **more: str):
         """A signature that is genuine, of a request that is not the one that is meant."""
@@ -306,7 +306,7 @@ def test_an_answer_with_parts_twice_or_missing_proves_nothing(part) -> None:
 
 
 def test_a_server_whose_cloud_is_not_aws_attests_nobody(service) -> None:
-    answer = httpx.post(f"http://{service.address}/v1/agents/nonce", trust_env=False)
+    answer = httpx.post(f"http://{service.address}/v1/agents/nonce", trust_env=False, timeout=30)
     assert answer.status_code == 404
     assert "join with a join token" in answer.json()["Message"]
 

@@ -34,7 +34,7 @@ def built(service, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def http(service) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{service.address}", trust_env=False) as client:
+    with httpx.Client(base_url=f"http://{service.address}", trust_env=False, timeout=30) as client:
         yield client
 
 

@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def http(service):
-    with httpx.Client(base_url=f"http://{service.address}", headers={"authorization": f"Bearer {service.admin_token}"}, trust_env=False) as made:
+    with httpx.Client(base_url=f"http://{service.address}", headers={"authorization": f"Bearer {service.admin_token}"}, trust_env=False, timeout=30) as made:
         yield made
 
 
@@ -30,7 +30,7 @@ def test_every_refusal_has_one_form(http, service):
     assert_refused(http.post("/v1/training-jobs", json=[]), 400, "ValidationException")
     assert_refused(http.get("/v1/training-jobs", headers={"authorization": "Bearer no"}), 401, "AccessDeniedException")
     assert_refused(http.get("/v1/training-jobs", headers={"authorization": "Basic abc"}), 401, "AccessDeniedException")
-    assert_refused(httpx.get(f"http://{service.address}/v1/fleets", trust_env=False), 401, "AccessDeniedException")
+    assert_refused(httpx.get(f"http://{service.address}/v1/fleets", trust_env=False, timeout=30), 401, "AccessDeniedException")
 
 
 def test_bodies_are_bounded_announced_or_not(http):
@@ -52,7 +52,7 @@ def test_a_fault_of_ours_is_answered_and_logged_under_its_id(http, service, capl
 
 
 def test_health_needs_no_token(service):
-    answer = httpx.get(f"http://{service.address}/v1/health", trust_env=False)
+    answer = httpx.get(f"http://{service.address}/v1/health", trust_env=False, timeout=30)
     assert (answer.status_code, answer.json()["Status"]) == (200, "ok")
 
 

@@ -35,7 +35,7 @@ def job(service, client, fleet, source):
 
 
 def scrape(service, token: str | None = None) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    answer = httpx.get(f"http://{service.address}/metrics", headers={"authorization": f"Bearer {token or service.admin_token}"})
+    answer = httpx.get(f"http://{service.address}/metrics", headers={"authorization": f"Bearer {token or service.admin_token}"}, timeout=30)
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     samples = [sample for family in text_string_to_metric_families(answer.text) for sample in family.samples]
@@ -107,7 +107,7 @@ def test_a_token_of_another_project_sees_none_of_its_jobs(service, job):
 
 
 def test_nobody_scrapes_without_a_token(service):
-    assert httpx.get(f"http://{service.address}/metrics").status_code == 401
+    assert httpx.get(f"http://{service.address}/metrics", timeout=30).status_code == 401
 
 
 def test_exports_show_how_far_behind_they_are_and_whether_they_fail(service, job):

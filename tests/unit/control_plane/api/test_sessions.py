@@ -15,7 +15,7 @@ from control_plane.db.tokens import NewToken, Role, TokenKind
 
 @pytest.fixture
 def browser(service) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{service.address}", trust_env=False) as client:
+    with httpx.Client(base_url=f"http://{service.address}", trust_env=False, timeout=30) as client:
         client.headers["sec-fetch-site"] = "same-origin"
         yield client
 

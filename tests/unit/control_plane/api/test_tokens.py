@@ -141,7 +141,7 @@ def test_an_answer_that_goes_on_ends_with_its_token(streaming, client_of) -> Non
         client_of(streaming).revoke_token(TokenId=made["Token"]["TokenId"])
         with pytest.raises(httpx.RemoteProtocolError):
             next(pieces)
-    assert httpx.get(url, headers=headers, trust_env=False).status_code == 401
+    assert httpx.get(url, headers=headers, trust_env=False, timeout=30).status_code == 401
 
 
 @pytest.fixture

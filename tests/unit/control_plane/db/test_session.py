@@ -168,7 +168,7 @@ def test_a_reader_cannot_write(database: Database) -> None:
 @pytest.mark.parametrize("engine", ["postgresql"])
 def test_a_writer_that_says_nothing_more_is_given_up_and_stores_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that stands still in the middle of a transaction must not keep the others from writing."""
-    monkeypatch.setitem(session_module.POSTGRESQL, "options", "-c idle_in_transaction_session_timeout=200 -c lock_timeout=20000")
+    monkeypatch.setitem(session_module.POSTGRESQL, "options", "-c idle_in_transaction_session_timeout=2000 -c lock_timeout=20000")
     silent = Database(str(database.url))
 
     def stand_still() -> None:

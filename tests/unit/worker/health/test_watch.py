@@ -11,7 +11,13 @@ from everstep.protocol.agent_messages import DEVICE_SILENT_SECONDS
 from worker.core.node_health import GpuFacts, LinkFacts
 from worker.core.own_metrics import NodeUsage
 from worker.health import devices
+from worker.health import watch as health_watch
 from worker.health.watch import HealthWatch
+
+
+@pytest.fixture(autouse=True)
+def _a_thread_has_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_watch, "_CLOSE_SECONDS", 30.0)
 
 
 class Gpus:

@@ -9,6 +9,7 @@ import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +279,7 @@ def test_of_a_file_three_parts_are_held_at_most(tmp_path: Path, monkeypatch: pyt
 
 def test_a_part_that_fails_ends_the_put(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second fails while its neighbours are under way: they end, as they will; the fifth, which waits, never begins."""
-    client, is_waiting, has_waited = FakeS3(), threading.Event(), threading.Event()
+    client, together, is_waiting, has_waited = FakeS3(), threading.Barrier(CONNECTIONS), threading.Event(), threading.Event()
 
     def wait(parts: Any, **options: Any) -> Any:
         is_waiting.set()
@@ -287,6 +288,7 @@ def test_a_part_that_fails_ends_the_put(monkeypatch: pytest.MonkeyPatch) -> None
         return found
 
     def on_part(number: int) -> None:
+        together.wait(timeout=10)
         if number == 2:
             assert_set(is_waiting)
             raise refusal("SlowDown", 503)
@@ -301,8 +303,18 @@ def test_a_part_that_fails_ends_the_put(monkeypatch: pytest.MonkeyPatch) -> None
     assert (client.in_flight, client.aborted_count, client.completed) == (0, 1, [])
 
 
+class InTurn(ThreadPoolExecutor):
+    """Nothing goes on before what was begun has ended."""
+
+    def submit(self, *work: Any, **options: Any) -> Any:
+        begun = super().submit(*work, **options)
+        futures.wait([begun])
+        return begun
+
+
 def test_nothing_is_asked_for_after_a_part_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3, "MAX_PARTS", 2)
+    monkeypatch.setattr(s3, "ThreadPoolExecutor", InTurn)
     client, asked = FakeS3(), []
 
     def on_part(number: int) -> None:
@@ -434,11 +446,14 @@ def read_all(client: FakeS3) -> None:
 
 
 def test_an_object_that_changes_between_two_ranges_is_not_mixed() -> None:
-    client = FakeS3(DATA)
+    client, has_changed = FakeS3(DATA), threading.Event()
 
     def on_get(begin: int, answer: dict[str, Any]) -> None:
         if begin == 2 * PART:
             client.data, client.etag = bytes(len(DATA)), "second"
+            has_changed.set()
+        elif begin > 2 * PART:
+            assert_set(has_changed)
 
     client.on_get = on_get
     with pytest.raises(ObjectChanged):
