@@ -12,10 +12,11 @@ class ReservedPort:
     to bind or to connect, is never one that is bound already. A port that was merely free a moment ago may be somebody's by the time it is used.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 0) -> None:
+        """Take the port of that number, or one that the kernel chooses."""
         self._holder = socket.socket()
         self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._holder.bind(("", 0))
+        self._holder.bind(("", number))
         self.number: int = self._holder.getsockname()[1]
 
     def close(self) -> None:

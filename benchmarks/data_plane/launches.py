@@ -6,11 +6,11 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +21,7 @@ from benchmarks.data_plane.rank.peer import Launch
 from benchmarks.data_plane.rank.repeats import Repeats
 from benchmarks.data_plane.systems import System
 from benchmarks.errors import BenchmarkFailed
+from tests.ports import ReservedPort
 
 RANKS = 2
 FLOOR_ROUNDS = 4
@@ -45,8 +46,7 @@ def run_peer(system: System, environments: Path, home: Path, *, state_mib: int, 
         BenchmarkFailed: a rank did not end well; the message says where its log is.
     """
     home.mkdir(parents=True)
-    with tmpfs_folder() as memory:
-        meeting, group = free_ports(2)
+    with tmpfs_folder() as memory, closing(ReservedPort()) as meeting, closing(ReservedPort()) as group:
         launches = [
             Launch(
                 adapter=system.adapter,
@@ -54,8 +54,8 @@ def run_peer(system: System, environments: Path, home: Path, *, state_mib: int, 
                 rank=rank,
                 state_mib=state_mib,
                 repeats=asdict(repeats),
-                meeting_port=meeting,
-                group_port=group,
+                meeting_port=meeting.number,
+                group_port=group.number,
                 memory=str(memory),
                 dumps=str(memory),
                 result=str(home / f"rank{rank}.json"),
@@ -81,17 +81,16 @@ def run_ranks(program: list[str], home: Path, environment: Mapping[str, str], *,
     Raises:
         BenchmarkFailed: a rank did not end well.
     """
-    (port,) = free_ports(1)
     shared = {
         **environment,
         "WORLD_SIZE": str(RANKS),
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
     }
     commands = [["env", f"RANK={rank}", f"GROUP_RANK={rank}", python or sys.executable, *program] for rank in range(RANKS)]
-    _run_to_the_end(program[0], commands, home, {**shared, "GLOO_SOCKET_IFNAME": "lo"}, timeout_seconds)
+    with closing(ReservedPort()) as port:
+        _run_to_the_end(program[0], commands, home, {**shared, "MASTER_PORT": str(port.number), "GLOO_SOCKET_IFNAME": "lo"}, timeout_seconds)
 
 
 def _run_to_the_end(name: str, commands: list[list[str]], home: Path, environment: Mapping[str, str], timeout_seconds: float) -> None:
@@ -118,9 +117,9 @@ class FloorPair:
 
     def __enter__(self) -> Self:
         self._home.mkdir(parents=True, exist_ok=True)
-        (port,) = free_ports(1)
+        port = self._stack.enter_context(closing(ReservedPort()))
         program = [sys.executable, "-m", "benchmarks.data_plane.rank.floors"]
-        commands = [[*program, str(rank), str(port), str(self._mebibytes)] for rank in range(RANKS)]
+        commands = [[*program, str(rank), str(port.number), str(self._mebibytes)] for rank in range(RANKS)]
         self._processes = self._stack.enter_context(processes(commands, self._home, {}, is_talking=True))
         self._answers()
         return self
@@ -150,15 +149,6 @@ class FloorPair:
                 raise BenchmarkFailed(f"the floors cannot be measured; see {self._home}")
             answers.append(json.loads(line))
         return answers
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody used a moment ago."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 @contextlib.contextmanager

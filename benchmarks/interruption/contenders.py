@@ -14,12 +14,12 @@ from typing import Protocol
 
 from benchmarks.begin import pause
 from benchmarks.cluster_jobs import ENDED, EVERY_STEP, ROOT, Bench, BenchJob
-from benchmarks.data_plane.launches import free_ports
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.interruption.outcomes import Fault, Job
 from benchmarks.traces import Passed, parse
 from infra.local_cloud.fault_kinds import Terminate
 from infra.local_cloud.processes import descendants, wait_gone
+from tests.ports import ReservedPort
 
 RANKS, SPARES = 2, 1
 SCRIPTS = Path(__file__).parent / "rank"
@@ -167,7 +167,7 @@ class UnderTorchrun:
         self._python, self._way, self._folder, self._code = python, way, folder, code
         self._saved = folder / "checkpoints"
         self._saved.mkdir(parents=True)
-        (self._port,) = free_ports(1)
+        self.port = ReservedPort()
         self._launchers: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
@@ -176,7 +176,7 @@ class UnderTorchrun:
 
     def _launch(self) -> subprocess.Popen[bytes]:
         """Start one node's agent, in a session of its own: what ends with the node."""
-        rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._port}", "--rdzv-id=bench", "--local-addr=127.0.0.1"]
+        rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self.port.number}", "--rdzv-id=bench", "--local-addr=127.0.0.1"]
         restarts = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=1000", "--monitor-interval=0.1"]
         kind = "zero3" if self.job is Job.ZERO3 else "ddp"
         program = [str(self._code / "under_torchrun.py"), kind, self._way, str(self._saved), str(SAVE_EVERY)]
@@ -245,19 +245,24 @@ class UnderTorchft:
         folder.mkdir(parents=True)
         self._lighthouse: subprocess.Popen[bytes] | None = None
         self._replicas: list[subprocess.Popen[bytes]] = []
-        (self._port,) = free_ports(1)
+        self.port = ReservedPort()
 
     def start(self) -> None:
         """Start the lighthouse and both groups."""
         options = ["--min_replicas", "1", "--join_timeout_ms", "200", "--quorum_tick_ms", "50", "--heartbeat_timeout_ms", str(HEARTBEAT_MILLISECONDS)]
-        self._lighthouse = self._run([str(self._python.with_name("torchft_lighthouse")), "--bind", f"127.0.0.1:{self._port}", *options])
+        self._lighthouse = self._run([str(self._python.with_name("torchft_lighthouse")), "--bind", f"127.0.0.1:{self.port.number}", *options])
         self._replicas = [self._replica(rank) for rank in range(RANKS)]
 
     def _replica(self, rank: int) -> subprocess.Popen[bytes]:
         return self._run([str(self._python), str(self._code / "under_torchft.py"), str(rank)])
 
     def _run(self, command: list[str]) -> subprocess.Popen[bytes]:
-        more = {"BENCH_TRACE": str(self._folder), "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{self._port}", "OMP_NUM_THREADS": "1", "LOGLEVEL": "ERROR"}
+        more = {
+            "BENCH_TRACE": str(self._folder),
+            "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{self.port.number}",
+            "OMP_NUM_THREADS": "1",
+            "LOGLEVEL": "ERROR",
+        }
         with (self._folder / "torchft.log").open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **more}, start_new_session=True)
 
@@ -307,6 +312,7 @@ def running(contender: UnderTorchrun | UnderTorchft) -> Iterator[None]:
         yield
     finally:
         contender.stop()
+        contender.port.close()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -155,17 +155,17 @@ class Strikes:
     def _end(self, kind: str, groups: list[list[AnyFault]]) -> None:
         """End instances, all in the same second; each group is a strike of its own."""
         inits = {node: identify(pid) for node, pid in self._cluster.instances().items()}
-        hits = []
+        hits, at = [], time.time()
         for group in groups:
-            at, effects = time.time(), list[Effect]()
+            effects = list[Effect]()
             for fault in group:
                 with suppress(FaultRefused):  # it has ended already
                     effects.append(self._cluster.inject(fault))
             if effects:
-                hits.append((at, effects))
+                hits.append(effects)
         if not hits:
             raise LookupError("they have ended already")
-        for at, effects in hits:
+        for effects in hits:
             hit = tuple(effect.target for effect in effects)
 
             def are_gone(hit: tuple[str, ...] = hit) -> bool:

@@ -36,6 +36,7 @@ def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         # Containers run tests as root, for whom Chromium's sandbox does not start; it opens our own pages alone. Shared memory, which it would take
         # its buffers from, is what other tests fill.
+        expect.set_options(timeout=WAIT_MS)
         started = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield started
         started.close()

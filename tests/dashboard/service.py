@@ -26,6 +26,7 @@ from control_plane.loop.agents import AgentRegistry
 from control_plane.settings import Settings
 from tests.dashboard.replay import Replay
 from tests.dashboard.seeded import Story
+from tests.ports import ReservedPort
 from tests.unit.control_plane.loop.world import BUCKET, World
 
 T = TypeVar("T")
@@ -56,7 +57,7 @@ class Served:
     def __init__(self, directory: Path, past: Past, port: int = 0) -> None:
         self._past = past
         self._state = directory / "server"
-        self._port = port
+        self._port = ReservedPort(port)  # it stays this server's while it is silent
 
     def serve(self) -> None:
         """Start a server, where the last one listened if there was one."""
@@ -76,9 +77,8 @@ class Served:
             now=lambda: self._past.now,
             when_ready=is_ready.set,
         )
-        self._listener = socket.create_server(("127.0.0.1", self._port))
-        self._port = self._listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self._port}"
+        self._listener = socket.create_server(("127.0.0.1", self._port.number))
+        self.url = f"http://127.0.0.1:{self._port.number}"
         self._server = Server(uvicorn.Config(app, log_config=None, ws="websockets-sansio"))
         self._serving = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, name="server")
         self._serving.start()
@@ -99,6 +99,7 @@ class Served:
 
     def __exit__(self, *_: object) -> None:
         self.fall_silent()
+        self._port.close()
         self._past.close()
 
     def token(self, role: Role) -> str:

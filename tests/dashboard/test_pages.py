@@ -195,7 +195,7 @@ def test_who_may_only_read_sees_nothing_that_would_be_refused(browser: Browser, 
 
 
 def test_a_session_that_has_ended_leads_to_the_sign_in_and_back(browser: Browser, seeded: Seeded) -> None:
-    with signed_in(browser, seeded) as page:
+    with signed_in(browser, seeded, refusals=("status of 401",)) as page:
         open_job(page, seeded.story.gpu, "/events")
         page.context.clear_cookies()
         page.reload()

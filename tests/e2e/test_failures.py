@@ -19,7 +19,8 @@ from tests.e2e.jobs import PATIENCE_SECONDS, SHAPES, Job, Shape, Workplace, asse
 STEPS = 18
 FIRST, LAST = "1:6", "1:14"
 """A fault falls while ranks train from one to the other; at the second they stand until their generation is over."""
-PACE_SECONDS = 0.05
+PACE_SECONDS = 0.1
+"""Twice what a step takes to be kept on a slow machine: at FIRST a few are."""
 MOST_LOST = 3
 """Steps that an incident may cost (`assert_incident`)."""
 PAIRS = Shape(nodes=4)

@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.jobs import PATIENCE_SECONDS, Job, Shape, Workplace, assert_identical, assert_incident, wait_until
 
 PAIRS = Shape(nodes=4)
-STEPS, PACE_SECONDS = 18, 0.05
+STEPS, PACE_SECONDS = 18, 0.1
 FIRST, SECOND = "1:6", "2:12"
 WIDTH = 680
 """Makes 6 MB of parameters and optimizer state a rank."""

@@ -100,8 +100,9 @@ def test_a_rank_dies_in_the_middle_of_a_capture(job: Job, dies: Callable[..., Pa
 @pytest.mark.parametrize(
     "moment", [Moment.SEAL_OWN, Moment.SEAL_REPLICA, Moment.REPLICA_SENT, Moment.REPLICA_RECEIVED, Moment.VOTE, Moment.COMMIT], ids=str
 )
-def test_an_agent_dies_while_steps_are_kept(place: Workplace, job: Job, dies: Callable[..., Path], moment: Moment) -> None:
+def test_an_agent_dies_while_steps_are_kept(place: Workplace, dies: Callable[..., Path], request: pytest.FixtureRequest, moment: Moment) -> None:
     """Ranks train on, and the next agent takes over slots, ranks and rounds."""
+    job = in_mid_training(place, request.node.name, SHAPE, steps=2 * STEPS, pace_seconds=PACE_SECONDS, width=WIDTH)
     seen = job.describe()
     coordinator = seen["CoordinatorNodeId"]
     (member,) = set(seen["NodeIds"]) - {coordinator}
@@ -113,7 +114,7 @@ def test_an_agent_dies_while_steps_are_kept(place: Workplace, job: Job, dies: Ca
     assert wait_struck(armed) == agent
     boundary = job.describe()["Boundary"]
     place.wait_all_connected([node])
-    job.wait_committed(min(boundary + 1, STEPS))
+    job.wait_committed(min(boundary + 1, 2 * STEPS))
     assert place.rank_processes() == ranks
     assert job.wait_ended()["Generation"] == 1
     assert job.incidents() == []

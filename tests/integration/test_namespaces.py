@@ -31,6 +31,8 @@ pytestmark = [
     pytest.mark.skipif(OBSTACLE is not None, reason=f"no network namespaces here: {OBSTACLE}"),
 ]
 PORT = 7000
+REFUSED, TIMED_OUT = 7, 28
+"""Exit codes of curl."""
 BLOB_BYTES = 4 * 1024 * 1024
 SERVER = f"#!/bin/sh\nhead -c {BLOB_BYTES} /dev/zero > blob\nexec {sys.executable} -m http.server --bind $EVERSTEP_ADDRESS {PORT}\n"
 
@@ -79,7 +81,7 @@ def pair(served: ServedAws, name: str) -> list[str]:
     group = served.make_group(desired=2, user_data=SERVER)
     ids = served.in_service(group, 2)
     for here, there in (ids, ids[::-1]):
-        eventually(lambda here=here, there=there: reaches(served, name, here, address(served, there), PORT))
+        eventually(lambda here=here, there=there: reaches(name, here, of_peer(served, there)))
     return ids
 
 
@@ -88,17 +90,27 @@ def address(aws: ServedAws, instance_id: str) -> str:
     return found
 
 
-def curl(name: str, instance_id: str, url: str, *, seconds: float = 1.0) -> subprocess.CompletedProcess[str]:
+def curl(name: str, instance_id: str, url: str, *, seconds: float) -> subprocess.CompletedProcess[str]:
     words = ["curl", "--noproxy", "*", "-s", "-o", "/dev/null", "-m", str(seconds), "-w", "%{size_download} %{time_total}", url]
     return subprocess.run(["ip", "netns", "exec", f"{name}-{instance_id}", *words], capture_output=True, text=True, check=False)
 
 
-def reaches(aws: ServedAws, name: str, instance_id: str, host: str, port: int) -> bool:
-    return curl(name, instance_id, f"http://{host}:{port}/").returncode == 0
+def reaches(name: str, instance_id: str, url: str) -> bool:
+    """Whether an instance is answered, as it should be."""
+    return curl(name, instance_id, url, seconds=20).returncode == 0
 
 
-def reaches_aws(aws: ServedAws, name: str, instance_id: str) -> bool:
-    return curl(name, instance_id, f"{aws.url}/_everstep/config").returncode == 0
+def is_cut_off(name: str, instance_id: str, url: str) -> bool:
+    """Whether an instance has no answer, and no refusal either."""
+    return curl(name, instance_id, url, seconds=1).returncode == TIMED_OUT
+
+
+def of_aws(aws: ServedAws) -> str:
+    return f"{aws.url}/_everstep/config"
+
+
+def of_peer(aws: ServedAws, instance_id: str) -> str:
+    return f"http://{address(aws, instance_id)}:{PORT}/"
 
 
 @contextmanager
@@ -123,13 +135,13 @@ def listening_everywhere() -> Iterator[int]:
 
 def test_instances_reach_aws_and_one_another_and_nothing_else(aws: ServedAws, name: str, pair: list[str]) -> None:
     first, second = pair
-    assert reaches_aws(aws, name, first)
-    assert reaches(aws, name, first, address(aws, second), PORT)
+    assert reaches(name, first, of_aws(aws))
+    assert reaches(name, first, of_peer(aws, second))
     with listening_everywhere() as port:
         aws_host = aws.url.split("/")[2].split(":")[0]
-        refused = curl(name, first, f"http://{aws_host}:{port}/")
-        assert refused.returncode == 7, "the routes of an instance end at the two ports"
-        assert curl(name, first, f"http://127.0.0.1:{port}/").returncode == 7, "its loopback is its own"
+        refused = curl(name, first, f"http://{aws_host}:{port}/", seconds=20)
+        assert refused.returncode == REFUSED, "the routes of an instance end at the two ports"
+        assert curl(name, first, f"http://127.0.0.1:{port}/", seconds=20).returncode == REFUSED, "its loopback is its own"
     routes = subprocess.run(["ip", "-n", f"{name}-{first}", "route"], capture_output=True, text=True, check=True).stdout
     assert "default" not in routes
 
@@ -138,17 +150,17 @@ def test_a_partition_swallows_packets_in_both_directions_until_it_is_cleared(aws
     first, second = pair
     effect = aws.inject(Partition(target=first))
     assert effect.facts["addresses"] == "all"
-    for here, host, port in ((first, address(aws, second), PORT), (second, address(aws, first), PORT)):
-        assert curl(name, here, f"http://{host}:{port}/").returncode == 28, "no answer, and no refusal either"
-    assert not reaches_aws(aws, name, first)
-    assert reaches_aws(aws, name, second), "only one is cut off"
+    for here, there in ((first, second), (second, first)):
+        assert is_cut_off(name, here, of_peer(aws, there))
+    assert is_cut_off(name, first, of_aws(aws))
+    assert reaches(name, second, of_aws(aws)), "only one is cut off"
     counters = aws.links()[first]
     assert counters["dropped_from"] > 0
     assert counters["dropped_to"] > 0
     (said,) = aws.clear("partition")
     assert "packets were dropped" in said
-    assert reaches(aws, name, first, address(aws, second), PORT)
-    assert reaches_aws(aws, name, first)
+    assert reaches(name, first, of_peer(aws, second))
+    assert reaches(name, first, of_aws(aws))
 
 
 def test_one_of_two_partitions_is_cleared(aws: ServedAws, name: str, pair: list[str]) -> None:
@@ -157,7 +169,8 @@ def test_one_of_two_partitions_is_cleared(aws: ServedAws, name: str, pair: list[
         aws.inject(Partition(target=each))
     (said,) = aws.clear("partition", target=first)
     assert said.startswith(f"{first} is reached again")
-    assert (reaches_aws(aws, name, first), reaches_aws(aws, name, second)) == (True, False)
+    assert reaches(name, first, of_aws(aws))
+    assert is_cut_off(name, second, of_aws(aws))
     assert [said.partition(" ")[0] for said in aws.clear("partition")] == [second]
 
 
@@ -167,9 +180,9 @@ def test_a_partition_may_be_of_some(
 ) -> None:
     first, second = pair
     aws.inject(Partition(target=first, separate_from=separate_from))
-    assert reaches_aws(aws, name, first) == aws_is_reached
-    assert reaches(aws, name, first, address(aws, second), PORT) == peer_is_reached
-    assert reaches(aws, name, second, address(aws, first), PORT) == peer_is_reached
+    assert (reaches if aws_is_reached else is_cut_off)(name, first, of_aws(aws))
+    for here, there in ((first, second), (second, first)):
+        assert (reaches if peer_is_reached else is_cut_off)(name, here, of_peer(aws, there))
 
 
 def test_a_slow_line_carries_no_more_than_it_is_given(aws: ServedAws, name: str, pair: list[str]) -> None:

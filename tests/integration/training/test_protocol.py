@@ -473,9 +473,18 @@ def test_a_stop_that_was_confirmed_is_obeyed_while_the_agent_is_away(tmp_path: P
         assert rank_half(agent).standing is Standing.STOPPED
 
 
-def test_a_rank_stands_at_the_stop_that_it_agreed_to_until_its_agent_is_back(tmp_path: Path, begin: Begin) -> None:
+def test_a_rank_stands_at_the_stop_that_it_agreed_to_until_its_agent_is_back(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:
         session, step = begin(agent)
+        publish = session._publish
+
+        def publish_aloud(**changes: Any) -> None:
+            """There is no agent that could hear of it."""
+            publish(**changes)
+            with agent.changed:
+                agent.changed.notify_all()
+
+        monkeypatch.setattr(session, "_publish", publish_aloud)
         agent.announce_stop(2, StopState.ANNOUNCED)
         step()
         assert not session.boundary().stop
@@ -1055,6 +1064,8 @@ def test_what_the_network_leaves_idle_is_told_with_the_words_of_boundaries(tmp_p
         session, step = begin(agent)
         link = session._link
         assert isinstance(link, agent_link.UnixAgentLink)
+        assert session._snapshotter._ahead is not None
+        session._snapshotter._ahead.join()  # it speaks to the agent, too, until there are slots
         session._report_spans(0.2, (IdleSpan(0.0, 0.1, 0.0),))
         assert link._held
         assert not link._outbox

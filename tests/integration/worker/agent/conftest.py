@@ -27,7 +27,7 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
         for index in range(NODE_COUNT):
             state_dir = tmp_path / f"node-{index}"
             state_dir.mkdir()
-            nodes.append(Node(NodeId(f"i-{index}"), state_dir, tmpfs / f"{index}", objects, control.url))
+            nodes.append(Node(NodeId(f"i-{index}"), state_dir, tmpfs / f"{index}", objects, control))
         for node in nodes:
             node.start()
         try:

@@ -413,8 +413,9 @@ class Shim:
 class Node:
     """One agent's machine: its folders and its shim outlive the agent."""
 
-    def __init__(self, node_id: NodeId, state_dir: Path, slots: Path, objects: MemoryObjectStore, url: str) -> None:
+    def __init__(self, node_id: NodeId, state_dir: Path, slots: Path, objects: MemoryObjectStore, control: ControlPlane) -> None:
         self.id = node_id
+        self._control = control
         self.shim = Shim()
         self.slots = slots
         self.state_dir = state_dir
@@ -426,7 +427,7 @@ class Node:
             state=state_dir,
             slots=slots,
             memory_bytes=MEMORY_BYTES,
-            control_plane_urls=(url,),
+            control_plane_urls=(control.url,),
             join_token="join",
         )
         self._task: asyncio.Task[None] | None = None
@@ -442,6 +443,7 @@ class Node:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+            await until("its line to end", lambda: not self._control.is_connected(self.id))
 
     async def gone(self) -> None:
         """End the machine."""

@@ -235,7 +235,6 @@ async def test_what_others_fetch_is_kept_where_another_attempt_may_need_it(
 
 async def restart(fleet: Fleet, node: Node) -> None:
     await node.stop()
-    await until("the line to end", lambda: not fleet.control.is_connected(node.id))
     node.start()
     await fleet.connected()
 
@@ -336,7 +335,6 @@ async def test_restarted_while_both_slots_of_its_rank_were_being_written(fleet: 
     await fleet.load()
     node = fleet.nodes[1]
     await node.stop()
-    await until("the line to end", lambda: not fleet.control.is_connected(node.id))
     for path in node.slots.rglob("rank-1.slot-*"):
         header = unpack_header(path.read_bytes())
         with path.open("r+b") as file:
@@ -376,13 +374,11 @@ async def test_a_base_that_a_restarted_owner_no_longer_finds_is_fetched_again(fl
     await fleet.load()
     coordinator, owner, holder = fleet.nodes
     await coordinator.stop()  # so that nothing is committed
-    await until("its line to end", lambda: not fleet.control.is_connected(coordinator.id))
     for node in (owner, holder):
         await fleet.send(node, Start(job=JOB, run=RUN, generation=Generation(fleet.generation)))
     await until("their ranks", lambda: all(fleet.control.member(node.id).phase is MemberPhase.RUNNING for node in (owner, holder)))  # type: ignore[union-attr]
     assert fleet.plan is not None
     await owner.stop()
-    await until("the line to end", lambda: not fleet.control.is_connected(owner.id))
     for path in owner.slots.rglob("rank-1.slot-*"):
         with path.open("r+b") as file:
             file.write(bytes(HEADER_BYTES))
@@ -425,7 +421,6 @@ async def test_restarted_before_its_rank_was_started(fleet: Fleet, number: int, 
             await fleet.send(each, Start(job=JOB, run=RUN, generation=Generation(fleet.generation)))
         await asked.wait()
         await node.stop()
-    await until("the line to end", lambda: not fleet.control.is_connected(node.id))
     node.start()
     await until("ranks of this generation", lambda: all(rank.is_connected and rank.plan.generation == fleet.generation for rank in fleet.ranks))
     check_restored(fleet)
@@ -651,7 +646,6 @@ async def test_an_agent_that_is_killed_while_it_forgets_a_run_starts_none_of_its
     await forgets.wait()
     await node.stop()
     await node.shim.forget_started()
-    await until("the line to end", lambda: not fleet.control.is_connected(node.id))
     node.start()
     await until("what it says", lambda: fleet.control.member(node.id))
     told = fleet.control.member(node.id)

@@ -32,7 +32,7 @@ def stored(fleet: Fleet, rank: int, generation: int = 1) -> list[LogLine]:
     """What the store has of a node, in order; numbers go on from chunk to chunk."""
     prefix, found = f"logs/gen={generation}/", []
     objects = fleet.objects.objects[BUCKET]
-    names = [name for key in objects if key.startswith(prefix) and (name := parse_name(key.removeprefix(prefix))) is not None]
+    names = [name for key in list(objects) if key.startswith(prefix) and (name := parse_name(key.removeprefix(prefix))) is not None]
     for name in sorted(names):
         if name.node_id == fleet.nodes[rank].id:
             head, lines, _ = decode_chunk(objects[prefix + name.path])

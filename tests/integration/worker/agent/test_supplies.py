@@ -224,7 +224,7 @@ async def test_requirements_are_installed_before_ranks_start_and_pips_words_are_
     assert all((Path(node.shim.packages.path) / "everstep_example.py").is_file() for node in fleet.nodes)
 
     def shipped() -> bool:
-        return any(b"Successfully installed everstep_example-1.0" in data for data in fleet.objects.objects[BUCKET].values())
+        return any(b"Successfully installed everstep_example-1.0" in data for data in list(fleet.objects.objects[BUCKET].values()))
 
     await until("pip's words in the store", shipped)
 

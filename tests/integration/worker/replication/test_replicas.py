@@ -955,14 +955,13 @@ async def test_time_in_which_a_pacer_holds_pieces_back_is_none_of_the_link_s() -
 
 async def test_a_holder_is_not_silent_while_the_pacer_holds_its_chunks_back(pair: Pair) -> None:
     pacer = pair.pacer.current = Held()
-    sender = pair.send(deadline_seconds=0.05)
+    sender = pair.send(deadline_seconds=RARELY_SECONDS)
     pair.hear(-1, 1)
     await pair.capture(1)
     await pacer.asked.wait()
     assert sender._queue is not None
     seconds = sender._queue.busy_seconds
-    for _ in range(5):
-        await pair.shard.changed.wait(pair.shard.changed.version, 0.05)  # several deadlines
+    look(sender, count=3 * LOOKS_PER_DEADLINE)
     assert pair.shard.core.view == {HOLDER}
     assert sender._queue.busy_seconds == seconds, "nothing of it is the link's"
     pacer.gate.set()
@@ -1077,7 +1076,7 @@ async def test_a_holder_that_falls_silent_while_it_should_make_slots_is_not_wait
 
 async def test_slots_that_are_reserved_once_more_alike_are_there(pair: Pair) -> None:
     """Its rank has asked again, over a new line: nothing is sent, and nothing owed."""
-    pair.send(deadline_seconds=0.2)
+    pair.send(deadline_seconds=RARELY_SECONDS)
     pair.shard.reserve(10_000, LAYOUT)
     assert await pair.shard.holders_ready()
     pair.shard.reserve(10_000, LAYOUT)

@@ -8,7 +8,9 @@ import pytest
 
 @pytest.fixture
 def http(service):
-    with httpx.Client(base_url=f"http://{service.address}", headers={"authorization": f"Bearer {service.admin_token}"}, trust_env=False, timeout=30) as made:
+    with httpx.Client(
+        base_url=f"http://{service.address}", headers={"authorization": f"Bearer {service.admin_token}"}, trust_env=False, timeout=30
+    ) as made:
         yield made
 
 

@@ -29,7 +29,9 @@ STREAM = "/v1/events/stream"
 
 @pytest.fixture
 def http(service) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{service.address}", headers={"authorization": f"Bearer {service.admin_token}"}, trust_env=False, timeout=30) as made:
+    with httpx.Client(
+        base_url=f"http://{service.address}", headers={"authorization": f"Bearer {service.admin_token}"}, trust_env=False, timeout=30
+    ) as made:
         yield made
 
 

@@ -94,7 +94,9 @@ def test_a_tokens_project_is_all_that_it_sees(service, client, three):
 
 
 def test_times_may_be_numbers_and_must_have_a_zone(service, client, three):
-    with httpx.Client(base_url=f"http://{service.address}/v1", headers={"authorization": f"Bearer {service.admin_token}"}, trust_env=False, timeout=30) as http:
+    with httpx.Client(
+        base_url=f"http://{service.address}/v1", headers={"authorization": f"Bearer {service.admin_token}"}, trust_env=False, timeout=30
+    ) as http:
         found = http.get("/training-jobs", params={"CreationTimeAfter": START.timestamp()}).json()
         assert [job["TrainingJobName"] for job in found["TrainingJobSummaries"]] == ["c", "b"]
         for wrong in ("2026-03-01T12:00:00", "yesterday", "1e300"):
