@@ -250,6 +250,14 @@ def test_an_interval_may_be_lost_where_only_s3_was_left() -> None:
     assert not RULES["lost steps"](with_incident(lost_steps=50, source=None)(well()))
 
 
+def test_two_intervals_may_be_lost_where_the_control_plane_was_away_when_a_checkpoint_was_due() -> None:
+    (struck,) = (strike.at for strike in well().strikes if strike.kind == "control plane")
+    for failed_at, allowed in ((struck - 1, 50), (struck, 100), (struck + 10, 100), (struck + 20, 50)):
+        for lost in (allowed, allowed + 1):
+            day = with_incident(lost_steps=lost, source="s3", failed_at=failed_at)(well())
+            assert bool(RULES["lost steps"](day)) is (lost > allowed), (failed_at, lost)
+
+
 def test_the_least_ettr_follows_from_the_strikes() -> None:
     strikes = well().strikes
     cost = sum(COST_SECONDS[strike.kind] for strike in strikes) + 3 * COST_SECONDS["instances"]
