@@ -241,9 +241,8 @@ def test_chunk_by_chunk_the_pacer_finds_what_partition_plans(lengths: list[float
     while (begin := opening(windows, at, link.seconds(chunk))) is not None and (link.seconds(chunk) <= max(w.seconds for w in windows)):
         assert begin >= at
         at, found = begin + link.seconds(chunk), found + 1
-    whole = sum(math.floor(round(window.seconds / link.seconds(chunk), 9)) for window in windows)
-    assert found in (whole, whole - 1, whole - 2, whole - 3)  # rounding at the end of a window
-    assert found >= whole - len(windows)
+    fits = [window.seconds / link.seconds(chunk) for window in windows]
+    assert sum(math.floor(each - 1e-9) for each in fits) <= found <= sum(math.floor(each + 1e-9) for each in fits)  # the last may just fit, or not
 
 
 # -- the small ones ------------------------------------------------------------------------------------------------------------------------
