@@ -167,16 +167,17 @@ class UnderTorchrun:
         self._python, self._way, self._folder, self._code = python, way, folder, code
         self._saved = folder / "checkpoints"
         self._saved.mkdir(parents=True)
-        self.port = ReservedPort()
+        self._port: ReservedPort
         self._launchers: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
         """Start both agents."""
+        self._port = ReservedPort()
         self._launchers = [self._launch(), self._launch()]
 
     def _launch(self) -> subprocess.Popen[bytes]:
         """Start one node's agent, in a session of its own: what ends with the node."""
-        rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self.port.number}", "--rdzv-id=bench", "--local-addr=127.0.0.1"]
+        rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._port.number}", "--rdzv-id=bench", "--local-addr=127.0.0.1"]
         restarts = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=1000", "--monitor-interval=0.1"]
         kind = "zero3" if self.job is Job.ZERO3 else "ddp"
         program = [str(self._code / "under_torchrun.py"), kind, self._way, str(self._saved), str(SAVE_EVERY)]
@@ -215,8 +216,7 @@ class UnderTorchrun:
         self.revive()  # left alone the rendezvous counts the dead agent in, waits for it for 60 s and gives up
 
     def revive(self) -> None:
-        for launcher in reversed(self._launchers):
-            _end(launcher)
+        self.stop()
         self.start()
 
     def phases(self) -> dict[str, float]:
@@ -228,8 +228,10 @@ class UnderTorchrun:
 
     def stop(self) -> None:
         """End everything of it."""
-        for launcher in self._launchers:
+        for launcher in reversed(self._launchers):
             _end(launcher)
+        if self._launchers:
+            self._port.close()
 
 
 class UnderTorchft:
@@ -245,12 +247,13 @@ class UnderTorchft:
         folder.mkdir(parents=True)
         self._lighthouse: subprocess.Popen[bytes] | None = None
         self._replicas: list[subprocess.Popen[bytes]] = []
-        self.port = ReservedPort()
+        self._port: ReservedPort
 
     def start(self) -> None:
         """Start the lighthouse and both groups."""
+        self._port = ReservedPort()
         options = ["--min_replicas", "1", "--join_timeout_ms", "200", "--quorum_tick_ms", "50", "--heartbeat_timeout_ms", str(HEARTBEAT_MILLISECONDS)]
-        self._lighthouse = self._run([str(self._python.with_name("torchft_lighthouse")), "--bind", f"127.0.0.1:{self.port.number}", *options])
+        self._lighthouse = self._run([str(self._python.with_name("torchft_lighthouse")), "--bind", f"127.0.0.1:{self._port.number}", *options])
         self._replicas = [self._replica(rank) for rank in range(RANKS)]
 
     def _replica(self, rank: int) -> subprocess.Popen[bytes]:
@@ -259,7 +262,7 @@ class UnderTorchft:
     def _run(self, command: list[str]) -> subprocess.Popen[bytes]:
         more = {
             "BENCH_TRACE": str(self._folder),
-            "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{self.port.number}",
+            "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{self._port.number}",
             "OMP_NUM_THREADS": "1",
             "LOGLEVEL": "ERROR",
         }
@@ -293,6 +296,8 @@ class UnderTorchft:
         """End everything of it."""
         for process in (*self._replicas, *([self._lighthouse] if self._lighthouse else [])):
             _end(process)
+        if self._lighthouse:
+            self._port.close()
 
 
 def source(directory: Path) -> Path:
@@ -312,7 +317,6 @@ def running(contender: UnderTorchrun | UnderTorchft) -> Iterator[None]:
         yield
     finally:
         contender.stop()
-        contender.port.close()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -364,9 +364,9 @@ async def send_chunks(
             if soon is not None:
                 queue.cancelled.wait(soon)
                 return
+            loop.call_soon_threadsafe(paused, 1)
             asked = asyncio.run_coroutine_threadsafe(pacer.admit(size), loop)
             waiting.add(asked)
-            loop.call_soon_threadsafe(paused, 1)
             try:
                 asked.result()
             except concurrent.futures.CancelledError as error:

@@ -224,7 +224,7 @@ async def gone(pid: int) -> None:
     while True:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # it goes before its file is opened, or between that and the reading
             return
         if state == "Z":
             return
