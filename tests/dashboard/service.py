@@ -129,6 +129,7 @@ class Living(Served):
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(20)
         self._loop.close()
+        self._port.close()
         self.world.close()
         assert not self._thread.is_alive()
 
