@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -10,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -112,7 +111,7 @@ class FloorPair:
     def __init__(self, home: Path, mebibytes: int) -> None:
         self._home = home
         self._mebibytes = mebibytes
-        self._stack = contextlib.ExitStack()
+        self._stack = ExitStack()
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
@@ -151,7 +150,7 @@ class FloorPair:
         return answers
 
 
-@contextlib.contextmanager
+@contextmanager
 def tmpfs_folder() -> Iterator[Path]:
     """Give a folder on tmpfs, and remove it with what else the launch has left there: a disk would write back while the next thing is measured."""
     before = set(MEMORY.iterdir())
@@ -168,7 +167,7 @@ def tmpfs_folder() -> Iterator[Path]:
             shutil.rmtree(left, ignore_errors=True)
 
 
-@contextlib.contextmanager
+@contextmanager
 def processes(
     commands: list[list[str]], home: Path, environment: Mapping[str, str], *, is_talking: bool = False
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
@@ -192,7 +191,7 @@ def processes(
         yield started
     finally:
         for process in started:
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, 9)
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
