@@ -33,7 +33,9 @@ def protection(fleet: Fleet, rank: int) -> ShardProtection:
     return member.protection[0]
 
 
-async def test_a_holder_that_never_answers(fleet: Fleet) -> None:
+async def test_a_holder_that_never_answers(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Long enough for the others, which answer: a hundred steps of three agents in one loop are a busy machine.
+    monkeypatch.setattr(harness, "TIMEOUTS", msgspec.structs.replace(harness.TIMEOUTS, holder_deadline_seconds=2.0))
     await fleet.launch()
     holder = fleet.nodes[1]
     member = holder.agent._member
