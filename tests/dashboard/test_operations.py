@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from control_plane.db.tokens import Role
 from tests.dashboard.browsing import confirm, open_job, sentence, sign_in, signed_in, watched
@@ -121,7 +121,7 @@ def test_a_fleets_exposed_nodes_are_told_its_figures_are_changed_and_it_is_unfro
 
 
 def test_the_theme_is_chosen_and_kept_and_signing_out_ends_the_session(browser: Browser, seeded: Seeded) -> None:
-    with signed_in(browser, seeded, refusals=("status of 401",)) as page:
+    with signed_in(browser, seeded) as page:
         scheme = page.locator("html[data-mantine-color-scheme=dark]")
         expect(scheme).to_have_count(0)
         page.get_by_role("button", name="account and theme").click()
@@ -135,6 +135,45 @@ def test_the_theme_is_chosen_and_kept_and_signing_out_ends_the_session(browser: 
         page.goto("/")
         expect(page).to_have_url(re.compile("/sign-in"))
         assert not [cookie for cookie in page.context.cookies() if cookie.get("value")]
+
+
+def test_a_page_that_is_signed_out_on_asks_nothing_more_and_is_back_when_the_session_could_not_be_ended(browser: Browser, seeded: Seeded) -> None:
+    ends: list[Route] = []
+
+    def take(route: Route) -> None:
+        if route.request.method == "DELETE":
+            ends.append(route)
+        else:
+            route.continue_()
+
+    with signed_in(browser, seeded, refusals=("ERR_FAILED",)) as page:
+        page.clock.install()
+        open_job(page, seeded.story.gpu)
+        heading = page.get_by_role("heading", name=seeded.story.gpu)
+        page.route("**/v1/session", take)
+        page.get_by_role("button", name="account and theme").click()
+        with page.expect_request(is_end):
+            page.get_by_role("menuitem", name="Sign out").click()
+        expect(heading).to_have_count(0)
+        ends.pop().abort()
+        expect(heading).to_be_visible()
+        expect(page.get_by_role("alert")).to_contain_text("Not signed out")
+        with page.expect_request(is_end):
+            page.get_by_role("button", name="Try again").click()
+        expect(heading).to_have_count(0)
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.clock.run_for(int(5000 * LEAST_INTERVAL_SECONDS))
+        ends.pop().continue_()
+        expect(page).to_have_url(re.compile(f"/sign-in.next=%2Fjobs%2F{seeded.story.gpu}"))
+        assert [url for url in asked if "/v1/" in url and not url.endswith("/v1/session")] == []
+        sign_in(page, seeded.token(Role.VIEWER))
+        expect(heading).to_be_visible()
+
+
+def is_end(request: Request) -> bool:
+    """Say whether it ends a session."""
+    return request.method == "DELETE"
 
 
 @pytest.mark.parametrize("teller", ["the stream of events", "a request that is refused"])

@@ -1,16 +1,12 @@
 import { Menu, useMantineColorScheme } from '@mantine/core'
-import { useQueryClient } from '@tanstack/react-query'
 import type { ReactElement } from 'react'
 import { useNavigate } from 'react-router'
-
-import { session } from '../api/client'
 
 const SCHEMES = { auto: 'As the system', light: 'Light', dark: 'Dark' } as const
 
 /** What the account button opens: theme, settings, sign out. */
-export default function AccountMenu({ onClose, children }: { onClose: () => void; children: ReactElement }) {
+export default function AccountMenu({ onClose, onSignOut, children }: { onClose: () => void; onSignOut: () => void; children: ReactElement }) {
   const navigate = useNavigate()
-  const client = useQueryClient()
   const { colorScheme, setColorScheme } = useMantineColorScheme()
   return (
     <Menu opened position="bottom-end" withinPortal onClose={onClose}>
@@ -25,16 +21,7 @@ export default function AccountMenu({ onClose, children }: { onClose: () => void
         ))}
         <Menu.Divider />
         <Menu.Item onClick={() => void navigate('/settings')}>Settings</Menu.Item>
-        <Menu.Item
-          onClick={() =>
-            void session.signOut().then(() => {
-              client.clear()
-              void navigate('/sign-in')
-            })
-          }
-        >
-          Sign out
-        </Menu.Item>
+        <Menu.Item onClick={onSignOut}>Sign out</Menu.Item>
       </Menu.Dropdown>
     </Menu>
   )

@@ -1,10 +1,10 @@
 /** The frame around every page: where one can go, how fresh the page is, who is signed in. */
 import { Button } from '@mantine/core'
-import { useQuery, useQueryClient } from '@tanstack/react-query'
+import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { lazy, Suspense, useEffect, useLayoutEffect, useState } from 'react'
 import { Link, NavLink, Outlet, useLocation, useNavigate } from 'react-router'
 
-import { contact, serverTime } from '../api/client'
+import { contact, serverTime, session } from '../api/client'
 import { useLive, type Liveness } from '../api/live'
 import { openIncidentsQuery, sessionQuery } from '../api/queries'
 import { duration } from '../model/format'
@@ -40,7 +40,17 @@ export function Shell() {
   const isSearching = sought !== undefined
   const [isAccountOpen, setAccountOpen] = useState(false)
   const isSignedOut = signedIn.data === null
-  const liveness = useLive(client, Boolean(signedIn.data))
+  const ending = useMutation({
+    onMutate: () => client.cancelQueries({ queryKey: sessionQuery.queryKey }), // an answer from before would show the page again
+    mutationFn: session.signOut,
+    onSuccess: () => {
+      client.removeQueries({ predicate: ({ queryKey }) => queryKey[0] !== sessionQuery.queryKey[0] })
+      client.setQueryData(sessionQuery.queryKey, null)
+    },
+  })
+  /** The page goes before its session does, so that nothing asks for what it may not see any more. */
+  const isShown = Boolean(signedIn.data) && !ending.isPending
+  const liveness = useLive(client, isShown)
 
   useEffect(() => {
     if (isSignedOut) void navigate(`/sign-in?next=${encodeURIComponent(location.pathname + location.search + location.hash)}`, { replace: true })
@@ -105,7 +115,7 @@ export function Shell() {
           <NavLink to="/queue">Queue</NavLink>
           <NavLink to="/incidents">
             Incidents
-            {signedIn.data && <OpenIncidents />}
+            {isShown && <OpenIncidents />}
           </NavLink>
           <NavLink to="/fleets">Fleets</NavLink>
           <NavLink to="/drills">Drills</NavLink>
@@ -118,7 +128,7 @@ export function Shell() {
           </Button>
           {isAccountOpen ? (
             <Suspense fallback={account}>
-              <AccountMenu onClose={() => setAccountOpen(false)}>{account}</AccountMenu>
+              <AccountMenu onClose={() => setAccountOpen(false)} onSignOut={() => ending.mutate()}>{account}</AccountMenu>
             </Suspense>
           ) : (
             account
@@ -126,7 +136,8 @@ export function Shell() {
         </div>
       </header>
       <main id="main" tabIndex={-1}>
-        {signedIn.data ? <Outlet /> : signedIn.error ? <Problem error={signedIn.error} retry={() => void signedIn.refetch()} /> : <Loading />}
+        {ending.error && <Problem error={ending.error} title="Not signed out" retry={() => ending.mutate()} />}
+        {isShown ? <Outlet /> : signedIn.error ? <Problem error={signedIn.error} retry={() => void signedIn.refetch()} /> : <Loading />}
       </main>
       {sought !== undefined && (
         <Suspense fallback={null}>
