@@ -6,7 +6,7 @@ Invariant: nobody returns from here while a task that was begun here still runs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 
 
 class Signal:
@@ -70,15 +70,12 @@ async def end(*tasks: asyncio.Task[object] | asyncio.Task[None] | None) -> None:
     begun = [task for task in tasks if task is not None]
     for task in begun:
         task.cancel()
-    await finish(_all(begun))
-
-
-async def _all(tasks: Iterable[asyncio.Task[object] | asyncio.Task[None]]) -> None:
-    """Wait until all have ended; what they raise is dropped."""
-    for task in tasks:
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()
+    try:
+        await ended(*begun)
+    finally:
+        for task in begun:
+            if task.done() and not task.cancelled():
+                task.exception()  # it is told
 
 
 async def finish(work: Coroutine[object, object, object]) -> None:
@@ -91,12 +88,24 @@ async def finish(work: Coroutine[object, object, object]) -> None:
         asyncio.CancelledError: the caller was cancelled; `work` has ended.
     """
     task = asyncio.ensure_future(work)
+    await ended(task)
+    task.result()
+
+
+async def ended(*work: asyncio.Future[object] | asyncio.Future[None]) -> None:
+    """Wait until work has ended, whatever came of it, also when the caller is cancelled meanwhile. What has ended before takes no turn of the loop.
+
+    Args:
+        *work: goes on if the caller is cancelled.
+
+    Raises:
+        asyncio.CancelledError: the caller was cancelled; all has ended.
+    """
     cancelled: asyncio.CancelledError | None = None
-    while not task.done():
+    while left := [each for each in work if not each.done()]:
         try:
-            await asyncio.wait([task])
+            await asyncio.wait(left)
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
         raise cancelled
-    task.result()

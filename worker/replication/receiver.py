@@ -195,7 +195,7 @@ class ReplicaReceiver:
     async def _in_turn(owner: _Open, behind: asyncio.Task[None] | None, work: Callable[[], Awaitable[None]]) -> None:
         """Do a piece of a session's work when the one before it is over; what it runs into is not the end of this task alone: the session's."""
         try:
-            if behind is not None:
+            if behind is not None and not behind.done():
                 await asyncio.wait([behind])
             await work()
         except Exception as error:

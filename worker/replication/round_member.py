@@ -230,24 +230,27 @@ class RoundMember:
 
     async def _report(self, send: Send) -> None:
         """Send what is new whenever something is, what does not press may wait a little; and nothing at all now and then, to be heard."""
+        now = asyncio.get_running_loop().time
         told = Reports()
+        new_since: float | None = None
+        """When the oldest that is not told was noticed."""
         while True:
-            seen = self.changed.version
-            if self._newest().since(told):
-                await self._company(told)
-                seen, known = self.changed.version, self._newest()
-                await send(known.since(told))
-                told = known
-            if await self.changed.wait(seen, self._deadline / 3) == seen:
-                await send(())
+            seen, newest = self.changed.version, self._newest()
+            if not (news := newest.since(told)):
+                new_since = None
+                if await self.changed.wait(seen, self._deadline / 3) == seen:
+                    await send(())
+                continue
+            new_since = now() if new_since is None else new_since
+            left = new_since + self._patience(newest, told) - now()
+            if left > 0:
+                await self.changed.wait(seen, left)
+                continue
+            await send(news)
+            told, new_since = newest, None
 
-    async def _company(self, told: Reports) -> None:
-        """Wait until something presses; at most `COMPANY_SECONDS`, for mere progress `PROGRESS_SECONDS`."""
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        while not (newest := self._newest()).is_pressing(told, self._members):
-            patience = min(PROGRESS_SECONDS, PROGRESS_RATIO * self._deadline) if newest.is_progress(told) else COMPANY_SECONDS
-            left = begun + patience - loop.time()
-            if left <= 0:
-                return
-            await self.changed.wait(self.changed.version, left)
+    def _patience(self, newest: Reports, told: Reports) -> float:
+        """Return how long what is new waits for something that presses, seconds: no time where it does itself."""
+        if newest.is_pressing(told, self._members):
+            return 0.0
+        return min(PROGRESS_SECONDS, PROGRESS_RATIO * self._deadline) if newest.is_progress(told) else COMPANY_SECONDS

@@ -201,7 +201,10 @@ class ReplicaSender:
 
         with self._pacer.counted(queue):
             try:
-                await first_of(send(), self._dropped(step, digests))
+                if digests.is_decided:
+                    await send()
+                else:
+                    await first_of(send(), self._dropped(step, digests))
                 if pacer is None and isinstance(outcome, ShardSealed):  # one that was paced says nothing of what the link carries at its best
                     self._measured(queue)
             finally:
@@ -216,7 +219,7 @@ class ReplicaSender:
 
     async def _dropped(self, step: Step, digests: ChunkDigests) -> None:
         """Return when a step that is still being captured is no longer awaited: nobody knows whether its end will ever come."""
-        while self._shard.core.capturing == step or digests.is_complete or digests.is_sealed:
+        while self._shard.core.capturing == step or digests.is_decided:
             await self._shard.changed.wait(self._shard.changed.version)
 
     def _is_slow(self, queue: ChunkQueue) -> bool:

@@ -31,7 +31,7 @@ from worker.core.transfers import Ranges, chunk_digest, ranges
 from worker.errors import PeerLost
 from worker.priority import work_as_ranks_do
 from worker.replication.pacing import Pacer, SharedLink
-from worker.tasks import end
+from worker.tasks import ended
 
 OWN_STREAMS = min(32, os.cpu_count() or 1)
 """Of a session that this side opens."""
@@ -76,7 +76,8 @@ class Streams:
         """Set once there is a stream."""
         self._receive_seconds = receive_seconds
         self._limit: float | None = None
-        self._working: set[asyncio.Future[None]] = set()
+        self._working: dict[socket.socket, asyncio.Future[None]] = {}
+        """The end of what runs on a stream."""
         self._threads: dict[socket.socket, queue.SimpleQueue[Callable[[], None] | None]] = {}
         """What the thread of each stream that has one does next."""
 
@@ -91,15 +92,35 @@ class Streams:
         self.attached.set()
 
     async def run(self, line: socket.socket, work: Callable[[socket.socket], None]) -> None:
-        """Run `work` on one stream in its own thread, which is kept for the next: to start one costs a small transfer more than its bytes do.
+        """Run `work` on one stream (see `begin`) to its end; cancelled, its line is cut, and its thread has done with it when this returns.
 
         Args:
-            line: one of `lines`.
-            work: blocks as it likes; returns or raises soon when the line is cut.
+            line: as in `begin`.
+            work: as in `begin`.
 
         Raises:
             PeerLost: the line broke, or this node has no thread for it.
             MalformedMessage: what came on it is no chunk that may come.
+        """
+        done = self.begin(line, work)
+        try:
+            await asyncio.wait([done])
+        finally:
+            await self.cut(line)
+        done.result()
+
+    def begin(self, line: socket.socket, work: Callable[[socket.socket], None]) -> asyncio.Future[None]:
+        """Begin `work` on one stream in its own thread, which is kept for the next: to start one costs a small transfer more than its bytes do.
+
+        Args:
+            line: one of `lines`, on which nothing runs.
+            work: blocks as it likes; returns or raises soon when the line is cut.
+
+        Returns:
+            Its end, which raises what `run` does; whoever no longer waits for it says `cut`.
+
+        Raises:
+            PeerLost: this node has no thread for it.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
@@ -112,7 +133,7 @@ class Streams:
                 error = PeerLost(f"a stream is lost: {caught}")
             except BaseException as caught:  # whatever it is belongs to who waits
                 error = caught
-            loop.call_soon_threadsafe(_settle, done, error)
+            loop.call_soon_threadsafe(self._settle, line, error)
 
         if line not in self._threads:
             bodies: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -121,15 +142,25 @@ class Streams:
             except RuntimeError as error:
                 raise PeerLost(f"a stream has no thread: {error}") from error
             self._threads[line] = bodies
-        self._working.add(done)
+        self._working[line] = done
         self._threads[line].put(body)
-        try:
-            await asyncio.shield(done)
-        finally:
-            if not done.done():
-                _cut(line)
-                await asyncio.wait([done])
-            self._working.discard(done)
+        return done
+
+    def _settle(self, line: socket.socket, error: BaseException | None) -> None:
+        done = self._working.pop(line)
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+            done.exception()  # who was cancelled does not ask for it
+
+    async def cut(self, *lines: socket.socket) -> None:
+        """Cut those of these streams on which something runs, and wait until their threads have done with them."""
+        working = [line for line in lines if line in self._working]
+        ends = [self._working[line] for line in working]
+        for line in working:
+            _cut(line)
+        await ended(*ends)
 
     def limit(self, bytes_per_second: float | None) -> None:
         """Have the kernel send no more than so much over all that there are, together, or `_LEAST_RATE` over each; None: whatever there is."""
@@ -160,8 +191,7 @@ class Streams:
         """Cut every stream and wait until its thread is done with it."""
         for line in self.lines:
             _cut(line)
-        if self._working:
-            await asyncio.wait(list(self._working))
+        await ended(*self._working.values())
         self.shrink(0)
 
 
@@ -169,14 +199,6 @@ def _work(bodies: queue.SimpleQueue[Callable[[], None] | None]) -> None:
     work_as_ranks_do()
     while (body := bodies.get()) is not None:
         body()
-
-
-def _settle(done: asyncio.Future[None], error: BaseException | None) -> None:
-    if error is None:
-        done.set_result(None)
-    else:
-        done.set_exception(error)
-        done.exception()  # who was cancelled does not ask for it
 
 
 def _timeval(seconds: float) -> bytes:
@@ -390,19 +412,21 @@ async def send_chunks(
                     _send_all(line, header if begin == start else b"", piece, taken)
             queue.finish()
 
-    # A thread for each stream that will have something to send.
-    sending = [asyncio.ensure_future(streams.run(line, work)) for line in streams.lines[: chunk_count(payload_bytes)]]
+    lines = streams.lines[: chunk_count(payload_bytes)]  # each will have something to send
+    sending: list[asyncio.Future[None]] = []
     try:
+        sending += [streams.begin(line, work) for line in lines]
         await asyncio.wait(sending, return_when=asyncio.FIRST_EXCEPTION)
-        for ended in sending:
-            if ended.done():
-                ended.result()
+        for each in sending:
+            if each.done():
+                each.result()
     finally:
         queue.cancel()
-        await asyncio.wait(sending, timeout=CANCELLED_SECONDS)
+        if left := [each for each in sending if not each.done()]:
+            await asyncio.wait(left, timeout=CANCELLED_SECONDS)
         for asked in list(waiting):
             asked.cancel()
-        await end(*sending)
+        await streams.cut(*lines)
 
 
 def _send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callable[[int], None]) -> None:
@@ -561,16 +585,17 @@ class IncomingShard:
             self._event.clear()
         self._look()  # the last chunk's own look may still be on its way to the loop
 
-    async def close(self) -> None:
-        """Let nobody claim anything any more, and wait for who has; the streams must be cut where they may be silent for ever."""
+    def shut(self) -> bool:
+        """Let nobody claim anything any more; return whether nobody has."""
         with self._lock:
             self._is_closed = True
-            is_busy = bool(self._claimed)
-        while is_busy:
+            return not self._claimed
+
+    async def close(self) -> None:
+        """Let nobody claim anything any more, and wait for who has; the streams must be cut where they may be silent for ever."""
+        while not self.shut():
             self._event.clear()
-            with self._lock:
-                is_busy = bool(self._claimed)
-            if is_busy:
+            if not self.shut():
                 await self._event.wait()
 
 

@@ -56,6 +56,13 @@ class TcpSession:
         self._inbox = bytearray()
         """What has come of messages that nobody has taken yet."""
         self._ahead: memoryview | None = None
+        """For what comes; None during the handshake, of which no byte more is read than it takes."""
+        self._missing = 0
+        """Bytes of the message that somebody waits for."""
+        self._arrival: asyncio.Future[None] | None = None
+        """Of some of them; None while nobody waits."""
+        self._is_watched = False
+        """The loop looks for what comes."""
         self.opened = opened
         self.peer = peer
         self.addresses: tuple[tuple[str, int], ...] = ()
@@ -124,19 +131,52 @@ class TcpSession:
         return LENGTH.size + int(length)
 
     async def _read(self, missing: int) -> None:
-        into = memoryview(bytearray(missing)) if self._ahead is None or missing > self._ahead.nbytes else self._ahead
+        """Wait until more has come. The loop is left watching: to begin and end that takes a message longer than to read it."""
+        if self._is_closed:
+            raise PeerLost(f"the line to {self.peer} is closed")
+        self._missing = missing
+        arrival = self._arrival = self._loop.create_future()
+        self._come()
+        if not (arrival.done() or self._is_watched):
+            self._is_watched = True
+            self._loop.add_reader(self._line, self._come)
         try:
-            count = await self._loop.sock_recv_into(self._line, into)
+            await arrival
+        finally:
+            self._arrival = None
+            if arrival.done() and not arrival.cancelled():
+                arrival.exception()  # also where a cancellation came first
+
+    def _come(self) -> None:
+        """Take what has come for who waits for it; what nobody waits for is left to the kernel, which stops the sender in the end."""
+        arrival = self._arrival
+        if arrival is None or arrival.done():
+            self._unwatch()
+            return
+        into = memoryview(bytearray(self._missing)) if self._ahead is None or self._missing > self._ahead.nbytes else self._ahead
+        try:
+            count = self._line.recv_into(into)
+        except BlockingIOError:
+            return
         except OSError as error:
+            arrival.set_exception(PeerLost(f"the line to {self.peer} is lost: {error}"))
             self.close()
-            raise PeerLost(f"the line to {self.peer} is lost: {error}") from error
-        if count == 0:
-            raise PeerLost(f"{self.peer} closed the line")
-        self._inbox += into[:count]
+        else:
+            self._inbox += into[:count]
+            if count:
+                arrival.set_result(None)
+            else:
+                arrival.set_exception(PeerLost(f"{self.peer} closed the line"))
+
+    def _unwatch(self) -> None:
+        if self._is_watched:
+            self._is_watched = False
+            self._loop.remove_reader(self._line)
 
     def detach(self) -> socket.socket:
         """Give the connection away, blocking: the session is over, and closing it does nothing. For streams, after their handshake."""
         assert self._ahead is None, "what was read ahead would be lost"
+        self._unwatch()
         self._is_closed = True
         self._line.setblocking(True)
         return self._line
@@ -145,8 +185,10 @@ class TcpSession:
         """End the line at once."""
         if not self._is_closed:
             self._is_closed = True
-            for watched in (self._loop.remove_reader, self._loop.remove_writer):
-                watched(self._line.fileno())
+            self._unwatch()
+            if self._arrival is not None and not self._arrival.done():
+                self._arrival.set_exception(PeerLost(f"the line to {self.peer} is closed"))
+            self._loop.remove_writer(self._line.fileno())
             self._line.close()
 
 

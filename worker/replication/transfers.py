@@ -156,7 +156,7 @@ async def send_shard(
         await send_chunks(streams, file, begin.transfer, queue, payload_bytes=begin.payload_bytes, pacer=pacer, progress=progress, paused=paused)
 
     await session.send(begin, *news())
-    await first_of(hear(), name(), supply())
+    await first_of(hear(), supply(), *(() if is_ended else (name(),)))
     return outcome[0]
 
 
@@ -229,7 +229,7 @@ async def receive_shard(
         raise
     finally:
         receiver.current = None
-        await finish(_close(incoming, streams, slot))
+        await _close(incoming, streams, slot)
     return store.seal_verified(slot, _header(store, begin), incoming.chunk_digests)
 
 
@@ -293,16 +293,24 @@ async def _mend(session: Session, incoming: IncomingShard, silence_seconds: floa
 
 
 async def _close(incoming: IncomingShard, streams: Streams, slot: Slot) -> None:
-    """Wait for chunks that are under way, and note what has come; a stream that has fallen silent in the middle of one is cut."""
+    """Take nothing more, wait for chunks that are under way, and note what has come."""
+    try:
+        if not incoming.shut():
+            await finish(_under_way(incoming, streams))
+    finally:
+        for index in range(len(incoming.chunk_digests) // DIGEST_BYTES):
+            if index not in incoming.missing:
+                slot.arrived[index] = chunk_digest(incoming.chunk_digests, index)
+
+
+async def _under_way(incoming: IncomingShard, streams: Streams) -> None:
+    """Wait for chunks that are under way; a stream that has fallen silent in the middle of one is cut."""
     try:
         async with asyncio.timeout(CLOSE_SECONDS):
             await incoming.close()
     except TimeoutError:
         await streams.close()
         await incoming.close()
-    for index in range(len(incoming.chunk_digests) // DIGEST_BYTES):
-        if index not in incoming.missing:
-            slot.arrived[index] = chunk_digest(incoming.chunk_digests, index)
 
 
 async def _copy_unchanged(store: SlotStore, slot: Slot, begin: BeginShard, chunk_digests: bytes, missing: Collection[int]) -> set[int]:

@@ -43,6 +43,11 @@ class ChunkDigests:
         return shard_digest(self.known, self.header.payload_bytes)
 
     @property
+    def is_decided(self) -> bool:
+        """It is a snapshot, or will be as soon as its digests are known."""
+        return self.is_complete or self.is_sealed
+
+    @property
     def is_whole(self) -> bool:
         """The payload is complete, and every digest of it known."""
         return self.is_complete and self.known_count == self.chunk_count

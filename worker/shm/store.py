@@ -378,7 +378,9 @@ class SlotStore:
         Returns:
             The digest, or None when it is not the expected one (the slot is empty then), or the slot was granted anew or given up meanwhile.
         """
-        if slot.digests is not digests or await self.reading(slot, self._digest(slot, digests)) is None:
+        if slot.digests is not digests:
+            return None
+        if not digests.is_whole and await self.reading(slot, self._digest(slot, digests)) is None:
             return None
         if slot.digests is not digests:  # granted anew when it had been read and nobody had heard of it yet
             return None
@@ -592,7 +594,7 @@ async def in_thread(work: Callable[[threading.Event], T], *, is_pressing: bool =
             work_as_ranks_do()
         return work(cancelled)
 
-    thread = asyncio.ensure_future(asyncio.to_thread(body))
+    thread = asyncio.get_running_loop().run_in_executor(None, body)
     try:
         return await asyncio.shield(thread)
     except asyncio.CancelledError:
