@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from typing import Any
 
 
 class Signal:
@@ -92,7 +93,7 @@ async def finish(work: Coroutine[object, object, object]) -> None:
     task.result()
 
 
-async def ended(*work: asyncio.Future[object] | asyncio.Future[None]) -> None:
+async def ended(*work: asyncio.Future[Any]) -> None:
     """Wait until work has ended, whatever came of it, also when the caller is cancelled meanwhile. What has ended before takes no turn of the loop.
 
     Args:

@@ -231,23 +231,22 @@ class RoundMember:
     async def _report(self, send: Send) -> None:
         """Send what is new whenever something is, what does not press may wait a little; and nothing at all now and then, to be heard."""
         now = asyncio.get_running_loop().time
-        told = Reports()
+        told, told_at = Reports(), now()
         new_since: float | None = None
         """When the oldest that is not told was noticed."""
         while True:
             seen, newest = self.changed.version, self._newest()
-            if not (news := newest.since(told)):
+            due = told_at + self._deadline / 3  # whatever else changes meanwhile
+            if news := newest.since(told):
+                new_since = now() if new_since is None else new_since
+                due = min(due, new_since + self._patience(newest, told))
+            else:
                 new_since = None
-                if await self.changed.wait(seen, self._deadline / 3) == seen:
-                    await send(())
-                continue
-            new_since = now() if new_since is None else new_since
-            left = new_since + self._patience(newest, told) - now()
-            if left > 0:
+            if (left := due - now()) > 0:
                 await self.changed.wait(seen, left)
                 continue
             await send(news)
-            told, new_since = newest, None
+            told, told_at, new_since = newest, now(), None
 
     def _patience(self, newest: Reports, told: Reports) -> float:
         """Return how long what is new waits for something that presses, seconds: no time where it does itself."""

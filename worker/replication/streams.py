@@ -4,8 +4,8 @@
     stream 1  ── chunks ────▶ a thread, blocked in the kernel
     stream 2  ── chunks ────▶ another one
 
-A stream's thread holds no lock while bytes move: sending, receiving and digesting all let go of the interpreter. Invariant: when `close` or a
-cancelled `run` has returned, no thread reads or writes anybody's memory any more.
+A stream's thread holds no lock while bytes move: sending, receiving and digesting all let go of the interpreter. Invariant: when `close`, `cut` or
+a cancelled `run` has returned, no thread reads or writes anybody's memory any more.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Payload(Protocol):
 
 
 class Streams:
-    """The streams of one session's side. One owner: that side, which closes it; every method but `run`'s work is called on the loop."""
+    """The streams of one session's side. One owner: that side, which closes it; every method is called on the loop, what `begin` is given is not."""
 
     def __init__(self, *, receive_seconds: float | None = None) -> None:
         """Begin with none.
@@ -422,11 +422,13 @@ async def send_chunks(
                 each.result()
     finally:
         queue.cancel()
-        if left := [each for each in sending if not each.done()]:
-            await asyncio.wait(left, timeout=CANCELLED_SECONDS)
-        for asked in list(waiting):
-            asked.cancel()
-        await streams.cut(*lines)
+        try:
+            if left := [each for each in sending if not each.done()]:
+                await asyncio.wait(left, timeout=CANCELLED_SECONDS)
+        finally:
+            for asked in list(waiting):
+                asked.cancel()
+            await streams.cut(*lines)
 
 
 def _send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callable[[int], None]) -> None:
@@ -593,10 +595,11 @@ class IncomingShard:
 
     async def close(self) -> None:
         """Let nobody claim anything any more, and wait for who has; the streams must be cut where they may be silent for ever."""
-        while not self.shut():
+        while True:
             self._event.clear()
-            if not self.shut():
-                await self._event.wait()
+            if self.shut():
+                return
+            await self._event.wait()
 
 
 class Receiver:

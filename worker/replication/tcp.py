@@ -33,6 +33,7 @@ from worker.core.generation import is_own_run
 from worker.errors import OtherGeneration, PeerLost, PeerRefused
 from worker.replication.transport import Credentials
 from worker.sockets import tune
+from worker.tasks import finish
 
 log = logging.getLogger(__name__)
 HANDSHAKE_SECONDS = 5.0
@@ -78,12 +79,16 @@ class TcpSession:
             try:
                 await asyncio.shield(work)
             except asyncio.CancelledError:
-                _, pending = await asyncio.wait([work], timeout=CANCELLED_SECONDS)
-                if pending:
-                    self.close()
-                    work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
+                await finish(self._leave(work))
                 raise
+
+    async def _leave(self, work: asyncio.Future[None]) -> None:
+        """Give a message that nobody waits for any more a moment to be whole; cut the line otherwise."""
+        _, pending = await asyncio.wait([work], timeout=CANCELLED_SECONDS)
+        if pending:
+            self.close()
+            work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
 
     def _send_now(self, data: bytes) -> int:
         """Return how much the kernel has taken at once: nearly always all, and then nobody has to wait for the loop to come round."""
@@ -137,13 +142,17 @@ class TcpSession:
         self._missing = missing
         arrival = self._arrival = self._loop.create_future()
         self._come()
-        if not (arrival.done() or self._is_watched):
-            self._is_watched = True
-            self._loop.add_reader(self._line, self._come)
         try:
+            if not (arrival.done() or self._is_watched):
+                self._loop.add_reader(self._line, self._come)
+                self._is_watched = True
             await arrival
+        except OSError as error:  # the kernel watches nothing more
+            self.close()
+            raise PeerLost(f"the line to {self.peer} is lost: {error}") from error
         finally:
-            self._arrival = None
+            if self._arrival is arrival:
+                self._arrival = None
             if arrival.done() and not arrival.cancelled():
                 arrival.exception()  # also where a cancellation came first
 

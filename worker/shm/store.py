@@ -37,7 +37,7 @@ from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.numa import near
 from worker.shm.rank_page import last_half
 from worker.shm.slot_file import SlotFile
-from worker.tasks import Signal, end
+from worker.tasks import Signal, end, ended
 
 log = logging.getLogger(__name__)
 INLINE_DIGEST_BYTES = 1024 * 1024
@@ -599,6 +599,8 @@ async def in_thread(work: Callable[[threading.Event], T], *, is_pressing: bool =
         return await asyncio.shield(thread)
     except asyncio.CancelledError:
         cancelled.set()
-        await asyncio.wait([thread])
-        thread.exception()  # nobody is there to hear of it
+        try:
+            await ended(thread)
+        finally:
+            thread.exception()  # nobody is there to hear of it
         raise

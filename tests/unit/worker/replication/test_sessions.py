@@ -107,6 +107,40 @@ async def test_who_is_cancelled_while_half_a_word_has_come_loses_nothing_of_it(l
     assert await there.receive() == SMALL
 
 
+async def test_who_is_cancelled_twice_leaves_nothing_that_others_would_speak_into(lines: tuple[socket.socket, socket.socket]) -> None:
+    here, _ = sessions(lines)
+    sending = asyncio.create_task(here.send(LARGE))
+    for _ in range(2):
+        await asyncio.sleep(0)
+        sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    with pytest.raises(PeerLost, match="closed"):
+        await here.send(SMALL)
+
+
+async def test_who_waits_on_a_line_that_somebody_closes_hears_it(lines: tuple[socket.socket, socket.socket]) -> None:
+    here, _ = sessions(lines)
+    receiving = asyncio.create_task(here.receive())
+    await asyncio.sleep(0)
+    here.close()
+    with pytest.raises(PeerLost, match="closed"):
+        await receiving
+
+
+async def test_a_line_that_cannot_be_watched_is_lost(lines: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, there = sessions(lines)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")  # as epoll does
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", refuse)
+    with pytest.raises(PeerLost, match="No space"):
+        await there.receive()
+    with pytest.raises(PeerLost, match="closed"):
+        await there.receive()
+
+
 async def test_a_handshake_takes_its_own_words_alone(lines: tuple[socket.socket, socket.socket]) -> None:
     """What follows on a stream belongs to its thread."""
     _, there = sessions(lines)

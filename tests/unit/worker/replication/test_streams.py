@@ -136,6 +136,10 @@ class Memory:
     def payload(self, start: int, stop: int) -> memoryview:
         return memoryview(self._bytes)[start:stop]
 
+    def resize(self) -> None:
+        """Raise `BufferError` if somebody still reads or writes it."""
+        self._bytes.append(0)
+
 
 async def test_a_stream_without_a_thread_is_lost_and_waited_for_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     streams, line = Streams(), socket.socket()
@@ -178,6 +182,28 @@ async def test_what_leaves_of_a_chunk_counts_as_it_leaves() -> None:
         left -= len(await loop.sock_recv(receiver, left))
     await sending
     assert queue.taken_bytes == CHUNK_BYTES
+    receiver.close()
+    await streams.close()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_nobody_reads_a_slot_any_more_whose_sending_was_given_up(count: int) -> None:
+    """However often: who gives a capture up cancels what reads its slot, and who is granted the slot does so, too."""
+    sender, receiver = connected()
+    streams, queue, memory = Streams(), ChunkQueue(), Memory(8 * CHUNK_BYTES)
+    streams.add(sender)
+    queue.add([(0, 8)])
+    under_way = asyncio.Event()
+    sending = asyncio.create_task(
+        send_chunks(streams, memory, 1, queue, payload_bytes=8 * CHUNK_BYTES, pacer=None, progress=lambda _: under_way.set())  # type: ignore[arg-type]
+    )
+    await under_way.wait()
+    for _ in range(count):
+        sending.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    memory.resize()
     receiver.close()
     await streams.close()
 

@@ -778,18 +778,23 @@ async def test_a_slot_that_an_agent_was_killed_while_making_goes(tmpfs: Path) ->
     again.close()
 
 
-async def test_a_thread_is_joined_when_its_caller_is_cancelled() -> None:
-    begun, ended = asyncio.Event(), []
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_thread_is_joined_when_its_caller_is_cancelled_however_often(count: int) -> None:
+    begun, gate, ended = asyncio.Event(), threading.Event(), []
     loop = asyncio.get_running_loop()
 
-    def work(cancelled: object) -> None:
+    def work(cancelled: threading.Event) -> None:
         loop.call_soon_threadsafe(begun.set)
-        cancelled.wait()  # type: ignore[attr-defined]
+        cancelled.wait()
+        gate.wait()
         ended.append(True)
 
     task = asyncio.create_task(in_thread(work))
     await begun.wait()
-    task.cancel()
+    for _ in range(count):
+        task.cancel()
+        await asyncio.sleep(0)
+    gate.set()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ended == [True]
