@@ -18,7 +18,8 @@ node-days); GEMINI, SOSP'23 (4 to 7 minutes).
 
 from __future__ import annotations
 
-from math import exp
+from bisect import bisect_left
+from math import exp, fsum, lgamma, log, sqrt
 
 from control_plane.core.observed import FleetHistory, FleetSpec
 
@@ -31,6 +32,8 @@ PRIOR_REPLACEMENT_SECONDS = 420.0
 DOUBT = 0.05
 """How improbable it may be that failures come more often than is reckoned with."""
 MOST_SPARES = 1_000
+NEGLIGIBLE_DEVIATIONS = 10
+"""So many standard deviations below its mean a Poisson variable is with a probability below e^-50 (Chernoff)."""
 
 
 def spare_count(spec: FleetSpec, history: FleetHistory, working_count: int) -> int:
@@ -47,10 +50,7 @@ def spare_count(spec: FleetSpec, history: FleetHistory, working_count: int) -> i
     if spec.spare_probability is None:
         return max(0, spec.spare_count)
     under_way = failures_per_node_second(history) * working_count * replacement_seconds(history)
-    count = 0
-    while free_probability(count, under_way) < spec.spare_probability and count < MOST_SPARES:
-        count += 1
-    return count
+    return bisect_left(range(MOST_SPARES), spec.spare_probability, key=lambda count: free_probability(count, under_way))
 
 
 def free_probability(count: int, under_way: float) -> float:
@@ -81,10 +81,8 @@ def most_expected(seen: int) -> float:
 
 
 def _poisson_at_most(count: int, mean: float) -> float:
-    if mean > 600:  # exp(-mean) vanishes; far from there the normal distribution would do, and so many are never under way
-        return 0.0 if count < mean else 1.0
-    term = total = exp(-mean)
-    for number in range(1, count + 1):
-        term *= mean / number
-        total += term
-    return min(1.0, total)
+    """Return P(Poisson(mean) ≤ count), by its terms, each from its logarithm: exp(-mean) alone vanishes for a mean of 745."""
+    if mean == 0:
+        return 1.0
+    first = max(0, int(mean - NEGLIGIBLE_DEVIATIONS * sqrt(mean)))
+    return min(1.0, fsum(exp(number * log(mean) - mean - lgamma(number + 1)) for number in range(first, count + 1)))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from heapq import heappop, heappush
-from math import exp
+from math import exp, sqrt
+from statistics import NormalDist
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from control_plane.core import spares
@@ -71,6 +72,7 @@ def test_a_young_fleet_that_fails_all_the_time_is_believed() -> None:
 
 
 @given(HISTORIES, st.integers(1, 4096), st.floats(0.5, 0.9999))
+@example(FleetHistory(node_seconds=1536.0, lost_node_count=123, replacement_count=10, replacement_seconds=10.0), 66, 0.875)
 def test_worse_never_means_fewer(history: FleetHistory, working: int, probability: float) -> None:
     count = spares.spare_count(wishing(probability), history, working)
     under_way = spares.failures_per_node_second(history) * working * spares.replacement_seconds(history)
@@ -79,6 +81,19 @@ def test_worse_never_means_fewer(history: FleetHistory, working: int, probabilit
     assert spares.spare_count(wishing(probability), replace(history, lost_node_count=history.lost_node_count + 5), working) >= count
     assert spares.spare_count(wishing(probability), history, working + 64) >= count
     assert spares.spare_count(wishing(min(0.99999, probability + 0.05)), history, working) >= count
+
+
+@pytest.mark.parametrize(("seen", "bound"), [(0, 2.9957), (10, 16.9622)])
+def test_the_bound_on_what_is_expected_is_the_tables(seen: int, bound: float) -> None:
+    """Garwood's: half the quantile at 0.95 of the chi-squared distribution with 2 · seen + 2 degrees of freedom."""
+    assert spares.most_expected(seen) == pytest.approx(bound, abs=1e-4)
+
+
+@pytest.mark.parametrize("seen", [200, 500, 600, 1_000, 10_000])
+def test_the_bound_holds_for_many_failures_too(seen: int) -> None:
+    """Wilson and Hilferty's cube comes as near to that quantile as one part in 100,000 from 200 on."""
+    part = 2 / (9 * (2 * seen + 2))
+    assert spares.most_expected(seen) == pytest.approx((seen + 1) * (1 - part + NormalDist().inv_cdf(0.95) * sqrt(part)) ** 3, rel=1e-5)
 
 
 def test_the_formula_is_what_a_simulated_fleet_does() -> None:
