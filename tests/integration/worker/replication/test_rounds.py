@@ -461,20 +461,20 @@ async def test_neighbours_that_have_nothing_to_say_are_not_silent_and_one_that_i
 
 async def test_a_node_with_nothing_to_say_is_heard_however_often_it_looks() -> None:
     """Each empty word from below, or whatever else no report tells, began the time to the next word of its own anew: it fell silent above."""
-    made = Network(2, deadline_seconds=0.3)
+    made = Network(2, deadline_seconds=(deadline := 1.0))
     first, second = made.nodes
     first.votes = second.votes = False
 
     async def look_often() -> None:
         while True:
             second.member.changed.notify()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(deadline / 30)
 
     looking = asyncio.create_task(look_often())
     try:
         await second.until_reported(boundary=0)
         heard_at = first.member._heard_at[second.id]
-        await made.until(lambda: first.member._heard_at[second.id] > heard_at + 0.6)
+        await made.until(lambda: first.member._heard_at[second.id] > heard_at + deadline)
         assert first.member.silent == frozenset()
     finally:
         await end(looking)

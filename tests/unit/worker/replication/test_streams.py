@@ -187,17 +187,23 @@ async def test_what_leaves_of_a_chunk_counts_as_it_leaves() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_nobody_reads_a_slot_any_more_whose_sending_was_given_up(count: int) -> None:
+async def test_nobody_reads_a_slot_any_more_whose_sending_was_given_up(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often: who gives a capture up cancels what reads its slot, and who is granted the slot does so, too."""
     sender, receiver = connected()
     streams, queue, memory = Streams(), ChunkQueue(), Memory(8 * CHUNK_BYTES)
     streams.add(sender)
     queue.add([(0, 8)])
-    under_way = asyncio.Event()
+    payload, is_read, loop = memory.payload, asyncio.Event(), asyncio.get_running_loop()
+
+    def read(start: int, stop: int) -> memoryview:
+        loop.call_soon_threadsafe(is_read.set)
+        return payload(start, stop)
+
+    monkeypatch.setattr(memory, "payload", read)
     sending = asyncio.create_task(
-        send_chunks(streams, memory, 1, queue, payload_bytes=8 * CHUNK_BYTES, pacer=None, progress=lambda _: under_way.set())  # type: ignore[arg-type]
+        send_chunks(streams, memory, 1, queue, payload_bytes=8 * CHUNK_BYTES, pacer=None, progress=lambda _: None)  # type: ignore[arg-type]
     )
-    await under_way.wait()
+    await is_read.wait()
     for _ in range(count):
         sending.cancel()
         await asyncio.sleep(0)
