@@ -22,7 +22,7 @@ EXAMPLE = ROOT / "examples" / "char_gpt"
 KINDS = {"ddp": "DDP", "zero3": "ZeRO-3"}
 NOBODY, OWN, LM_RESILIENCY = "none", "everstep", "lm_resiliency"
 NAMES = {EVERSTEP: OWN, "lm-resiliency": LM_RESILIENCY}
-LAUNCHES, CYCLES = 4, 24
+LAUNCHES, CYCLES = 6, 24
 SKIPPED_STEPS, COUNTED_STEPS = 1, 4
 """Of a block: in the first one the system before is still at work."""
 WARM_UP_STEPS = 60
