@@ -461,7 +461,8 @@ async def test_neighbours_that_have_nothing_to_say_are_not_silent_and_one_that_i
 
 async def test_a_node_with_nothing_to_say_is_heard_however_often_it_looks() -> None:
     """Each empty word from below, or whatever else no report tells, began the time to the next word of its own anew: it fell silent above."""
-    made = Network(2, deadline_seconds=(deadline := 1.0))
+    deadline = 1.0
+    made = Network(2, deadline_seconds=deadline)
     first, second = made.nodes
     first.votes = second.votes = False
 

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import struct
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -128,13 +129,15 @@ def test_time_in_which_a_pacer_holds_all_of_it_back_is_not_counted() -> None:
 
 
 class Memory:
-    """A slot's payload that is nobody's file."""
+    """A slot's payload that is nobody's file; `when_read` is told in the thread that asks for some of it."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, when_read: Callable[[], object] = lambda: None) -> None:
         self._bytes = bytearray(size)
+        self._when_read = when_read
 
-    def payload(self, start: int, stop: int) -> memoryview:
-        return memoryview(self._bytes)[start:stop]
+    def payload(self, start: int = 0, end: int | None = None) -> memoryview:
+        self._when_read()
+        return memoryview(self._bytes)[start:end]
 
     def resize(self) -> None:
         """Raise `BufferError` if somebody still reads or writes it."""
@@ -171,9 +174,7 @@ async def test_what_leaves_of_a_chunk_counts_as_it_leaves() -> None:
     queue.add([(0, 1)])
     queue.complete()
     memory, told = Memory(CHUNK_BYTES), asyncio.Queue[int]()
-    sending = asyncio.create_task(
-        send_chunks(streams, memory, 1, queue, payload_bytes=CHUNK_BYTES, pacer=None, progress=told.put_nowait)  # type: ignore[arg-type]
-    )
+    sending = asyncio.create_task(send_chunks(streams, memory, 1, queue, payload_bytes=CHUNK_BYTES, pacer=None, progress=told.put_nowait))
     left = CHUNK_HEADER.size + CHUNK_BYTES
     loop = asyncio.get_running_loop()
     receiver.setblocking(False)
@@ -187,22 +188,14 @@ async def test_what_leaves_of_a_chunk_counts_as_it_leaves() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_nobody_reads_a_slot_any_more_whose_sending_was_given_up(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_reads_a_slot_any_more_whose_sending_was_given_up(count: int) -> None:
     """However often: who gives a capture up cancels what reads its slot, and who is granted the slot does so, too."""
     sender, receiver = connected()
-    streams, queue, memory = Streams(), ChunkQueue(), Memory(8 * CHUNK_BYTES)
+    streams, queue, is_read, loop = Streams(), ChunkQueue(), asyncio.Event(), asyncio.get_running_loop()
+    memory = Memory(8 * CHUNK_BYTES, lambda: loop.call_soon_threadsafe(is_read.set))
     streams.add(sender)
     queue.add([(0, 8)])
-    payload, is_read, loop = memory.payload, asyncio.Event(), asyncio.get_running_loop()
-
-    def read(start: int, stop: int) -> memoryview:
-        loop.call_soon_threadsafe(is_read.set)
-        return payload(start, stop)
-
-    monkeypatch.setattr(memory, "payload", read)
-    sending = asyncio.create_task(
-        send_chunks(streams, memory, 1, queue, payload_bytes=8 * CHUNK_BYTES, pacer=None, progress=lambda _: None)  # type: ignore[arg-type]
-    )
+    sending = asyncio.create_task(send_chunks(streams, memory, 1, queue, payload_bytes=8 * CHUNK_BYTES, pacer=None, progress=lambda _: None))
     await is_read.wait()
     for _ in range(count):
         sending.cancel()
