@@ -84,5 +84,5 @@ def _poisson_at_most(count: int, mean: float) -> float:
     """Return P(Poisson(mean) ≤ count), by its terms, each from its logarithm: exp(-mean) alone vanishes for a mean of 745."""
     if mean == 0:
         return 1.0
-    first = max(0, int(mean - NEGLIGIBLE_DEVIATIONS * sqrt(mean)))
-    return min(1.0, fsum(exp(number * log(mean) - mean - lgamma(number + 1)) for number in range(first, count + 1)))
+    first, log_mean = max(0, int(mean - NEGLIGIBLE_DEVIATIONS * sqrt(mean))), log(mean)
+    return min(1.0, fsum(exp(number * log_mean - mean - lgamma(number + 1)) for number in range(first, count + 1)))
