@@ -10,7 +10,6 @@ once, without measurements every step is proposed. What makes iterations longer 
 from __future__ import annotations
 
 import logging
-import statistics
 from collections.abc import Callable, Sequence
 
 from everstep.protocol.ids import Rank, Step
@@ -50,7 +49,7 @@ class Traffic:
         self._pacer = pacer
         self._replica_count = replica_count
         self._on_distance = on_distance
-        self.trial = PacingTrial()
+        self._trials = _untried()
         self._profile: IdleSpans | None = None
         self._planned: SpanPacer | None = None
         """For the profile; None until the link is known, and where there is nothing to gain."""
@@ -60,10 +59,25 @@ class Traffic:
         """Whether what is sent in this iteration waits for idle spans; None: there are none to wait for."""
         self._was_paced: bool | None = None
         """In the iteration before."""
+        self._untold: tuple[float, bool] | None = None
+        """Seconds and way of the iteration before, where it counts: whether the step behind it is kept is not known yet."""
         self._passed_at: float | None = None
         self._has_captured = False
         self._was_sending = False
         """At the last boundary."""
+
+    @property
+    def trial(self) -> PacingTrial:
+        """What is known of pacing for steps that are proposed as often as they are now.
+
+        A snapshot that is on its way for two iterations costs a step where every step is proposed, and none where they are further apart. All else
+        that is found where every step is proposed holds there, too.
+        """
+        return self._trials[self._is_every_step]
+
+    @property
+    def _is_every_step(self) -> bool:
+        return self.budget.interval == 1
 
     def captured(self, rank: Rank) -> None:
         """A snapshot of a rank is complete on this node."""
@@ -76,7 +90,7 @@ class Traffic:
             self._pacer.unpace()
             tried, seconds = self._tried_seconds, message.iteration_seconds
             if tried is not None and not 1 / STALE_RATIO <= seconds / tried <= STALE_RATIO:
-                self.trial, self._tried_seconds = PacingTrial(), None
+                self._trials, self._tried_seconds = _untried(), None
 
     def boundary(self, rank: Rank, message: Boundary, half: RankHalf, *, is_sending: bool) -> float | None:
         """Take a boundary into account, or that a rank no longer passes any.
@@ -93,7 +107,7 @@ class Traffic:
         if rank != self._speaker:
             return None
         if half.standing is not Standing.MOVING or half.phase is not Phase.TRAIN:
-            self._passed_at = None
+            self._passed_at = self._untold = None
             self._pacer.pause()
         elif message.at_seconds > (self._passed_at or 0.0):
             seconds = self._iteration(message, is_sending=is_sending)
@@ -110,8 +124,11 @@ class Traffic:
         if begun_at is None:
             return None
         before, seconds = self.budget, message.at_seconds - begun_at
+        if self._untold is not None:
+            self._try(*self._untold, is_late=not has_captured)
+            self._untold = None
         if has_captured and self._is_paced is not None and (not was_sending or self._was_paced == self._is_paced):
-            self._try(seconds, is_paced=self._is_paced)
+            self._untold = seconds, self._is_paced
         self.budget = before.iteration(
             seconds,
             blocked_seconds=message.blocked_seconds,
@@ -124,12 +141,16 @@ class Traffic:
             self._on_distance(self.budget.distance)
         return seconds
 
-    def _try(self, seconds: float, *, is_paced: bool) -> None:
-        before, self.trial = self.trial, self.trial.iteration(seconds, is_paced=is_paced)
-        if before.verdict is None and self.trial.verdict is not None:
-            how = "wait for idle spans" if self.trial.verdict else "go at once"
-            paced, at_once = (statistics.median(tried) for tried in (self.trial.paced, self.trial.at_once))
-            log.info("replicas %s: an iteration takes %.3f s where they wait, and %.3f s where they do not", how, paced, at_once)
+    def _try(self, seconds: float, is_paced: bool, *, is_late: bool) -> None:
+        before = self.trial
+        self._trials[False] = self._trials[False].iteration(seconds, is_paced=is_paced)
+        if self._is_every_step:
+            self._trials[True] = self._trials[True].iteration(seconds, is_paced=is_paced, is_late=is_late)
+        trial = self.trial
+        if before.verdict is None and trial.verdict is not None:
+            how = "wait for idle spans" if trial.verdict else "go at once"
+            took = trial.paced.kept_seconds, trial.at_once.kept_seconds
+            log.info("replicas %s: a kept step takes %.3f s where they wait, and %.3f s where they do not", how, *took)
 
     def _plan(self) -> None:
         """Put the profile to use as soon as the link is known, if there is anything to gain.
@@ -151,3 +172,8 @@ class Traffic:
         self._was_paced, self._is_paced = self._is_paced, None if self._planned is None else self.trial.is_paced(step)
         if self._planned is not None:
             self._pacer.hold(self._planned if self._is_paced else UNPACED)
+
+
+def _untried() -> dict[bool, PacingTrial]:
+    """Return trials of which nothing is known, by whether every step is proposed."""
+    return {True: PacingTrial(), False: PacingTrial()}

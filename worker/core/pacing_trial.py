@@ -3,7 +3,8 @@
     steps 0-3 paced ─▶ 4-7 at once ─▶ 8-11 at once ─▶ 12-15 paced ─▶ … ─▶ verdict
 
 Pacing keeps chunks out of the way of collectives, and costs wake-ups and time in which the processor is needed elsewhere: where agents share the
-cores of ranks that wait for the network, it sends while they compute and rests while they wait. So both are tried.
+cores of ranks that wait for the network, it sends while they compute and rests while they wait. What waits may also be on its way still when the
+next step is due, which is not kept then. So both are tried, by the time that a kept step takes.
 
 Invariant: which steps are tried how follows from their numbers alone. One node whose chunks are in the way makes everybody's iteration longer, so
 all nodes of a job have to try the same at the same time, and they share nothing else.
@@ -21,22 +22,52 @@ from worker.core.medians import median_error
 
 RUN_STEPS = 4
 """One after the other in the same way: what an iteration leaves to the next one counts where it belongs."""
-LEAST, ENOUGH = 8, 32
-"""Iterations of either kind before anything is concluded, and after which the trial ends whatever they say."""
+LEAST, LEAST_TO_PACE, ENOUGH = 8, 16, 32
+"""Iterations of either kind before all are sent at once, or wait, from then on, and after which the trial ends whatever they say.
+
+Of eight that wait none may be late by luck, which costs steps as long as they wait.
+"""
 BEYOND_DOUBT = 2.0
-"""Standard errors between the medians that end it before."""
+"""Standard errors by which pacing has to gain anything, or to gain less than it is worth, for the trial to end before."""
 WORTH_RATIO = 0.01
 """Of an iteration, that pacing has to gain: less is noise, and going at once is simpler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """The newest iterations whose snapshot went one way."""
+
+    seconds: tuple[float, ...] = ()
+    """From boundary to boundary."""
+    late: tuple[bool, ...] = ()
+    """Of each, whether the step at its end was not kept, for the snapshot was still on its way."""
+
+    def take(self, seconds: float, *, is_late: bool) -> Tries:
+        """Return these and one more."""
+        return Tries((*self.seconds, seconds)[-ENOUGH:], (*self.late, is_late)[-ENOUGH:])
+
+    @property
+    def kept_seconds(self) -> float:
+        """What a kept step takes: an iteration, and for each that is late another one, in which nothing is kept."""
+        return statistics.median(self.seconds) * (1 + self._late_ratio)
+
+    @property
+    def error(self) -> float:
+        """Standard error of that, seconds."""
+        late = self._late_ratio
+        return math.hypot(median_error(self.seconds) * (1 + late), statistics.median(self.seconds) * math.sqrt(late * (1 - late) / len(self.late)))
+
+    @property
+    def _late_ratio(self) -> float:
+        return sum(self.late) / len(self.late)
 
 
 @dataclass(frozen=True, slots=True)
 class PacingTrial:
     """What has been tried. One per node and training."""
 
-    paced: tuple[float, ...] = ()
-    """Seconds of iterations whose snapshot was paced."""
-    at_once: tuple[float, ...] = ()
-    """Seconds of iterations whose snapshot went at once."""
+    paced: Tries = Tries()
+    at_once: Tries = Tries()
     verdict: bool | None = None
     """Pacing pays; None: not known yet."""
 
@@ -47,12 +78,13 @@ class PacingTrial:
         pair, place = divmod(step // RUN_STEPS, 2)
         return bool(place ^ digest(pair.to_bytes(8, "little"))[0] & 1)
 
-    def iteration(self, seconds: float, *, is_paced: bool) -> PacingTrial:
+    def iteration(self, seconds: float, *, is_paced: bool, is_late: bool = False) -> PacingTrial:
         """Take an iteration into account in which a snapshot was captured, and all that was sent went one way.
 
         Args:
             seconds: from boundary to boundary.
             is_paced: which way.
+            is_late: the step at its end was not kept, for the snapshot was still on its way.
 
         Returns:
             The trial, with a verdict where there is one now; one that is over stays as it is.
@@ -60,13 +92,15 @@ class PacingTrial:
         if self.verdict is not None:
             return self
         if is_paced:
-            return replace(self, paced=(*self.paced, seconds)[-ENOUGH:])._judged()
-        return replace(self, at_once=(*self.at_once, seconds)[-ENOUGH:])._judged()
+            return replace(self, paced=self.paced.take(seconds, is_late=is_late))._judged()
+        return replace(self, at_once=self.at_once.take(seconds, is_late=is_late))._judged()
 
     def _judged(self) -> PacingTrial:
-        fewest = min(len(self.paced), len(self.at_once))
+        fewest = min(len(self.paced.seconds), len(self.at_once.seconds))
         if fewest < LEAST:
             return self
-        gained = statistics.median(self.at_once) - statistics.median(self.paced)
-        doubt = BEYOND_DOUBT * math.hypot(median_error(self.paced), median_error(self.at_once))
-        return replace(self, verdict=gained > WORTH_RATIO * statistics.median(self.at_once)) if fewest == ENOUGH or abs(gained) > doubt else self
+        usual = self.at_once.kept_seconds
+        gained, worth = usual - self.paced.kept_seconds, WORTH_RATIO * usual
+        doubt = BEYOND_DOUBT * math.hypot(self.paced.error, self.at_once.error)
+        is_clear = gained + doubt < worth or (gained > doubt and fewest >= LEAST_TO_PACE)
+        return replace(self, verdict=gained > worth) if fewest == ENOUGH or is_clear else self

@@ -13,7 +13,7 @@ from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.rank_messages import Boundary, IdleSpan, IdleSpans, Phase, RankHalf, Standing, Vote
 from everstep.protocol.rounds import RankRound
 from tests.unit.worker.replication.wire import Wire
-from worker.core.budget import ENOUGH
+from worker.core.budget import ENOUGH, Budget
 from worker.core.chunks import Link
 from worker.core.pacing_trial import RUN_STEPS, PacingTrial
 from worker.core.rounds import Coordinator
@@ -165,13 +165,72 @@ def test_an_iteration_that_began_with_chunks_of_the_other_way_counts_for_neither
         node.transfers()
         node.traffic.spans(Rank(4), SPANS)
         ways = []
-        for _ in range(8 * RUN_STEPS):
+        for _ in range(4 * RUN_STEPS):
             ways.append(isinstance(node.pacer.current, SpanPacer))
             node.iterate(captured=True, sending=True)
         unlike = sum(way != before for before, way in itertools.pairwise(ways[1:]))
         assert unlike >= 2
         trial = node.traffic.trial
-        assert len(trial.paced) + len(trial.at_once) == len(ways) - 2 - unlike, "the first ends at no boundary, the second was not planned"
+        assert trial.verdict is None
+        counted = len(ways) - 3 - unlike  # the first ends at no boundary, the second was not planned, and what follows the last is not known
+        assert len(trial.paced.seconds) + len(trial.at_once.seconds) == counted
+
+    with_loop(work)
+
+
+class Steady(Budget):
+    """One that stays as it is."""
+
+    def iteration(self, seconds: float, *, blocked_seconds: float, is_loaded: bool, has_begun: bool) -> Budget:
+        return self
+
+
+@pytest.mark.parametrize("interval", [1, 2])
+def test_waiting_does_not_pay_where_it_costs_steps(interval: int) -> None:
+    """Iterations are a tenth shorter for it, and every other one captures nothing, which is too late only where every step is proposed."""
+
+    def work() -> None:
+        node = Node()
+        node.transfers()
+        node.traffic.spans(Rank(4), SPANS)
+        node.traffic.budget = Steady(max_slowdown=0.01, interval=interval)
+        has_captured = False
+        while node.traffic.trial.verdict is None:
+            is_paced = isinstance(node.pacer.current, SpanPacer)
+            has_captured = not (is_paced and has_captured)
+            node.iterate(1.0 if is_paced else 1.1, captured=has_captured)
+        assert node.traffic.trial.verdict is (interval > 1)
+
+    with_loop(work)
+
+
+@pytest.mark.parametrize("interval", [1, 2])
+def test_what_is_found_where_every_step_is_proposed_holds_for_steps_that_are_further_apart_and_not_the_other_way_round(interval: int) -> None:
+    def work() -> None:
+        node = Node()
+        node.transfers()
+        node.traffic.spans(Rank(4), SPANS)
+        node.traffic.budget = Steady(max_slowdown=0.01, interval=interval)
+        node.try_pacing(gained=-0.05)
+        assert node.traffic.trial.verdict is False
+        node.traffic.budget = Steady(max_slowdown=0.01, interval=3 - interval)
+        assert node.traffic.trial.verdict is (False if interval == 1 else None)
+
+    with_loop(work)
+
+
+def test_an_iteration_behind_which_ranks_stop_iterating_counts_for_neither() -> None:
+    def work() -> None:
+        node = Node()
+        node.transfers()
+        node.traffic.spans(Rank(4), SPANS)
+        for _ in range(2):
+            node.iterate(captured=True)
+        eval_half = RankHalf(generation=1, phase=Phase.EVAL)
+        node.traffic.boundary(Rank(4), Boundary(generation=Generation(1), boundary=Step(node.step)), eval_half, is_sending=False)
+        for _ in range(2):
+            node.iterate()
+        assert node.traffic.trial == PacingTrial()
 
     with_loop(work)
 

@@ -9,25 +9,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.protocol.ids import Step
-from worker.core.pacing_trial import ENOUGH, LEAST, RUN_STEPS, PacingTrial
+from worker.core.pacing_trial import ENOUGH, LEAST, LEAST_TO_PACE, RUN_STEPS, PacingTrial
 
 
-def tried(*, paced: float, at_once: float, noise: float = 0.0, seed: int = 1) -> tuple[PacingTrial, int]:
-    """Iterate until there is a verdict; returns the trial and the iterations that it took."""
+def tried(*, paced: float, at_once: float, noise: float = 0.0, seed: int = 1, late: tuple[float, float] = (0.0, 0.0)) -> tuple[PacingTrial, int]:
+    """Iterate until there is a verdict; returns the trial and the iterations that it took.
+
+    Such a part of those that go at once, and of those that wait, is on its way for too long.
+    """
     rng, trial = random.Random(seed), PacingTrial()
     for step in range(100_000):
         is_paced = trial.is_paced(Step(step))
         if trial.verdict is not None:
             return trial, step
-        trial = trial.iteration((paced if is_paced else at_once) * (1 + rng.gauss(0, noise)), is_paced=is_paced)
+        seconds, is_late = (paced if is_paced else at_once) * (1 + rng.gauss(0, noise)), rng.random() < late[is_paced]
+        trial = trial.iteration(seconds, is_paced=is_paced, is_late=is_late)
     raise AssertionError("no verdict")
 
 
-@pytest.mark.parametrize(("paced", "at_once", "pays"), [(1.0, 1.2, True), (1.1, 1.0, False)])
-def test_a_clear_difference_is_known_after_a_few_iterations(paced: float, at_once: float, pays: bool) -> None:
+@pytest.mark.parametrize(("paced", "at_once", "pays", "least"), [(1.0, 1.2, True, LEAST_TO_PACE), (1.1, 1.0, False, LEAST)])
+def test_a_clear_difference_is_known_after_a_few_iterations(paced: float, at_once: float, pays: bool, least: int) -> None:
     trial, iterations = tried(paced=paced, at_once=at_once)
     assert trial.verdict is pays
-    assert iterations <= 2 * (LEAST + RUN_STEPS)
+    assert 2 * least <= iterations <= 2 * (least + RUN_STEPS)
     assert {trial.is_paced(Step(step)) for step in range(50)} == {pays}
 
 
@@ -45,6 +49,33 @@ def test_where_nothing_is_gained_to_speak_of_nothing_is_paced(noise: float) -> N
     assert trial.verdict is False
     assert tried(paced=1.0, at_once=1.005, noise=noise)[0].verdict is False
     assert tried(paced=1.0, at_once=1.03, noise=noise)[0].verdict is True
+
+
+def test_that_nothing_is_gained_needs_no_longer_than_that_something_is() -> None:
+    assert tried(paced=1.0, at_once=1.0)[1] <= 2 * (LEAST + RUN_STEPS)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_waits_for_so_long_that_steps_are_not_kept_does_not_pay(seed: int) -> None:
+    """Whose iterations are 8 % shorter."""
+    trial, iterations = tried(paced=0.92, at_once=1.0, noise=0.1, seed=seed, late=(0.0, 1.0))
+    assert trial.verdict is False
+    assert iterations <= 2 * (LEAST + RUN_STEPS)
+    for ratio in (0.3, 0.6):
+        assert tried(paced=0.92, at_once=1.0, noise=0.1, seed=seed, late=(0.0, ratio))[0].verdict is False
+
+
+@pytest.mark.parametrize("late", [(1.0, 1.0), (1.0, 0.0), (0.02, 0.02)])
+def test_steps_that_are_not_kept_either_way_and_a_few_decide_nothing(late: tuple[float, float]) -> None:
+    assert tried(paced=0.92, at_once=1.0, noise=0.01, late=late)[0].verdict is True
+
+
+def test_one_that_is_late_may_be_so_by_luck() -> None:
+    trial = PacingTrial()
+    for number in range(LEAST):
+        trial = trial.iteration(0.95, is_paced=True, is_late=number == 0).iteration(1.0, is_paced=False)
+    assert trial.paced.kept_seconds > trial.at_once.kept_seconds
+    assert trial.verdict is None
 
 
 def test_a_verdict_stays() -> None:
