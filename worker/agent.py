@@ -74,7 +74,7 @@ from worker.rank_environment import Supplied, inherited_as, node_environment
 from worker.rank_files import home_of, make_home
 from worker.rank_server import RankServer
 from worker.rank_user import RankUser, clear
-from worker.replication.network_cards import more_addresses
+from worker.replication.network_cards import network_cards
 from worker.replication.tcp import PeerListener
 from worker.shim.messages import RankRecord
 from worker.shm.numa import gpu_nodes
@@ -281,14 +281,15 @@ class Agent:
     def _listen(self) -> None:
         """Listen for peers at the port of the agent before this one: the plan of a running generation names it."""
         address, kept = self._settings.address, KeptPort(self._settings.state / "peer_port")
+        _, *more_cards = network_cards(address)
         port = self._settings.peer_port or kept.read()
         try:
-            self._listener.start(address, port, more_addresses=more_addresses(address))
+            self._listener.start(address, port, more_cards=more_cards)
         except OSError as error:
             if port == self._settings.peer_port:
                 raise
             log.warning("port %d of the agent before this one is taken, peers of a running generation will not find this node: %s", port, error)
-            self._listener.start(address, more_addresses=more_addresses(address))
+            self._listener.start(address, more_cards=more_cards)
         kept.keep(self._listener.port)
 
     # -- after a restart ----------------------------------------------------------------------------------------------------------------------

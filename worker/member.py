@@ -41,7 +41,7 @@ from worker.rank_lines import RankLines
 from worker.rank_user import RankUser, make_way
 from worker.replication.coordinator import RoundServer
 from worker.replication.fetching import fetch_shard
-from worker.replication.network_cards import more_addresses
+from worker.replication.network_cards import NetworkCard, network_cards
 from worker.replication.pacing import NodePacer
 from worker.replication.receiver import ReplicaReceiver
 from worker.replication.round_member import RoundMember
@@ -119,8 +119,8 @@ class Member:
         self._on_change = on_change
         self._slot_count = 3 if plan.checkpoint.third_slot else 2
         self._credentials = Credentials(plan.job, plan.run, plan.generation, node.node_id, key, silence_seconds=plan.timeouts.holder_deadline_seconds)
-        self._sources = (node.address, *more_addresses(node.address))
-        """Addresses that streams go out from."""
+        self._cards = network_cards(node.address)
+        """That streams leave by."""
         self._keep_list: dict[Rank, set[Content]] = {}
         for named in self.here.keep:
             self._keep_list.setdefault(named.owner_rank, set()).add(Content(named.origin_generation, named.step))
@@ -437,7 +437,7 @@ class Member:
             port=node.peer_port,
             kind=kind,
             owner_rank=owner_rank,
-            source_address=self._node.address,
+            source=NetworkCard(self._node.address),
         )
 
     async def dial_stream(self, session: Session, number: int) -> socket.socket:
@@ -450,7 +450,7 @@ class Member:
             port=port,
             kind="stream",
             owner_rank=session.opened.owner_rank,
-            source_address=self._sources[number % len(self._sources)],
+            source=self._cards[number % len(self._cards)],
             session=session.opened.nonce,
         )
         return stream.detach()

@@ -31,6 +31,7 @@ from everstep.protocol.peer_messages import (
 )
 from worker.core.generation import is_own_run
 from worker.errors import OtherGeneration, PeerLost, PeerRefused
+from worker.replication.network_cards import NetworkCard
 from worker.replication.transport import Credentials
 from worker.sockets import tune
 from worker.tasks import finish
@@ -209,7 +210,7 @@ async def dial(
     port: int,
     kind: SessionKind,
     owner_rank: Rank,
-    source_address: str,
+    source: NetworkCard,
     session: bytes = b"",
 ) -> TcpSession:
     """Open an authenticated session to another agent.
@@ -221,7 +222,7 @@ async def dial(
         port: the peer's.
         kind: what the session is for.
         owner_rank: the shard of a replica session, else -1.
-        source_address: this node's own address, bound before connecting.
+        source: this node's own, bound before connecting.
         session: of a stream, the nonce of the session that it belongs to.
 
     Returns:
@@ -248,7 +249,7 @@ async def dial(
     try:
         async with asyncio.timeout(HANDSHAKE_SECONDS):
             tune(line, silence_seconds=credentials.silence_seconds)
-            line.bind((source_address, 0))
+            source.bind(line)
             await asyncio.get_running_loop().sock_connect(line, (address, port))
             await _prove(dialled, credentials, peer)
     except (OSError, TimeoutError) as error:
@@ -311,31 +312,31 @@ class PeerListener:
         self._serve: Serve | None = None
         self._sessions: dict[asyncio.Task[None], TcpSession] = {}
 
-    def start(self, address: str, port: int = 0, *, more_addresses: Sequence[str] = ()) -> None:
+    def start(self, address: str, port: int = 0, *, more_cards: Sequence[NetworkCard] = ()) -> None:
         """Listen.
 
         Args:
             address: the node's.
             port: on that address; 0: the kernel chooses.
-            more_addresses: of the node's other network cards, for streams: at the same port, so that one rule lets all of them in. One where that
-                cannot be is left out.
+            more_cards: the node's other network cards, for streams: at the same port, so that one rule lets all of them in. One where that cannot
+                be is left out.
 
         Raises:
             OSError: the address is not this node's, or the port is taken.
         """
-        self.port = self._listen(address, port)
+        self.port = self._listen(NetworkCard(address), port)
         self._addresses = ((address, self.port),)
-        for more in more_addresses:
+        for card in more_cards:
             try:
-                self._addresses += ((more, self._listen(more, self.port)),)
+                self._addresses += ((card.address, self._listen(card, self.port)),)
             except OSError as error:
-                log.warning("no streams come in over %s, port %d: %s", more, self.port, error)
+                log.warning("no streams come in over %s, port %d: %s", card.address, self.port, error)
 
-    def _listen(self, address: str, port: int) -> int:
+    def _listen(self, card: NetworkCard, port: int) -> int:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((address, port))
+            card.bind(listener, port)
         except OSError:
             listener.close()
             raise

@@ -13,6 +13,7 @@ from everstep.protocol.slot import SlotHeader, SlotState
 from worker.core.rounds import NONE, Shard
 from worker.core.slots import Content
 from worker.owned_shard import OwnedShard
+from worker.replication.network_cards import NetworkCard
 from worker.replication.pacing import NodePacer
 from worker.replication.receiver import ReplicaReceiver
 from worker.replication.sender import ReplicaSender
@@ -156,7 +157,7 @@ class Pair:
             port=self.listener.port,
             kind=kind,
             owner_rank=rank,
-            source_address=OWNER_ADDRESS,
+            source=NetworkCard(OWNER_ADDRESS),
             session=of,
         )
 

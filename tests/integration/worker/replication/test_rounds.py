@@ -18,6 +18,7 @@ from worker.core.tree import RoundTree
 from worker.errors import PeerLost
 from worker.replication import round_member
 from worker.replication.coordinator import RoundServer
+from worker.replication.network_cards import NetworkCard
 from worker.replication.round_member import RoundMember
 from worker.replication.tcp import PeerListener, TcpSession, dial
 from worker.tasks import Signal, end
@@ -69,7 +70,7 @@ class Node:
             port=other.listener.port,
             kind="round",
             owner_rank=Rank(-1),
-            source_address=self.address,
+            source=NetworkCard(self.address),
         )
         self.sessions.append(session)
         return session

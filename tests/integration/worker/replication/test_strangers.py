@@ -24,6 +24,7 @@ from everstep.protocol.peer_messages import (
 from tests.integration.worker.replication.pair import GENERATION, HOLDER, JOB, KEY, OWNER, RANK, RUN, Pair, credentials
 from worker.errors import PeerLost, PeerRefused
 from worker.replication import tcp
+from worker.replication.network_cards import NetworkCard
 from worker.replication.tcp import TcpSession
 
 pytestmark = pytest.mark.integration
@@ -246,7 +247,7 @@ async def test_an_oversized_answer_is_refused_by_the_dialler() -> None:
             port=listener.getsockname()[1],
             kind="round",
             owner_rank=Rank(-1),
-            source_address="127.0.0.2",
+            source=NetworkCard("127.0.0.2"),
         )
     (await answering).close()
     listener.close()

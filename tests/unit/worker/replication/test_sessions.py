@@ -14,6 +14,7 @@ from everstep.protocol.codec import frame
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId
 from everstep.protocol.peer_messages import EndShard, Open, ShardDigests
 from worker.errors import PeerLost
+from worker.replication.network_cards import NetworkCard
 from worker.replication.tcp import PeerListener, TcpSession, dial
 from worker.replication.transport import Credentials
 
@@ -159,7 +160,9 @@ async def test_a_line_for_which_this_node_has_no_descriptor_is_lost_like_any_oth
 
     with monkeypatch.context() as patch:
         patch.setattr(socket, "socket", refused)
-        dialling = dial(credentials, peer=NodeId("i-2"), address="127.0.0.1", port=1, kind="replica", owner_rank=Rank(0), source_address="127.0.0.1")
+        dialling = dial(
+            credentials, peer=NodeId("i-2"), address="127.0.0.1", port=1, kind="replica", owner_rank=Rank(0), source=NetworkCard("127.0.0.1")
+        )
         with pytest.raises(PeerLost, match="Too many open files"):
             await dialling
 
@@ -167,7 +170,7 @@ async def test_a_line_for_which_this_node_has_no_descriptor_is_lost_like_any_oth
 async def test_all_cards_listen_at_the_same_port_and_one_that_cannot_is_left_out() -> None:
     """One rule of a security group is to let all of them in."""
     listener = PeerListener(NodeId("i-1"))
-    listener.start("127.83.0.1", more_addresses=("127.83.0.2", "192.0.2.1"))
+    listener.start("127.83.0.1", more_cards=(NetworkCard("127.83.0.2"), NetworkCard("192.0.2.1")))
     try:
         assert listener._addresses == (("127.83.0.1", listener.port), ("127.83.0.2", listener.port))
     finally:
