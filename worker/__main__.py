@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import re
+import resource
 import signal
 import ssl
 import sys
@@ -229,6 +230,14 @@ async def serve(agent: Agent) -> None:
         await task
 
 
+def allow_files() -> None:
+    """Let this process and its children open as many files as they may: systemd starts services with 1,024, of which rank 0 of a thousand ranks needs
+    one each.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def main() -> None:
     """Entry point."""
     logging.basicConfig(
@@ -239,6 +248,7 @@ def main() -> None:
     logging.getLogger().addHandler(own_log)
     chosen = settings(sys.argv[1:])
     lead_own_session()
+    allow_files()
     work_at(AGENT_NICENESS)
     gpus = gpu_reader()
     tmpfs.mount(chosen.slots, chosen.memory_bytes + PAGES_BYTES)

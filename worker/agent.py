@@ -66,6 +66,7 @@ from worker.instance_metadata import InstanceMetadata
 from worker.kept_port import KeptPort
 from worker.logs import LogShipper, RankLogs
 from worker.member import Member, Node
+from worker.network_cards import card_of, network_cards
 from worker.own_log import OwnLog
 from worker.prometheus import AgentFacts, MetricsEndpoint, snapshot_seconds
 from worker.promise import Promise, PromiseFile
@@ -74,7 +75,6 @@ from worker.rank_environment import Supplied, inherited_as, node_environment
 from worker.rank_files import home_of, make_home
 from worker.rank_server import RankServer
 from worker.rank_user import RankUser, clear
-from worker.replication.network_cards import network_cards
 from worker.replication.tcp import PeerListener
 from worker.shim.messages import RankRecord
 from worker.shm.numa import gpu_nodes
@@ -533,7 +533,7 @@ class Agent:
 
     def _beside_ranks(self, run: RunId) -> dict[str, str]:
         """Return what a program that runs beside ranks of a run inherits."""
-        user, inherited = self._settings.rank_user, node_environment(os.environ, self._settings.address)
+        user, inherited = self._settings.rank_user, node_environment(os.environ, card_of(self._settings.address))
         return inherited_as(make_home(self._settings.state, run, user) if user is not None else {}, inherited)
 
     def _usage(self) -> NodeUsage:

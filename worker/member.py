@@ -35,13 +35,13 @@ from worker.core.rounds import NONE, Coordinator, Shard
 from worker.core.slots import Content, kept, memory_nodes
 from worker.core.tree import RoundTree
 from worker.errors import CorruptCheckpoint, LoadFailed, NoRoom, ObjectMissing, PeerError, SourceRefused, StorageError
+from worker.network_cards import NetworkCard, network_cards
 from worker.owned_shard import OwnedShard
 from worker.priority import before_other_sessions
 from worker.rank_lines import RankLines
 from worker.rank_user import RankUser, make_way
 from worker.replication.coordinator import RoundServer
 from worker.replication.fetching import fetch_shard
-from worker.replication.network_cards import NetworkCard, network_cards
 from worker.replication.pacing import NodePacer
 from worker.replication.receiver import ReplicaReceiver
 from worker.replication.round_member import RoundMember

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from everstep.protocol.ids import Rank
-from everstep.protocol.loopback import is_this_machine
 from everstep.protocol.plan import GenerationPlan, PlanNode, ScriptPlan
 
 _RESERVED = frozenset(
@@ -95,12 +94,14 @@ def is_reserved(name: str) -> bool:
     return name in _RESERVED or name.startswith(_RESERVED_PREFIX)
 
 
-def node_environment(environment: Mapping[str, str], address: str) -> dict[str, str]:
+def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str]:
     """Choose what of the agent's own environment ranks inherit.
 
     Args:
         environment: the agent's. Whatever is Everstep's own (tokens among it) stays behind, and the node's AWS credentials.
-        address: this node's. On loopback, gloo is told so: left to itself it takes the interface that the machine's name leads to.
+        card: the network card with this node's address, empty if that is not known. gloo and NCCL are told: left to themselves, gloo takes the one
+            that the machine's name leads to, which may be a bridge of containers or loopback, and NCCL all that it finds, over which routes may not
+            lead (`network_cards`).
 
     Returns:
         It; also the environment of the shim and its template, which warm ranks are forked from.
@@ -116,8 +117,9 @@ def node_environment(environment: Mapping[str, str], address: str) -> dict[str, 
     inherited["PATH"] = os.pathsep.join([programs, *(folder for folder in path if folder != programs)])
     inherited.setdefault("OMP_NUM_THREADS", "1")
     inherited.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler tells stderr whenever it starts and stops; read once, when torch is imported
-    if is_this_machine(address):
-        inherited.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if card:
+        inherited.setdefault("GLOO_SOCKET_IFNAME", card)
+        inherited.setdefault("NCCL_SOCKET_IFNAME", f"={card}")
     return inherited
 
 

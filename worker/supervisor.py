@@ -32,6 +32,7 @@ from everstep.protocol.plan import GenerationPlan, PlanNode
 from worker import build_locks
 from worker.errors import RanksNotGone, ShimUnavailable
 from worker.health import memory
+from worker.network_cards import card_of
 from worker.rank_environment import RankPaths, Supplied, inherited_as, node_environment, rank_arguments, rank_environment, source_folder
 from worker.rank_files import RankFiles, last_lines, make_home
 from worker.rank_user import RankUser, make_way
@@ -170,7 +171,7 @@ class Supervisor:
         self.changed = Signal()
         """Notified at every change of what is known of ranks or shim."""
         self.preload = Preload.PENDING
-        self._inherited = node_environment(environment, address)
+        self._inherited = node_environment(environment, card_of(address))
         self._disk = RankRecords(self._state)
         self._records: dict[RankKey, RankRecord] = {}
         self._asked: dict[RankKey, StartRank] = {}

@@ -21,6 +21,7 @@ from everstep.protocol.plan import GenerationPlan, PlanNode, channel_variable
 from worker.credentials import RoleCredentials
 from worker.errors import InputRefused, LoadFailed, RequirementsRefused, StorageError, StoreRefused
 from worker.inputs import InputCache
+from worker.network_cards import card_of
 from worker.packages import Order, PackageLayers
 from worker.rank_environment import Packages, Supplied, inherited_as, job_environment, node_environment, source_folder
 from worker.rank_files import RankFiles, make_home
@@ -155,7 +156,7 @@ class Supplies:
             source=source_folder(entry, plan.script.entry_point),
             source_sha256=plan.script.source.sha256,
             requirements=plan.script.requirements,
-            environment=job_environment(plan.script, inherited_as(identity, node_environment(os.environ, here.address))),
+            environment=job_environment(plan.script, inherited_as(identity, node_environment(os.environ, card_of(here.address)))),
             output=RankFiles(self._state.absolute(), plan.run, plan.generation, here.ranks[0]).stdout,
         )
         try:

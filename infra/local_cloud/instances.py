@@ -101,8 +101,6 @@ class InstanceRunner:
         }
         write_gpus(directory, ())
         namespace = self._network.attach(instance.instance_id, instance.address) if self._network else None
-        if namespace:
-            environment["GLOO_SOCKET_IFNAME"] = "eth0"  # ranks of other instances are not on this one's loopback
         if self._metadata:
             listening = listening_socket(instance.address, namespace)
             environment["AWS_EC2_METADATA_SERVICE_ENDPOINT"] = self._metadata.open(instance.instance_id, listening)

@@ -31,7 +31,7 @@ from everstep.protocol.peer_messages import (
 )
 from worker.core.generation import is_own_run
 from worker.errors import OtherGeneration, PeerLost, PeerRefused
-from worker.replication.network_cards import NetworkCard
+from worker.network_cards import NetworkCard
 from worker.replication.transport import Credentials
 from worker.sockets import tune
 from worker.tasks import finish

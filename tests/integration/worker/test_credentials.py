@@ -82,7 +82,7 @@ async def credentials(tmp_path: Path, sts: Sts, clock: Clock) -> AsyncIterator[R
 def as_a_rank(variables: dict[str, str]) -> object:
     """What an AWS SDK finds in a rank's environment, on a node that has credentials of its own."""
     node = {"AWS_ACCESS_KEY_ID": "AKIANODE", "AWS_SECRET_ACCESS_KEY": "node", "AWS_PROFILE": "node", "HOME": "/home/node"}
-    environment = {**node_environment(node, "127.0.0.1"), **variables}
+    environment = {**node_environment(node, "lo"), **variables}
     done = subprocess.run([sys.executable, "-c", SDK], env=environment, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 

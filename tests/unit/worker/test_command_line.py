@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from worker import metadata_rule, rank_user
-from worker.__main__ import aws_environment, confine, settings
+from worker.__main__ import allow_files, aws_environment, confine, settings
 from worker.instance_metadata import EC2_ENDPOINT
 from worker.rank_user import RankUser
 from worker.storage.aws import aws_client
@@ -103,3 +104,13 @@ def test_what_does_not_keep_ranks_apart_is_said(
     monkeypatch.setattr(metadata_rule, "keep_away", lambda user: reason)
     assert confine(chosen).endswith(words)
     assert bool(confine(chosen)) is bool(words)
+
+
+def test_as_many_files_may_be_opened_as_the_service_is_allowed() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] // 2, before[1]))
+    try:
+        allow_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -88,7 +88,7 @@ def test_the_user_wins_except_over_reserved_names() -> None:
     plan = rank_plan(
         environment={"OMP_NUM_THREADS": "4", "RANK": "9", "EVERSTEP_TOKEN": "x", "LOCAL_SIZE": "1", "MINE": "1", "GLOO_SOCKET_IFNAME": "eth7"}
     )
-    found = rank_environment(plan, plan.nodes[0], Rank(0), PATHS, node_environment({"OMP_NUM_THREADS": "2"}, "127.0.0.1"), {})
+    found = rank_environment(plan, plan.nodes[0], Rank(0), PATHS, node_environment({"OMP_NUM_THREADS": "2"}, "lo"), {})
     assert (found["OMP_NUM_THREADS"], found["RANK"], found["MINE"], found["GLOO_SOCKET_IFNAME"]) == ("4", "0", "1", "eth7")
     assert "LOCAL_SIZE" not in found
     assert "EVERSTEP_TOKEN" not in found
@@ -107,7 +107,7 @@ def test_a_node_passes_on_its_environment_but_nothing_of_ours() -> None:
             **{"AWS_REGION": "r", "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_EC2_METADATA_DISABLED": "false"},
             **dict.fromkeys(AWS_KEYS, "the node's"),
         },
-        "127.0.0.9",
+        "lo",
     )
     programs = os.path.dirname(sys.executable)
     assert found == {
@@ -120,9 +120,11 @@ def test_a_node_passes_on_its_environment_but_nothing_of_ours() -> None:
         "OMP_NUM_THREADS": "1",
         "KINETO_LOG_LEVEL": "6",
         "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "=lo",
     }
-    assert node_environment(found, "127.0.0.9") == found
-    assert "GLOO_SOCKET_IFNAME" not in node_environment({}, "10.0.0.1")
+    assert node_environment(found, "lo") == found
+    assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & node_environment({}, "").keys()
+    assert node_environment({"NCCL_SOCKET_IFNAME": "^docker0"}, "ens5")["NCCL_SOCKET_IFNAME"] == "^docker0"
 
 
 def test_another_user_inherits_nothing_that_leads_to_folders_of_the_agents() -> None:

@@ -12,8 +12,8 @@ from everstep.protocol.peer_messages import SessionKind
 from everstep.protocol.slot import SlotHeader, SlotState
 from worker.core.rounds import NONE, Shard
 from worker.core.slots import Content
+from worker.network_cards import NetworkCard
 from worker.owned_shard import OwnedShard
-from worker.replication.network_cards import NetworkCard
 from worker.replication.pacing import NodePacer
 from worker.replication.receiver import ReplicaReceiver
 from worker.replication.sender import ReplicaSender

@@ -23,8 +23,8 @@ from everstep.protocol.peer_messages import (
 )
 from tests.integration.worker.replication.pair import GENERATION, HOLDER, JOB, KEY, OWNER, RANK, RUN, Pair, credentials
 from worker.errors import PeerLost, PeerRefused
+from worker.network_cards import NetworkCard
 from worker.replication import tcp
-from worker.replication.network_cards import NetworkCard
 from worker.replication.tcp import TcpSession
 
 pytestmark = pytest.mark.integration

@@ -13,9 +13,11 @@ import pytest
 from everstep.protocol.peer_messages import CHUNK_HEADER
 from everstep.protocol.slot import CHUNK_BYTES, chunk_range, digest
 from worker.errors import PeerLost
-from worker.replication.streams import PROGRESS_SECONDS, ChunkQueue, IncomingShard, Receiver, Streams, send_chunks
+from worker.replication.streams import BUFFER_BYTES, PROGRESS_SECONDS, ChunkQueue, IncomingShard, Receiver, Streams, send_chunks
 
 SO_MAX_PACING_RATE = 47
+BEYOND = (32, 33)
+"""SO_SNDBUFFORCE and SO_RCVBUFFORCE."""
 
 
 class Clock:
@@ -156,6 +158,29 @@ async def test_a_stream_without_a_thread_is_lost_and_waited_for_by_nobody(monkey
         with pytest.raises(PeerLost, match="no thread"):
             await streams.run(line, lambda _: None)
     await streams.run(line, lambda _: None)  # there are threads again
+    await streams.close()
+
+
+class Asked(socket.socket):
+    """Keeps what it is asked for; the kernel lets its process go beyond what everybody may, or does not."""
+
+    def __init__(self, *, is_root: bool) -> None:
+        super().__init__()
+        self.is_root = is_root
+        self.options: dict[int, object] = {}
+
+    def setsockopt(self, _level: int, option: int, value: object) -> None:  # type: ignore[override]
+        if option in BEYOND and not self.is_root:
+            raise PermissionError
+        self.options[option] = value
+
+
+@pytest.mark.parametrize(("is_root", "asked"), [(True, BEYOND), (False, (socket.SO_SNDBUF, socket.SO_RCVBUF))])
+async def test_a_stream_has_its_buffers_even_where_the_kernel_gives_everybody_less(is_root: bool, asked: tuple[int, int]) -> None:
+    """Many give 208 KiB: 0.2 GB/s over 1 ms there and back."""
+    streams, line = Streams(), Asked(is_root=is_root)
+    streams.add(line)
+    assert {option for option, value in line.options.items() if value == BUFFER_BYTES} == set(asked)
     await streams.close()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.worker.replication.own_network import ADDRESSES, CARDS, may_have_one, on_two_nodes, readdress, sent_bytes
 from tests.integration.worker.replication.pair import HOLDER, OWNER, RANK, credentials
-from worker.replication.network_cards import NetworkCard, network_cards
+from worker.network_cards import NetworkCard, card_of, network_cards
 from worker.replication.tcp import PeerListener, TcpSession, dial
 
 pytestmark = pytest.mark.integration
@@ -94,6 +94,7 @@ def test_a_card_that_is_down_one_without_an_address_and_one_of_another_network_a
     alone = (NetworkCard(ADDRESSES[0][0]),)
 
     async def node() -> None:
+        assert [card_of(address) for address in (*ADDRESSES[0], ADDRESSES[1][0], "127.0.0.9")] == ["e0", "e1", "", "lo"]
         (class_net / "e1" / "operstate").write_text("down\n")
         assert network_cards(ADDRESSES[0][0], class_net) == alone
         (class_net / "e1" / "operstate").write_text("up\n")

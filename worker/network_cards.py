@@ -19,6 +19,7 @@ from typing import NamedTuple
 _SIOCGIFADDR = 0x8915
 _SIOCGIFNETMASK = 0x891B
 CLASS_NET = Path("/sys/class/net")
+LOOPBACK = "lo"
 
 
 class NetworkCard(NamedTuple):
@@ -65,6 +66,13 @@ def network_cards(address: str, class_net: Path = CLASS_NET) -> tuple[NetworkCar
         return alone
     cards = [NetworkCard(str(interface.ip), name) for name, interface in found.items() if interface.ip in own.network]
     return tuple(sorted(cards, key=lambda card: card.address != address)) if len(cards) > 1 else alone
+
+
+def card_of(address: str) -> str:
+    """Return the name of the card, real or not, that has an IPv4 address of this node; empty where no card says so."""
+    if ipaddress.ip_address(address).is_loopback:
+        return LOOPBACK
+    return next((name for _, name in socket.if_nameindex() if (found := _interface(name)) is not None and str(found.ip) == address), "")
 
 
 def _interface(card: str) -> ipaddress.IPv4Interface | None:
