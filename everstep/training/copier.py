@@ -60,6 +60,11 @@ class CopyTicket:
         """Return when the copy has stopped and all bytes are in the slot."""
         self._done.wait()
 
+    @property
+    def hides_sources(self) -> bool:
+        """The calling thread cannot read the sources now: it captures a graph, which would contain that."""
+        return False
+
 
 class Copier(Protocol):
     """Brings tensors into slots. The CPU's form is `CpuCopier`; `CudaCopier` copies on a stream of its own."""

@@ -15,6 +15,7 @@ after `__init__`. Checked with a fake of the few calls it makes; its speed on a 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
@@ -99,6 +100,10 @@ class Device(Protocol):
         """Undo `register`."""
 
 
+_NON_BLOCKING = 1
+"""Of a stream: it does not wait for what is given to the default one, nor that for it."""
+
+
 class CudaDevice:
     """A real device.
 
@@ -119,7 +124,12 @@ class CudaDevice:
         _runtime().cudaThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
 
     def new_stream(self) -> Any:
-        return torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
+        # One of its own: torch's come from a pool of 32 and are handed out again, to a group's collectives or to a graph that the script captures.
+        handle = ctypes.c_void_p()
+        with torch.cuda.device(self._index):
+            if status := _runtime().cudaStreamCreateWithFlags(ctypes.byref(handle), ctypes.c_uint(_NON_BLOCKING)):
+                raise RuntimeError(f"no stream can be created on CUDA device {self._index}: error {status} of the CUDA runtime")
+        return torch.cuda.ExternalStream(handle.value, self._index)  # type: ignore[no-untyped-call]
 
     def current_stream(self) -> Any:
         return torch.cuda.current_stream(self._index)
@@ -316,6 +326,10 @@ class CudaTicket(CopyTicket):
         else:
             self._device.wait(self._device.current_stream(), self._event)
 
+    @property
+    def hides_sources(self) -> bool:
+        return self._device.is_capturing()
+
 
 class CudaCopier:
     """Copies from one device. Host tensors among the sources are copied by the host.
@@ -391,6 +405,7 @@ class CudaCopier:
             self._end.synchronize()
         except Exception as caught:  # what the driver refused, or progress that cannot be told: training waits for the end all the same
             error = caught
+            self._finish()
             for buffer in self._ring:
                 buffer.target = None  # of a slot that may belong to another step when the ring comes round
         finally:
@@ -399,6 +414,12 @@ class CudaCopier:
             done(error)
         finally:
             ticket.finish(error)
+
+    def _finish(self) -> None:
+        """Wait for what was enqueued before something failed: the slot is somebody else's afterwards, and nothing guards the sources any more."""
+        with contextlib.suppress(Exception):  # of a device that has failed nothing writes any more
+            self._end.record(self._stream)
+            self._end.synchronize()
 
     def _enqueue_all(self, copies: Copies, *, is_marked: bool) -> list[_Mark]:
         """Enqueue what lies on the device, with a mark behind every few pieces if asked. What lies on the host is there before any mark is told."""

@@ -91,6 +91,9 @@ class DeviceNumbers:
             SessionMisuse: a value is something else; by name.
         """
         known, tensors = numbers(values, is_later=lambda tensor: self._device_of(tensor) is not None)
+        if any(device is not None and device.is_capturing() for device in map(self._device_of, tensors.values())):
+            self._ring.drop()  # what a graph contains is worked out when it is replayed
+            return
         self.settle()
         if not tensors and not self._records:
             self._ring.add(step, known)
@@ -106,7 +109,9 @@ class DeviceNumbers:
         self._records.append(_Record(step, known, coming, self._now()))
 
     def settle(self) -> None:
-        """Give on what has arrived. Waits for nothing."""
+        """Give on what has arrived. Waits for nothing, and does nothing while the script captures a graph, which to ask the device would spoil."""
+        if any(places.device.is_capturing() for places in self._places.values()):
+            return
         while self._records and all(each.event.query() for each in self._records[0].coming):
             record = self._records.popleft()
             arrived = {name: float(each.places.pinned[place]) for each in record.coming for name, place in each.taken.items()}

@@ -87,6 +87,9 @@ class Guard:
             changed = list(flight.moved())
             if flight.copies is not None:
                 flight.ticket.join()
+                if flight.ticket.hides_sources:
+                    flight.settle((), RuntimeError("it cannot be compared while the script captures a graph"))
+                    return
                 changed += [name for name in flight.sources.differing(flight.copies) if name not in changed]
         except BaseException as error:
             flight.settle((), error)  # or the agent would wait for this snapshot for ever

@@ -79,7 +79,7 @@ def init(
         seed = torch.initial_seed()
         streams = {name or "data": DataStream(f"data/{name}" if name else "data", loader, seed) for name, loader in _named(data).items()}
         state = RankState(adapters, objects, streams, environment)
-        session = TrainingSession(state, link, environment, _copier(state, environment), has_many_streams=isinstance(data, Mapping))
+        session = TrainingSession(state, link, environment, _copier(state.devices(), environment), has_many_streams=isinstance(data, Mapping))
     except TrainingError as error:
         link.send(RankFault(generation=link.generation, code=error.code, message=str(error)))
         link.close()
@@ -92,8 +92,7 @@ def init(
     return session
 
 
-def _copier(state: RankState, environment: Environment) -> Copier:
-    devices = {tensor.device.index for adapter in state.adapters for item in adapter.observe().tensors if (tensor := item.tensor).is_cuda}
+def _copier(devices: set[int], environment: Environment) -> Copier:
     if not devices:
         return CpuCopier(is_crowded=environment.is_crowded)
     if len(devices) > 1:

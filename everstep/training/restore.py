@@ -300,7 +300,8 @@ def agree(step: Step, problem: str) -> None:
         RestoreMismatch: this rank has a problem, another has, or the steps differ.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+        backend = dist.get_backend()  # "cuda:nccl" where it was named so
+        device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend and "cpu" not in backend else torch.device("cpu")
         words = torch.tensor([int(bool(problem)), step, -step], dtype=torch.int64, device=device)
         dist.all_reduce(words, op=dist.ReduceOp.MAX)
         is_refused, highest, lowest = (int(word) for word in words.tolist())

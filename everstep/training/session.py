@@ -180,7 +180,8 @@ class TrainingSession:
             return self._boundary
         self._publish(phase=Phase.RESTORE, limit=0)
         try:
-            self._base = self._bring()
+            with self._state.on_device():
+                self._base = self._bring()
         except RestoreMismatch as error:
             self._link.send(RankFault(generation=self._link.generation, code=error.code, message=str(error)))
             raise

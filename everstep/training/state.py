@@ -7,6 +7,7 @@ the state is first observed, before the first step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
@@ -87,6 +88,15 @@ class RankState:
             self.facts |= adapter.facts()
         self._facts_data, self.layout_hash = encode_facts(self.facts)
         self.observe()
+
+    def devices(self) -> set[int]:
+        """Return the CUDA devices that its tensors lie on."""
+        return {tensor.get_device() for adapter in self.adapters for item in adapter.observe().tensors if (tensor := item.tensor).is_cuda}
+
+    def on_device(self) -> AbstractContextManager[object]:
+        """Make its CUDA device the current one: a script need not, as long as it names devices itself, and its current one is everybody's first."""
+        devices = self.devices()
+        return torch.cuda.device(min(devices)) if devices else nullcontext()
 
     def observe(self) -> Observed:
         """Return the state of the moment. At every captured boundary, by the training thread.

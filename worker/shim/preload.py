@@ -13,6 +13,7 @@ import gc
 import importlib
 import importlib.util
 import os
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ DEFAULT_MODULES = (
 )
 _OPERATOR_MODULE = "deepspeed.comm.torch"
 """Its `build_shm_op()` compiles and loads the operator that DeepSpeed's gloo backend wants at `init_distributed`."""
+
+_ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 class PreloadFailed(Exception):
@@ -53,14 +56,15 @@ def preload(modules: Sequence[str]) -> None:
         modules: their full names, in order.
 
     Raises:
-        PreloadFailed: a thread has been left running.
+        PreloadFailed: a thread has been left running, or a fork could not use CUDA.
     """
-    for name in modules:
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
-                raise
+    with _cuda_untouched():
+        for name in modules:
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
+                    raise
     if "deepspeed" in modules and importlib.util.find_spec("deepspeed") is not None:
         _build_operator()
     gc.collect()
@@ -68,6 +72,29 @@ def preload(modules: Sequence[str]) -> None:
     count = len(os.listdir("/proc/self/task"))
     if count != 1:
         raise PreloadFailed(f"{count} threads run after the imports; a fork would lose all but one in the middle of what they do")
+    if "torch" in sys.modules and _spoils_forks():
+        raise PreloadFailed("an import has asked the CUDA driver; a fork could not use it any more")
+
+
+@contextmanager
+def _cuda_untouched() -> Iterator[None]:
+    """Have torch ask NVML whether there is a device: `torch.utils.cpp_extension` asks as it is imported, else the driver, which no fork outlives."""
+    before = os.environ.get(_ASK_NVML)
+    os.environ[_ASK_NVML] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_ASK_NVML]
+        else:
+            os.environ[_ASK_NVML] = before
+
+
+def _spoils_forks() -> bool:
+    child = os.fork()
+    if child == 0:
+        os._exit(int(sys.modules["torch"].cuda._is_in_bad_fork()))
+    return os.waitpid(child, 0)[1] != 0
 
 
 def _build_operator() -> None:

@@ -73,7 +73,8 @@ def fix_buckets(model: DistributedDataParallel) -> None:
     reducer = model.reducer
     gradients = [p.grad for p in parameters]
     with torch.enable_grad():
-        end = torch.zeros((), requires_grad=True)
+        # On the parameters' device: autograd has a thread for each, and those of another would arrive in any order.
+        end = torch.zeros((), device=parameters[0].device, requires_grad=True)
         for parameter in parameters:
             end = _Arrive.apply(end, parameter)  # type: ignore[no-untyped-call]
         reducer.prepare_for_backward([])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -317,6 +319,27 @@ def test_what_the_driver_refuses_is_told_and_holds_nobody_up(memory: tuple[SlotM
     copier.close()
 
 
+def test_a_copy_that_fails_in_the_middle_has_stopped_before_it_is_said_to_have_failed(
+    memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]
+) -> None:
+    """Its slot is given to another step then."""
+    _, views = memory
+    device = FakeDevice()
+    copier = CudaCopier(device, PIECE)
+    copy, left = device.copy, iter(range(3))
+
+    def refuse_the_fourth(*arguments: Any) -> None:
+        if next(left, None) is None:
+            raise RuntimeError("CUDA error: invalid argument")
+        copy(*arguments)
+
+    device.copy = refuse_the_fourth  # type: ignore[method-assign]
+    waiting: list[int] = []
+    copier.start(Copies(tensors, views), lambda error: waiting.append(len(copier._stream.work) if error is not None else -1)).join()
+    assert waiting == [0]
+    copier.close()
+
+
 def test_whatever_goes_wrong_beside_a_copy_the_next_one_is_made(memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]) -> None:
     _, views = memory
     copier = CudaCopier(FakeDevice(), PIECE)
@@ -446,6 +469,19 @@ def test_a_refused_registration_leaves_no_error_for_the_next_launch(answer: int,
     monkeypatch.setattr(cuda_copier, "_runtime", lambda: runtime)
     assert CudaDevice(0).register(4096, 4096) is (answer == 0)
     assert runtime.last_error == 0
+
+
+@pytest.mark.parametrize("status", [0, 2])
+def test_the_copiers_stream_is_no_other_librarys(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that torch hands out every 32nd is the same one."""
+    current: list[int] = []
+    runtime = SimpleNamespace(cudaStreamCreateWithFlags=lambda handle, flags: (setattr(handle._obj, "value", 64 + flags.value), status)[1])
+    monkeypatch.setattr(cuda_copier, "_runtime", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext(current.append(index)))
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, index: (handle, index))
+    with pytest.raises(RuntimeError, match="device 3: error 2") if status else nullcontext():
+        assert CudaDevice(3).new_stream() == (65, 3)
+    assert current == [3]
 
 
 # -- small tensors, and those that are not contiguous ------------------------------------------------------------------------------------------

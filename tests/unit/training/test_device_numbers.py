@@ -71,6 +71,24 @@ def test_records_stay_in_the_order_in_which_they_were_logged(script: Script) -> 
     assert script.there() == [(1, {"loss": 1.0}), (1, {"lr": 0.5}), (2, {"loss": 2.0}), (2, {"lr": 0.5}), (3, {"lr": 0.25})]
 
 
+def test_a_graph_that_is_captured_contains_nothing_of_what_is_logged(script: Script) -> None:
+    """To copy, to record an event or to ask one would spoil it, and what is logged is worked out when it is replayed."""
+    script.numbers.add(Step(1), {"loss": torch.tensor(1.0)})
+    script.device.catch_up()
+    before = list(script.device.calls)
+    script.device.is_capturing_now = True
+    script.numbers.add(Step(2), {"loss": torch.tensor(2.0)})
+    script.numbers.settle()
+    assert (script.there(), script.device.calls) == ([], before)
+    script.device.is_capturing_now = False
+    script.numbers.settle()
+    assert script.there() == [(1, {"loss": 1.0})]
+    script.ring.flush()
+    script.numbers.add(Step(3), {"lr": 0.5})
+    script.ring.flush()
+    assert sum(message.dropped_count for message in script.sent) == 1
+
+
 def test_what_lies_on_the_host_is_given_on_at_once(script: Script) -> None:
     value = torch.tensor(3)
     script.host.append(value)

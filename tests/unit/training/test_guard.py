@@ -161,3 +161,18 @@ def test_a_comparison_that_is_broken_off_is_settled() -> None:
     guard.reach()
     assert settled.calls == [[]]
     assert [type(error) for error in settled.errors] == [MemoryError]
+
+
+def test_an_audit_in_a_script_that_captures_a_graph_costs_the_snapshot_and_nothing_else() -> None:
+    class Hidden(CopyTicket):
+        hides_sources = True
+
+    guard, settled, live = Guard(), Settled(), torch.ones(3)
+    begun = flight(live, settled, is_audited=True)
+    begun.ticket = Hidden()
+    begun.ticket.finish()
+    guard.arm(begun)
+    guard.reach()
+    assert settled.calls == [[]]
+    assert [str(error) for error in settled.errors] == ["it cannot be compared while the script captures a graph"]
+    assert guard.unstable == set()

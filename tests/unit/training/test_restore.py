@@ -49,6 +49,23 @@ def test_anothers_problem_is_everybodys(others: list[list[int]]) -> None:
         agree(Step(7), "")
 
 
+@pytest.mark.parametrize(
+    ("backend", "on_device"), [("gloo", False), ("nccl", True), ("cuda:nccl", True), ("cpu:gloo,cuda:nccl", False), ("undefined", False)]
+)
+def test_words_lie_where_the_group_can_reach_them(others: list[list[int]], backend: str, on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, tensor = [], torch.tensor
+
+    def noting(values: list[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        made.append(device)
+        return tensor(values, dtype=dtype)
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch, "tensor", noting)
+    monkeypatch.setattr(dist, "get_backend", lambda: backend)
+    agree(Step(7), "")
+    assert made == [torch.device("cuda", 3) if on_device else torch.device("cpu")]
+
+
 @pytest.mark.parametrize("other", [0, 6, 8])
 def test_different_steps_are_refused(others: list[list[int]], other: int) -> None:
     others += [[0, 7, -7], [0, other, -other]]

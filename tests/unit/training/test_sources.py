@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from everstep.training import sources as every_source
 from everstep.training.capture import StateTensor
 from everstep.training.sources import Sources
 
@@ -66,6 +67,25 @@ def test_bytes_are_compared_and_nothing_else(dtype: torch.dtype, transposed: boo
     assert watched.differing([copy]) == []
     copy[-1, -1] = 1
     assert watched.differing([copy]) == ["t0"]
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_device_compares_a_piece_at_a_time_as_long_as_it_has_room(has_room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = torch.arange(40, dtype=torch.uint8)
+    copies = [live.clone() for _ in range(2)]
+    copies[1][33] += 1
+    compared: list[int] = []
+
+    def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+        if not has_room and one.numel() < 40:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        compared.append(one.numel())
+        return bool((one == other).all())
+
+    monkeypatch.setattr(every_source, "COMPARED_BYTES", 16)
+    monkeypatch.setattr(torch, "equal", equal)
+    assert [every_source._is_equal_there(live, copy) for copy in copies] == [True, False]
+    assert compared == ([16, 16, 8] * 2 if has_room else [40, 40])
 
 
 def test_zeros_of_either_sign_differ_and_nan_does_not() -> None:

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
+import torch
 
-from worker.shim.preload import _one_builder
+from worker.shim.preload import _one_builder, _spoils_forks
 
 LOOK_SECONDS = 0.01
 
@@ -45,3 +49,20 @@ def test_no_thread_is_left(tmp_path: Path) -> None:
     with _one_builder(tmp_path, LOOK_SECONDS):
         assert len(set(threading.enumerate()) - before) == 1
     assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("is_spoilt", [True, False])
+def test_whether_forks_could_use_cuda_is_asked_of_one(is_spoilt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch knows in the fork alone."""
+    parent = os.getpid()
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: is_spoilt and os.getpid() != parent)
+    assert _spoils_forks() is is_spoilt
+
+
+def test_imports_ask_nvml_whether_there_is_a_device_and_ranks_do_not_hear_of_it(tmp_path: Path) -> None:
+    """Torch asks the driver otherwise, as it is imported where there is a toolkit, and no rank that is forked could use CUDA."""
+    (tmp_path / "noting.py").write_text("import os\nprint(os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'])\n")
+    code = "import os\nfrom worker.shim.preload import preload\npreload(['noting'])\nprint('PYTORCH_NVML_BASED_CUDA_CHECK' in os.environ)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "False"]
