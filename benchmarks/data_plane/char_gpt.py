@@ -25,8 +25,8 @@ NAMES = {EVERSTEP: OWN, "lm-resiliency": LM_RESILIENCY}
 LAUNCHES, CYCLES = 6, 24
 SKIPPED_STEPS, COUNTED_STEPS = 1, 4
 """Of a block: in the first one the system before is still at work."""
-WARM_UP_STEPS = 60
-"""In which the network is profiled and, mostly, pacing is tried (`worker.core.pacing_trial`)."""
+WARM_UP_STEPS = 120
+"""In which the network is profiled and pacing is tried, for as long as that may take (`worker.core.pacing_trial`)."""
 GIB = 1024**3
 
 Cycle = Mapping[str, Json]
