@@ -81,6 +81,7 @@ from worker.shm.numa import gpu_nodes
 from worker.shm.store import SlotStore
 from worker.source import SourceArchives
 from worker.stacks import StackWatch
+from worker.state_directory import take
 from worker.storage.aws import Aws
 from worker.storage.object_store import ObjectStore
 from worker.supervisor import Supervisor
@@ -148,7 +149,7 @@ class Agent:
         health: HealthWatch | None = None,
         own_log: OwnLog | None = None,
     ) -> None:
-        """Wire the parts; nothing is opened yet.
+        """Take the state directory, and wire the parts; no line and no socket is opened yet.
 
         Args:
             settings: where this agent lives and whom it serves.
@@ -158,7 +159,12 @@ class Agent:
             now: Unix time, for what is shown to people.
             health: of this node; started and closed here. None: the node's own devices are not watched.
             own_log: what this process logs, for a person who is to look at the node; None: its own, empty one.
+
+        Raises:
+            ShimUnavailable: the state directory is another node's, whose shim lives on this machine.
+            OSError: it is another node's, and does not let go of what belongs to that one.
         """
+        take(settings.state, settings.node_id, settings.rank_user)
         self._settings = settings
         self._objects = objects
         self._health = health

@@ -19,7 +19,7 @@ from pathlib import Path
 import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
-from everstep.protocol.agent_messages import AgentReport, AgentWelcome, CommandEnded, ControlToAgent, Hello, LogLines
+from everstep.protocol.agent_messages import NOT_YOURS, AgentReport, AgentWelcome, CommandEnded, ControlToAgent, Hello, LogLines
 from everstep.protocol.codec import MAX_MESSAGE_BYTES, Message, decode, encode
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.plan import Timeouts
@@ -126,7 +126,7 @@ class ControlClient:
                 if failures == 0 or self.is_connected:
                     log.warning("line to the control plane: %s", error)
                 if _is_unauthorized(error):
-                    self._session = ""  # it is not known there: the join token may still be
+                    self._session = ""  # it is not known there, or another node's: the join token may still be good
                     with contextlib.suppress(OSError):
                         self._token_path.unlink(missing_ok=True)
                 failures = 0 if self.is_connected else failures + 1
@@ -206,4 +206,6 @@ class ControlClient:
 
 
 def _is_unauthorized(error: Exception) -> bool:
+    if isinstance(error, websockets.exceptions.ConnectionClosed):
+        return error.rcvd is not None and error.rcvd.code == NOT_YOURS
     return isinstance(error, websockets.exceptions.InvalidStatus) and error.response.status_code in (401, 403)

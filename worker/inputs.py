@@ -35,6 +35,7 @@ from everstep.protocol.plan import InputChannel, ObjectReference
 from worker.core.inputs import HeldFile, Misplaced, check_places, make_room, place_of
 from worker.errors import CorruptCheckpoint, InputRefused, ObjectChanged, ObjectMissing, StorageError
 from worker.rank_user import RankUser, closed_to, make_way
+from worker.state_directory import sync
 from worker.storage.object_store import ObjectStore, StoredObject
 
 log = logging.getLogger(__name__)
@@ -193,7 +194,7 @@ class InputCache:
             errors = [future.exception() for future in [pool.submit(fetch, each) for each in wanted]]
         for error in sorted((error for error in errors if error is not None), key=lambda error: isinstance(error, _Given)):
             raise error  # the first true one: the others only ended because of it
-        _sync(self._objects)
+        sync(self._objects)
 
     def _fetch(self, store: ObjectStore, wanted: _Wanted, cancelled: threading.Event, failed: threading.Event) -> None:
         for attempt in range(1, MAX_ATTEMPTS + 1):
@@ -251,7 +252,7 @@ class InputCache:
         for each in wanted:
             os.link(self._objects / each.name, scratch / each.place)
         for parent in sorted(folders, reverse=True):
-            _sync(parent)
+            sync(parent)
             parent.chmod(_FOLDER_MODE)
         scratch.rename(folder)
         told = tuple(IndexedFile(place=str(each.place), name=each.name, bytes=each.object.bytes) for each in wanted)
@@ -261,7 +262,7 @@ class InputCache:
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(index)
-        _sync(index.parent)
+        sync(index.parent)
 
     def _is_whole(self, run: RunId, channel: InputChannel) -> bool:
         folder = self._runs / run / channel.name
@@ -327,11 +328,3 @@ def _remove(folder: Path) -> None:
         with contextlib.suppress(OSError):
             os.chmod(parent, 0o700)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

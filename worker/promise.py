@@ -5,7 +5,6 @@ Invariant: the file is whole and durable (written aside, fsynced, renamed, folde
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -13,6 +12,7 @@ import msgspec
 from everstep.protocol.agent_messages import MemberPhase
 from everstep.protocol.plan import GenerationPlan
 from worker.core.generation import Membership
+from worker.state_directory import sync, write_durably
 
 
 class Promise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -73,18 +73,8 @@ class PromiseFile:
         Raises:
             OSError: the disk does not take it; the one before it stands.
         """
-        if promise is None:
-            self._path.unlink(missing_ok=True)
+        if promise is not None:
+            write_durably(self._path, msgspec.msgpack.encode(promise))
         else:
-            scratch = self._path.with_suffix(".new")
-            descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "wb") as file:
-                file.write(msgspec.msgpack.encode(promise))
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            self._path.unlink(missing_ok=True)
+            sync(self._path.parent)

@@ -36,6 +36,8 @@ from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.log_chunks import LogLine
 from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord, SourceArchive, Timeouts
 
+NOT_YOURS = 4401
+"""Close code of a line whose token is not that of the node which says Hello."""
 SEND_LINES_SECONDS = 10.0
 MAX_COMMAND_OUTPUT_BYTES = 256 * 1024
 """Of each stream of a command that a person runs beside a rank."""

@@ -48,6 +48,7 @@ from worker.shim.messages import (
 )
 from worker.shim.records import RETRY_SECONDS, RankRecords
 from worker.shim.template import FORK, Forked, ForkFailed, FromTemplate, TemplateFailed, TemplateReady
+from worker.state_directory import SHIM_LOCK
 
 _CREDENTIALS = struct.Struct("3i")
 _log = logging.getLogger("worker.shim")
@@ -157,7 +158,7 @@ class Shim:
     # --- set-up ---------------------------------------------------------------------------------------------------------------------------
 
     def _lock(self) -> int:
-        lock = os.open(self.options.state_dir / "shim.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        lock = os.open(self.options.state_dir / SHIM_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

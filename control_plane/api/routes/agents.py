@@ -15,7 +15,7 @@ used with the first report after the welcome, so that an agent that never got it
                  another replica serves the fleet
     1009         a message is too long                       it is a bug, or another version; tries again later
     4400         a message that is not one                   likewise; both are counted, per node, and shown with it
-    4401         the token is not this node's                gives up
+    4401         the token is not this node's                drops its session, and joins anew
     4403         EC2 does not list the node in the group     tries again later: lists lag behind
     4408         nothing was heard for too long              connects again
     4409         a newer connection of the node exists       ends
@@ -46,7 +46,7 @@ from control_plane.db.events import NewEvent
 from control_plane.db.nodes import AgentFacts
 from control_plane.db.tokens import NewToken, Role, TokenKind, TokenRecord
 from control_plane.loop.agents import AgentConnection
-from everstep.protocol.agent_messages import AgentReport, AgentWelcome, CommandEnded, Hello, LogLines
+from everstep.protocol.agent_messages import NOT_YOURS, AgentReport, AgentWelcome, CommandEnded, Hello, LogLines
 from everstep.protocol.codec import decode, encode
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import FleetName, NodeId
@@ -65,7 +65,6 @@ SILENT_LEASES = 4.0
 
 TRY_AGAIN = 1013
 MALFORMED = 4400
-NOT_YOURS = 4401
 NOT_A_MEMBER = 4403
 SILENT = 4408
 SUPERSEDED = 4409

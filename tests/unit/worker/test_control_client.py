@@ -1,4 +1,4 @@
-"""The line to the control plane, from a node whose disk takes nothing any more."""
+"""The line to the control plane, from a node whose disk takes nothing any more, or has a session that is good for nothing."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import contextlib
 import errno
 import http
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 
-from everstep.protocol.agent_messages import AgentReport, AgentWelcome, Hello
+from everstep.protocol.agent_messages import NOT_YOURS, AgentReport, AgentWelcome, Hello
 from everstep.protocol.codec import encode
 from everstep.protocol.ids import NodeId
 from tests.unit.worker.rank_plans import rank_plan
@@ -22,7 +22,7 @@ from worker.control_client import ControlClient
 
 
 class Replica:
-    """Gives a session to whoever knows `join` or a session, and ends every connection after one report."""
+    """Gives a session to whoever knows `join` or a session of its own, and ends every connection after one report."""
 
     def __init__(self) -> None:
         self.tokens: list[str] = []
@@ -34,18 +34,22 @@ class Replica:
 
     async def speak(self, line: ServerConnection) -> None:
         await line.recv()
+        if self.tokens[-1] == "session-of-another":
+            await line.close(NOT_YOURS)
+            return
         await line.send(encode(AgentWelcome(session_token=f"session-{len(self.tokens)}", fleet="fleet", timeouts=rank_plan().timeouts)))
         await line.recv()
         self.reports.put_nowait(self.tokens[-1])
 
 
 @contextlib.asynccontextmanager
-async def line_to(replica: Replica, token_path: Path) -> AsyncIterator[None]:
+async def line_to(replica: Replica, token_path: Path, *, join_token: str = "join", attest: Callable[[str], str] | None = None) -> AsyncIterator[None]:
     async with serve(replica.speak, "127.0.0.1", 0, process_request=replica.check, compression=None) as server:
         client = ControlClient(
             [f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"],
-            join_token="join",
+            join_token=join_token,
             token_path=token_path,
+            attest=attest,
             hello=lambda: Hello(node_id=NodeId("i-1"), agent_id="a", address="127.0.0.2", peer_port=1, memory_bytes=1, version="0"),
             report=lambda: AgentReport(node_id=NodeId("i-1"), sequence=1, member=None),
             command=lambda _: None,
@@ -88,3 +92,20 @@ async def test_the_next_agent_goes_on_with_the_session(tmp_path: Path) -> None:
             assert await replica.reports.get() == expected
             kept = (tmp_path / "token").read_text()
         assert kept == f"session-{len(replica.tokens)}"
+
+
+async def test_the_session_of_another_node_is_dropped_and_the_instance_attests_anew(tmp_path: Path) -> None:
+    """As in an image that was made of that node: the token is known, and the line is closed behind the Hello."""
+    (tmp_path / "token").write_text("session-of-another")
+    replica = Replica()
+    async with line_to(replica, tmp_path / "token", join_token="", attest=lambda _: "session-attested"):
+        assert await replica.reports.get() == "session-attested"
+        assert (tmp_path / "token").read_text() == "session-2"
+    assert replica.tokens[:2] == ["session-of-another", "session-attested"]
+
+
+async def test_the_session_of_another_node_gives_way_to_the_join_token(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("session-of-another")
+    replica = Replica()
+    async with line_to(replica, tmp_path / "token"):
+        assert await replica.reports.get() == "join"

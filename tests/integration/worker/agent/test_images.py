@@ -1,0 +1,34 @@
+"""An image that is made of a running node: the instance that boots from it is another node, and begins as one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from everstep.protocol.ids import NodeId
+from tests.integration.worker.agent.fleet import Fleet, Node, until
+
+pytestmark = pytest.mark.integration
+
+
+async def test_an_instance_of_an_image_of_a_running_node_joins_as_a_new_one(fleet: Fleet, tmp_path: Path) -> None:
+    """The promise that it finds is of a generation that it has no part in; session and port are the other node's."""
+    await fleet.launch()
+    await fleet.train(3)
+    imaged = fleet.nodes[0]
+    state = Path(shutil.copytree(imaged.state_dir, tmp_path / "image"))
+    assert {"promise", "session_token", "peer_port", "sources", "logs"} <= {path.name for path in state.iterdir()}
+    new = Node(NodeId("i-new"), state, imaged.slots.with_name("new"), fleet.objects, fleet.control)
+    new.start()
+    try:
+        await until("its first report", lambda: new.id in fleet.control.reports)
+        assert fleet.control.tokens[-1] == "Bearer join"
+        assert (fleet.control.reports[new.id].member, fleet.control.reports[new.id].sources) == (None, ())
+        kept = {path.name for path in state.rglob("*") if path.is_file()}
+        assert kept == {"node_id", "session_token", "peer_port", "shim.lock"}, "nothing that an agent keeps is forgotten"
+        assert (state / "peer_port").read_text() != (imaged.state_dir / "peer_port").read_text()
+        await fleet.train(5)
+    finally:
+        await new.gone()
