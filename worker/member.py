@@ -26,7 +26,7 @@ from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.peer_messages import SessionKind
 from everstep.protocol.plan import GenerationPlan, RankPlan, ShardSource
 from everstep.protocol.rank_messages import StopState
-from everstep.protocol.rounds import Announcement, RankRound
+from everstep.protocol.rounds import Announcement, Pacing, RankRound
 from everstep.protocol.slot import SlotState
 from worker.core.metric_outbox import MetricOutbox
 from worker.core.own_metrics import NodeUsage
@@ -156,6 +156,7 @@ class Member:
                 replica_count=sum(len(plan.ranks[rank].holders) - 1 for rank in self.here.ranks),
                 max_slowdown=plan.max_slowdown,
                 on_distance=self._keep_distance,
+                on_pacing=self._keep_pacing,
             ),
             outbox=node.outbox,
             slot_count=self._slot_count,
@@ -470,6 +471,11 @@ class Member:
         """Iterations are common to all ranks: what the coordinator's own node sees of them stands for all."""
         if self.server is not None:
             self.server.keep_distance(distance)
+
+    def _keep_pacing(self, pacing: Pacing) -> None:
+        """So are they as far as pacing goes: whether it pays is one question, and everybody's."""
+        if self.server is not None:
+            self.server.keep_pacing(pacing)
 
     def _round_state(self) -> tuple[RankRound, ...]:
         return tuple(shard.round() for shard in self.shards.values())

@@ -474,6 +474,7 @@ class RankLines:
 
     def hear(self, announcement: Announcement) -> None:
         """Bring an announcement down to the shards and their ranks."""
+        self._traffic.hear(announcement.pacing)
         for shard in self._shards.values():
             stop_before = shard.page.agent.stop_state
             shard.apply(shard.core.hear(announcement.committed, announcement.proposed))

@@ -1,22 +1,25 @@
 """What the iterations of a node's ranks say about snapshots: when they may use the network, and how often they are worth it.
 
-    Boundary, Captured ──▶ Budget ──distance──▶ Coordinator
-    IdleSpans ──▶ SpanPacer ──▶ PacingTrial ──▶ senders
+    Boundary, Captured ──▶ Budget, PacingTrial ──distance, pacing──▶ Coordinator ──pacing──▶ every node
+    IdleSpans ──▶ SpanPacer ──pacing──▶ senders
 
-One local rank speaks for all: collectives make their iterations one. Invariant: what is not known changes nothing: without a profile chunks go at
-once, without measurements every step is proposed. What makes iterations longer than no pacing does is not kept up.
+One local rank speaks for all: collectives make their iterations one. So the coordinator's node alone is asked how far apart steps are proposed and
+whether replicas wait; the others hear of it. Invariant: what is not known changes nothing: without a profile chunks go at once, without measurements
+every step is proposed. What makes kept steps take longer than no pacing does is not kept up.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from everstep.protocol.ids import Rank, Step
 from everstep.protocol.rank_messages import Boundary, IdleSpans, Phase, RankHalf, Standing
+from everstep.protocol.rounds import Pacing
 from worker.core.budget import Budget
 from worker.core.chunks import Link, usable
-from worker.core.pacing_trial import PacingTrial
+from worker.core.pacing_trial import PacingTrial, is_tried_paced
 from worker.replication.pacing import NodePacer, SpanPacer, Unpaced
 
 log = logging.getLogger(__name__)
@@ -33,7 +36,14 @@ class Traffic:
     """One owner: the node's `Member`; every method on the agent's loop."""
 
     def __init__(
-        self, ranks: Sequence[Rank], pacer: NodePacer, *, replica_count: int, max_slowdown: float, on_distance: Callable[[int], None]
+        self,
+        ranks: Sequence[Rank],
+        pacer: NodePacer,
+        *,
+        replica_count: int,
+        max_slowdown: float,
+        on_distance: Callable[[int], None],
+        on_pacing: Callable[[Pacing], None],
     ) -> None:
         """Begin with everything unknown.
 
@@ -43,24 +53,32 @@ class Traffic:
             replica_count: shards of this node times their holders on other nodes: what every snapshot sends.
             max_slowdown: the job's.
             on_distance: told how far apart steps are to be proposed, when that changes.
+            on_pacing: told how replicas are to leave, when that changes.
         """
         self.budget = Budget(max_slowdown)
         self._speaker = min(ranks)
         self._pacer = pacer
         self._replica_count = replica_count
         self._on_distance = on_distance
+        self._on_pacing = on_pacing
+        self._pacing = Pacing.AT_ONCE
+        """As the coordinator has announced it."""
+        self._asked = Pacing.AT_ONCE
+        """What it was told last."""
         self._trials = _untried()
         self._profile: IdleSpans | None = None
         self._planned: SpanPacer | None = None
         """For the profile; None until the link is known, and where there is nothing to gain."""
+        self._was_exceeded = False
+        """The budget has had steps further apart than one in this training."""
         self._tried_seconds: float | None = None
         """What an iteration took when the trial began."""
         self._is_paced: bool | None = None
         """Whether what is sent in this iteration waits for idle spans; None: there are none to wait for."""
         self._was_paced: bool | None = None
         """In the iteration before."""
-        self._untold: tuple[float, bool] | None = None
-        """Seconds and way of the iteration before, where it counts: whether the step behind it is kept is not known yet."""
+        self._trying: _Try | None = None
+        """Behind whose iteration nothing has been captured yet."""
         self._passed_at: float | None = None
         self._has_captured = False
         self._was_sending = False
@@ -68,16 +86,21 @@ class Traffic:
 
     @property
     def trial(self) -> PacingTrial:
-        """What is known of pacing for steps that are proposed as often as they are now.
+        """What is known of pacing for steps that are proposed as they are now.
 
         A snapshot that is on its way for two iterations costs a step where every step is proposed, and none where they are further apart. All else
-        that is found where every step is proposed holds there, too.
+        that is found where every step is proposed holds there, too. Where the budget has been exceeded by every step once, steps that are lost are
+        none that it could pay for: else pacing would bring every step back, which would go at once, and exceed it again.
         """
         return self._trials[self._is_every_step]
 
     @property
     def _is_every_step(self) -> bool:
-        return self.budget.interval == 1
+        return not self._was_exceeded
+
+    def hear(self, pacing: Pacing) -> None:
+        """Take how replicas leave from the next boundary on, as the coordinator announces it."""
+        self._pacing = pacing
 
     def captured(self, rank: Rank) -> None:
         """A snapshot of a rank is complete on this node."""
@@ -86,11 +109,11 @@ class Traffic:
     def spans(self, rank: Rank, message: IdleSpans) -> None:
         """Take what a rank's profiler found; a later profile replaces it."""
         if rank == self._speaker:
-            self._profile, self._planned = message, None
+            self._profile, self._planned, self._trying = message, None, None
             self._pacer.unpace()
             tried, seconds = self._tried_seconds, message.iteration_seconds
             if tried is not None and not 1 / STALE_RATIO <= seconds / tried <= STALE_RATIO:
-                self._trials, self._tried_seconds = _untried(), None
+                self._trials, self._tried_seconds, self._was_exceeded = _untried(), None, False
 
     def boundary(self, rank: Rank, message: Boundary, half: RankHalf, *, is_sending: bool) -> float | None:
         """Take a boundary into account, or that a rank no longer passes any.
@@ -107,11 +130,12 @@ class Traffic:
         if rank != self._speaker:
             return None
         if half.standing is not Standing.MOVING or half.phase is not Phase.TRAIN:
-            self._passed_at = self._untold = None
+            self._passed_at = self._trying = None
             self._pacer.pause()
         elif message.at_seconds > (self._passed_at or 0.0):
             seconds = self._iteration(message, is_sending=is_sending)
             self._plan()
+            self._ask()
             self._pace(message.boundary)
             self._pacer.boundary(message.at_seconds)
             return seconds
@@ -124,30 +148,42 @@ class Traffic:
         if begun_at is None:
             return None
         before, seconds = self.budget, message.at_seconds - begun_at
-        if self._untold is not None:
-            self._try(*self._untold, is_late=not has_captured)
-            self._untold = None
+        if self._trying is not None:
+            self._follow(self._trying, has_captured=has_captured)
         if has_captured and self._is_paced is not None and (not was_sending or self._was_paced == self._is_paced):
-            self._untold = seconds, self._is_paced
+            self._trying = _Try(seconds, self._is_paced)
         self.budget = before.iteration(
             seconds,
             blocked_seconds=message.blocked_seconds,
             is_loaded=has_captured or was_sending or is_sending,
             has_begun=has_captured,
         )
+        self._was_exceeded |= self.budget.interval > 1
         if self.budget.interval != before.interval:
             log.info("a step is proposed every %d steps: snapshots may cost %.2g of an iteration", self.budget.interval, before.max_slowdown)
         if self.budget.distance != before.distance:
             self._on_distance(self.budget.distance)
         return seconds
 
-    def _try(self, seconds: float, is_paced: bool, *, is_late: bool) -> None:
+    def _follow(self, trying: _Try, *, has_captured: bool) -> None:
+        """Count the steps that are lost to a snapshot until the next one is captured."""
+        if has_captured or not self._is_every_step:
+            self._trying = None
+            self._tried(trying)
+        elif self.budget.distance > self.budget.interval:
+            self._trying = None  # the next step was put off on purpose
+        else:
+            self._trying = replace(trying, lost_count=trying.lost_count + 1)
+
+    def _tried(self, done: _Try) -> None:
         before = self.trial
-        self._trials[False] = self._trials[False].iteration(seconds, is_paced=is_paced)
+        if before.verdict is not None:
+            return
+        self._trials[False] = self._trials[False].iteration(done.seconds, is_paced=done.is_paced)
         if self._is_every_step:
-            self._trials[True] = self._trials[True].iteration(seconds, is_paced=is_paced, is_late=is_late)
+            self._trials[True] = self._trials[True].iteration(done.seconds, is_paced=done.is_paced, lost_count=done.lost_count)
         trial = self.trial
-        if before.verdict is None and trial.verdict is not None:
+        if trial.verdict is not None:
             how = "wait for idle spans" if trial.verdict else "go at once"
             took = trial.paced.kept_seconds, trial.at_once.kept_seconds
             log.info("replicas %s: a kept step takes %.3f s where they wait, and %.3f s where they do not", how, *took)
@@ -162,16 +198,42 @@ class Traffic:
             return
         least, idle = WORTH_RATIO * profile.iteration_seconds, sum(usable(span).seconds for span in profile.spans)
         needed = self._replica_count * self._pacer.transfer_bytes / rate
-        if min(needed, idle) >= least and (needed <= idle or self.budget.interval > 1):
+        is_worth = needed <= idle or self.budget.interval > 1 or self._pacing is not Pacing.AT_ONCE
+        if min(needed, idle) >= least and is_worth:
             self._planned = SpanPacer(profile.spans, Link(rate, ALPHA_SECONDS), iteration_seconds=profile.iteration_seconds)
             self._tried_seconds = self._tried_seconds or profile.iteration_seconds
             log.info("there are %d idle spans for replicas in an iteration of %.3f s", len(profile.spans), profile.iteration_seconds)
 
+    @property
+    def _wanted(self) -> Pacing:
+        """How replicas are to leave, as far as this node can tell."""
+        if self._planned is None:
+            return Pacing.AT_ONCE
+        return {None: Pacing.TRIED, True: Pacing.IN_IDLE_SPANS, False: Pacing.AT_ONCE}[self.trial.verdict]
+
+    def _ask(self) -> None:
+        if self._wanted is not self._asked:
+            self._asked = self._wanted
+            self._on_pacing(self._asked)
+
     def _pace(self, step: Step) -> None:
         """Say how what is captured at a boundary is sent."""
-        self._was_paced, self._is_paced = self._is_paced, None if self._planned is None else self.trial.is_paced(step)
+        self._was_paced, self._is_paced = self._is_paced, None if self._planned is None else self._waits(step)
         if self._planned is not None:
             self._pacer.hold(self._planned if self._is_paced else UNPACED)
+
+    def _waits(self, step: Step) -> bool:
+        return is_tried_paced(step) if self._pacing is Pacing.TRIED else self._pacing is Pacing.IN_IDLE_SPANS
+
+
+@dataclass(frozen=True, slots=True)
+class _Try:
+    """An iteration in which a snapshot was captured, and all that was sent went one way."""
+
+    seconds: float
+    is_paced: bool
+    lost_count: int = 0
+    """Iterations behind it in which nothing was captured."""
 
 
 def _untried() -> dict[bool, PacingTrial]:

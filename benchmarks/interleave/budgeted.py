@@ -1,6 +1,6 @@
 """Everstep where not every step fits: how far apart steps are proposed is the product's own decision, `worker.traffic.Traffic` with its `Budget`.
 
-    node 0:  Traffic ──distance──▶ proposed steps ──file──▶ every node: its snapshot begins at the boundary of that step
+    node 0:  Traffic ──distance, pacing──▶ proposed steps ──file──▶ every node: its snapshot begins at the boundary of that step
 
 The budget is told what the run measures: when boundaries are passed, and whether something was being sent. Nothing is copied here, so nothing holds
 the rank. The profiled iterations, in which nothing is saved, are told, too: a job that saves every step has seen as many quiet ones only after 800
@@ -16,14 +16,15 @@ from pathlib import Path
 from benchmarks.interleave.schemes import MAX_SLOWDOWN
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.rank_messages import Boundary, IdleSpan, IdleSpans, Phase, RankHalf
+from everstep.protocol.rounds import Pacing
 from worker.replication.pacing import NodePacer, Pacer, Unpaced
 from worker.traffic import Traffic
 
 GENERATION = Generation(1)
 MOVING = RankHalf(generation=GENERATION, phase=Phase.TRAIN)
 PAUSED = RankHalf(generation=GENERATION, phase=Phase.WAIT)
-PROPOSED = struct.Struct("=qq")
-"""The step proposed before the newest one, and the newest: a node may read it just before or just after node 0 has moved on."""
+PROPOSED = struct.Struct("=qqb")
+"""The step proposed before the newest one, and the newest: a node may read it just before or just after node 0 has moved on. And `Pacing`."""
 
 
 class Budgeted:
@@ -40,8 +41,16 @@ class Budgeted:
         self._leads = node == 0
         self._rank = Rank(node)
         self.node_pacer = node_pacer
-        self._traffic = Traffic([self._rank], self.node_pacer, replica_count=copies - 1, max_slowdown=MAX_SLOWDOWN, on_distance=self._keep_distance)
+        self._traffic = Traffic(
+            [self._rank],
+            self.node_pacer,
+            replica_count=copies - 1,
+            max_slowdown=MAX_SLOWDOWN,
+            on_distance=self._keep_distance,
+            on_pacing=self._keep_pacing,
+        )
         self._distance = 1
+        self._pacing = Pacing.AT_ONCE
         self._step = 0
         """Iterations under Everstep so far: those between are another scheme's, and no step of this job."""
         self._begun = 0
@@ -51,6 +60,9 @@ class Budgeted:
 
     def _keep_distance(self, distance: int) -> None:
         self._distance = distance
+
+    def _keep_pacing(self, pacing: Pacing) -> None:
+        self._pacing = pacing
 
     @property
     def pacer(self) -> Pacer | None:
@@ -82,14 +94,15 @@ class Budgeted:
         """
         self._step += 1
         self._tell(at, is_sending=is_sending)
-        proposed = PROPOSED.unpack_from(self._page)
+        *proposed, pacing = PROPOSED.unpack_from(self._page)
+        self._traffic.hear(Pacing(pacing))
         due = max((step for step in proposed if self._begun < step <= self._step), default=0)
         begins = bool(due) and not is_sending
         if begins:
             self._begun = due
             self._traffic.captured(self._rank)
         if self._leads and proposed[1] <= self._begun:
-            PROPOSED.pack_into(self._page, 0, proposed[1], max(self._step + 1, self._begun + self._distance))
+            PROPOSED.pack_into(self._page, 0, proposed[1], max(self._step + 1, self._begun + self._distance), self._pacing)
         return begins
 
     def pause(self) -> None:

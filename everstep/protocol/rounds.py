@@ -9,9 +9,20 @@ comes, it is known whether a newer one is there. A coordinator counts only what 
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.rank_messages import Standing, StopState, Vote
+
+
+class Pacing(IntEnum):
+    """How replicas leave, of all nodes alike: one whose chunks are in the way makes everybody's iteration longer."""
+
+    AT_ONCE = 0
+    TRIED = 1
+    """By the number of the step, one way or the other (`worker.core.pacing_trial`)."""
+    IN_IDLE_SPANS = 2
 
 
 class RankRound(Message, frozen=True):
@@ -78,5 +89,6 @@ class Announcement(Message, frozen=True):
     stop_state: StopState = StopState.NONE
     finished: bool = False
     """Every rank stands and what could be committed is committed: ranks leave `close()`."""
+    pacing: Pacing = Pacing.AT_ONCE
     is_silent: bool = False
     """The coordinator has nothing to announce until every node has reported to it: the term alone counts."""

@@ -6,8 +6,8 @@ Pacing keeps chunks out of the way of collectives, and costs wake-ups and time i
 cores of ranks that wait for the network, it sends while they compute and rests while they wait. What waits may also be on its way still when the
 next step is due, which is not kept then. So both are tried, by the time that a kept step takes.
 
-Invariant: which steps are tried how follows from their numbers alone. One node whose chunks are in the way makes everybody's iteration longer, so
-all nodes of a job have to try the same at the same time, and they share nothing else.
+Invariant: which steps are tried how follows from their numbers alone. One node whose chunks are in the way makes everybody's iteration longer: all
+nodes of a job try the same at the same time, and go by what the coordinator's node finds (`Announcement.pacing`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ LEAST, LEAST_TO_PACE, ENOUGH = 8, 16, 32
 
 Of eight that wait none may be late by luck, which costs steps as long as they wait.
 """
+MOST_LOST = 4
+"""Steps that one snapshot is told to have cost: what costs more is a holder that is gone, which says nothing of pacing."""
 BEYOND_DOUBT = 2.0
 """Standard errors by which pacing has to gain anything, or to gain less than it is worth, for the trial to end before."""
 WORTH_RATIO = 0.01
@@ -39,52 +41,42 @@ class Tries:
 
     seconds: tuple[float, ...] = ()
     """From boundary to boundary."""
-    late: tuple[bool, ...] = ()
-    """Of each, whether the step at its end was not kept, for the snapshot was still on its way."""
+    lost: tuple[int, ...] = ()
+    """Of each, how many steps behind it were not kept, for the snapshot was still on its way."""
 
-    def take(self, seconds: float, *, is_late: bool) -> Tries:
+    def take(self, seconds: float, lost_count: int) -> Tries:
         """Return these and one more."""
-        return Tries((*self.seconds, seconds)[-ENOUGH:], (*self.late, is_late)[-ENOUGH:])
+        return Tries((*self.seconds, seconds)[-ENOUGH:], (*self.lost, min(lost_count, MOST_LOST))[-ENOUGH:])
 
     @property
     def kept_seconds(self) -> float:
-        """What a kept step takes: an iteration, and for each that is late another one, in which nothing is kept."""
-        return statistics.median(self.seconds) * (1 + self._late_ratio)
+        """What a kept step takes: an iteration, and another for each step that is lost to it."""
+        return statistics.median(self.seconds) * (1 + statistics.fmean(self.lost))
 
     @property
     def error(self) -> float:
         """Standard error of that, seconds."""
-        late = self._late_ratio
-        return math.hypot(median_error(self.seconds) * (1 + late), statistics.median(self.seconds) * math.sqrt(late * (1 - late) / len(self.late)))
-
-    @property
-    def _late_ratio(self) -> float:
-        return sum(self.late) / len(self.late)
+        mean, count = statistics.fmean(self.lost), len(self.lost)
+        lost_error = math.sqrt(sum((each - mean) ** 2 for each in self.lost)) / count
+        return math.hypot(median_error(self.seconds) * (1 + mean), statistics.median(self.seconds) * lost_error)
 
 
 @dataclass(frozen=True, slots=True)
 class PacingTrial:
-    """What has been tried. One per node and training."""
+    """What has been tried. One per training, on the coordinator's node."""
 
     paced: Tries = Tries()
     at_once: Tries = Tries()
     verdict: bool | None = None
     """Pacing pays; None: not known yet."""
 
-    def is_paced(self, step: Step) -> bool:
-        """Say whether the snapshot of a step waits for idle spans; while that is tried, without a pattern that steps at a regular distance meet."""
-        if self.verdict is not None:
-            return self.verdict
-        pair, place = divmod(step // RUN_STEPS, 2)
-        return bool(place ^ digest(pair.to_bytes(8, "little"))[0] & 1)
-
-    def iteration(self, seconds: float, *, is_paced: bool, is_late: bool = False) -> PacingTrial:
+    def iteration(self, seconds: float, *, is_paced: bool, lost_count: int = 0) -> PacingTrial:
         """Take an iteration into account in which a snapshot was captured, and all that was sent went one way.
 
         Args:
             seconds: from boundary to boundary.
             is_paced: which way.
-            is_late: the step at its end was not kept, for the snapshot was still on its way.
+            lost_count: steps behind it that were not kept, for the snapshot was still on its way.
 
         Returns:
             The trial, with a verdict where there is one now; one that is over stays as it is.
@@ -92,8 +84,8 @@ class PacingTrial:
         if self.verdict is not None:
             return self
         if is_paced:
-            return replace(self, paced=self.paced.take(seconds, is_late=is_late))._judged()
-        return replace(self, at_once=self.at_once.take(seconds, is_late=is_late))._judged()
+            return replace(self, paced=self.paced.take(seconds, lost_count))._judged()
+        return replace(self, at_once=self.at_once.take(seconds, lost_count))._judged()
 
     def _judged(self) -> PacingTrial:
         fewest = min(len(self.paced.seconds), len(self.at_once.seconds))
@@ -104,3 +96,9 @@ class PacingTrial:
         doubt = BEYOND_DOUBT * math.hypot(self.paced.error, self.at_once.error)
         is_clear = gained + doubt < worth or (gained > doubt and fewest >= LEAST_TO_PACE)
         return replace(self, verdict=gained > worth) if fewest == ENOUGH or is_clear else self
+
+
+def is_tried_paced(step: Step) -> bool:
+    """Say whether the snapshot of a step waits for idle spans while that is tried, without a pattern that steps at a regular distance meet."""
+    pair, place = divmod(step // RUN_STEPS, 2)
+    return bool(place ^ digest(pair.to_bytes(8, "little"))[0] & 1)

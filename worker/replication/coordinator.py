@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from everstep.protocol.ids import Generation, Step
 from everstep.protocol.rank_messages import Vote
-from everstep.protocol.rounds import Announcement, NodeReport
+from everstep.protocol.rounds import Announcement, NodeReport, Pacing
 from worker.core.rounds import NONE, Coordinator
 from worker.core.tree import Reports
 from worker.tasks import Signal
@@ -48,6 +48,7 @@ class RoundServer:
         self._final_round_seconds = final_round_seconds
         self._now = now
         self._final_timer: asyncio.TimerHandle | None = None
+        self._pacing = Pacing.AT_ONCE
         self._refused: list[str] = []
         """Why the last step was abandoned; logged when it changes."""
 
@@ -64,6 +65,7 @@ class RoundServer:
             stop_step=core.stop,
             stop_state=core.stop_state,
             finished=core.is_finished,
+            pacing=self._pacing,
             is_silent=core.is_recovering,  # nothing is announced before every member has said what it knows
         )
 
@@ -82,6 +84,11 @@ class RoundServer:
     def keep_distance(self, distance: int) -> None:
         """Propose steps so far apart from now on."""
         self._apply(self.core.keep_distance(distance))
+
+    def keep_pacing(self, pacing: Pacing) -> None:
+        """Have replicas leave like this on every node from now on."""
+        self._pacing = pacing
+        self.changed.notify()
 
     def request_checkpoint(self, step: Step) -> None:
         """Have the next commit of this step or a later one uploaded."""

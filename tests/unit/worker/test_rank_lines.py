@@ -105,7 +105,7 @@ class Place:
             keep=lambda rank: (),
             on_change=lambda: None,
             on_round_change=lambda: None,
-            traffic=Traffic([rank], NodePacer(), replica_count=0, max_slowdown=0.01, on_distance=lambda distance: None),
+            traffic=Traffic([rank], NodePacer(), replica_count=0, max_slowdown=0.01, on_distance=lambda _: None, on_pacing=lambda _: None),
             outbox=self.outbox,
             slot_count=2,
             now=lambda: self.unix,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import Callable
 
@@ -11,11 +12,11 @@ from msgspec.structs import replace
 
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.rank_messages import Boundary, IdleSpan, IdleSpans, Phase, RankHalf, Standing, Vote
-from everstep.protocol.rounds import RankRound
+from everstep.protocol.rounds import Pacing, RankRound
 from tests.unit.worker.replication.wire import Wire
-from worker.core.budget import ENOUGH, Budget
+from worker.core.budget import ENOUGH, REST_EVERY, Budget
 from worker.core.chunks import Link
-from worker.core.pacing_trial import RUN_STEPS, PacingTrial
+from worker.core.pacing_trial import RUN_STEPS, PacingTrial, is_tried_paced
 from worker.core.rounds import Coordinator
 from worker.replication.pacing import ENOUGH_TRANSFERS, SpanPacer, Unpaced
 from worker.traffic import ALPHA_SECONDS, Traffic
@@ -31,12 +32,25 @@ class Node:
         self.wire = Wire(10_000_000.0)
         self.pacer = self.wire.pacer
         self.distances: list[int] = []
-        self.traffic = Traffic([Rank(5), Rank(4)], self.pacer, replica_count=replica_count, max_slowdown=max_slowdown, on_distance=self.keep_distance)
+        self.pacings: list[Pacing] = []
+        self.traffic = Traffic(
+            [Rank(5), Rank(4)],
+            self.pacer,
+            replica_count=replica_count,
+            max_slowdown=max_slowdown,
+            on_distance=self.keep_distance,
+            on_pacing=self.keep_pacing,
+        )
         self.now = 100.0
         self.step = 0
 
     def keep_distance(self, distance: int) -> None:
         self.distances.append(distance)
+
+    def keep_pacing(self, pacing: Pacing) -> None:
+        """The coordinator announces it at once."""
+        self.pacings.append(pacing)
+        self.traffic.hear(pacing)
 
     def iterate(self, seconds: float = 1.0, *, captured: bool = False, sending: bool = False, blocked: float = 0.0, rank: int = 4) -> None:
         if captured:
@@ -50,6 +64,14 @@ class Node:
         """Keep steps until it is known whether pacing pays; an iteration in which nothing waits takes so much longer than one in which chunks do."""
         while self.traffic.trial.verdict is None:
             self.iterate(1.0 if isinstance(self.pacer.current, SpanPacer) else 1.0 + gained, captured=True)
+
+    def try_late_pacing(self) -> None:
+        """Iterations are a tenth shorter where chunks wait, and nothing is captured in the one behind."""
+        is_late = False
+        while self.traffic.trial.verdict is None:
+            is_paced = isinstance(self.pacer.current, SpanPacer)
+            self.iterate(1.0 if is_paced else 1.1, captured=not is_late)
+            is_late = is_paced and not is_late
 
     def transfers(self, seconds: float = 0.1, *, at_once: int = 1) -> None:
         """Send a million bytes in so many seconds, often enough to know the link; or in so many each, when several go at once."""
@@ -187,34 +209,94 @@ class Steady(Budget):
 
 @pytest.mark.parametrize("interval", [1, 2])
 def test_waiting_does_not_pay_where_it_costs_steps(interval: int) -> None:
-    """Iterations are a tenth shorter for it, and every other one captures nothing, which is too late only where every step is proposed."""
+    """Which it does only where every step is proposed."""
 
     def work() -> None:
         node = Node()
         node.transfers()
         node.traffic.spans(Rank(4), SPANS)
         node.traffic.budget = Steady(max_slowdown=0.01, interval=interval)
-        has_captured = False
-        while node.traffic.trial.verdict is None:
-            is_paced = isinstance(node.pacer.current, SpanPacer)
-            has_captured = not (is_paced and has_captured)
-            node.iterate(1.0 if is_paced else 1.1, captured=has_captured)
+        node.try_late_pacing()
         assert node.traffic.trial.verdict is (interval > 1)
+        assert node.pacings == [Pacing.TRIED, Pacing.IN_IDLE_SPANS if interval > 1 else Pacing.AT_ONCE]
 
     with_loop(work)
 
 
-@pytest.mark.parametrize("interval", [1, 2])
-def test_what_is_found_where_every_step_is_proposed_holds_for_steps_that_are_further_apart_and_not_the_other_way_round(interval: int) -> None:
+@pytest.mark.parametrize(("since_rest", "lost"), [(0, [0, 0, 2]), (REST_EVERY, [0, 0])])
+def test_each_step_that_is_lost_to_a_snapshot_counts_and_none_that_was_put_off_on_purpose(since_rest: int, lost: list[int]) -> None:
     def work() -> None:
         node = Node()
         node.transfers()
         node.traffic.spans(Rank(4), SPANS)
-        node.traffic.budget = Steady(max_slowdown=0.01, interval=interval)
+        for _ in range(2):
+            node.iterate()
+        node.traffic.budget = Steady(max_slowdown=0.01, since_rest=since_rest)
+        for captured in (True, True, True, False, False, True):
+            node.iterate(captured=captured)
+        assert sorted([*node.traffic.trial.paced.lost, *node.traffic.trial.at_once.lost]) == lost
+
+    with_loop(work)
+
+
+def test_what_is_found_where_every_step_is_proposed_holds_for_steps_that_are_further_apart_but_for_those_lost() -> None:
+    def work() -> None:
+        node = Node()
+        node.transfers()
+        node.traffic.spans(Rank(4), SPANS)
+        node.traffic.budget = every = Steady(max_slowdown=0.01)
+        node.try_late_pacing()
+        known = node.traffic._trials[False]
+        assert (node.traffic.trial.verdict, known.verdict) == (False, None)
+        for _ in range(2 * ENOUGH):
+            node.iterate(0.8, captured=True)
+        assert node.traffic._trials[False] == known, "iterations of one way alone say nothing more"
+        for budget in (dataclasses.replace(every, interval=2), every):
+            node.traffic.budget = budget
+            node.iterate()
+            assert node.traffic.trial is node.traffic._trials[False], "also when every step is proposed again: the budget could not pay for that"
+        assert node.pacings[-1] is Pacing.TRIED
+
+    with_loop(work)
+
+
+def test_a_node_is_ready_to_pace_what_others_pace() -> None:
+    """Its own snapshots its idle spans cannot hold."""
+
+    def work() -> None:
+        node = Node()
+        node.transfers(0.2)  # 2 × 0.2 s are more than 0.85 × 0.4 s
+        node.traffic.spans(Rank(4), SPANS)
+        for _ in range(2):
+            node.iterate()
+        assert isinstance(node.pacer.current, Unpaced)
+        node.traffic.hear(Pacing.IN_IDLE_SPANS)
+        node.traffic._on_pacing = lambda _: None  # it is not the coordinator's
+        node.iterate()
+        assert isinstance(node.pacer.current, SpanPacer)
+
+    with_loop(work)
+
+
+def test_a_node_goes_by_what_the_coordinator_announces_and_not_by_what_it_finds() -> None:
+    """By its own budget, which nobody obeys, and its own trial two nodes went different ways, and half of the steps were not kept."""
+
+    def work() -> None:
+        node = Node()
+        node.transfers()
+        node.traffic.spans(Rank(4), SPANS)
         node.try_pacing(gained=-0.05)
-        assert node.traffic.trial.verdict is False
-        node.traffic.budget = Steady(max_slowdown=0.01, interval=3 - interval)
-        assert node.traffic.trial.verdict is (False if interval == 1 else None)
+        for pacing, is_paced in ((Pacing.IN_IDLE_SPANS, True), (Pacing.AT_ONCE, False)):
+            node.traffic.hear(pacing)
+            for _ in range(4 * RUN_STEPS):
+                node.iterate(captured=True)
+                assert isinstance(node.pacer.current, SpanPacer) is is_paced
+        node.traffic.hear(Pacing.TRIED)
+        ways = set()
+        for _ in range(4 * RUN_STEPS):
+            node.iterate(captured=True)
+            ways.add((is_tried_paced(Step(node.step)), isinstance(node.pacer.current, SpanPacer)))
+        assert ways == {(True, True), (False, False)}
 
     with_loop(work)
 
@@ -228,8 +310,8 @@ def test_an_iteration_behind_which_ranks_stop_iterating_counts_for_neither() -> 
             node.iterate(captured=True)
         eval_half = RankHalf(generation=1, phase=Phase.EVAL)
         node.traffic.boundary(Rank(4), Boundary(generation=Generation(1), boundary=Step(node.step)), eval_half, is_sending=False)
-        for _ in range(2):
-            node.iterate()
+        node.iterate()
+        node.iterate(captured=True)
         assert node.traffic.trial == PacingTrial()
 
     with_loop(work)

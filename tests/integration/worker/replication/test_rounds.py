@@ -11,7 +11,7 @@ import pytest
 
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.rank_messages import Standing, StopState, Vote
-from everstep.protocol.rounds import Announcement, NodeReport, RankRound, RoundReport
+from everstep.protocol.rounds import Announcement, NodeReport, Pacing, RankRound, RoundReport
 from tests.integration.worker.replication.pair import GENERATION, credentials
 from worker.core.rounds import NONE, Coordinator
 from worker.core.tree import RoundTree
@@ -237,6 +237,17 @@ async def test_a_recovering_coordinator_says_nothing_before_everybody_has_report
         first.start()
         await second.until_heard(committed=8, proposed=10)
         assert second.heard[0].committed == 8
+    finally:
+        await made.close()
+
+
+async def test_how_replicas_leave_reaches_every_node_as_it_changes() -> None:
+    made = Network(3, Coordinator.begin(world_size=3, base=Step(0), every_steps=0))
+    try:
+        for pacing in (Pacing.TRIED, Pacing.IN_IDLE_SPANS, Pacing.AT_ONCE):
+            made.server.keep_pacing(pacing)
+            for node in made.nodes:
+                await node.until_heard(pacing=pacing)
     finally:
         await made.close()
 
