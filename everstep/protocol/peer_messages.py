@@ -167,6 +167,8 @@ class ShardRefused(Message, frozen=True):
 
     transfer: int
     reason: str
+    is_damaged: bool = False
+    """Chunks do not hash to the digests that their owner named, however often they are sent: what the owner has may be what is wrong."""
 
 
 class HolderInventory(Message, frozen=True):

@@ -32,7 +32,7 @@ from worker.core.slots import Content
 from worker.errors import NoRoom, PeerError
 from worker.replication.streams import ChunkQueue, Receiver, Streams
 from worker.replication.tcp import TcpSession
-from worker.replication.transfers import ShardRejected, announcement, receive_shard, send_shard
+from worker.replication.transfers import ShardDamaged, ShardRejected, announcement, receive_shard, send_shard
 from worker.replication.transport import Session
 from worker.shm.store import SlotStore
 from worker.tasks import end, finish, first_of
@@ -235,7 +235,7 @@ class ReplicaReceiver:
             await session.send(ShardSealed(transfer=begin.transfer, digest=digest))
         except (ShardRejected, NoRoom) as error:
             self.rejected_count += 1
-            await session.send(ShardRefused(transfer=begin.transfer, reason=str(error)))
+            await session.send(ShardRefused(transfer=begin.transfer, reason=str(error), is_damaged=isinstance(error, ShardDamaged)))
 
     # -- fetches ----------------------------------------------------------------------------------------------------------------------------
 

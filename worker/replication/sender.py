@@ -21,6 +21,7 @@ from everstep.protocol.peer_messages import (
     ShardSealed,
     ShardWanted,
 )
+from everstep.protocol.slot import SlotState
 from worker.core.rounds import NONE
 from worker.core.silence import Silence
 from worker.core.slow_link import SlowLink
@@ -164,6 +165,9 @@ class ReplicaSender:
             elif isinstance(outcome, ShardSealed):
                 self._silence = self._silence.succeeded()
                 shard.acknowledge(self._peer, shard.content(step))
+            elif isinstance(outcome, ShardRefused) and outcome.is_damaged and await self._is_damaged_here(slot):
+                log.error("what rank %d captured of step %d does not hash to its digests in its own slot either: it is given up", shard.rank, step)
+                shard.apply(shard.core.forget(step).abandon(step, "what the rank captured no longer hashes to its digests"))
             elif isinstance(outcome, ShardRefused):
                 self._failed(f"it refuses step {step}: {outcome.reason}")
                 log.info("%s refuses step %d of rank %d: %s", self._peer, step, shard.rank, outcome.reason)
@@ -216,6 +220,14 @@ class ReplicaSender:
                 self._held_to(SlowLink())
                 self._streams.shrink(0)  # a connection that was limited once is timed by the kernel for good
         return outcome
+
+    async def _is_damaged_here(self, slot: Slot) -> bool:
+        """Digest the own slot again whose copy came damaged; one that is damaged itself becomes empty."""
+        self._is_verifying = True
+        try:
+            return not await self._store.verify(slot) and slot.file.header.state is SlotState.EMPTY
+        finally:
+            self._is_verifying = False
 
     async def _dropped(self, step: Step, digests: ChunkDigests) -> None:
         """Return when a step that is still being captured is no longer awaited: nobody knows whether its end will ever come."""

@@ -55,6 +55,10 @@ class ShardRejected(PeerError):
     """The shard was not sealed here: it was cancelled, or it does not hash to its digest."""
 
 
+class ShardDamaged(ShardRejected):
+    """Chunks do not hash to their digests, however often they are sent."""
+
+
 def announcement(slot: SlotHeader, *, transfer: int, committed: Step) -> BeginShard:
     """Return how a slot is announced.
 
@@ -289,7 +293,7 @@ async def _mend(session: Session, incoming: IncomingShard, silence_seconds: floa
         log.warning("%d chunks of transfer %d came damaged", len(incoming.damaged), incoming.transfer)
         if repeat < MAX_REPEATS:
             await session.send(ShardWanted(transfer=incoming.transfer, chunks=incoming.again()))
-    raise ShardRejected("chunks of the payload do not hash to their digests")
+    raise ShardDamaged("chunks of the payload do not hash to their digests")
 
 
 async def _close(incoming: IncomingShard, streams: Streams, slot: Slot) -> None:

@@ -525,6 +525,30 @@ class OneCard(Recorded):
         return await super().stream(session, number)
 
 
+async def test_a_step_that_is_damaged_in_its_own_slot_is_given_up_and_costs_no_holder_its_place(pair: Pair) -> None:
+    """Its holder was dropped for refusing it, and the step was committed: on a copy alone that did not hash."""
+    pair.send(deadline_seconds=RARELY_SECONDS)
+    pair.hear(-1, 1)
+    await pair.capture(1)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    pair.hear(1, 2)
+    capture = await pair.begin_capture(2)
+    capture.write(pair.payload_bytes)
+    capture.digests.complete()
+    await capture.sealing
+    with capture.slot.file.payload(0, 1) as view:
+        view[0] ^= 1
+    pair.shard.apply(pair.shard.core.seal(Step(2)))
+    await pair.until(lambda: pair.shard.core.vote is not Vote.NONE)
+    assert (pair.shard.core.vote, pair.shard.core.reason) == (Vote.ABANDON, "what the rank captured no longer hashes to its digests")
+    assert pair.shard.core.view == {HOLDER}
+    assert pair.shard.slot(Step(2)) is None
+    pair.hear(1, 3)
+    await pair.capture(3)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert pair.held()[3] == payload(3, pair.payload_bytes)
+
+
 async def test_a_card_that_cannot_be_reached_takes_no_stream_from_those_that_can(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     """Its stream ended the session and each that was opened again: the holder was out of reach although the first card worked."""
     dialler = OneCard(pair)
