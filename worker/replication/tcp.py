@@ -39,6 +39,10 @@ from worker.tasks import finish
 log = logging.getLogger(__name__)
 HANDSHAKE_SECONDS = 5.0
 MAX_SESSIONS = 4096
+MAX_UNPROVEN = 256
+"""Sessions in their handshake: the oldest of more is closed, so that those who say nothing keep no member out."""
+MAX_HANDSHAKE_BYTES = 4096
+"""Of a message before both sides are proven."""
 """Connections that a listener holds at once; more are closed unread."""
 ACCEPT_RETRY_SECONDS = 1.0
 READ_AHEAD_BYTES = 4096
@@ -59,6 +63,7 @@ class TcpSession:
         """What has come of messages that nobody has taken yet."""
         self._ahead: memoryview | None = None
         """For what comes; None during the handshake, of which no byte more is read than it takes."""
+        self._limit = MAX_HANDSHAKE_BYTES
         self._missing = 0
         """Bytes of the message that somebody waits for."""
         self._arrival: asyncio.Future[None] | None = None
@@ -126,14 +131,15 @@ class TcpSession:
     def read_ahead(self) -> None:
         """Take what has come in one go from now on, whole messages and more: the handshake is over, and nobody else will read this connection."""
         self._ahead = memoryview(bytearray(READ_AHEAD_BYTES))
+        self._limit = MAX_PEER_MESSAGE_BYTES
 
     def _frame_bytes(self) -> int:
         """Return how long the next frame is, as far as that is known."""
         if len(self._inbox) < LENGTH.size:
             return LENGTH.size
         (length,) = LENGTH.unpack_from(self._inbox)
-        if length > MAX_PEER_MESSAGE_BYTES:
-            raise OversizedMessage(f"a frame of {length} bytes announced; the limit is {MAX_PEER_MESSAGE_BYTES}")
+        if length > self._limit:
+            raise OversizedMessage(f"a frame of {length} bytes announced; the limit is {self._limit}")
         return LENGTH.size + int(length)
 
     async def _read(self, missing: int) -> None:
@@ -311,6 +317,8 @@ class PeerListener:
         self._credentials: Credentials | None = None
         self._serve: Serve | None = None
         self._sessions: dict[asyncio.Task[None], TcpSession] = {}
+        self._unproven: dict[TcpSession, None] = {}
+        """In their handshake, oldest first."""
 
     def start(self, address: str, port: int = 0, *, more_cards: Sequence[NetworkCard] = ()) -> None:
         """Listen.
@@ -385,8 +393,13 @@ class PeerListener:
                 self.refused_count += 1
                 line.close()
                 continue
+            if len(self._unproven) >= MAX_UNPROVEN:
+                oldest = next(iter(self._unproven))
+                del self._unproven[oldest]
+                oldest.close()
             line.setblocking(False)
             session = TcpSession(line, _nobody(f"{origin[0]}:{origin[1]}"), NodeId(f"{origin[0]}:{origin[1]}"))
+            self._unproven[session] = None
             task = asyncio.create_task(self._session(session), name=f"peer session {session.peer}")
             self._sessions[task] = session
             task.add_done_callback(self._ended)
@@ -396,7 +409,9 @@ class PeerListener:
             self._loop().add_reader(listener, self._accept, listener)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._sessions.pop(task).close()  # one that was cancelled before it began has closed nothing itself
+        session = self._sessions.pop(task)
+        session.close()  # one that was cancelled before it began has closed nothing itself
+        self._unproven.pop(session, None)
 
     async def _session(self, session: TcpSession) -> None:
         origin = session.peer
@@ -412,6 +427,8 @@ class PeerListener:
                 self.refused_count += 1
                 log.warning("session from %s refused: %s", origin, error or "no handshake in time")
                 return
+            finally:
+                self._unproven.pop(session, None)
             await serve(session)
         except PeerLost:
             log.debug("session from %s ended", origin)

@@ -168,6 +168,24 @@ async def test_more_sessions_than_a_node_can_have_are_closed_unread(pair: Pair, 
     session.close()
 
 
+async def test_strangers_who_say_nothing_keep_no_member_out(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "MAX_UNPROVEN", 2)
+    strangers = [await pair.line() for _ in range(5)]
+    session = await pair.dial()
+    for line in strangers[:4]:
+        assert await closed(line) == b""
+    assert len(pair.listener._unproven) == 1, "the newest may still say who it is"
+    strangers[4].close()
+    session.close()
+
+
+async def test_who_has_proven_nothing_is_given_no_memory(pair: Pair) -> None:
+    line = await pair.line()
+    await asyncio.get_running_loop().sock_sendall(line, (tcp.MAX_HANDSHAKE_BYTES + 1).to_bytes(4, "big"))
+    assert await closed(line) == b""
+    assert pair.listener.refused_count == 1
+
+
 @pytest.mark.parametrize(
     "data",
     [

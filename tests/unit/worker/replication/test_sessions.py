@@ -54,6 +54,7 @@ async def test_what_fits_leaves_without_a_turn_of_the_loop(lines: tuple[socket.s
 
 async def test_what_does_not_fit_waits_and_is_whole(lines: tuple[socket.socket, socket.socket]) -> None:
     here, there = sessions(lines)
+    there.read_ahead()  # both sides are proven
     sending = [asyncio.create_task(here.send(SMALL, LARGE)), asyncio.create_task(here.send(LARGE, SMALL))]
     assert [await there.receive() for _ in range(4)] == [SMALL, LARGE, LARGE, SMALL]
     await asyncio.gather(*sending)
@@ -70,6 +71,7 @@ async def test_a_line_that_is_gone_says_so(lines: tuple[socket.socket, socket.so
 
 async def test_who_is_cancelled_in_the_middle_leaves_a_whole_message_or_none_at_all(lines: tuple[socket.socket, socket.socket]) -> None:
     here, there = sessions(lines)
+    there.read_ahead()  # both sides are proven
     sending = asyncio.create_task(here.send(LARGE))
     await asyncio.sleep(0)
     sending.cancel()
