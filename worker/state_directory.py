@@ -110,6 +110,9 @@ def _remove(path: Path) -> None:
     if path.is_symlink() or not path.is_dir():
         path.unlink()
         return
-    for parent, _, _ in os.walk(path):
-        os.chmod(parent, 0o700)
+    os.chmod(path, 0o700)
+    for parent, folders, _ in os.walk(path):  # each is opened before it is walked into
+        for folder in folders:
+            if not (inner := Path(parent, folder)).is_symlink():
+                os.chmod(inner, 0o700)
     shutil.rmtree(path)

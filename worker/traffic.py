@@ -28,6 +28,11 @@ ALPHA_SECONDS = 0.0002
 WORTH_RATIO = 0.02
 """Below this part of an iteration, transfers are too short to be in anybody's way, or idle spans to hold anything: chunks go at once."""
 UNPACED = Unpaced()
+SAID = {
+    Pacing.AT_ONCE: "go at once",
+    Pacing.TRIED: "go at once or wait for idle spans, to see which of them makes kept steps take less",
+    Pacing.IN_IDLE_SPANS: "wait for idle spans",
+}
 STALE_RATIO = 1.5
 """Iterations that take so much longer or shorter are another training: whether pacing pays is tried anew."""
 
@@ -100,7 +105,9 @@ class Traffic:
 
     def hear(self, pacing: Pacing) -> None:
         """Take how replicas leave from the next boundary on, as the coordinator announces it."""
-        self._pacing = pacing
+        if pacing is not self._pacing:
+            log.info("replicas %s", SAID[pacing])
+            self._pacing = pacing
 
     def captured(self, rank: Rank) -> None:
         """A snapshot of a rank is complete on this node."""
@@ -149,7 +156,7 @@ class Traffic:
             return None
         before, seconds = self.budget, message.at_seconds - begun_at
         if self._trying is not None:
-            self._follow(self._trying, has_captured=has_captured)
+            self._follow(self._trying, has_captured=has_captured, was_sending=was_sending)
         if has_captured and self._is_paced is not None and (not was_sending or self._was_paced == self._is_paced):
             self._trying = _Try(seconds, self._is_paced)
         self.budget = before.iteration(
@@ -165,15 +172,15 @@ class Traffic:
             self._on_distance(self.budget.distance)
         return seconds
 
-    def _follow(self, trying: _Try, *, has_captured: bool) -> None:
+    def _follow(self, trying: _Try, *, has_captured: bool, was_sending: bool) -> None:
         """Count the steps that are lost to a snapshot until the next one is captured."""
         if has_captured or not self._is_every_step:
             self._trying = None
             self._tried(trying)
-        elif self.budget.distance > self.budget.interval:
-            self._trying = None  # the next step was put off on purpose
-        else:
+        elif was_sending:
             self._trying = replace(trying, lost_count=trying.lost_count + 1)
+        else:
+            self._trying = None  # the next step was put off by something else: the budget, an upload
 
     def _tried(self, done: _Try) -> None:
         before = self.trial
@@ -184,9 +191,8 @@ class Traffic:
             self._trials[True] = self._trials[True].iteration(done.seconds, is_paced=done.is_paced, lost_count=done.lost_count)
         trial = self.trial
         if trial.verdict is not None:
-            how = "wait for idle spans" if trial.verdict else "go at once"
             took = trial.paced.kept_seconds, trial.at_once.kept_seconds
-            log.info("replicas %s: a kept step takes %.3f s where they wait, and %.3f s where they do not", how, *took)
+            log.debug("as this node sees it, a kept step takes %.3f s where replicas wait for idle spans, and %.3f s where they do not", *took)
 
     def _plan(self) -> None:
         """Put the profile to use as soon as the link is known, if there is anything to gain.

@@ -162,7 +162,7 @@ class ShardSealed(Message, frozen=True):
     digest: bytes
 
 
-class ShardRefused(Message, frozen=True):
+class ShardRefused(Message, frozen=True, omit_defaults=True):
     """The holder does not seal it, or the fetched shard is not to be had."""
 
     transfer: int

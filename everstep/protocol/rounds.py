@@ -71,7 +71,7 @@ class RoundReport(Message, frozen=True):
     nodes: tuple[NodeReport, ...]
 
 
-class Announcement(Message, frozen=True):
+class Announcement(Message, frozen=True, omit_defaults=True):
     """The coordinator's state, sent down the tree on change; the first message on every line, at once."""
 
     generation: Generation

@@ -172,6 +172,7 @@ class UnixAgentLink:
         self._half: RankHalf | None = None
         self._slots: SlotsGranted | SlotsRefused | None = None
         self._request: SlotsRequest | None = None
+        self._profile: IdleSpans | None = None
         self._outcome: Captured | Abandoned | None = None
         self._next_attempt = clock()
         _forget_in_children(self)
@@ -262,6 +263,8 @@ class UnixAgentLink:
 
     def hold(self, message: Boundary | IdleSpans) -> None:
         with self._lock:
+            if isinstance(message, IdleSpans):
+                self._profile = message
             if self._socket is not None and not (self._outbox and isinstance(message, Boundary)):
                 self._held += frame(message)
 
@@ -401,7 +404,7 @@ class UnixAgentLink:
         assert self._page is not None
         if self._half is not None:
             write_rank_half(self._page, self._half)
-        again: list[Message] = [self._request] if self._request is not None else []
+        again: list[Message] = [message for message in (self._request, self._profile) if message is not None]
         half = read_agent_half(self._page)
         if self._outcome is not None and half is not None and half.proposed == self._outcome.step != half.vote_step:
             again.append(self._outcome)

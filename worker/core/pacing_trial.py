@@ -63,7 +63,7 @@ class Tries:
 
 @dataclass(frozen=True, slots=True)
 class PacingTrial:
-    """What has been tried. One per training, on the coordinator's node."""
+    """What has been tried in a training. Each node has its own; the coordinator's counts."""
 
     paced: Tries = Tries()
     at_once: Tries = Tries()

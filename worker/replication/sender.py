@@ -21,7 +21,6 @@ from everstep.protocol.peer_messages import (
     ShardSealed,
     ShardWanted,
 )
-from everstep.protocol.slot import SlotState
 from worker.core.rounds import NONE
 from worker.core.silence import Silence
 from worker.core.slow_link import SlowLink
@@ -165,7 +164,7 @@ class ReplicaSender:
             elif isinstance(outcome, ShardSealed):
                 self._silence = self._silence.succeeded()
                 shard.acknowledge(self._peer, shard.content(step))
-            elif isinstance(outcome, ShardRefused) and outcome.is_damaged and await self._is_damaged_here(slot):
+            elif isinstance(outcome, ShardRefused) and outcome.is_damaged and step != shard.core.foundation and await self._is_damaged_here(slot):
                 log.error("what rank %d captured of step %d does not hash to its digests in its own slot either: it is given up", shard.rank, step)
                 shard.apply(shard.core.forget(step).abandon(step, "what the rank captured no longer hashes to its digests"))
             elif isinstance(outcome, ShardRefused):
@@ -225,7 +224,7 @@ class ReplicaSender:
         """Digest the own slot again whose copy came damaged; one that is damaged itself becomes empty."""
         self._is_verifying = True
         try:
-            return not await self._store.verify(slot) and slot.file.header.state is SlotState.EMPTY
+            return await self._store.verify(slot) is False
         finally:
             self._is_verifying = False
 

@@ -39,11 +39,11 @@ from worker.tasks import finish
 log = logging.getLogger(__name__)
 HANDSHAKE_SECONDS = 5.0
 MAX_SESSIONS = 4096
+"""Connections that a listener holds at once; more are closed unread."""
 MAX_UNPROVEN = 256
 """Sessions in their handshake: the oldest of more is closed, so that those who say nothing keep no member out."""
 MAX_HANDSHAKE_BYTES = 4096
 """Of a message before both sides are proven."""
-"""Connections that a listener holds at once; more are closed unread."""
 ACCEPT_RETRY_SECONDS = 1.0
 READ_AHEAD_BYTES = 4096
 """Most messages are smaller, and several of them may have come; a call for each half of one costs as much as all of it."""
@@ -397,6 +397,7 @@ class PeerListener:
                 oldest = next(iter(self._unproven))
                 del self._unproven[oldest]
                 oldest.close()
+                self.refused_count += 1
             line.setblocking(False)
             session = TcpSession(line, _nobody(f"{origin[0]}:{origin[1]}"), NodeId(f"{origin[0]}:{origin[1]}"))
             self._unproven[session] = None
@@ -447,6 +448,8 @@ class PeerListener:
             reason = f"not a member of generation {opened.generation} of run {opened.run}"
             await session.send(Refused(reason=reason))
             raise OtherGeneration(reason) if is_own_run(self.promised_run, opened.run) else PeerRefused(reason)
+        if session._is_closed:
+            raise PeerLost("others came in the meantime, more than may be unproven at once")
         tune(session._line, silence_seconds=credentials.silence_seconds)
         nonce = secrets.token_bytes(NONCE_BYTES)
         mac = session_mac(credentials.key, "listener", opened, nonce, self.node_id, credentials.job)

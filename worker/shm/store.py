@@ -442,7 +442,7 @@ class SlotStore:
                 for task in slot.readers:
                     task.cancel()
 
-    async def verify(self, slot: Slot, *, threads: int = 1, is_pressing: bool = False) -> bool:
+    async def verify(self, slot: Slot, *, threads: int = 1, is_pressing: bool = False) -> bool | None:
         """Digest a sealed slot again; one that no longer hashes to its own digest becomes empty. No other slot is touched.
 
         Args:
@@ -451,15 +451,15 @@ class SlotStore:
             is_pressing: nothing trains here before it is done, so it goes before ranks that are starting.
 
         Returns:
-            Whether it holds what its header says.
+            Whether it holds what its header says; None: it is not sealed, or was granted anew in the meantime.
         """
         header = slot.file.header
         if header.state is not SlotState.SEALED:
-            return False
+            return None
         found = ChunkDigests(header)
         found.complete()
         if await self.reading(slot, self._digest_at_once(slot, found, threads, is_pressing)) is None or slot.file.header is not header:
-            return False
+            return None
         if found.payload_digest != header.payload_digest:
             self._void(slot)
             return False

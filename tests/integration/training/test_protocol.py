@@ -543,6 +543,7 @@ def test_training_goes_on_without_its_agent_and_captures_when_it_is_back(tmp_pat
     with FakeAgent(tmp_path, 1, commit_target=2) as agent:
         session, step = begin(agent)
         train(session, step, lambda: len(agent.commits) >= 1)
+        session._report_spans(0.2, (IdleSpan(0.0, 0.1, 0.0),))
         agent.is_held = True
         agent.stop()
         for _ in range(20):
@@ -553,6 +554,9 @@ def test_training_goes_on_without_its_agent_and_captures_when_it_is_back(tmp_pat
         train(session, step, agent.reached.is_set, limit=100_000)
         assert len(agent.of_kind(RankHello)) == 2
         assert len(agent.of_kind(SlotsRequest)) == 2, "asked again of the agent that came back"
+        assert agent.of_kind(IdleSpans), (
+            "which is told when the network is idle, too, though nobody looks again: all nodes go by what its trial finds"
+        )
         assert rank_half(agent).boundary == session.step - 1
 
 

@@ -14,7 +14,7 @@ from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.rank_messages import Boundary, IdleSpan, IdleSpans, Phase, RankHalf, Standing, Vote
 from everstep.protocol.rounds import Pacing, RankRound
 from tests.unit.worker.replication.wire import Wire
-from worker.core.budget import ENOUGH, REST_EVERY, Budget
+from worker.core.budget import ENOUGH, Budget
 from worker.core.chunks import Link
 from worker.core.pacing_trial import RUN_STEPS, PacingTrial, is_tried_paced
 from worker.core.rounds import Coordinator
@@ -70,8 +70,8 @@ class Node:
         is_late = False
         while self.traffic.trial.verdict is None:
             is_paced = isinstance(self.pacer.current, SpanPacer)
-            self.iterate(1.0 if is_paced else 1.1, captured=not is_late)
-            is_late = is_paced and not is_late
+            was_late, is_late = is_late, is_paced and not is_late
+            self.iterate(1.0 if is_paced else 1.1, captured=not was_late, sending=is_late)
 
     def transfers(self, seconds: float = 0.1, *, at_once: int = 1) -> None:
         """Send a million bytes in so many seconds, often enough to know the link; or in so many each, when several go at once."""
@@ -223,17 +223,17 @@ def test_waiting_does_not_pay_where_it_costs_steps(interval: int) -> None:
     with_loop(work)
 
 
-@pytest.mark.parametrize(("since_rest", "lost"), [(0, [0, 0, 2]), (REST_EVERY, [0, 0])])
-def test_each_step_that_is_lost_to_a_snapshot_counts_and_none_that_was_put_off_on_purpose(since_rest: int, lost: list[int]) -> None:
+@pytest.mark.parametrize(("sending", "lost"), [(True, [0, 0, 2]), (False, [0, 0])])
+def test_each_step_that_is_lost_to_a_snapshot_counts_and_none_that_was_put_off_by_something_else(sending: bool, lost: list[int]) -> None:
     def work() -> None:
         node = Node()
         node.transfers()
         node.traffic.spans(Rank(4), SPANS)
         for _ in range(2):
             node.iterate()
-        node.traffic.budget = Steady(max_slowdown=0.01, since_rest=since_rest)
-        for captured in (True, True, True, False, False, True):
-            node.iterate(captured=captured)
+        node.traffic.budget = Steady(max_slowdown=0.01)
+        for captured, is_late in ((True, False), (True, False), (True, sending), (False, sending), (False, False), (True, False)):
+            node.iterate(captured=captured, sending=is_late)
         assert sorted([*node.traffic.trial.paced.lost, *node.traffic.trial.at_once.lost]) == lost
 
     with_loop(work)
