@@ -69,10 +69,13 @@ def network_cards(address: str, class_net: Path = CLASS_NET) -> tuple[NetworkCar
 
 
 def card_of(address: str) -> str:
-    """Return the name of the card, real or not, that has an IPv4 address of this node; empty where no card says so."""
-    if ipaddress.ip_address(address).is_loopback:
-        return LOOPBACK
-    return next((name for _, name in socket.if_nameindex() if (found := _interface(name)) is not None and str(found.ip) == address), "")
+    """Return the name of the card, real or not, that has an IPv4 address of this node: loopback's where it is one and no card has it for its own;
+    empty where no card says so.
+    """
+    for _, name in socket.if_nameindex():
+        if (found := _interface(name)) is not None and str(found.ip) == address:
+            return name
+    return LOOPBACK if ipaddress.ip_address(address).is_loopback else ""
 
 
 def _interface(card: str) -> ipaddress.IPv4Interface | None:

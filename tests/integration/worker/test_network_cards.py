@@ -102,6 +102,8 @@ def test_a_card_that_is_down_one_without_an_address_and_one_of_another_network_a
         for none_or_far in ("", "10.78.0.11"):
             readdress("e1", none_or_far)
             assert network_cards(ADDRESSES[0][0], class_net) == alone
+        readdress("e1", "127.77.0.11")
+        assert card_of("127.77.0.11") == "e1", "as in a local cloud's namespaces, where loopback leads to no other node"
 
     async def elsewhere() -> None:
         for address in ("10.77.0.99", "127.0.0.1"):  # no card's, and loopback's
