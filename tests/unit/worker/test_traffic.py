@@ -44,6 +44,14 @@ class Node:
         self.now = 100.0
         self.step = 0
 
+    @classmethod
+    def profiled(cls) -> Node:
+        """Return one that knows its link and its idle spans."""
+        node = cls()
+        node.transfers()
+        node.traffic.spans(Rank(4), SPANS)
+        return node
+
     def keep_distance(self, distance: int) -> None:
         self.distances.append(distance)
 
@@ -148,9 +156,7 @@ def test_chunks_go_at_once_where_iterations_are_no_shorter_for_pacing() -> None:
     """Agents and ranks share the cores, say."""
 
     def work() -> None:
-        node = Node()
-        node.transfers()
-        node.traffic.spans(Rank(4), SPANS)
+        node = Node.profiled()
         for _ in range(4 * RUN_STEPS):
             node.iterate()
         assert node.traffic.trial == PacingTrial(), "nothing was sent"
@@ -165,9 +171,7 @@ def test_chunks_go_at_once_where_iterations_are_no_shorter_for_pacing() -> None:
 
 def test_what_was_found_out_holds_until_iterations_take_a_time_that_is_quite_another() -> None:
     def work() -> None:
-        node = Node()
-        node.transfers()
-        node.traffic.spans(Rank(4), SPANS)
+        node = Node.profiled()
         node.try_pacing(gained=-0.05)
         node.traffic.spans(Rank(4), replace(SPANS, iteration_seconds=1.3))  # they have drifted
         node.iterate()
@@ -183,9 +187,7 @@ def test_what_was_found_out_holds_until_iterations_take_a_time_that_is_quite_ano
 
 def test_an_iteration_that_began_with_chunks_of_the_other_way_counts_for_neither() -> None:
     def work() -> None:
-        node = Node()
-        node.transfers()
-        node.traffic.spans(Rank(4), SPANS)
+        node = Node.profiled()
         ways = []
         for _ in range(4 * RUN_STEPS):
             ways.append(isinstance(node.pacer.current, SpanPacer))
@@ -212,9 +214,7 @@ def test_waiting_does_not_pay_where_it_costs_steps(interval: int) -> None:
     """Which it does only where every step is proposed."""
 
     def work() -> None:
-        node = Node()
-        node.transfers()
-        node.traffic.spans(Rank(4), SPANS)
+        node = Node.profiled()
         node.traffic.budget = Steady(max_slowdown=0.01, interval=interval)
         node.try_late_pacing()
         assert node.traffic.trial.verdict is (interval > 1)
@@ -226,9 +226,7 @@ def test_waiting_does_not_pay_where_it_costs_steps(interval: int) -> None:
 @pytest.mark.parametrize(("sending", "lost"), [(True, [0, 0, 2]), (False, [0, 0])])
 def test_each_step_that_is_lost_to_a_snapshot_counts_and_none_that_was_put_off_by_something_else(sending: bool, lost: list[int]) -> None:
     def work() -> None:
-        node = Node()
-        node.transfers()
-        node.traffic.spans(Rank(4), SPANS)
+        node = Node.profiled()
         for _ in range(2):
             node.iterate()
         node.traffic.budget = Steady(max_slowdown=0.01)
@@ -241,9 +239,7 @@ def test_each_step_that_is_lost_to_a_snapshot_counts_and_none_that_was_put_off_b
 
 def test_what_is_found_where_every_step_is_proposed_holds_for_steps_that_are_further_apart_but_for_those_lost() -> None:
     def work() -> None:
-        node = Node()
-        node.transfers()
-        node.traffic.spans(Rank(4), SPANS)
+        node = Node.profiled()
         node.traffic.budget = every = Steady(max_slowdown=0.01)
         node.try_late_pacing()
         known = node.traffic._trials[False]
@@ -282,9 +278,7 @@ def test_a_node_goes_by_what_the_coordinator_announces_and_not_by_what_it_finds(
     """By its own budget, which nobody obeys, and its own trial two nodes went different ways, and half of the steps were not kept."""
 
     def work() -> None:
-        node = Node()
-        node.transfers()
-        node.traffic.spans(Rank(4), SPANS)
+        node = Node.profiled()
         node.try_pacing(gained=-0.05)
         for pacing, is_paced in ((Pacing.IN_IDLE_SPANS, True), (Pacing.AT_ONCE, False)):
             node.traffic.hear(pacing)
@@ -303,9 +297,7 @@ def test_a_node_goes_by_what_the_coordinator_announces_and_not_by_what_it_finds(
 
 def test_an_iteration_behind_which_ranks_stop_iterating_counts_for_neither() -> None:
     def work() -> None:
-        node = Node()
-        node.transfers()
-        node.traffic.spans(Rank(4), SPANS)
+        node = Node.profiled()
         for _ in range(2):
             node.iterate(captured=True)
         eval_half = RankHalf(generation=1, phase=Phase.EVAL)
@@ -319,9 +311,7 @@ def test_an_iteration_behind_which_ranks_stop_iterating_counts_for_neither() -> 
 
 def test_what_waits_for_a_span_waits_no_longer_when_chunks_are_to_go_at_once() -> None:
     async def work() -> None:
-        node = Node()
-        node.transfers()
-        node.traffic.spans(Rank(4), SPANS)
+        node = Node.profiled()
         node.now = asyncio.get_running_loop().time() - 0.1
         while not isinstance(node.pacer.current, SpanPacer):
             node.iterate(0.0001)
@@ -373,9 +363,7 @@ def test_another_rank_of_the_node_changes_nothing() -> None:
 @pytest.mark.parametrize("half", [RankHalf(generation=1, phase=Phase.EVAL), RankHalf(generation=1, phase=Phase.TRAIN, standing=Standing.CLOSING)])
 def test_a_rank_that_does_not_iterate_leaves_the_network_to_snapshots(half: RankHalf) -> None:
     async def work() -> None:
-        node = Node()
-        node.transfers()
-        node.traffic.spans(Rank(4), SPANS)
+        node = Node.profiled()
         node.now = asyncio.get_running_loop().time() - 0.1
         while not isinstance(node.pacer.current, SpanPacer):
             node.iterate(0.0001)
