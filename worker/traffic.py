@@ -74,8 +74,8 @@ class Traffic:
         self._profile: IdleSpans | None = None
         self._planned: SpanPacer | None = None
         """For the profile; None until the link is known, and where there is nothing to gain."""
-        self._was_exceeded = False
-        """The budget has had steps further apart than one in this training."""
+        self._is_every_step = True
+        """The budget has had no steps further apart than one in this training."""
         self._tried_seconds: float | None = None
         """What an iteration took when the trial began."""
         self._is_paced: bool | None = None
@@ -99,10 +99,6 @@ class Traffic:
         """
         return self._trials[self._is_every_step]
 
-    @property
-    def _is_every_step(self) -> bool:
-        return not self._was_exceeded
-
     def hear(self, pacing: Pacing) -> None:
         """Take how replicas leave from the next boundary on, as the coordinator announces it."""
         if pacing is not self._pacing:
@@ -120,7 +116,7 @@ class Traffic:
             self._pacer.unpace()
             tried, seconds = self._tried_seconds, message.iteration_seconds
             if tried is not None and not 1 / STALE_RATIO <= seconds / tried <= STALE_RATIO:
-                self._trials, self._tried_seconds, self._was_exceeded = _untried(), None, False
+                self._trials, self._tried_seconds, self._is_every_step = _untried(), None, True
 
     def boundary(self, rank: Rank, message: Boundary, half: RankHalf, *, is_sending: bool) -> float | None:
         """Take a boundary into account, or that a rank no longer passes any.
@@ -165,7 +161,7 @@ class Traffic:
             is_loaded=has_captured or was_sending or is_sending,
             has_begun=has_captured,
         )
-        self._was_exceeded |= self.budget.interval > 1
+        self._is_every_step &= self.budget.interval == 1
         if self.budget.interval != before.interval:
             log.info("a step is proposed every %d steps: snapshots may cost %.2g of an iteration", self.budget.interval, before.max_slowdown)
         if self.budget.distance != before.distance:
@@ -218,9 +214,9 @@ class Traffic:
         return {None: Pacing.TRIED, True: Pacing.IN_IDLE_SPANS, False: Pacing.AT_ONCE}[self.trial.verdict]
 
     def _ask(self) -> None:
-        if self._wanted is not self._asked:
-            self._asked = self._wanted
-            self._on_pacing(self._asked)
+        if (wanted := self._wanted) is not self._asked:
+            self._asked = wanted
+            self._on_pacing(wanted)
 
     def _pace(self, step: Step) -> None:
         """Say how what is captured at a boundary is sent."""
