@@ -50,6 +50,7 @@ from worker.replication.streams import OWN_STREAMS
 from worker.replication.tcp import PeerListener, TcpSession, dial
 from worker.replication.transfers import ShardRejected
 from worker.replication.transport import Credentials, Session
+from worker.replication.ways import Address, Ways
 from worker.shm.rank_page import RankPage
 from worker.shm.store import VERIFY_THREADS, SlotStore
 from worker.source import SourceArchives, fetch_source
@@ -119,8 +120,7 @@ class Member:
         self._on_change = on_change
         self._slot_count = 3 if plan.checkpoint.third_slot else 2
         self._credentials = Credentials(plan.job, plan.run, plan.generation, node.node_id, key, silence_seconds=plan.timeouts.holder_deadline_seconds)
-        self._cards = network_cards(node.address)
-        """That streams leave by."""
+        self._ways = Ways(network_cards(node.address))
         self._keep_list: dict[Rank, set[Content]] = {}
         for named in self.here.keep:
             self._keep_list.setdefault(named.owner_rank, set()).add(Content(named.origin_generation, named.step))
@@ -443,18 +443,21 @@ class Member:
 
     async def dial_stream(self, session: Session, number: int) -> socket.socket:
         """Open a stream of a session, over the next pair of network cards (see `Dialler`)."""
-        address, port = session.addresses[number % len(session.addresses)]
-        stream = await dial(
-            self._credentials,
-            peer=session.peer,
-            address=address,
-            port=port,
-            kind="stream",
-            owner_rank=session.opened.owner_rank,
-            source=self._cards[number % len(self._cards)],
-            session=session.opened.nonce,
-        )
-        return stream.detach()
+
+        async def over(card: NetworkCard, to: Address) -> TcpSession:
+            address, port = to
+            return await dial(
+                self._credentials,
+                peer=session.peer,
+                address=address,
+                port=port,
+                kind="stream",
+                owner_rank=session.opened.owner_rank,
+                source=card,
+                session=session.opened.nonce,
+            )
+
+        return (await self._ways.open(session.peer, session.addresses, number, over)).detach()
 
     async def _serve(self, session: TcpSession) -> None:
         match session.opened.kind:

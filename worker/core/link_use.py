@@ -3,12 +3,18 @@
 The ranks of a node send at the same boundary, each to each of its holders. What their link carries is what they sent together by the time in which
 any of them did. Whether one of them is slow is told by its part of that time: a second that it shared with three others was a quarter of one.
 
-Invariant: time passes here only while somebody sends.
+Whoever sends counts, many times a second, also when nothing leaves. So when nobody has for a while the process stood still (SIGSTOP, a host that
+was paused), and what its kernel sent meanwhile nobody knows.
+
+Invariant: time passes here only while somebody sends, and can.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+
+STANDSTILL_SECONDS = 1.0
+"""Between two counts while somebody sends: as long as that a process that runs is never silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +31,12 @@ class LinkUse:
     """What each of them had, if all had the same: a second in which three send is a third of one."""
 
     def until(self, now: float) -> LinkUse:
-        """Return what is counted `now`; a moment before the last one changes nothing."""
+        """Return what is counted `now`; a moment before the last one changes nothing, and a standstill is left out."""
         passed = now - self.at_seconds
         if not self.sender_count or passed <= 0:
             return self
+        if passed > STANDSTILL_SECONDS:
+            return replace(self, at_seconds=now)
         busy, part = self.busy_seconds + passed, self.part_seconds + passed / self.sender_count
         return replace(self, at_seconds=now, busy_seconds=busy, part_seconds=part)
 

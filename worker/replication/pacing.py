@@ -85,7 +85,13 @@ class SharedLink:
     def use(self) -> LinkUse:
         """What has been counted until now."""
         with self._lock:
-            return self._use.until(self._clock())
+            self._use = self._use.until(self._clock())
+            return self._use
+
+    def count(self) -> None:
+        """Say that a sender is at it, whatever comes of that: a standstill is told by nobody saying so."""
+        with self._lock:
+            self._use = self._use.until(self._clock())
 
     @property
     def sharer_count(self) -> int:

@@ -331,8 +331,11 @@ class ChunkQueue:
             self._turn()
 
     def taken(self, size: int) -> bool:
-        """The kernel has taken so many bytes of a chunk; return whether that is worth telling: it is every now and then."""
+        """The kernel has taken so many bytes of a chunk, or none for a while; return whether that is worth telling: some are, every now and then."""
         with self._changed:
+            self._link.count()
+            if not size:
+                return False
             self.taken_bytes += size
             self.taken_at = self._clock()
             is_due = self.taken_at - self._told_at >= PROGRESS_SECONDS
@@ -437,14 +440,15 @@ async def send_chunks(
 
 
 def _send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callable[[int], None]) -> None:
-    """Send both, from where they are; what the kernel has taken of the data is told as it does, `PROGRESS_SECONDS` apart where it is slow."""
+    """Send both, from where they are; what the kernel takes of the data is told, be it nothing for `PROGRESS_SECONDS`."""
     sent = -len(header)
     while sent < data.nbytes:
         try:
             with data[max(0, sent) :] as rest:
                 count = line.sendmsg([header[sent:], rest]) if sent < 0 else line.send(rest)
-        except BlockingIOError:
-            continue  # nothing has left meanwhile: whether that is too long somebody else says, who cuts the line
+        except BlockingIOError:  # nothing has left meanwhile: whether that is too long somebody else says, who cuts the line
+            taken(0)
+            continue
         before, sent = max(0, sent), sent + count
         if sent > before:
             taken(sent - before)

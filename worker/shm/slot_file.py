@@ -7,13 +7,15 @@ file is made, so that a full tmpfs is an error here and never a SIGBUS in a rank
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 from everstep.protocol.errors import ProtocolError
-from everstep.protocol.pages import populate
+from everstep.protocol.pages import PIECE_BYTES, populate
 from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, pack_header, unpack_header
 from worker.core.slots import Content
 
@@ -28,7 +30,7 @@ class SlotFile:
         self.header = header
 
     @classmethod
-    def create(cls, path: Path, header: SlotHeader) -> SlotFile:
+    def create(cls, path: Path, header: SlotHeader, cancelled: threading.Event) -> SlotFile:
         """Make the file anew, replacing one of the same name (who has the old one mapped keeps an orphan), pages allocated and zero.
 
         Called in a thread: a cold GiB takes up to a second.
@@ -36,26 +38,31 @@ class SlotFile:
         Args:
             path: on tmpfs; its folder exists.
             header: its `capacity_bytes` is the room for the payload.
+            cancelled: looked at between pieces of `PIECE_BYTES`.
 
         Returns:
             The file, mapped, with `header` written; the caller closes it.
 
         Raises:
-            OSError: tmpfs is full (ENOSPC) or the folder is missing; no file is left behind.
+            OSError: tmpfs is full (ENOSPC), the folder is missing, or nobody wants the file any more (ECANCELED); none is left behind.
         """
         scratch = path.with_name(f"{path.name}.new")
         size = HEADER_BYTES + header.capacity_bytes
         descriptor = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, size)
+            os.ftruncate(descriptor, size)
             mapping = mmap.mmap(descriptor, size)
+            try:
+                _allocate(descriptor, mapping, cancelled)
+            except OSError:
+                mapping.close()
+                raise
         except OSError:
             scratch.unlink(missing_ok=True)
             raise
         finally:
             os.close(descriptor)
         slot = cls(path, mapping, header)
-        slot.prefault()
         slot.write_header(header)
         scratch.replace(path)
         return slot
@@ -126,12 +133,6 @@ class SlotFile:
         self._view[:HEADER_BYTES] = pack_header(header)
         self.header = header
 
-    def prefault(self) -> None:
-        """Give the whole file its pages and this mapping its page table; takes long on a new file."""
-        # A pointer into the mapping, held by nobody: the address alone is needed.
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
-        populate(address, len(self._mapping), is_written=True)
-
     def empty(self) -> None:
         """Declare the content void."""
         if self.header.state is not SlotState.EMPTY:
@@ -157,3 +158,15 @@ class SlotFile:
             self._mapping.close()
         except BufferError:  # a thread still reads a piece: the mapping goes with its last view
             return
+
+
+def _allocate(descriptor: int, mapping: mmap.mmap, cancelled: threading.Event) -> None:
+    """Give a file its pages, and its mapping their entries, which takes as long again."""
+    # A pointer into the mapping, held by nobody: the address alone is needed.
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    for start in range(0, len(mapping), PIECE_BYTES):
+        if cancelled.is_set():
+            raise OSError(errno.ECANCELED, "nobody wants this slot any more")
+        size = min(PIECE_BYTES, len(mapping) - start)
+        os.posix_fallocate(descriptor, start, size)
+        populate(address + start, size, is_written=True)

@@ -333,16 +333,22 @@ class SlotStore:
         if needed > self.memory_bytes:
             raise NoRoom(needed_bytes=needed, available_bytes=self.memory_bytes)
         self._creating_bytes += header.capacity_bytes
-        path = self._path(rank, index)
-        creation = asyncio.ensure_future(asyncio.to_thread(_create_near, self.memory_nodes.get(rank), path, header))
+        made: list[SlotFile] = []
+
+        def make(cancelled: threading.Event) -> None:
+            with near(self.memory_nodes.get(rank)):
+                made.append(SlotFile.create(self._path(rank, index), header, cancelled))
+
         try:
-            return await asyncio.shield(creation)
+            await in_thread(make, is_pressing=True)
         except OSError as error:
             raise self._full(header.capacity_bytes) from error
         except asyncio.CancelledError:
-            with contextlib.suppress(OSError):
-                (await creation).close(unlink=True)
+            for file in made:  # it was ready in the same moment
+                file.close(unlink=True)
             raise
+        else:
+            return made[0]
         finally:
             self._creating_bytes -= header.capacity_bytes
 
@@ -554,11 +560,6 @@ class SlotStore:
             if not any(slot.pins or slot.readers for slot in self.shards[rank]):
                 for slot in self.shards.pop(rank):
                     slot.file.drop()
-
-
-def _create_near(node: int | None, path: Path, header: SlotHeader) -> SlotFile:
-    with near(node):
-        return SlotFile.create(path, header)
 
 
 def _digest_chunks(file: SlotFile, size: int, chunks: range, cancelled: threading.Event) -> bytes:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import mmap
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -174,7 +175,7 @@ class Loading(Place):
             index_offset=2000,
             index_bytes=1000,
         )
-        self.file = SlotFile.create(root / "slot", self.header)
+        self.file = SlotFile.create(root / "slot", self.header, threading.Event())
         self.shard.begin_load()
 
     def come(self, verified_bytes: int) -> None:

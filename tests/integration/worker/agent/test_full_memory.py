@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,10 +30,10 @@ def full(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     is_full = asyncio.Event()
     create = SlotFile.create
 
-    def created(path: Path, header: SlotHeader) -> SlotFile:
+    def created(path: Path, header: SlotHeader, cancelled: threading.Event) -> SlotFile:
         if is_full.is_set() and path.is_relative_to(fleet.nodes[CROWDED].slots):
             raise OSError(errno.ENOSPC, "No space left on device")
-        return create(path, header)
+        return create(path, header, cancelled)
 
     monkeypatch.setattr(SlotFile, "create", created)
     return is_full

@@ -171,7 +171,7 @@ def learnt(wire: Wire, *sizes: int, verified_seconds: float = 0.0) -> float:
     """What a link is believed to carry over which these go at once, again and again."""
     for _ in range(ENOUGH_TRANSFERS):
         wire.carry(*sizes, verified_seconds=verified_seconds)
-        wire.now += 5.0
+        wire.wait(5.0)
     assert wire.pacer.bytes_per_second is not None
     return wire.pacer.bytes_per_second
 
@@ -198,21 +198,21 @@ def test_a_measurement_begins_and_ends_with_nobody_under_way() -> None:
         with wire.pacer.counted(third):
             with wire.pacer.counted(first):
                 first.add([(0, 1)])
-                wire.now += 1.0
+                wire.wait(1.0)
                 with wire.pacer.counted(second):
                     second.add([(0, 1)])
-                    wire.now += 2.0
+                    wire.wait(2.0)
                     first.taken(2_000_000)
                     first.finish()
                     wire.pacer.measured(first)
-                    wire.now += 1.0
+                    wire.wait(1.0)
                     second.taken(2_000_000)
                     second.finish()
                     wire.pacer.measured(second)
-            wire.now += 100.0  # its rank is still capturing
+            wire.wait(100.0)  # its rank is still capturing
             assert len(wire.pacer._rates) < ENOUGH_TRANSFERS
             third.add([(0, 1)])
-            wire.now += 1.0
+            wire.wait(1.0)
             third.taken(1_000_000)
             third.finish()
             wire.pacer.measured(third)
@@ -245,9 +245,9 @@ def test_a_transfer_s_part_is_what_others_left_of_the_time() -> None:
     assert (large.busy_seconds, large.part_seconds) == pytest.approx((4.0, 3.0))
     given_up = wire.queue()
     given_up.add([(0, 1)])
-    wire.now += 1.0
+    wire.wait(1.0)
     given_up.cancel()
-    wire.now += 7.0
+    wire.wait(7.0)
     (alone,) = wire.carry(1_000_000)
     assert (given_up.busy_seconds, alone.part_seconds) == pytest.approx((1.0, 1.0))
 

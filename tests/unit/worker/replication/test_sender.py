@@ -30,7 +30,7 @@ def test_senders_that_share_a_link_are_slow_when_the_link_is(count: int, part_of
     queues = [wire.queue() for _ in range(count)]
     for queue in queues:
         queue.add([(0, 2)])
-    wire.now += 2 * DEADLINE_SECONDS
+    wire.wait(2 * DEADLINE_SECONDS)
     for queue in queues:
         queue.taken(int(2 * DEADLINE_SECONDS * wire.bytes_per_second / count))
         queue.finish()
@@ -42,23 +42,40 @@ def test_one_slow_way_is_told_from_the_seven_beside_it() -> None:
     quick, slow = [wire.queue() for _ in range(7)], wire.queue()
     for queue in (*quick, slow):
         queue.add([(0, 2)])
-    wire.now += 1.0
+    wire.wait(1.0)
     for queue in quick:
         queue.taken(int(FLOW_BYTES_PER_SECOND / 2))
         queue.finish()
         queue.taken(int(FLOW_BYTES_PER_SECOND / 2))
         queue.finish()
-    wire.now += DEADLINE_SECONDS
+    wire.wait(DEADLINE_SECONDS)
     slow.taken(int(0.01 * FLOW_BYTES_PER_SECOND * DEADLINE_SECONDS))
     slow.finish()
     assert [sender(wire)._is_slow(queue) for queue in (*quick, slow)] == [False] * 7 + [True]
+
+
+def test_an_agent_that_stood_still_calls_no_link_slow_for_it() -> None:
+    """Stopped for 30 s in mid-transfer, it had its holder shown as slow until the next one had come through."""
+    wire = Wire(FLOW_BYTES_PER_SECOND)
+    queue = wire.queue()
+    queue.add([(0, 2)])
+    wire.wait(0.2)
+    queue.taken(int(0.2 * wire.bytes_per_second))
+    wire.stand_still(30.0)
+    queue.taken(1)
+    judge = sender(wire)
+    judge._look(queue)
+    assert not judge._is_slow(queue)
+    assert judge._link.limit is None
+    wire.wait(2 * DEADLINE_SECONDS)
+    assert judge._is_slow(queue), "nothing has left it since"
 
 
 def test_a_short_wait_says_nothing() -> None:
     wire = Wire(1.0)
     queue = wire.queue()
     queue.add([(0, 1)])
-    wire.now += DEADLINE_SECONDS
+    wire.wait(DEADLINE_SECONDS)
     assert not sender(wire)._is_slow(queue)
 
 
@@ -69,7 +86,7 @@ async def test_a_link_that_seems_slow_is_treated_as_one_before_it_is_called_so(p
     queue.add([(0, 2)])
     for _ in range(3):
         seconds = SUSPECT_RATIO * DEADLINE_SECONDS / 2
-        wire.now += 1.01 * seconds
+        wire.wait(1.01 * seconds)
         assert suspicious._link.limit is None, "a moment says nothing"
         queue.taken(int(seconds * wire.bytes_per_second))
         queue.finish()
@@ -90,7 +107,7 @@ async def test_a_link_that_many_share_is_suspected_and_called_slow_no_later_and_
     for queue in queues:
         queue.add([(0, 2)])
     for look in range(1, 2 * LOOKS_PER_DEADLINE + 1):
-        wire.now += DEADLINE_SECONDS / LOOKS_PER_DEADLINE
+        wire.wait(DEADLINE_SECONDS / LOOKS_PER_DEADLINE)
         for each, queue in zip(senders, queues, strict=True):
             queue.taken(int(DEADLINE_SECONDS / LOOKS_PER_DEADLINE * wire.bytes_per_second / count))
             each._look(queue)
@@ -108,7 +125,7 @@ async def test_no_link_is_called_slow_before_its_rate_is_known() -> None:
     queue, late = wire.queue(), sender(wire, shard)
     queue.add([(0, 2)])
     for is_called in (False, True):
-        wire.now += 2 * DEADLINE_SECONDS
+        wire.wait(2 * DEADLINE_SECONDS)
         queue.taken(int(2 * DEADLINE_SECONDS * wire.bytes_per_second))
         late._look(queue)
         assert shard.told_slow.called is is_called
@@ -124,7 +141,7 @@ async def test_all_that_share_a_slow_link_leave_training_a_half_of_it_together(c
     for queue in queues:
         queue.add([(0, 2)])
     while len([rate for rate in limits.values() if rate]) < count:
-        wire.now += DEADLINE_SECONDS / LOOKS_PER_DEADLINE
+        wire.wait(DEADLINE_SECONDS / LOOKS_PER_DEADLINE)
         for each, queue in zip(senders, queues, strict=True):
             queue.taken(int(DEADLINE_SECONDS / LOOKS_PER_DEADLINE * wire.bytes_per_second / count))
             each._look(queue)

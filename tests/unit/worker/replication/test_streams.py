@@ -13,11 +13,16 @@ import pytest
 from everstep.protocol.peer_messages import CHUNK_HEADER
 from everstep.protocol.slot import CHUNK_BYTES, chunk_range, digest
 from worker.errors import PeerLost
+from worker.replication import streams as streams_module
 from worker.replication.streams import BUFFER_BYTES, PROGRESS_SECONDS, ChunkQueue, IncomingShard, Receiver, Streams, send_chunks
 
 SO_MAX_PACING_RATE = 47
 BEYOND = (32, 33)
 """SO_SNDBUFFORCE and SO_RCVBUFFORCE."""
+
+
+TICK = 1 / 64
+"""Seconds."""
 
 
 class Clock:
@@ -82,25 +87,25 @@ def test_that_a_transfer_goes_on_is_told_now_and_then() -> None:
 def test_time_in_which_there_was_nothing_to_send_is_not_counted() -> None:
     clock = Clock()
     queue = ChunkQueue(clock)
-    clock.now += 5
+    clock.now += 5 * TICK
     queue.add([(0, 2)])
-    clock.now += 1
+    clock.now += 1 * TICK
     queue.taken(10)
     queue.finish()
-    assert queue.busy_seconds == 1
-    clock.now += 2
+    assert queue.busy_seconds == 1 * TICK
+    clock.now += 2 * TICK
     queue.taken(10)
     queue.finish()
-    clock.now += 50  # the capture stands still
+    clock.now += 50 * TICK  # the capture stands still
     queue.add([])
-    assert queue.busy_seconds == 3
+    assert queue.busy_seconds == 3 * TICK
     queue.add([(2, 1)])
-    clock.now += 4
-    assert queue.busy_seconds == 7
+    clock.now += 4 * TICK
+    assert queue.busy_seconds == 7 * TICK
     queue.taken(5)
     queue.finish()
-    clock.now += 9
-    assert (queue.busy_seconds, queue.taken_bytes, queue.taken_at) == (7, 25, 162)
+    clock.now += 9 * TICK
+    assert (queue.busy_seconds, queue.taken_bytes, queue.taken_at) == (7 * TICK, 25, 100 + 62 * TICK)
 
 
 def test_time_in_which_a_pacer_holds_all_of_it_back_is_not_counted() -> None:
@@ -109,25 +114,61 @@ def test_time_in_which_a_pacer_holds_all_of_it_back_is_not_counted() -> None:
     queue.add([(0, 3)])
     queue.next()
     with queue.held_back():
-        clock.now += 10
+        clock.now += 10 * TICK
         queue.next()
-        clock.now += 1  # the second stream sends
+        clock.now += 1 * TICK  # the second stream sends
         with queue.held_back():
-            clock.now += 20
-        clock.now += 2
+            clock.now += 20 * TICK
+        clock.now += 2 * TICK
         queue.taken(5)
         queue.finish()
-        clock.now += 40
+        clock.now += 40 * TICK
         queue.next()
-        clock.now += 3
+        clock.now += 3 * TICK
         queue.taken(5)
         queue.finish()
-    clock.now += 4
-    assert queue.busy_seconds == 10
+    clock.now += 4 * TICK
+    assert queue.busy_seconds == 10 * TICK
     queue.taken(5)
     queue.finish()
-    clock.now += 50
-    assert queue.busy_seconds == 10
+    clock.now += 50 * TICK
+    assert queue.busy_seconds == 10 * TICK
+
+
+def test_a_stream_from_which_nothing_leaves_says_that_it_is_at_it() -> None:
+    """By that a link that takes nothing is told from a process that stands still."""
+    own, peer = socket.socketpair()
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 1000))
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    taken: list[int] = []
+
+    def drain() -> None:
+        while peer.recv(1 << 16):
+            continue
+
+    draining = threading.Thread(target=drain)
+
+    def note(size: int) -> None:
+        taken.append(size)
+        if taken.count(0) == 3 and not draining.is_alive():
+            draining.start()
+
+    with peer:
+        with own:
+            streams_module._send_all(own, b"head", memoryview(bytes(1 << 20)), note)
+        draining.join()
+    assert taken.count(0) >= 3
+    assert sum(taken) == 1 << 20
+    clock = Clock()
+    queue = ChunkQueue(clock)
+    queue.add([(0, 1)])
+    for _ in range(40):
+        clock.now += 0.1
+        assert queue.taken(0) is False
+    assert queue.busy_seconds == pytest.approx(4.0)
+    assert (queue.taken_bytes, queue.taken_at) == (0, 0.0)
+    clock.now += 30
+    assert queue.busy_seconds == pytest.approx(4.0)
 
 
 class Memory:

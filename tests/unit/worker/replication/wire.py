@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+from worker.core.link_use import STANDSTILL_SECONDS
 from worker.replication.pacing import NodePacer
 from worker.replication.streams import ChunkQueue
 
@@ -21,6 +22,17 @@ class Wire:
         self.bytes_per_second = bytes_per_second
         self.now = BEGIN
         self.pacer = NodePacer(lambda: self.now)
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass in which this node runs: whoever has something to send counts, many times a second."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + STANDSTILL_SECONDS / 2)
+            self.pacer.link.count()
+
+    def stand_still(self, seconds: float) -> None:
+        """Let time pass in which this node does not."""
+        self.now += seconds
 
     def queue(self) -> ChunkQueue:
         """Return the queue of a new transfer."""
@@ -41,12 +53,12 @@ class Wire:
             queue.add([(0, 1)])
         before = 0
         for number, (size, queue, context) in enumerate(zip(sizes, queues, contexts, strict=True)):
-            self.now += (size - before) * (len(sizes) - number) / self.bytes_per_second
+            self.wait((size - before) * (len(sizes) - number) / self.bytes_per_second)
             before = size
             queue.taken(size)
             queue.finish()
             if number + 1 == len(sizes):
-                self.now += verified_seconds
+                self.wait(verified_seconds)
             if at_once:
                 self.pacer.measured(queue)
             context.close()

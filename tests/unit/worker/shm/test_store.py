@@ -32,6 +32,7 @@ from everstep.protocol.slot import (
 )
 from worker.core.slots import Content, slot_bytes_per_node
 from worker.errors import NoRoom
+from worker.shm import slot_file
 from worker.shm import store as store_module
 from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.rank_page import RankPage
@@ -262,7 +263,9 @@ async def test_two_slots_of_a_shard_are_made_at_the_same_time(tmpfs: Path, monke
     monkeypatch.setattr(os, "posix_fallocate", allocate_both)
     paths = [tmpfs / f"rank-0.slot-{index}" for index in range(2)]
     headers = [replace(header(SlotStore(tmpfs / "node", memory_bytes=0), step), job=JOB) for step in (1, 2)]
-    files = await asyncio.gather(*(asyncio.to_thread(SlotFile.create, path, each) for path, each in zip(paths, headers, strict=True)))
+    files = await asyncio.gather(
+        *(asyncio.to_thread(SlotFile.create, path, each, threading.Event()) for path, each in zip(paths, headers, strict=True))
+    )
     assert [unpack_header(path.read_bytes()[:HEADER_BYTES]).step for path in paths] == [1, 2]
     assert sorted(tmpfs.glob("rank-0*")) == paths
     for file in files:
@@ -584,6 +587,50 @@ class TestRoom:
         assert list((tmpfs / "node" / RUN).iterdir()) == []
         assert store.shards[RANK] == []
         assert await grant(store, 1) == 0
+        store.close()
+
+    async def test_a_slot_that_nobody_wants_any_more_gets_no_more_pages(self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A promise waited until all of it was there: 16 GiB take longer than its deadline."""
+        allocate, loop, begun, reserving = os.posix_fallocate, asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        pieces: list[int] = []
+
+        def allocate_a_piece(descriptor: int, begin: int, size: int) -> None:
+            pieces.append(size)
+            loop.call_soon_threadsafe(begun.set)
+            asyncio.run_coroutine_threadsafe(reserving.wait(), loop).result()
+            allocate(descriptor, begin, size)
+
+        monkeypatch.setattr(os, "posix_fallocate", allocate_a_piece)
+        monkeypatch.setattr(slot_file, "PIECE_BYTES", mmap.PAGESIZE)
+        store = opened(tmpfs)
+        asked = asyncio.create_task(store.reserve(RANK, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2))
+        await begun.wait()
+        asked.cancel()
+        loop.call_later(0, reserving.set)
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert pieces == [mmap.PAGESIZE]
+        assert list((tmpfs / "node" / RUN).iterdir()) == []
+        store.close()
+
+    async def test_a_slot_that_is_ready_when_nobody_wants_it_any_more_goes_again(self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        create, loop, ready = SlotFile.create, asyncio.get_running_loop(), asyncio.Event()
+
+        def create_and_tell(path: Path, header: SlotHeader, cancelled: threading.Event) -> SlotFile:
+            file = create(path, header, cancelled)
+            loop.call_soon_threadsafe(ready.set)
+            assert cancelled.wait(30)
+            return file
+
+        monkeypatch.setattr(SlotFile, "create", create_and_tell)
+        store = opened(tmpfs)
+        asked = asyncio.create_task(store.reserve(RANK, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2))
+        await ready.wait()
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert list((tmpfs / "node" / RUN).iterdir()) == []
+        assert (store.shards[RANK], store.used_bytes()) == ([], 0)
         store.close()
 
 
