@@ -33,9 +33,10 @@ log = logging.getLogger(__name__)
 
 SETTINGS_TTL_SECONDS: Final = 5.0
 """Hooks, policies and the instance type take three calls and change by hand only; drift may be seen this much late."""
+FILTERED_PER_CALL: Final = 200
 INSTANCES_PER_CALL: Final = 100
 MEMBERS_PER_CALL: Final = 50
-"""AWS's limits: SetInstanceProtection and DescribeAutoScalingInstances take 50 ids."""
+"""AWS's limits: a filter of EC2 takes 200 values, DescribeInstanceTopology 100 ids, SetInstanceProtection and DescribeAutoScalingInstances 50."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class AwsOperator:
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
         """Return the state of every instance asked for; see `CloudOperator`."""
         found: dict[NodeId, InstanceState] = {}
-        for ids in _batches(sorted(set(instance_ids)), INSTANCES_PER_CALL):
+        for ids in _batches(sorted(set(instance_ids)), FILTERED_PER_CALL):
             # A filter, not InstanceIds: one unknown id would fail the whole call.
             with translated():
                 pages = self._ec2.get_paginator("describe_instances").paginate(Filters=[{"Name": "instance-id", "Values": list(ids)}])
@@ -164,7 +165,7 @@ class AwsOperator:
     def statuses(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceStatus]:
         """Return scheduled events and failed checks; see `CloudOperator`."""
         found: dict[NodeId, InstanceStatus] = {}
-        for ids in _batches(sorted(set(instance_ids)), INSTANCES_PER_CALL):
+        for ids in _batches(sorted(set(instance_ids)), FILTERED_PER_CALL):
             # A filter, not InstanceIds: one unknown id would fail the whole call.
             with translated():
                 pages = self._ec2.get_paginator("describe_instance_status").paginate(

@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from control_plane.cloud.contract import MAX_HOOK_TIMEOUT, drift
 from control_plane.cloud.errors import CloudError
@@ -43,6 +44,8 @@ from everstep.protocol.ids import FleetName, NodeId
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
+FLEETS_AT_ONCE = 4
+"""Are asked about; each call has its thread."""
 CLOSE_SECONDS = 60.0
 SUSPECT_SECONDS = 5.0
 """EC2 checks once a minute; more often than this there is nothing new."""
@@ -108,14 +111,22 @@ class CloudWatch:
         self._now = now
         self._failing: dict[str, str] = {}
         self._known: dict[FleetName, _Known] = {}
+        self._asking: dict[FleetName, asyncio.Task[None]] = {}
+        self._turns = asyncio.Semaphore(FLEETS_AT_ONCE)
         self._look = asyncio.Event()
         self._look_closer = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Poll until `stop` is set. Everything that goes wrong with one fleet is told once and tried again."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._repeat(stop, self.poll, self._look))
-            group.create_task(self._repeat(stop, self.survey, self._look_closer))
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._repeat(stop, partial(self.poll, patience_seconds=POLL_SECONDS), self._look))
+                group.create_task(self._repeat(stop, self.survey, self._look_closer))
+        finally:
+            asking = list(self._asking.values())
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
 
     async def _repeat(self, stop: asyncio.Event, ask: Callable[[], Awaitable[None]], wake: asyncio.Event) -> None:
         while not stop.is_set():
@@ -126,21 +137,35 @@ class CloudWatch:
                 log.exception("looking at AWS failed; it is looked at again")
             await pause(POLL_SECONDS, until=wake)
 
-    async def poll(self) -> None:
-        """Ask about every fleet once."""
+    async def poll(self, *, patience_seconds: float | None = None) -> None:
+        """Ask about every fleet that is not being asked about; several at a time, so that one whose calls hang, or take long, holds up no other.
+
+        Args:
+            patience_seconds: after which it returns although not all have been answered; None: when all have.
+        """
         for fleet in await asyncio.to_thread(self._fleets):
-            name = FleetName(fleet.name)
+            if (name := FleetName(fleet.name)) not in self._asking:
+                task = self._asking[name] = asyncio.create_task(self._poll_fleet(name, fleet), name=f"ask AWS about {name}")
+                task.add_done_callback(lambda _, name=name: self._asking.pop(name))
+        if self._asking:
+            await asyncio.wait(self._asking.values(), timeout=patience_seconds)
+
+    async def _poll_fleet(self, name: FleetName, fleet: fleets.FleetRecord) -> None:
+        async with self._turns:
             asked_at = self._monotonic()
             try:
                 view = await asyncio.to_thread(self._ask, fleet, asked_at)
             except CloudError as error:
                 self._tell_once(name, f"fleet {name}: the cloud does not answer: {error}")
-                continue
-            self._failing.pop(name, None)
-            before = self._views.get(name)
-            self._views[name] = view
-            if before is None or (before.group, before.conditions) != (view.group, view.conditions):
-                self._when_changed()
+                return
+            except Exception:
+                log.exception("fleet %s: what AWS says of it could not be read or stored; it is asked again", name)
+                return
+        self._failing.pop(name, None)
+        before = self._views.get(name)
+        self._views[name] = view
+        if before is None or (before.group, before.conditions) != (view.group, view.conditions):
+            self._when_changed()
 
     async def survey(self) -> None:
         """Ask what EC2 has scheduled and where instances hang, where that is due. Apart from `poll`: what is rare must not hold up what is urgent."""

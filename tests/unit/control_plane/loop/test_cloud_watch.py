@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +19,7 @@ from control_plane.cloud.operator import Ec2State, GroupState, InstanceState
 from control_plane.db import notices
 from control_plane.db.notices import NoticeRecord
 from control_plane.loop.cloud_watch import CLOSE_SECONDS
-from everstep.protocol.ids import NodeId
+from everstep.protocol.ids import FleetName, NodeId
 from tests.unit.control_plane.loop.world import FLEET, GROUP, World
 
 
@@ -286,3 +289,75 @@ async def test_a_database_that_is_away_for_a_moment_ends_no_look_at_aws(world: W
     stop.set()
     cloud.look_now()
     await running
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    """What really runs beside the loop."""
+    with ThreadPoolExecutor(4) as executor:
+        yield executor
+
+
+async def test_a_fleet_whose_calls_hang_holds_up_no_other(world: World, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fleets were asked about one behind the other: what AWS says of all of them was as old as the slowest answer."""
+    other = FleetName("other")
+    world.add_fleet(other, "other-group", "us-east-1b", nodes=2, spares=0, max_size=4)
+    describe, answered, asked = world.operator.describe_group, threading.Event(), Counter[str]()
+
+    def describe_one_late(name: str) -> GroupState:
+        asked[name] += 1
+        if name == GROUP:
+            assert answered.wait(30)
+        return describe(name)
+
+    monkeypatch.setattr(world.operator, "describe_group", describe_one_late)
+    asyncio.get_running_loop().set_default_executor(threads)
+    cloud = world.runner.cloud
+    await cloud.poll(patience_seconds=0)
+    while cloud.group(other) is None:
+        await cloud.poll(patience_seconds=0.01)
+    before = asked["other-group"]
+    while asked["other-group"] < before + 2:
+        await cloud.poll(patience_seconds=0.01)
+    assert asked[GROUP] == 1
+    assert cloud.group(FLEET) is None
+    answered.set()
+    await cloud.poll()
+    assert cloud.group(FLEET) is not None
+
+
+async def test_a_look_at_aws_ends_with_the_server(world: World, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered, hangs, stop, loop = threading.Event(), asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
+
+    def hang(_: str) -> GroupState:
+        loop.call_soon_threadsafe(hangs.set)
+        assert answered.wait(30)
+        raise CloudUnavailable("too late")
+
+    monkeypatch.setattr(world.operator, "describe_group", hang)
+    loop.set_default_executor(threads)
+    cloud = world.runner.cloud
+    running = asyncio.create_task(cloud.run(stop))
+    await hangs.wait()
+    stop.set()
+    cloud.look_now()
+    await running
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("ask AWS")]
+    answered.set()
+
+
+async def test_what_goes_wrong_with_one_fleet_is_told_and_tried_again(world: World, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    describe, errors = world.operator.describe_group, iter([OperationalError("SELECT", {}, Exception("the connection is gone"))])
+
+    def lost_once(name: str) -> GroupState:
+        for error in errors:
+            raise error
+        return describe(name)
+
+    monkeypatch.setattr(world.operator, "describe_group", lost_once)
+    cloud = world.runner.cloud
+    await cloud.poll()
+    assert cloud.group(FLEET) is None
+    assert "it is asked again" in caplog.text
+    await cloud.poll()
+    assert cloud.group(FLEET) is not None
