@@ -146,9 +146,12 @@ class CloudWatch:
         for fleet in await asyncio.to_thread(self._fleets):
             if (name := FleetName(fleet.name)) not in self._asking:
                 task = self._asking[name] = asyncio.create_task(self._poll_fleet(name, fleet), name=f"ask AWS about {name}")
-                task.add_done_callback(lambda _, name=name: self._asking.pop(name))
+                task.add_done_callback(partial(self._answered, name))
         if self._asking:
             await asyncio.wait(self._asking.values(), timeout=patience_seconds)
+
+    def _answered(self, name: FleetName, _: asyncio.Task[None]) -> None:
+        del self._asking[name]
 
     async def _poll_fleet(self, name: FleetName, fleet: fleets.FleetRecord) -> None:
         async with self._turns:
