@@ -22,7 +22,7 @@ from benchmarks.interleave.schemes import Case, Scheme
 from benchmarks.interleave.verdicts import Verdict, judge
 
 HOME = ROOT / ".everstep" / "bench" / "interleave"
-FIGURE_16 = Case(name="figure 16", schemes=tuple(Scheme), blocks=18, block_iterations=5)
+FIGURE_16 = Case(name="figure 16", schemes=tuple(Scheme), blocks=12)
 CASES = (
     FIGURE_16,
     Case(name="2 nodes", nodes=2),
@@ -35,7 +35,7 @@ CASES = (
     ),
     Case(name="smaller state", state_kib=1152),
     Case(name="larger state", state_kib=1920),
-    Case(name="m = 3", copies=3, state_kib=768, blocks=18),
+    Case(name="m = 3", copies=3, state_kib=768),
     Case(
         name="too little idle time",
         schemes=(Scheme.NONE, Scheme.EVERSTEP),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.document import BUSY, BenchmarkRun, caveats, opening, table, write_figures
 from benchmarks.interleave.figures import Figure, Row
+from benchmarks.interleave.network import CONGESTION
 from benchmarks.interleave.schemes import BUFFER_BYTES, BUFFERS, KIB, MAX_SLOWDOWN, Scheme
 from benchmarks.interleave.verdicts import BLOCKING_COST, KEPT_RATIO, LEAST_KEPT, SLOWDOWN_LIMIT, Judgement, Verdict, beats_uniform, judge
 
@@ -78,14 +79,14 @@ def _setting(figure: Figure) -> str:
     case = figure.case
     return (
         "## What runs\n\n"
-        f"{case.nodes} nodes, each a network namespace of its own behind a link of {case.link_megabits} Mbit/s (tbf, both directions; payload as "
-        f"probed: {figure.link_bytes_per_second / 1e6:.1f} MB/s). Each has a rank and an agent. The rank's collectives are real gloo all-reduces, "
-        f"{len(case.idle_seconds)} an iteration; its computation is a **timed wait**. Without checkpoint the network is in use for "
-        f"{figure.busy_ratio:.0%} of an iteration, and torch's profiler, over 20 iterations, found {figure.spans} idle spans of together "
+        f"{case.nodes} nodes, each a network namespace of its own behind a link of {case.link_megabits} Mbit/s (tbf, both directions; TCP under "
+        f"{CONGESTION}; payload as probed: {figure.link_bytes_per_second / 1e6:.1f} MB/s). Each has a rank and an agent. The rank's collectives are "
+        f"real gloo all-reduces, {len(case.idle_seconds)} an iteration; its computation is a **timed wait**. Without checkpoint the network is in "
+        f"use for {figure.busy_ratio:.0%} of an iteration, and torch's profiler, over 20 iterations, found {figure.spans} idle spans of together "
         f"{figure.idle_seconds * 1000:.0f} ms. Every node sends its {case.state_kib} KiB to {case.copies - 1} other and receives as much, "
         f"{figure.load_ratio:.0%} of the idle time.\n\n"
-        "Of the product run the profiler, Algorithm 2, the pacers and the sender of chunks, in the last of the other jobs also the budget "
-        "and the trial whether pacing pays. The rest "
+        "Of the product run the profiler, the pacers with the part of Algorithm 2 that finds a chunk's opening, and the sender of chunks, in the "
+        "last of the other jobs also the budget and the trial whether pacing pays. The rest "
         "is the benchmark's own, and smaller: one TCP connection to each holder without a handshake, no copy at the boundary, no slots, no digests, "
         "no resumption, no round. A holder takes the bytes into memory and acknowledges a transfer once, when it has all of it: *kept* are such "
         "acknowledged snapshots, not commits.\n\n"

@@ -59,7 +59,7 @@ class Case:
     """m, the owner's included."""
     state_kib: int = 1536
     """Of one node's shards."""
-    schemes: tuple[Scheme, ...] = (Scheme.NONE, Scheme.BLOCKING, Scheme.EVERSTEP)
+    schemes: tuple[Scheme, ...] = (Scheme.NONE, Scheme.BLOCKING, Scheme.UNIFORM, Scheme.EVERSTEP)
     idle_seconds: tuple[float, ...] = (0.045, 0.016, 0.022, 0.016, 0.035, 0.026)
     """Computation before each collective, a timed wait."""
     collective_seconds: float = 0.04

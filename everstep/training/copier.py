@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 TENSORS_AT_ONCE = 256
 """Reading the arguments of a call takes a microsecond a tensor, with the lock held."""
 _this_core = ctypes.CDLL(None).sched_getcpu
-PIECE_BYTES = 8 * 1024 * 1024
-"""Of one call, where somebody follows the copy: two chunks, that are still in the processor's cache when they are digested and sent."""
+PIECE_BYTES = 4 * 1024 * 1024
+"""Of one call, where somebody follows the copy: as much as a chunk, which is still in the processor's cache when it is digested. With twice as much
+two ranks at once took 121 ms a GiB for both instead of 108 (AMD EPYC)."""
 
 
 @dataclass(frozen=True, slots=True)

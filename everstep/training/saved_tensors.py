@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 import torch
 
-from everstep.training.copier import Copies, copy_now
+from everstep.training.copier import Copies
+from everstep.training.host_copy import copy_into_live
 
 GATHERED_BYTES = 256 * 1024 * 1024
 """Copied at once, in 25 to 50 ms: so long a script's signal handlers wait."""
@@ -50,5 +51,4 @@ class SavedTensors(Mapping[str, torch.Tensor]):
     def finish(self) -> None:
         """Make the copies that were gathered."""
         copies, self._copies, self._bytes = self._copies, [], 0
-        with torch.inference_mode():  # outside of it torch lets nobody write to a tensor that was made in it, such as a teacher's weight
-            copy_now(Copies([saved for saved, _ in copies], [live for _, live in copies]))
+        copy_into_live(Copies([saved for saved, _ in copies], [live for _, live in copies]))
