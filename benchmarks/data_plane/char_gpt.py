@@ -127,7 +127,7 @@ def _median(launch: Launch, system: str) -> float:
 
 
 def figures(kind: str, launches: Sequence[Launch], versions: Mapping[str, str]) -> list[Figure]:
-    """Return slowdown and processor time of every system that keeps steps, Everstep's with a verdict.
+    """Return what a step takes that nobody keeps, and slowdown and processor time of every system that keeps steps, Everstep's with a verdict.
 
     Args:
         kind: ddp or zero3.
@@ -139,13 +139,13 @@ def figures(kind: str, launches: Sequence[Launch], versions: Mapping[str, str]) 
     measured = {name: system for name, system in NAMES.items() if system in launches[0].verified}
 
     def figure(name: str, metric: str, unit: str, of: Callable[[Cycle, str], float], reason: str = "") -> Figure:
-        system = measured[name]
+        system = measured.get(name, NOBODY)
         samples = [of(cycle, system) for launch in launches for cycle in launch.cycles]
         low, high = _interval(samples)
-        seen = [launch.verified[system] for launch in launches]
+        seen = [launch.verified.get(system) for launch in launches]
         return Figure(
             system=name,
-            version=versions[name],
+            version=versions.get(name, ""),
             metric=f"char_gpt_{kind}_{metric}",
             state_mib=round(launches[0].state_bytes / RANKS / 1024**2),
             value=statistics.median(samples),
@@ -166,7 +166,8 @@ def figures(kind: str, launches: Sequence[Launch], versions: Mapping[str, str]) 
         kept_gib = launches[0].state_bytes / GIB * commits[system]
         return float((cycle[system]["cpu_seconds"] - cycle[NOBODY]["cpu_seconds"]) / max(kept_gib, 1e-9))
 
-    return [*slowdowns.values(), *(figure(name, "cpu", "cpu s/GiB", cpu) for name in measured)]
+    alone = figure("nobody", "step", "ms", lambda cycle, system: float(1000 * cycle[system]["seconds"]))
+    return [alone, *slowdowns.values(), *(figure(name, "cpu", "cpu s/GiB", cpu) for name in measured)]
 
 
 def slowdown(cycle: Cycle, system: str) -> float:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from everstep.protocol.ids import Step
 from everstep.protocol.slot import digest
-from worker.core.medians import median_error
+from worker.core.averages import median_error
 
 RUN_STEPS = 4
 """One after the other in the same way: what an iteration leaves to the next one counts where it belongs."""

@@ -364,6 +364,8 @@ def test_a_real_model_must_be_slowed_down_least() -> None:
     assert better[SLOWDOWN].limit == pytest.approx(0.2)
     assert better[SLOWDOWN].n == 30
     assert better[SLOWDOWN].reason == "commits ÷ steps 1.00; -10.0 points beside lm-resiliency's (-10.0 to -10.0)"
+    alone = better["nobody", "char_gpt_ddp_step"]
+    assert (alone.value, alone.unit, alone.verified) == (pytest.approx(100.0), "ms", None)
     assert better[EVERSTEP, "char_gpt_ddp_cpu"].value == pytest.approx(0.1)  # both ranks use 0.05 s more in a step, and 1 GiB is kept
 
 
@@ -432,6 +434,8 @@ def test_the_report_has_every_row_and_renews_only_its_section(tmp_path: Path) ->
     assert all(report.TITLES[figure.metric] in again for figure in RUN.figures if figure.system == EVERSTEP)
     assert "**falls short**" not in again
     assert "lm-resiliency 1" in again
+    assert "| char-GPT, DDP: a step that nobody keeps | nobody | 100 ms |" in again
+    assert "| 256 MiB | nobody" not in again
     assert "audited on purpose" in again
     assert "private memory of an agent while nothing runs: a baseline, not counted above | **45.0** MiB" in again
     assert "| 256 MiB | memcpy into warm shared memory | 60.0, 60.0, 60.0 | 0% | 1, 1, 1 |" in again

@@ -336,7 +336,7 @@ def test_a_snapshot_that_the_spans_cannot_hold_is_spread_over_them_only_when_the
         for _ in range(ENOUGH):
             node.iterate(1.0)
         assert isinstance(node.pacer.current, Unpaced)
-        for _ in range(ENOUGH):
+        for _ in range(ENOUGH + 1):
             node.iterate(1.4, captured=True)
         assert node.traffic.budget.interval > 1
         node.try_pacing()
@@ -354,7 +354,7 @@ def test_another_rank_of_the_node_changes_nothing() -> None:
             node.iterate(rank=5, captured=True, blocked=0.5)
             node.iterate(rank=5)
         assert isinstance(node.pacer.current, Unpaced)
-        assert node.traffic.budget.loaded == node.traffic.budget.quiet == ()
+        assert (node.traffic.budget.newest, node.traffic.budget.quiet) == (None, ())
         assert node.distances == []
 
     with_loop(work)
@@ -384,7 +384,7 @@ def test_snapshots_that_cost_more_than_the_budget_come_less_often() -> None:
     node.iterate()
     for _ in range(ENOUGH):
         node.iterate(1.0)
-    for _ in range(ENOUGH):
+    for _ in range(ENOUGH + 1):
         node.iterate(1.2, captured=True)
     assert node.distances == [2]
     assert node.traffic.budget.interval == 2
@@ -396,9 +396,11 @@ def test_an_iteration_in_which_a_holder_is_still_owed_something_is_a_loaded_one(
     node.iterate(captured=True)
     node.iterate(sending=True)
     node.iterate()
-    assert len(node.traffic.budget.loaded) == 3, "it was sent in the last one, too, and ended before its boundary"
+    snapshot = node.traffic.budget.newest
+    assert snapshot is not None
+    assert snapshot.iterations == 3, "it was sent in the last one, too, and ended before its boundary"
     node.iterate()
-    assert (len(node.traffic.budget.loaded), len(node.traffic.budget.quiet)) == (3, 1)
+    assert (node.traffic.budget.newest, len(node.traffic.budget.quiet)) == (snapshot, 1)
 
 
 def test_a_snapshot_of_another_rank_loads_no_iteration() -> None:
@@ -406,7 +408,7 @@ def test_a_snapshot_of_another_rank_loads_no_iteration() -> None:
     node.iterate()
     node.traffic.captured(Rank(5))
     node.iterate()
-    assert (len(node.traffic.budget.loaded), len(node.traffic.budget.quiet)) == (0, 1)
+    assert (node.traffic.budget.newest, len(node.traffic.budget.quiet)) == (None, 1)
 
 
 def test_time_spent_otherwise_is_no_iteration() -> None:

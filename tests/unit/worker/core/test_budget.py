@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.core.budget import ENOUGH, GROWTH, MAX_INTERVAL, REST_EVERY, Budget
+from worker.core.budget import ENOUGH, ENOUGH_QUIET, GROWTH, LEAST, MAX_INTERVAL, REST_EVERY, Budget
 
 
 def train(
@@ -64,8 +64,46 @@ def test_snapshots_that_last_for_several_iterations_cost_that_much_more() -> Non
     assert sum(late) / len(late) - 1 <= 0.0105
 
 
+@pytest.mark.parametrize("blocked", [0.0, 0.2])
+def test_a_snapshot_costs_what_all_its_iterations_took_longer_together(blocked: float) -> None:
+    """Two of three take no longer: the usual one among them costs nothing."""
+    budget = Budget(0.01)
+    for _ in range(ENOUGH_QUIET):
+        budget = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=False, has_begun=False)
+    for number in range(ENOUGH + LEAST):
+        begins = number % 3 == 0
+        budget = budget.iteration(1.3 if begins else 1.0, blocked_seconds=blocked * begins, is_loaded=True, has_begun=begins)
+        if number == 3 * LEAST:
+            assert budget.slowdown == pytest.approx(0.3 / budget.iterations_per_snapshot), "that often one is taken"
+    assert budget.interval == GROWTH * 3, "they are three apart as it is"
+
+
+@settings(deadline=None, max_examples=5)
+@given(seed=st.integers(0, 10_000), lasts=st.integers(1, 3))
+def test_what_two_snapshots_in_five_cost_is_paid_for(seed: int, lasts: int) -> None:
+    rng = random.Random(seed)
+    _, seconds, _ = train(Budget(0.02), 4000, lasts=lasts, cost_at=lambda _: 0.5 * (rng.random() < 0.4))
+    late = seconds[-2000:]
+    assert sum(late) / len(late) - 1 <= 0.04, "without a budget 0.2"
+
+
+def test_it_comes_back_by_no_more_than_it_grows_before_it_is_measured_anew() -> None:
+    budget, intervals = train(Budget(0.01), 2500, extra=0.1)[0], []
+    for _ in range(1500):
+        budget = train(budget, 1)[0]
+        intervals.append(budget.interval)
+    assert intervals[0] == 10
+    assert intervals[-1] == 1
+    assert all(after >= before // GROWTH for before, after in itertools.pairwise(intervals))
+
+
+def test_what_is_sent_before_a_first_snapshot_is_none() -> None:
+    budget = Budget(0.01).iteration(9.0, blocked_seconds=1.0, is_loaded=True, has_begun=False)
+    assert (budget.newest, budget.snapshots, budget.quiet) == (None, (), ())
+
+
 def test_time_that_the_rank_was_held_counts_before_there_is_anything_to_compare_with() -> None:
-    budget, _, _ = train(Budget(0.01), ENOUGH, blocked=0.05)
+    budget, _, _ = train(Budget(0.01), ENOUGH + 1, blocked=0.05)
     assert budget.slowdown is None
     assert budget.interval == GROWTH
     assert train(budget, 500, blocked=0.05)[0].interval == 5
