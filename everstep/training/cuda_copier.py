@@ -37,6 +37,8 @@ SMALL_BYTES = 256 * 1024
 GATHER_BYTES = 8 * 1024 * 1024
 """Of device memory, for each of the two streams: small tensors that are brought together at once."""
 RING_BUFFERS = 2
+NODE_RING_BYTES = 64 * 1024 * 1024
+"""Of pinned memory, for the rings of all ranks of a node together: beside its slots a node is to need no more."""
 MARKS = 64
 """Events of one copy at most that tell how far it has come."""
 REGISTERED_BYTES = 256 * 1024 * 1024
@@ -338,17 +340,19 @@ class CudaCopier:
         device: of the sources.
         piece_bytes: of one copy at most.
         gather_bytes: of small tensors that are brought together at once.
+        ring_bytes: of pinned memory, through which goes what is not registered yet.
     """
 
     is_prompt = False
 
-    def __init__(self, device: Device, piece_bytes: int = PIECE_BYTES, gather_bytes: int = GATHER_BYTES) -> None:
+    def __init__(self, device: Device, piece_bytes: int = PIECE_BYTES, gather_bytes: int = GATHER_BYTES, ring_bytes: int = NODE_RING_BYTES) -> None:
         self._device = device
         self._piece_bytes = piece_bytes
         self._gather, self._gather_now = _Gather(device, gather_bytes), _Gather(device, gather_bytes)
         self._stream = device.new_stream()
         self._begin, self._end = device.new_event(), device.new_event()
-        self._ring = [_Buffer(device.pinned(piece_bytes), device.new_event()) for _ in range(RING_BUFFERS)]
+        self._bounce_bytes = min(piece_bytes, ring_bytes // RING_BUFFERS)
+        self._ring = [_Buffer(device.pinned(self._bounce_bytes), device.new_event()) for _ in range(RING_BUFFERS)]
         self._marks = [_Mark(device.new_event()) for _ in range(MARKS)]
         self._turn = 0
         self._last: CudaTicket | None = None
@@ -448,7 +452,8 @@ class CudaCopier:
             if self._is_registered(to):
                 self._device.copy(to, of, self._stream)
             else:
-                self._bounce(to, of)
+                for part in zip(torch.split(to, self._bounce_bytes), torch.split(of, self._bounce_bytes), strict=True):
+                    self._bounce(*part)
 
     def _bounce(self, target: torch.Tensor, source: torch.Tensor) -> None:
         buffer = self._ring[self._turn]

@@ -97,9 +97,9 @@ def _copier(devices: set[int], environment: Environment) -> Copier:
         return CpuCopier(is_crowded=environment.is_crowded)
     if len(devices) > 1:
         raise CannotResume("model", f"tensors on CUDA devices {sorted(devices)} in one rank; use one device a rank")
-    from everstep.training.cuda_copier import CudaCopier, CudaDevice  # a rank without a device does not pay for it
+    from everstep.training.cuda_copier import NODE_RING_BYTES, CudaCopier, CudaDevice  # a rank without a device does not pay for it
 
-    return CudaCopier(CudaDevice(devices.pop()))
+    return CudaCopier(CudaDevice(devices.pop()), ring_bytes=NODE_RING_BYTES // environment.ranks_per_node)
 
 
 def _link(environment: Environment) -> AgentLink:

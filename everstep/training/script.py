@@ -37,6 +37,7 @@ class Environment:
     generation: Generation
     final_round_seconds: float
     welcome_seconds: float
+    ranks_per_node: int = 1
     cores: float = 1.0
     """Of this node's processors, for each of its ranks."""
 
@@ -49,6 +50,7 @@ class Environment:
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
         """Return the environment. Unset variables mean one rank alone, without an agent."""
         socket_path = variables.get("EVERSTEP_AGENT_SOCKET")
+        ranks_per_node = max(1, int(variables.get("LOCAL_WORLD_SIZE", "1")))
         return cls(
             rank=Rank(int(variables.get("RANK", "0"))),
             world_size=int(variables.get("WORLD_SIZE", "1")),
@@ -58,7 +60,8 @@ class Environment:
             generation=Generation(int(variables.get("EVERSTEP_GENERATION", "0"))),
             final_round_seconds=float(variables.get("EVERSTEP_FINAL_ROUND_SECONDS", str(FINAL_ROUND_SECONDS))),
             welcome_seconds=float(variables.get("EVERSTEP_WELCOME_SECONDS", str(WELCOME_SECONDS))),
-            cores=len(os.sched_getaffinity(0)) / max(1, int(variables.get("LOCAL_WORLD_SIZE", "1"))),
+            ranks_per_node=ranks_per_node,
+            cores=len(os.sched_getaffinity(0)) / ranks_per_node,
         )
 
 

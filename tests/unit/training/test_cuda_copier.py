@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from everstep.protocol.slot import HEADER_BYTES
-from everstep.training import cuda_copier
+from everstep.training import cuda_copier, registration
 from everstep.training.capture import CapturePlan, SlotMemory, StateTensor
 from everstep.training.copier import Copies
 from everstep.training.cuda_copier import CudaCopier, CudaDevice, gather_now
+from everstep.training.script import Environment
 
 PIECE = 64
 
@@ -284,6 +285,28 @@ def test_nothing_is_allocated_after_the_start_and_the_ring_goes_round(
     assert torch.equal(views[0], torch.arange(100.0))
     assert device.entered == ["everstep-copier"]
     copier.close()
+
+
+def test_what_is_not_registered_goes_through_as_little_pinned_memory_as_there_is(
+    memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]
+) -> None:
+    _, views = memory
+    device = FakeDevice()
+    copier = CudaCopier(device, PIECE, ring_bytes=cuda_copier.RING_BUFFERS * PIECE // 4)
+    before = [tensor.clone() for tensor in tensors]
+    copier.start(Copies(tensors, views), lambda _error: None).join()
+    assert [call for call in device.calls if call[0] == "pinned"] == [("pinned", PIECE // 4)] * cuda_copier.RING_BUFFERS
+    assert all(torch.equal(view, was) for view, was in zip(views, before, strict=True))
+    copier.close()
+
+
+def test_the_rings_of_a_node_share_what_it_has_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    rings: list[int] = []
+    monkeypatch.setattr(cuda_copier, "CudaDevice", lambda _number: FakeDevice())
+    monkeypatch.setattr(cuda_copier, "CudaCopier", lambda _device, *, ring_bytes: rings.append(ring_bytes))
+    for ranks in ("1", "8"):
+        registration._copier({0}, Environment.read({"LOCAL_WORLD_SIZE": ranks}))
+    assert rings == [64 * 1024**2, 8 * 1024**2]
 
 
 def test_the_host_runs_at_most_one_boundary_ahead(memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]) -> None:
