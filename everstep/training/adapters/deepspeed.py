@@ -104,6 +104,7 @@ class DeepSpeedAdapter:
 
     def check(self) -> None:
         """What ZeRO optimizes was fixed by `initialize`; CPU Adam's betas may have changed, and half-summed gradients are no state."""
+        self._buffers.check()
         check_accumulation(self._name, self._engine)
         if self._is_cpu_adam:
             check_cpu_adam(self._name, self._optimizer.optimizer, self._betas)

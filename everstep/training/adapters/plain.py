@@ -22,7 +22,7 @@ from everstep.training.adapters.base import (
     NamedTensors,
     check_distinct,
     check_optimizer,
-    check_tensor,
+    check_parameter,
     local_tensors,
     plain_local,
     plain_rewrap,
@@ -84,6 +84,7 @@ class PlainAdapter:
         return self._facts
 
     def check(self) -> None:
+        self._buffers.check()
         for named in self._optimizers:
             count = sum(len(group["params"]) for group in named.optimizer.param_groups)
             if count != len(named.members):  # add_param_group: a script that starts anew does not have it yet when it restores
@@ -190,7 +191,7 @@ class PlainAdapter:
         self._buffers.add(prefix, model, names[len(parameters) :])
 
     def _add(self, name: str, parameter: torch.nn.Parameter) -> None:
-        check_tensor(f"model/{name}", self.local(parameter))
+        check_parameter(f"model/{name}", self.local(parameter))
         self._names[id(parameter)] = name
         self._parameters[name] = parameter
 

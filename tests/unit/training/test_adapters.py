@@ -107,10 +107,12 @@ def test_loading_writes_in_place() -> None:
 
 def test_a_buffer_of_another_shape_comes_back_where_it_was() -> None:
     model, twin = nn.Linear(2, 2), nn.Linear(2, 2)
-    for name, saved, live in [("grown", torch.ones(3), torch.zeros(2, device="meta")), ("new", torch.ones(3), None)]:
-        model.register_buffer(name, saved)
+    for name, live in [("grown", torch.zeros(2)), ("new", None)]:
+        model.register_buffer(name, torch.ones(3))
         twin.register_buffer(name, live)
-    carry(PlainAdapter({"": model}, {}), PlainAdapter({"": twin}, {}))
+    adapter, other = PlainAdapter({"": model}, {}), PlainAdapter({"": twin}, {})
+    twin.grown = torch.zeros(2, device="meta")
+    carry(adapter, other)
     assert twin.grown.device.type == "meta", "the device of the one before, not that of the parameters"
     assert twin.new.tolist() == [1.0, 1.0, 1.0]
 
@@ -251,6 +253,27 @@ def test_an_expanded_buffer_comes_back_and_an_expanded_parameter_is_refused() ->
     twin.weight = nn.Parameter(torch.ones(1, 2).expand(2, 2))
     with pytest.raises(CannotResume, match="model/weight: an expanded tensor"):
         PlainAdapter({"": twin}, {})
+
+
+@pytest.mark.parametrize("view", [torch.ones(2, dtype=torch.complex64).conj(), torch._neg_view(torch.ones(2))], ids=["conj", "neg"])
+def test_a_tensor_whose_bytes_are_not_its_values_is_refused(view: torch.Tensor) -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("table", view)
+    for name, module in (("weight", nn.ParameterDict({"weight": nn.Parameter(view)})), ("table", model)):
+        with pytest.raises(CannotResume, match=f"^model/{name}: a conjugate or negative view"):
+            PlainAdapter({"": module}, {})
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [torch.eye(2).to_sparse(), TwoTensor(torch.ones(2), torch.ones(2)), nn.UninitializedBuffer(), torch.ones(2, device="meta")],
+    ids=["sparse", "composed", "lazy", "meta"],
+)
+def test_a_buffer_that_cannot_be_copied_as_bytes_is_refused(buffer: torch.Tensor) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model[0].register_buffer("table", buffer)
+    with pytest.raises(CannotResume, match=r"^model/net\.0\.table: a (lazy )?tensor"):
+        PlainAdapter({"net": model}, {})
 
 
 @pytest.mark.parametrize(
