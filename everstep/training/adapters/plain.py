@@ -133,9 +133,11 @@ class PlainAdapter:
         for named in self._optimizers:
             named.load(tensors, values["optimizers"][named.name])
         self._buffers.load(tensors, values["buffers"])
+        gradients = list(zip(self._parameters.items(), values["gradients"], strict=True))
         # Most gradients are dropped before they are read: their zeros cost nothing in memory that nobody has touched.
-        arena = Arena(sum(align(parameter.nbytes) for parameter in self._parameters.values()))
-        for (name, parameter), state in zip(self._parameters.items(), values["gradients"], strict=True):
+        made = (local for (_, parameter), state in gradients if state != _NO_GRADIENT and _is_of_host(local := self.local(parameter)))
+        arena = Arena(sum(align(local.nbytes) for local in made))
+        for (name, parameter), state in gradients:
             self._load_gradient(parameter, state, tensors.get(f"gradient/{name}"), arena)
         self._extra.load(values["extra_states"])
 
@@ -255,8 +257,13 @@ class PlainAdapter:
             parameter.grad = None
             return
         local = self.local(parameter).detach()
-        fresh = arena.empty(local.shape, local.dtype) if local.device.type == "cpu" and local.is_contiguous() else None
+        fresh = arena.empty(local.shape, local.dtype) if _is_of_host(local) else None
         value = torch.zeros_like(local) if fresh is None else fresh
         if state == _LIVE_GRADIENT and saved is not None:
             value = value.to(saved.dtype).copy_(saved)
         parameter.grad = self.rewrap(parameter, value)
+
+
+def _is_of_host(local: torch.Tensor) -> bool:
+    """Say whether a gradient like this parameter is made in memory that is set aside."""
+    return local.device.type == "cpu" and local.is_contiguous()

@@ -15,9 +15,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.two_tensor import TwoTensor
 
+from everstep.training.adapters import plain
 from everstep.training.adapters.base import NamedOptimizer, canonical_name, plain_local, plain_rewrap
 from everstep.training.adapters.fsdp import FSDPAdapter
 from everstep.training.adapters.plain import GRADIENT_BOUNDARIES, PlainAdapter
+from everstep.training.arena import Arena
 from everstep.training.capture import CapturePlan
 from everstep.training.errors import CannotResume, SessionMisuse
 from everstep.training.registration import _adapters
@@ -380,6 +382,30 @@ def test_gradients_that_are_still_accumulating_are_state(accumulates: bool) -> N
         assert one.grad is not None
         assert two.grad is not None
         assert torch.equal(two.grad, one.grad if accumulates else torch.zeros_like(one.grad))
+
+
+def test_memory_is_set_aside_for_the_gradients_that_lie_in_it_and_for_no_others(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def noting(size: int) -> Arena:
+        sizes.append(size)
+        return Arena(size)
+
+    monkeypatch.setattr(plain, "Arena", noting)
+    monkeypatch.setattr(plain, "check_parameter", lambda *_: None)  # the meta device stands for one that holds something
+    parts: dict[str, torch.Tensor] = {
+        "sharded": distribute_tensor(torch.ones(4, 16), mesh, [Shard(0)]),
+        "turned": torch.ones(4, 8).t(),
+        "idle": torch.ones(64),
+        "away": torch.ones(64, device="meta"),
+    }
+    model = nn.ParameterDict(parts)
+    adapter = FSDPAdapter({"": model}, {})
+    for name, parameter in model.items():
+        parameter.grad = None if name == "idle" else torch.zeros_like(parameter)
+    carry(adapter, adapter)
+    assert sizes == [2 * 16 * 4], "a rank makes its own part"
+    assert [name for name, parameter in model.items() if parameter.grad is None] == ["idle"]
 
 
 def gradients(adapter: PlainAdapter) -> list[str]:
