@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
-from operator import attrgetter
+from itertools import chain, repeat
+from operator import attrgetter, itemgetter
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -86,11 +86,14 @@ class PlainAdapter:
     def check(self) -> None:
         self._buffers.check()
         for named in self._optimizers:
-            count = sum(len(group["params"]) for group in named.optimizer.param_groups)
-            if count != len(named.members):  # add_param_group: a script that starts anew does not have it yet when it restores
-                where = f"optimizer/{named.name}" if named.name else "optimizer"
-                known = f"{count} parameters where init saw {len(named.members)}"
+            live = list(chain.from_iterable(map(itemgetter("params"), named.optimizer.param_groups)))
+            where = f"optimizer/{named.name}" if named.name else "optimizer"
+            if len(live) != len(named.members):  # add_param_group: a script that starts anew does not have it yet when it restores
+                known = f"{len(live)} parameters where init saw {len(named.members)}"
                 raise CannotResume(where, f"{known}; give it all of them before init, and frozen ones requires_grad=False until their time comes")
+            if not all(map(operator.is_, live, map(itemgetter(1), named.members))):  # resize_token_embeddings, and a group that was written anew
+                other = next(name for (name, parameter), held in zip(named.members, live, strict=True) if held is not parameter)
+                raise CannotResume(where, f"it holds another tensor than init saw as {other}; make parameters anew, or move them, before init")
 
     def observe(self) -> AdapterState:
         observed = [(named.name, *named.observe()) for named in self._optimizers]
