@@ -280,12 +280,14 @@ class UnixAgentLink:
             if self._socket is None:
                 self._connect()
             line = self._socket
+        poller = select.poll()  # not select(): it takes no descriptor above 1023, and a mesh of a thousand ranks has used those up
         if line is None:
-            # Nothing to listen to: an empty select is a plain pause.
-            select.select([], [], [], min(seconds, RECONNECT_SECONDS))
+            # Nothing to listen to: an empty poll is a plain pause.
+            poller.poll(min(seconds, RECONNECT_SECONDS) * 1000)
         else:
             with contextlib.suppress(OSError, ValueError):  # cut by another thread meanwhile
-                select.select([line], [line] if self._outbox else [], [], seconds)
+                poller.register(line, select.POLLIN | select.POLLOUT if self._outbox else select.POLLIN)
+                poller.poll(seconds * 1000)
         with self._lock:
             self._receive()
             self._flush()

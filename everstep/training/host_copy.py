@@ -13,6 +13,7 @@ from itertools import groupby
 import torch
 
 from everstep.training.copier import Copies, copy_now
+from everstep.training.state_tree import PLAIN_CLASSES
 
 PIECE_BYTES = 512 * 1024
 """Half of a core's second cache, where it is smallest."""
@@ -41,7 +42,9 @@ def copy_into_live(copies: Copies) -> None:
 def _are_equal_bytes(source: torch.Tensor, target: torch.Tensor) -> bool:
     """Say whether to copy is to move bytes within the host's memory."""
     return (
-        source.is_cpu
+        type(source) in PLAIN_CLASSES
+        and type(target) in PLAIN_CLASSES
+        and source.is_cpu
         and target.is_cpu
         and source.dtype == target.dtype
         and source.shape == target.shape

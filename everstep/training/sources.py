@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from everstep.training.capture import StateTensor
-from everstep.training.state_tree import tensor_bytes
+from everstep.training.state_tree import PLAIN_CLASSES, tensor_bytes
 
 COMPARED_BYTES = 8 * 1024 * 1024
 """Of a copy, that the device of its tensor is lent memory for at once."""
@@ -77,7 +77,7 @@ class Sources:
 
 
 def _is_equal(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
-    if tensor.device.type == "cpu" and tensor.is_contiguous():
+    if type(tensor) in PLAIN_CLASSES and tensor.device.type == "cpu" and tensor.is_contiguous():
         size = tensor.numel() * tensor.element_size()
         return size == copy.numel() * copy.element_size() and _memcmp(tensor.data_ptr(), copy.data_ptr(), size) == 0
     if tensor.is_contiguous() and tensor.nbytes == copy.nbytes:

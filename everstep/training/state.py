@@ -107,7 +107,7 @@ class RankState:
         Raises:
             CannotResume: something in it could not be brought back.
         """
-        return self._observed([_checked(adapter).observe() for adapter in self.adapters])
+        return self._observed([_checked(adapter) for adapter in self.adapters])
 
     def foresee(self) -> Observed | None:
         """Return the state as it will be after the first optimizer step, with what is not there yet on the meta device; None where nobody knows.
@@ -187,6 +187,7 @@ class RankState:
         return {"modes": [bytes(map(attrgetter("training"), modules)) for modules in self._modules], "rng": rng.observe()}
 
 
-def _checked(adapter: Adapter) -> Adapter:
+def _checked(adapter: Adapter) -> AdapterState:
+    observed = adapter.observe()
     adapter.check()
-    return adapter
+    return observed

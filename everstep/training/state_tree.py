@@ -33,6 +33,8 @@ Tree: TypeAlias = object
 INLINE_BYTES = 1024
 """Smaller tensors stand inside the bytes: their shape may change from step to step without changing where the others lie."""
 MAX_DEPTH = 64
+PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
+"""Of tensors whose memory is their own; a buffer is of the first. Another may have none, and call that contiguous host memory at address 0."""
 
 _INT64 = range(-(2**63), 2**64)
 _LEAVES = frozenset({type(None), bool, float, str, bytes})
@@ -197,7 +199,7 @@ def _encode_items(value: Mapping[object, object], path: str, tensors: list[tuple
 
 def _encode_leaf(value: object, path: str, tensors: list[tuple[str, torch.Tensor]]) -> object:
     if isinstance(value, torch.Tensor):
-        if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        if type(value) not in PLAIN_CLASSES:
             raise CannotResume(path, f"a tensor of class {type(value).__qualname__}; register its module or its local tensor")
         check_dense(value, path)
         if value.numel() * value.element_size() <= INLINE_BYTES:

@@ -69,7 +69,7 @@ class Adapter(Protocol):
         """Return what must be equal for one launch's snapshot to fit another's. Constant from `init` on."""
 
     def check(self) -> None:
-        """Refuse what has changed since `init` so that a restarted script could not take it back. At every captured boundary.
+        """Refuse what has changed since `init` so that a restarted script could not take it back. At every captured boundary, behind `observe`.
 
         Raises:
             CannotResume: named.
@@ -443,23 +443,38 @@ def plain_rewrap(_parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     return local
 
 
+def check_parameter(name: str, parameter: torch.Tensor) -> None:
+    """Refuse a parameter that cannot be copied as bytes, or be written to.
+
+    Args:
+        name: under which it would be kept.
+        parameter: the memory of this rank behind it.
+
+    Raises:
+        CannotResume: as for any tensor; also one whose elements share memory.
+    """
+    check_tensor(name, parameter)
+    if overlaps_itself(parameter):
+        raise CannotResume(name, "an expanded tensor, whose elements share memory, cannot be written to; register its clone()")
+
+
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
     """Refuse a tensor that cannot be copied as bytes.
 
     Args:
         name: under which it would be kept.
-        tensor: a parameter or buffer.
+        tensor: the memory of this rank behind a parameter or buffer.
 
     Raises:
-        CannotResume: it is lazy, sparse, quantized, made of other tensors, one whose elements share memory, or on the meta device.
+        CannotResume: it is lazy, sparse, quantized, made of other tensors, on the meta device, or a view with other values than its bytes say.
     """
     if torch.nn.parameter.is_lazy(tensor):
-        raise CannotResume(name, "a lazy parameter has no shape yet; run one forward before init")
+        raise CannotResume(name, "a lazy tensor has no shape yet; run one forward before init")
     if is_traceable_wrapper_subclass(tensor):
         raise CannotResume(name, f"a tensor of class {qualified_name(type(tensor))} is made of others, and is not known to come back")
     check_dense(tensor, name)
-    if overlaps_itself(tensor):
-        raise CannotResume(name, "an expanded tensor, whose elements share memory, cannot be written to; register its clone()")
+    if tensor.is_conj() or tensor.is_neg():
+        raise CannotResume(name, "a conjugate or negative view, whose bytes are not its values; register its resolve_conj().resolve_neg()")
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:

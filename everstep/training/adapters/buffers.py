@@ -16,7 +16,7 @@ from typing import cast
 
 import torch
 
-from everstep.training.adapters.base import canonical_name, check_distinct, overlaps_itself
+from everstep.training.adapters.base import canonical_name, check_distinct, check_tensor, overlaps_itself
 from everstep.training.capture import StateTensor
 from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree
@@ -59,10 +59,23 @@ class Buffers:
             prefix: of their names.
             model: root module.
             names: of `buffers_of(model)`, in that order.
+
+        Raises:
+            CannotResume: one cannot be copied as bytes.
         """
         for path, module in model.named_modules():
             self._modules.setdefault(f"{prefix}{called}." if (called := canonical_name(path)) else prefix, []).insert(0, module)
-        self._places += [(prefix + name, owner, key) for name, (_, owner, key) in zip(names, buffers_of(model), strict=True)]
+        places = [(prefix + name, owner, key) for name, (_, owner, key) in zip(names, buffers_of(model), strict=True)]
+        self._check(places)
+        self._places += places
+
+    def check(self) -> None:
+        """Refuse those that came after `init` and cannot be copied as bytes. At every captured boundary, behind `observe`.
+
+        Raises:
+            CannotResume: by name.
+        """
+        self._check(self._places[len(self._places) - len(self._late) :])
 
     def observe(self) -> tuple[list[StateTensor], Tree]:
         """Return the live buffers, and what else is to be known of them. At every captured boundary.
@@ -115,6 +128,11 @@ class Buffers:
         for name, known in ties.items():
             (owner, key), (other, other_key) = owners[name], owners[known]
             owner._buffers[key] = other._buffers[other_key]
+
+    def _check(self, places: Sequence[Place]) -> None:
+        for name, owner, key in places:
+            if (buffer := owner._buffers.get(key)) is not None:
+                check_tensor(f"model/{name}", self._local(buffer))
 
     def _has_room(self, live: torch.Tensor, saved: torch.Tensor) -> bool:
         local = self._local(live)

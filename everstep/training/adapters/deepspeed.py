@@ -1,7 +1,7 @@
 """DeepSpeed engines with ZeRO stage 1, 2 or 3, in fp32 or bf16.
 
-The state is each rank's partition of the fp32 master weights, the wrapped optimizer's state on them, frozen parameters, buffers and the engine's
-counters. The 16-bit weights follow from the masters: after a load all ranks gather them anew, together.
+The state is each rank's partition of the fp32 master weights, the wrapped optimizer's state on them, parameters that it does not step, buffers and
+the engine's counters. The 16-bit weights follow from the masters: after a load all ranks gather them anew, together.
 
 Invariant: attributes of DeepSpeed's classes are named in this file alone, and only of the classes that it was checked against.
 """
@@ -9,6 +9,7 @@ Invariant: attributes of DeepSpeed's classes are named in this file alone, and o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Protocol, cast
 
 import torch
@@ -22,7 +23,7 @@ from everstep.training.adapters.base import (
     NamedTensors,
     check_distinct,
     check_optimizer,
-    check_tensor,
+    check_parameter,
     plain_local,
     plain_rewrap,
     qualified_name,
@@ -84,13 +85,15 @@ class DeepSpeedAdapter:
         buffers = buffers_of(self._engine.module)
         names = tensor_names([*((raw, id(p)) for raw, p in parameters), *((raw, (id(module), key)) for raw, module, key in buffers)])
         self._parameters = [(called, p) for called, (_, p) in zip(names, parameters, strict=False)]
-        self._frozen = [(called, p) for called, p in self._parameters if not p.requires_grad]
+        held = set(map(id, chain.from_iterable(self._zero.fp16_groups if self._is_stage_3 else self._zero.bit16_groups)))
+        self._others = [(called, p) for called, p in self._parameters if id(p) not in held or not p.requires_grad]
+        """Behind no master: frozen, or in none of the optimizer's groups."""
         of_buffers = names[len(parameters) :]
         self._buffers = Buffers(plain_local)
         self._buffers.add(self._prefix, self._engine.module, of_buffers)
         self._extra = ExtraStates()
         self._extra.add("", self._engine.module)
-        check_distinct([*(called for called, _ in (*self._masters, *self._frozen)), *of_buffers, *self._extra.names])
+        check_distinct([*(called for called, _ in (*self._masters, *self._others)), *of_buffers, *self._extra.names])
         self._listed = NamedTensors()
         self._betas: tuple[float, ...] = tuple(base.param_groups[0].get("betas", ()))
         self.check()
@@ -104,6 +107,7 @@ class DeepSpeedAdapter:
 
     def check(self) -> None:
         """What ZeRO optimizes was fixed by `initialize`; CPU Adam's betas may have changed, and half-summed gradients are no state."""
+        self._buffers.check()
         check_accumulation(self._name, self._engine)
         if self._is_cpu_adam:
             check_cpu_adam(self._name, self._optimizer.optimizer, self._betas)
@@ -117,14 +121,16 @@ class DeepSpeedAdapter:
         return None if foreseen is None else self._state(foreseen, self._optimizer.observe()[1])
 
     def _state(self, of_optimizer: list[StateTensor], values: Tree) -> AdapterState:
-        listed = self._listed.of([*(master for _, master in self._masters), *(_partition(p) for _, p in self._frozen)], None, self._named_weights)
+        listed = self._listed.of([*(master for _, master in self._masters), *(_partition(p) for _, p in self._others)], None, self._named_weights)
         fresh, buffers = self._buffers.observe()
         plain = {"optimizer": values, "buffers": buffers, "extra_states": self._extra.observe()}
         return AdapterState([listed, of_optimizer], fresh, {**plain, **self._counters()})
 
     def _named_weights(self) -> list[StateTensor]:
-        weights = [*self._masters, *((name, _partition(parameter)) for name, parameter in self._frozen)]
-        return [StateTensor(f"model/{self._prefix}{name}", tensor, is_deferred=True) for name, tensor in weights]
+        weights = [(name, master, True) for name, master in self._masters]
+        # A trainable one changes who knows when.
+        weights += [(name, _partition(parameter), not parameter.requires_grad) for name, parameter in self._others]
+        return [StateTensor(f"model/{self._prefix}{name}", tensor, is_deferred) for name, tensor, is_deferred in weights]
 
     def expect_restore(self) -> Sequence[Arena]:
         """Nothing: `initialize` has made all state."""
@@ -135,7 +141,7 @@ class DeepSpeedAdapter:
         assert isinstance(values, dict)
         for name, master in self._masters:
             tensors.bring(tensors[f"model/{self._prefix}{name}"], master.data)
-        for name, parameter in self._frozen:
+        for name, parameter in self._others:
             tensors.bring(tensors[f"model/{self._prefix}{name}"], _partition(parameter).data)
         self._optimizer.load(tensors, values["optimizer"])
         if self._is_cpu_adam:
@@ -187,9 +193,9 @@ class DeepSpeedAdapter:
         layout.entries[f"accumulation {self._name}"] = str(self._engine.gradient_accumulation_steps())
         for name, master in self._masters:
             layout.add_tensor(f"model/{self._prefix}{name}", master, requires_grad=True)
-        for name, parameter in self._frozen:
-            check_tensor(f"model/{self._prefix}{name}", _partition(parameter))
-            layout.add_tensor(f"model/{self._prefix}{name}", _partition(parameter), requires_grad=False)
+        for name, parameter in self._others:
+            check_parameter(f"model/{self._prefix}{name}", _partition(parameter))
+            layout.add_tensor(f"model/{self._prefix}{name}", _partition(parameter), parameter.requires_grad)
         for name in self._extra.names:
             layout.entries[f"extra state model/{self._prefix}{name}"] = ""
         for name, parameter in self._parameters:
@@ -207,7 +213,7 @@ def _version() -> str:
 
 
 def _partition(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Return this rank's part of a frozen parameter: ZeRO-3 keeps it beside the parameter, the other stages keep all of it."""
+    """Return this rank's part of a parameter without a master: ZeRO-3 keeps it beside the parameter, the other stages keep all of it."""
     return cast(torch.Tensor, getattr(parameter, "ds_tensor", parameter))
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
-from operator import attrgetter
+from itertools import chain, repeat
+from operator import attrgetter, itemgetter
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -22,7 +22,7 @@ from everstep.training.adapters.base import (
     NamedTensors,
     check_distinct,
     check_optimizer,
-    check_tensor,
+    check_parameter,
     local_tensors,
     plain_local,
     plain_rewrap,
@@ -84,12 +84,16 @@ class PlainAdapter:
         return self._facts
 
     def check(self) -> None:
+        self._buffers.check()
         for named in self._optimizers:
-            count = sum(len(group["params"]) for group in named.optimizer.param_groups)
-            if count != len(named.members):  # add_param_group: a script that starts anew does not have it yet when it restores
-                where = f"optimizer/{named.name}" if named.name else "optimizer"
-                known = f"{count} parameters where init saw {len(named.members)}"
+            live = list(chain.from_iterable(map(itemgetter("params"), named.optimizer.param_groups)))
+            where = f"optimizer/{named.name}" if named.name else "optimizer"
+            if len(live) != len(named.members):  # add_param_group: a script that starts anew does not have it yet when it restores
+                known = f"{len(live)} parameters where init saw {len(named.members)}"
                 raise CannotResume(where, f"{known}; give it all of them before init, and frozen ones requires_grad=False until their time comes")
+            if not all(map(operator.is_, live, map(itemgetter(1), named.members))):  # resize_token_embeddings, and a group that was written anew
+                other = next(name for (name, parameter), held in zip(named.members, live, strict=True) if held is not parameter)
+                raise CannotResume(where, f"it holds another tensor than init saw as {other}; make parameters anew, or move them, before init")
 
     def observe(self) -> AdapterState:
         observed = [(named.name, *named.observe()) for named in self._optimizers]
@@ -132,9 +136,11 @@ class PlainAdapter:
         for named in self._optimizers:
             named.load(tensors, values["optimizers"][named.name])
         self._buffers.load(tensors, values["buffers"])
+        gradients = list(zip(self._parameters.items(), values["gradients"], strict=True))
         # Most gradients are dropped before they are read: their zeros cost nothing in memory that nobody has touched.
-        arena = Arena(sum(align(parameter.nbytes) for parameter in self._parameters.values()))
-        for (name, parameter), state in zip(self._parameters.items(), values["gradients"], strict=True):
+        made = (local for (_, parameter), state in gradients if state != _NO_GRADIENT and _is_of_host(local := self.local(parameter)))
+        arena = Arena(sum(align(local.nbytes) for local in made))
+        for (name, parameter), state in gradients:
             self._load_gradient(parameter, state, tensors.get(f"gradient/{name}"), arena)
         self._extra.load(values["extra_states"])
 
@@ -190,7 +196,7 @@ class PlainAdapter:
         self._buffers.add(prefix, model, names[len(parameters) :])
 
     def _add(self, name: str, parameter: torch.nn.Parameter) -> None:
-        check_tensor(f"model/{name}", self.local(parameter))
+        check_parameter(f"model/{name}", self.local(parameter))
         self._names[id(parameter)] = name
         self._parameters[name] = parameter
 
@@ -254,8 +260,13 @@ class PlainAdapter:
             parameter.grad = None
             return
         local = self.local(parameter).detach()
-        fresh = arena.empty(local.shape, local.dtype) if local.device.type == "cpu" and local.is_contiguous() else None
+        fresh = arena.empty(local.shape, local.dtype) if _is_of_host(local) else None
         value = torch.zeros_like(local) if fresh is None else fresh
         if state == _LIVE_GRADIENT and saved is not None:
             value = value.to(saved.dtype).copy_(saved)
         parameter.grad = self.rewrap(parameter, value)
+
+
+def _is_of_host(local: torch.Tensor) -> bool:
+    """Say whether a gradient like this parameter is made in memory that is set aside."""
+    return local.device.type == "cpu" and local.is_contiguous()

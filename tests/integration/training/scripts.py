@@ -298,7 +298,8 @@ def tensor_parallel(wraps: bool = False) -> Scenario:
     return Scenario({"model": model, "optimizer": optimizers, "scheduler": schedulers, "data": dataset}, step)
 
 
-def zero(stage: int = 3, dtype: str = "fp32", accumulate: int = 2, freeze: bool = False, offload: bool = False) -> Scenario:
+def zero(stage: int = 3, dtype: str = "fp32", accumulate: int = 2, freeze: bool = False, offload: bool = False, leave: bool = False) -> Scenario:
+    """With `leave` the optimizer holds all but one layer, which the script changes as it likes."""
     import deepspeed
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
@@ -326,7 +327,9 @@ def zero(stage: int = 3, dtype: str = "fp32", accumulate: int = 2, freeze: bool 
             parameter.requires_grad_(False)
     kind = DeepSpeedCPUAdam if offload else torch.optim.AdamW
     # With these betas 32-bit powers that are multiplied up differ from those taken at once, from the third on.
-    optimizer = kind((p for p in model.parameters() if p.requires_grad), lr=1e-2, betas=(0.85, 0.98) if offload else (0.9, 0.999))
+    left = list(model[0].parameters()) if leave else []
+    held = [p for p in model.parameters() if p.requires_grad and all(p is not other for other in left)]
+    optimizer = kind(held, lr=1e-2, betas=(0.85, 0.98) if offload else (0.9, 0.999))
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule(optimizer), config=config, dist_init_required=False)
 
     def step(batch: Any, _session: TrainingSession) -> float:
@@ -335,6 +338,9 @@ def zero(stage: int = 3, dtype: str = "fp32", accumulate: int = 2, freeze: bool 
         loss = F.mse_loss(output.float(), targets)
         engine.backward(loss)
         engine.step()
+        with torch.no_grad(), deepspeed.zero.GatheredParameters(left, modifier_rank=0, enabled=stage == 3):
+            for parameter in left:
+                parameter.mul_(0.99)
         return loss.item()
 
     return Scenario({"engine": engine, "data": loader()}, step)

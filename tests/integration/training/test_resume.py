@@ -134,6 +134,11 @@ def test_frozen_parameters_under_the_other_stages(scenarios: Scenarios, tmp_path
     check(scenarios, tmp_path, "zero", 2, stage=stage, dtype="bf16", freeze=True, accumulate=1)
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_parameters_that_no_group_holds_under_zero(scenarios: Scenarios, tmp_path: Path, stage: int) -> None:
+    check(scenarios, tmp_path, "zero", 2, stage=stage, leave=True)
+
+
 @pytest.mark.full
 @pytest.mark.timeout(600)  # DeepSpeed compiles it at first use
 @pytest.mark.parametrize("stage", [2, 3])

@@ -15,9 +15,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.two_tensor import TwoTensor
 
+from everstep.training.adapters import plain
 from everstep.training.adapters.base import NamedOptimizer, canonical_name, plain_local, plain_rewrap
 from everstep.training.adapters.fsdp import FSDPAdapter
 from everstep.training.adapters.plain import GRADIENT_BOUNDARIES, PlainAdapter
+from everstep.training.arena import Arena
 from everstep.training.capture import CapturePlan
 from everstep.training.errors import CannotResume, SessionMisuse
 from everstep.training.registration import _adapters
@@ -107,10 +109,12 @@ def test_loading_writes_in_place() -> None:
 
 def test_a_buffer_of_another_shape_comes_back_where_it_was() -> None:
     model, twin = nn.Linear(2, 2), nn.Linear(2, 2)
-    for name, saved, live in [("grown", torch.ones(3), torch.zeros(2, device="meta")), ("new", torch.ones(3), None)]:
-        model.register_buffer(name, saved)
+    for name, live in [("grown", torch.zeros(2)), ("new", None)]:
+        model.register_buffer(name, torch.ones(3))
         twin.register_buffer(name, live)
-    carry(PlainAdapter({"": model}, {}), PlainAdapter({"": twin}, {}))
+    adapter, other = PlainAdapter({"": model}, {}), PlainAdapter({"": twin}, {})
+    twin.grown = torch.zeros(2, device="meta")
+    carry(adapter, other)
     assert twin.grown.device.type == "meta", "the device of the one before, not that of the parameters"
     assert twin.new.tolist() == [1.0, 1.0, 1.0]
 
@@ -253,6 +257,27 @@ def test_an_expanded_buffer_comes_back_and_an_expanded_parameter_is_refused() ->
         PlainAdapter({"": twin}, {})
 
 
+@pytest.mark.parametrize("view", [torch.ones(2, dtype=torch.complex64).conj(), torch._neg_view(torch.ones(2))], ids=["conj", "neg"])
+def test_a_tensor_whose_bytes_are_not_its_values_is_refused(view: torch.Tensor) -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("table", view)
+    for name, module in (("weight", nn.ParameterDict({"weight": nn.Parameter(view)})), ("table", model)):
+        with pytest.raises(CannotResume, match=f"^model/{name}: a conjugate or negative view"):
+            PlainAdapter({"": module}, {})
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [torch.eye(2).to_sparse(), TwoTensor(torch.ones(2), torch.ones(2)), nn.UninitializedBuffer(), torch.ones(2, device="meta")],
+    ids=["sparse", "composed", "lazy", "meta"],
+)
+def test_a_buffer_that_cannot_be_copied_as_bytes_is_refused(buffer: torch.Tensor) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model[0].register_buffer("table", buffer)
+    with pytest.raises(CannotResume, match=r"^model/net\.0\.table: a (lazy )?tensor"):
+        PlainAdapter({"net": model}, {})
+
+
 @pytest.mark.parametrize(
     ("key", "options", "device"),
     [
@@ -295,6 +320,16 @@ def test_state_that_belongs_to_no_parameter_comes_back() -> None:
         assert torch.equal(other.state["shared"]["sum"], own.state["shared"]["sum"])
     assert "stale" not in other.state
     assert len(other.state) == len(own.state)
+
+
+def test_an_optimizer_that_holds_other_parameters_than_at_init_is_refused() -> None:
+    model, own = make()
+    adapter = PlainAdapter({"": model}, {"own": own})
+    adapter.check()
+    model[2].weight = nn.Parameter(torch.zeros(5, 4))  # type: ignore[index]
+    own.param_groups[0]["params"] = list(model.parameters())
+    with pytest.raises(CannotResume, match=r"^optimizer/own: it holds another tensor than init saw as 2\.weight"):
+        adapter.check()
 
 
 def test_state_that_the_snapshot_lacks_is_dropped() -> None:
@@ -357,6 +392,30 @@ def test_gradients_that_are_still_accumulating_are_state(accumulates: bool) -> N
         assert one.grad is not None
         assert two.grad is not None
         assert torch.equal(two.grad, one.grad if accumulates else torch.zeros_like(one.grad))
+
+
+def test_memory_is_set_aside_for_the_gradients_that_lie_in_it_and_for_no_others(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def noting(size: int) -> Arena:
+        sizes.append(size)
+        return Arena(size)
+
+    monkeypatch.setattr(plain, "Arena", noting)
+    monkeypatch.setattr(plain, "check_parameter", lambda *_: None)  # the meta device stands for one that holds something
+    parts: dict[str, torch.Tensor] = {
+        "sharded": distribute_tensor(torch.ones(4, 16), mesh, [Shard(0)]),
+        "turned": torch.ones(4, 8).t(),
+        "idle": torch.ones(64),
+        "away": torch.ones(64, device="meta"),
+    }
+    model = nn.ParameterDict(parts)
+    adapter = FSDPAdapter({"": model}, {})
+    for name, parameter in model.items():
+        parameter.grad = None if name == "idle" else torch.zeros_like(parameter)
+    carry(adapter, adapter)
+    assert sizes == [2 * 16 * 4], "a rank makes its own part"
+    assert [name for name, parameter in model.items() if parameter.grad is None] == ["idle"]
 
 
 def gradients(adapter: PlainAdapter) -> list[str]:

@@ -15,21 +15,27 @@ from everstep.training.registration import _adapters
 from everstep.training.script import Environment
 from everstep.training.state import RankState
 from tests.unit.training.saved import carry
-from tests.unit.training.test_deepspeed_refusals import STAGE_1, engine
+from tests.unit.training.test_deepspeed_refusals import STAGE_1, STAGE_3, engine
 
 
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deepspeed, "_version", lambda: "0")
     monkeypatch.setattr(deepspeed, "_gather_stage_1_and_2", lambda _: None)
+    monkeypatch.setattr(deepspeed, "_gather_stage_3", lambda _: None)
 
 
-def make(module: nn.Module | None = None, **changes: Any) -> Any:
-    """Return an engine of stage 1 alone on its rank."""
+def make(module: nn.Module | None = None, held: list[nn.Parameter] | None = None, stage: int = 1, **changes: Any) -> Any:
+    """Return an engine alone on its rank; its optimizer holds all parameters, or some."""
     module = nn.Linear(2, 2) if module is None else module
-    master = nn.Parameter(torch.zeros(sum(parameter.numel() for parameter in module.parameters())))
-    zero = STAGE_1(optimizer=torch.optim.SGD([master], lr=1), single_partition_of_fp32_groups=[master], loss_scaler=SimpleNamespace())
-    made = engine(optimizer=lambda: zero, zero_optimization_stage=1, gradient_accumulation_steps=4, managed_gradient_accumulation=True)
+    held = list(module.parameters()) if held is None else held
+    master = nn.Parameter(torch.zeros(sum(parameter.numel() for parameter in held)))
+    own = {"optimizer": torch.optim.SGD([master], lr=1), "loss_scaler": SimpleNamespace()}
+    if stage == 3:
+        zero = STAGE_3(fp32_partitioned_groups_flat=[master], fp16_groups=[held], **own)
+    else:
+        zero = STAGE_1(single_partition_of_fp32_groups=[master], bit16_groups=[held], **own)
+    made = engine(optimizer=lambda: zero, zero_optimization_stage=stage, gradient_accumulation_steps=4, managed_gradient_accumulation=True)
     counters = {"global_steps": 0, "global_samples": 0, "micro_steps": 0, "skipped_steps": 0, "_is_gradient_accumulation_boundary": None}
     vars(made).update({"module": module, "lr_scheduler": None, **counters, **changes})
     return made
@@ -59,6 +65,31 @@ def test_what_steps_an_engines_parameters_beside_it_is_refused() -> None:
     actor = make()
     with pytest.raises(CannotResume, match="optimizer: it holds parameters of engine actor"):
         _adapters({}, {"": torch.optim.SGD(actor.module.parameters(), lr=1)}, {"actor": actor}, ())
+
+
+def partly_held(stage: int, value: float) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Return an engine whose optimizer holds one of three parameters, and where this rank's part of the others lies."""
+    module = nn.ParameterDict({name: nn.Parameter(torch.full((4,), value)) for name in ("held", "left", "frozen")})
+    module["frozen"].requires_grad_(False)
+    if stage == 3:
+        for parameter in module.values():
+            parameter.ds_tensor = torch.full((2,), value)
+    parts = {name: module[name].ds_tensor if stage == 3 else module[name] for name in ("left", "frozen")}
+    return make(module, [module["held"]], stage), parts
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_trainable_parameter_that_the_optimizer_does_not_hold_is_kept_at_the_boundary(stage: int) -> None:
+    (one, parts), (other, twins) = partly_held(stage, 3.0), partly_held(stage, 0.0)
+    (adapter,), (twin,) = _adapters({}, {}, {"": one}, ()), _adapters({}, {}, {"": other}, ())
+    assert {item.name: (item.tensor is parts.get(item.name.removeprefix("model/")), item.is_deferred) for item in adapter.observe().tensors} == {
+        "model/master0": (False, True),
+        "model/left": (True, False),
+        "model/frozen": (True, True),
+    }
+    assert adapter.facts()["tensor model/left"] == f"float32[{len(parts['left'])}]"
+    carry(RankState([adapter], {}, {}, Environment.read({})), RankState([twin], {}, {}, Environment.read({})))
+    assert all(part.eq(3).all() for part in twins.values())
 
 
 class Cached(nn.Module):

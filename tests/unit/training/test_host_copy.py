@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 from everstep.training import host_copy
 from everstep.training.copier import Copies
@@ -69,6 +72,36 @@ def test_several_threads_of_torchs_do_it_themselves(monkeypatch: pytest.MonkeyPa
     copy_into_live(Copies([torch.arange(40.0)], [target]))
     assert sizes == []
     assert torch.equal(target, torch.arange(40.0))
+
+
+class Elsewhere(torch.Tensor):
+    """Calls itself contiguous host memory at address 0: what it holds lies in another tensor."""
+
+    held: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> Elsewhere:
+        made: Elsewhere = torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype)  # type: ignore[attr-defined]
+        made.held = held
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*tree_map_only(cls, lambda tensor: tensor.held, args), **(kwargs or {}))
+
+
+def test_a_tensor_without_memory_of_its_own_is_written_to_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_copy.ctypes, "memmove", lambda *_: pytest.fail("bytes are moved"))
+    held = torch.zeros(4)
+    copy_into_live(Copies([torch.ones(4)], [Elsewhere(held)]))
+    assert held.eq(1).all()
+
+
+def test_a_buffer_is_moved_as_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, target = moved(monkeypatch), torch.nn.Buffer(torch.zeros(4))
+    copy_into_live(Copies([torch.ones(4)], [target]))
+    assert sizes == [16]
+    assert target.eq(1).all()
 
 
 def test_the_order_is_kept_between_both_ways() -> None:

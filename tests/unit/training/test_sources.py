@@ -8,6 +8,7 @@ import torch
 from everstep.training import sources as every_source
 from everstep.training.capture import StateTensor
 from everstep.training.sources import Sources
+from tests.unit.training.test_host_copy import Elsewhere
 
 
 def sources(*tensors: torch.Tensor) -> Sources:
@@ -86,6 +87,13 @@ def test_a_device_compares_a_piece_at_a_time_as_long_as_it_has_room(has_room: bo
     monkeypatch.setattr(torch, "equal", equal)
     assert [every_source._is_equal_there(live, copy) for copy in copies] == [True, False]
     assert compared == ([16, 16, 8] * 2 if has_room else [40, 40])
+
+
+def test_a_tensor_without_memory_of_its_own_is_compared_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(every_source, "_memcmp", lambda *_: pytest.fail("bytes at address 0 are read"))
+    watched = sources(Elsewhere(torch.ones(3)))
+    assert watched.differing([torch.ones(3)]) == []
+    assert watched.differing([torch.zeros(3)]) == ["t0"]
 
 
 def test_zeros_of_either_sign_differ_and_nan_does_not() -> None:

@@ -7,6 +7,7 @@ from torch import nn
 
 from everstep.training.adapters import deepspeed
 from everstep.training.adapters.plain import PlainAdapter
+from everstep.training.errors import CannotResume
 from everstep.training.registration import _adapters
 from everstep.training.restore import SlotValues
 from everstep.training.script import Environment
@@ -56,6 +57,20 @@ def test_modes_and_generators_are_those_that_were_kept_until_the_next_boundary()
     state.end_step()
     carry(state, restored)
     assert not twin.training
+
+
+def test_a_buffer_that_comes_late_and_cannot_be_kept_ends_the_snapshots_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deepspeed, "_version", lambda: "0")
+    engine, model = make_engine(), small()
+    for module, adapters in ((model, _adapters({"": model}, {}, {}, ())), (engine.module, _adapters({}, {}, {"": engine}, ()))):
+        state = RankState(adapters, {}, {}, Environment.read({}))
+        module.register_buffer("table", torch.eye(2).to_sparse())
+        for _ in range(2):  # at every boundary
+            with pytest.raises(CannotResume, match=r"^model/table: a tensor of layout torch\.sparse_coo"):
+                state.observe()
+        assert "model/table" in [item.name for item in adapters[0].observe().tensors], "results can be written all the same"
+        module.table = torch.eye(2)
+        state.observe()
 
 
 def test_what_is_kept_is_of_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
