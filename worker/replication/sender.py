@@ -33,7 +33,7 @@ from worker.replication.transfers import announcement, send_shard
 from worker.replication.transport import Dialler, Session
 from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.store import Slot, SlotStore
-from worker.tasks import end, finish, first_of
+from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -96,28 +96,34 @@ class ReplicaSender:
         """That can be opened in this session."""
 
     async def run(self) -> None:
-        """Keep the holder supplied until cancelled; a broken line is dialled again, without end and without hurry."""
-        watching = asyncio.create_task(self._watch(), name=f"watch {self._peer} for rank {self._shard.rank}")
+        """Keep the holder supplied until cancelled; a broken line is dialled again, without end and without hurry.
+
+        So is one that a bug has ended: to the holder's place in the view that is one more attempt that failed.
+        """
+        await first_of(self._supply(), self._watch())
+
+    async def _supply(self) -> None:
         failures = 0
-        try:
-            while True:
-                streams = self._streams = Streams()
-                self._most_streams = self.stream_count.limit
+        while True:
+            streams = self._streams = Streams()
+            self._most_streams = self.stream_count.limit
+            try:
+                session = await self._dialler.session()
+                failures = 0
                 try:
-                    session = await self._dialler.session()
-                    failures = 0
-                    try:
-                        await self._serve(session)
-                    finally:
-                        session.close()
-                        await finish(streams.close())
-                except (PeerError, ProtocolError) as error:
-                    self._failed(str(error))
-                    log.debug("replica session of rank %d to %s: %s", self._shard.rank, self._peer, error)
-                await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
-                failures += 1
-        finally:
-            await end(watching)
+                    await self._serve(session)
+                finally:
+                    session.close()
+                    await finish(streams.close())
+            except (PeerError, ProtocolError) as error:
+                self._failed(str(error))
+                log.debug("replica session of rank %d to %s: %s", self._shard.rank, self._peer, error)
+            except Exception as error:  # commits must not end with it
+                self._failed(f"sending to it fails here: {error!r}")
+                failures = len(RETRY_SECONDS)
+                log.exception("replica session of rank %d to %s", self._shard.rank, self._peer)
+            await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
+            failures += 1
 
     async def _serve(self, session: Session) -> None:
         first = await session.receive()

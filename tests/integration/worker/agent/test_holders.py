@@ -10,10 +10,12 @@ import asyncio
 import msgspec
 import pytest
 
-from everstep.protocol.agent_messages import ShardProtection
+import worker.member
+from everstep.protocol.agent_messages import NodeFault, ShardProtection
 from everstep.protocol.ids import Rank
 from tests.integration.worker.agent import fleet as harness
 from tests.integration.worker.agent.fleet import Fleet, until
+from worker.core.tree import Reports
 from worker.replication.tcp import TcpSession
 
 pytestmark = pytest.mark.integration
@@ -106,3 +108,29 @@ async def test_a_slow_holder_is_told_with_its_shard_and_no_longer_when_it_is_not
     assert protection(fleet, 0).in_view == protection(fleet, 0).holders
     member.shards[Rank(0)].told_slow(holder.id, "")
     await until("the next report", lambda: protection(fleet, 0).reason == "")
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["of the coordinator", "of a member"])
+async def test_rounds_that_a_bug_ends_begin_again_and_are_told(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    """Ranks trained on, and no step was committed any more."""
+    monkeypatch.setattr(worker.member, "AGAIN_SECONDS", 0.01)
+    await fleet.launch()
+    await fleet.train(2)
+    node = fleet.nodes[number]
+    assert node.agent._member is not None
+    rounds, bugs = node.agent._member._rounds, [LookupError("a bug")]
+    newest = rounds._newest
+
+    def look() -> Reports:
+        if bugs:
+            raise bugs.pop()
+        return newest()
+
+    monkeypatch.setattr(rounds, "_newest", look)
+    await fleet.train(5)
+    assert bugs == []
+    assert "LookupError: a bug" in caplog.text
+    told = [NodeFault(code="agent_error", message="rounds ended: LookupError('a bug')", is_permanent=False)]
+    await until("the report", lambda: (report := fleet.control.member(node.id)) is not None and list(report.faults) == told)

@@ -880,6 +880,48 @@ async def test_a_holder_whose_line_holds_again_is_waited_for_after_a_while(pair:
     assert (pair.shard.core.view, set(pair.held())) == ({HOLDER}, {1, 2})
 
 
+class Buggy:
+    """Stands for `announcement`, and raises as often as it is told."""
+
+    def __init__(self, count: int) -> None:
+        self.left_count = count
+        self.called_count = 0
+
+    def __call__(self, slot: SlotHeader, *, transfer: int, committed: Step) -> BeginShard:
+        """See `announcement`."""
+        self.called_count += 1
+        if self.left_count:
+            self.left_count -= 1
+            raise LookupError("a bug")
+        return announcement(slot, transfer=transfer, committed=committed)
+
+
+async def test_a_bug_that_ends_an_attempt_is_logged_and_not_the_end_of_all(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody sent anything any more, and nobody looked: the holder stayed in view, and no step was committed again."""
+    monkeypatch.setattr(sending, "announcement", Buggy(1))
+    monkeypatch.setattr(sending, "RETRY_SECONDS", (0.01,))
+    pair.send()
+    pair.hear(-1, 1)
+    await pair.capture(1)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert "LookupError: a bug" in caplog.text
+
+
+async def test_a_holder_that_a_bug_keeps_from_everything_leaves_the_view_with_the_reason(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug = Buggy(-1)
+    monkeypatch.setattr(sending, "announcement", bug)
+    monkeypatch.setattr(sending, "RETRY_SECONDS", (0.01,))
+    sender = pair.send(deadline_seconds=RARELY_SECONDS)
+    pair.hear(-1, 1)
+    await pair.capture(1)
+    await pair.until(lambda: bug.called_count > 2)
+    look(sender, count=LOOKS_PER_DEADLINE + 3)
+    assert (pair.shard.core.view, pair.shard.core.vote) == (frozenset(), Vote.ACKED)
+    assert pair.shard.holder_troubles == {HOLDER: "sending to it fails here: LookupError('a bug')"}
+
+
 async def test_what_is_sent_measures_the_node_s_link(make: Callable[..., Pair]) -> None:
     pair = make(payload_bytes=2 * TELLING_BYTES)
     pair.listen()
