@@ -506,7 +506,7 @@ class Member:
             finished,
             len(self.uploads),
             *(
-                (shard.core.view, tuple(shard.slow_holders), shard.core.committed == NONE, shard.refusal, shard.trouble)
+                (shard.core.view, tuple(shard.slow_holders), tuple(shard.broken_lines), shard.core.committed == NONE, shard.refusal, shard.trouble)
                 for shard in self.shards.values()
             ),
         )
@@ -594,6 +594,7 @@ class Member:
         troubles = [
             *(f"{peer} is out of view: {_why_out(shard, peer)}" for peer in shard.core.peers if peer not in view),
             *(f"{peer} is slow: {trouble}" for peer, trouble in shard.slow_holders.items() if peer in view),
+            *(f"{peer} is hard to reach: {trouble}" for peer, trouble in shard.broken_lines.items() if peer in view),
         ]
         slot = shard.slot(shard.core.committed) if shard.core.committed != NONE else None
         reason = shard.refusal if shard.core.committed == NONE or shard.refusal.startswith("Protection") else shard.trouble

@@ -21,6 +21,7 @@ from everstep.protocol.peer_messages import (
     ShardSealed,
     ShardWanted,
 )
+from worker.core.broken_line import BrokenLine
 from worker.core.rounds import NONE
 from worker.core.silence import Silence
 from worker.core.slow_link import SlowLink
@@ -88,6 +89,7 @@ class ReplicaSender:
         """Of the transfer under way; None between two."""
         self._best_rate = FLOW_BYTES_PER_SECOND
         self._link = SlowLink()
+        self._line = BrokenLine()
         self._filled: tuple[int, float] | None = None
         """Bytes and part seconds of the transfer under way when it has had a look's time: the kernel's buffers are full, it takes what leaves."""
         self._streams = Streams()
@@ -112,6 +114,9 @@ class ReplicaSender:
                 failures = 0
                 try:
                     await self._serve(session)
+                except (PeerError, ProtocolError) as error:
+                    self._cut_short(str(error))
+                    raise
                 finally:
                     session.close()
                     await finish(streams.close())
@@ -169,6 +174,7 @@ class ReplicaSender:
                 await session.send(CancelShard(transfer=self._transfer))
             elif isinstance(outcome, ShardSealed):
                 self._silence = self._silence.succeeded()
+                self._tell_of(self._line.arrived(step))
                 shard.acknowledge(self._peer, shard.content(step))
             elif isinstance(outcome, ShardRefused) and outcome.is_damaged and step != shard.core.foundation and await self._is_damaged_here(slot):
                 log.error("what rank %d captured of step %d does not hash to its digests in its own slot either: it is given up", shard.rank, step)
@@ -293,6 +299,15 @@ class ReplicaSender:
     def _failed(self, reason: str) -> None:
         self._shard.holder_troubles[self._peer] = reason
         self._silence = self._silence.failed(asyncio.get_running_loop().time())
+
+    def _cut_short(self, words: str) -> None:
+        """The line has broken: one on which nothing was to be sent takes nothing from anybody."""
+        if (step := self._shard.core.wanted(self._peer)) != NONE:
+            self._tell_of(self._line.cut_short(step, words))
+
+    def _tell_of(self, line: BrokenLine) -> None:
+        self._line = line
+        self._shard.told_broken(self._peer, line.trouble)
 
     def _paused(self, count: int) -> None:
         self._paused_count += count

@@ -6,16 +6,18 @@ A holder: commits go on without it, and it comes back into view when it holds wh
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 import pytest
 
 import worker.member
 from everstep.protocol.agent_messages import NodeFault, ShardProtection
-from everstep.protocol.ids import Rank
+from everstep.protocol.ids import NodeId, Rank
 from tests.integration.worker.agent import fleet as harness
 from tests.integration.worker.agent.fleet import Fleet, until
 from worker.core.tree import Reports
+from worker.owned_shard import OwnedShard
 from worker.replication.tcp import TcpSession
 
 pytestmark = pytest.mark.integration
@@ -99,14 +101,17 @@ def protection_after_steps(fleet: Fleet, holder: str) -> bool:
     return holder in protection(fleet, 0).in_view
 
 
-async def test_a_slow_holder_is_told_with_its_shard_and_no_longer_when_it_is_not(fleet: Fleet) -> None:
+@pytest.mark.parametrize(("tell", "words"), [(OwnedShard.told_slow, "slow"), (OwnedShard.told_broken, "hard to reach")])
+async def test_a_holder_in_trouble_is_told_with_its_shard_and_no_longer_when_it_is_not(
+    fleet: Fleet, tell: Callable[[OwnedShard, NodeId, str], None], words: str
+) -> None:
     await fleet.launch()
     holder, member = fleet.nodes[1], fleet.nodes[0].agent._member
     assert member is not None
-    member.shards[Rank(0)].told_slow(holder.id, "its link carries 1 MB/s")
-    await until("the report", lambda: protection(fleet, 0).reason == f"{holder.id} is slow: its link carries 1 MB/s")
+    tell(member.shards[Rank(0)], holder.id, "what its link does")
+    await until("the report", lambda: protection(fleet, 0).reason == f"{holder.id} is {words}: what its link does")
     assert protection(fleet, 0).in_view == protection(fleet, 0).holders
-    member.shards[Rank(0)].told_slow(holder.id, "")
+    tell(member.shards[Rank(0)], holder.id, "")
     await until("the next report", lambda: protection(fleet, 0).reason == "")
 
 
