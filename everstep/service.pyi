@@ -669,7 +669,7 @@ class ShardProtection(TypedDict):
     Holders: list[Holder]
     """The owner's node first."""
     Reason: str
-    """Why a holder is out of view or snapshots are refused; empty when all is well."""
+    """Why a holder is out of view, slow or hard to reach, or snapshots are refused; empty when all is well."""
 
 class SourceConfig(TypedDict):
     """The user's code."""

@@ -63,6 +63,8 @@ log = logging.getLogger(__name__)
 NO_RANK = Rank(-1)
 REGAIN_SECONDS = 1.0
 """Between two attempts to fetch a base that was lost."""
+AGAIN_SECONDS = 1.0
+"""Before what a bug has ended begins again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,14 +402,14 @@ class Member:
                 stored=plan.checkpoint.stored_step,
             )
             self.server = RoundServer(plan.generation, core, final_round_seconds=plan.timeouts.final_round_seconds, now=self._node.now)
-            self._begin(self._rounds.run_local(self.server), "rounds")
+            self._begin(partial(self._rounds.run_local, self.server), "rounds")
         else:
             patience = plan.timeouts.holder_deadline_seconds
             dial = partial(self.dial, kind="round")
-            self._begin(self._rounds.run(dial, patience_seconds=patience, is_restarted=is_restarted), "rounds")
+            self._begin(partial(self._rounds.run, dial, patience_seconds=patience, is_restarted=is_restarted), "rounds")
         for shard in self.shards.values():
             if plan.base_step and shard.core.committed == NONE and plan.base_step not in shard.core.sealed:
-                self._begin(self._supply_regained(shard), f"the base of rank {shard.rank}")
+                self._begin(partial(self._supply_regained, shard), f"the base of rank {shard.rank}")
             else:
                 self._supply(shard)
 
@@ -421,7 +423,7 @@ class Member:
                 self.pacer,
                 holder_deadline_seconds=self.plan.timeouts.holder_deadline_seconds,
             )
-            self._begin(sender.run(), f"replicas of rank {shard.rank} to {peer}")
+            self._begin(sender.run, f"replicas of rank {shard.rank} to {peer}")
 
     async def _supply_regained(self, shard: OwnedShard) -> None:
         """Open lines to the holders once the base is here: of what they list at the beginning of one, only what the owner has too counts."""
@@ -504,7 +506,7 @@ class Member:
             finished,
             len(self.uploads),
             *(
-                (shard.core.view, tuple(shard.slow_holders), shard.core.committed == NONE, shard.refusal, shard.trouble)
+                (shard.core.view, tuple(shard.slow_holders), tuple(shard.broken_lines), shard.core.committed == NONE, shard.refusal, shard.trouble)
                 for shard in self.shards.values()
             ),
         )
@@ -588,17 +590,18 @@ class Member:
 
     def _protection(self, shard: OwnedShard) -> ShardProtection:
         holders = self.plan.ranks[shard.rank].holders
-        slow = {peer: trouble for peer, trouble in shard.slow_holders.items() if peer in shard.core.view}
+        view = shard.core.view
         troubles = [
-            *(f"{peer} is out of view: {_why_out(shard, peer)}" for peer in shard.core.peers if peer not in shard.core.view),
-            *(f"{peer} is slow: {trouble}" for peer, trouble in slow.items()),
+            *(f"{peer} is out of view: {_why_out(shard, peer)}" for peer in shard.core.peers if peer not in view),
+            *(f"{peer} is slow: {trouble}" for peer, trouble in shard.slow_holders.items() if peer in view),
+            *(f"{peer} is hard to reach: {trouble}" for peer, trouble in shard.broken_lines.items() if peer in view),
         ]
         slot = shard.slot(shard.core.committed) if shard.core.committed != NONE else None
         reason = shard.refusal if shard.core.committed == NONE or shard.refusal.startswith("Protection") else shard.trouble
         return ShardProtection(
             rank=shard.rank,
             holders=holders,
-            in_view=(holders[0], *(peer for peer in holders[1:] if peer in shard.core.view)),
+            in_view=(holders[0], *(peer for peer in holders[1:] if peer in view)),
             committed=shard.core.committed,
             payload_bytes=slot.file.header.payload_bytes if slot is not None else 0,
             reason="; ".join(troubles) or reason,
@@ -634,18 +637,24 @@ class Member:
 
     # -- the end ------------------------------------------------------------------------------------------------------------------------------
 
-    def _begin(self, work: Awaitable[None], name: str) -> None:
+    def _begin(self, work: Callable[[], Awaitable[None]], name: str) -> None:
+        """Do a part of what a generation does here for as long as it lasts: a bug that ends it is told, and it begins again.
+
+        Else no step would be committed any more, and nobody would know why.
+        """
+
         async def run() -> None:
-            await work
+            while True:
+                try:
+                    return await work()
+                except Exception as error:
+                    log.exception("%s ended by a bug; it is begun again in %g s", name, AGAIN_SECONDS)
+                    self.lines.fault("agent_error", f"{name} ended: {error!r}", is_permanent=False, subject=name)
+                await asyncio.sleep(AGAIN_SECONDS)
 
         task = asyncio.create_task(run(), name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s ended: %r", task.get_name(), error, exc_info=error)
+        task.add_done_callback(self._tasks.discard)
 
     async def detach(self) -> None:
         """End every session, sender, upload and rank line of this generation; ranks train on, and the next agent adopts what is there."""

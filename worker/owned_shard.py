@@ -76,6 +76,8 @@ class OwnedShard:
         """Why a holder has not sealed what it was sent, in its own words or the line's; gone when it seals again."""
         self.slow_holders: dict[NodeId, str] = {}
         """Holders that take what they are sent, but so slowly that steps wait for them, and how slowly."""
+        self.broken_lines: dict[NodeId, str] = {}
+        """Holders that answer, but whose lines break again and again before they have what they are sent, and how often they have."""
         self.verified: dict[NodeId | None, tuple[Step, float]] = {}
         """By holder, None for the own node: the newest step that it is known to hold verified, and since when."""
         self.acked: tuple[Step, float] = (NONE, 0.0)
@@ -208,10 +210,17 @@ class OwnedShard:
 
     def told_slow(self, peer: NodeId, trouble: str) -> None:
         """`peer` takes what it is sent slowly, as `trouble` says; empty: it no longer does."""
-        was_slow = self.slow_holders.pop(peer, "")
+        self._told(self.slow_holders, peer, trouble)
+
+    def told_broken(self, peer: NodeId, trouble: str) -> None:
+        """The line to `peer` breaks again and again, as `trouble` says; empty: it no longer does."""
+        self._told(self.broken_lines, peer, trouble)
+
+    def _told(self, troubles: dict[NodeId, str], peer: NodeId, trouble: str) -> None:
+        was_troubled = troubles.pop(peer, "")
         if trouble:
-            self.slow_holders[peer] = trouble
-        if bool(was_slow) != bool(trouble):
+            troubles[peer] = trouble
+        if bool(was_troubled) != bool(trouble):
             self._on_change()
 
     def inventory(self, peer: NodeId, sealed: tuple[tuple[Generation, Step, bytes], ...]) -> None:

@@ -95,8 +95,6 @@ class Case:
     strike: Strike
     is_from_the_start: bool = False
     """Struck before the job has slots: its steps are held against those after it has healed."""
-    is_told: bool = True
-    """Protection cannot be whole under it."""
 
 
 # -- processes --------------------------------------------------------------------------------------------------------------------------------
@@ -240,5 +238,5 @@ CASES = (
     Case(name="a peer that stops reading", strike=peer_stopped),
     Case(name="the agent stopped in a snapshot", strike=stopped_in_a_snapshot),
     Case(name="a link at 1 %", strike=slow_link),
-    Case(name="connections reset", strike=resets, is_told=False),
+    Case(name="connections reset", strike=resets),
 )

@@ -122,7 +122,7 @@ def run_case(place: Place, case: Case, sizes: Sizes) -> Observed:
         before = running.wait_steps(sizes.steps)
         heard = len(running.told)
         with case.strike(place.of(running.job.describe())) as struck:
-            told_at = running.wait("protection that is not whole", lambda: running.word != WHOLE) if case.is_told else None
+            told_at = running.wait("protection that is not whole", lambda: running.word != WHOLE)
             during = Span(struck.at, running.wait_steps(sizes.steps).end)
             told = running.told[heard:]
         healed_at = running.wait_whole()
@@ -130,7 +130,7 @@ def run_case(place: Place, case: Case, sizes: Sizes) -> Observed:
     (running.trace / "finish").touch()
     running.job.completed()
     unsound = [(word, reason) for _, word, reason in told if word != WHOLE]
-    if case.is_told and not (unsound and all(reason for _, reason in unsound)):
+    if not (unsound and all(reason for _, reason in unsound)):
         raise BenchmarkFailed(f"job {running.job.name}: that protection was not whole, or why, was not told; heard {told}")
     copied, span = (running.trace / "copy0").read_text().split()
     return Observed(

@@ -620,7 +620,7 @@ class ShardProtection(Shape):
     holders: list[Holder]
     """The owner's node first."""
     reason: str
-    """Why a holder is out of view or snapshots are refused; empty when all is well."""
+    """Why a holder is out of view, slow or hard to reach, or snapshots are refused; empty when all is well."""
 
 
 class LastCheckpoint(Shape):

@@ -135,7 +135,7 @@ class ShardProtection(Message, frozen=True):
     committed: Step
     payload_bytes: int
     reason: str = ""
-    """Why a holder is out of view or snapshots are refused; empty when all is well."""
+    """Why a holder is out of view, slow or hard to reach, or snapshots are refused; empty when all is well."""
     verified: tuple[tuple[Step, float], ...] = ()
     """By holder, in the order of `holders`: the newest step that it is known to hold verified, or -1, and since when, Unix time."""
 

@@ -1148,7 +1148,7 @@ export interface ShardProtection {
   Bytes: number
   /** The owner's node first. */
   Holders: Holder[]
-  /** Why a holder is out of view or snapshots are refused; empty when all is well. */
+  /** Why a holder is out of view, slow or hard to reach, or snapshots are refused; empty when all is well. */
   Reason: string
 }
 

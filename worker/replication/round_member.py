@@ -118,7 +118,7 @@ class RoundMember:
 
     async def _take_part(self, dial: Callable[[NodeId], Awaitable[Session]], patience_seconds: float, *, is_restarted: bool) -> None:
         now = asyncio.get_running_loop().time
-        self.silent_since = now()
+        self.silent_since = now() if self.silent_since is None else self.silent_since  # who begins again has not been heard meanwhile
         failures = 0
         while True:
             if is_restarted and self._announced.term == NO_TERM:

@@ -21,6 +21,7 @@ from everstep.protocol.peer_messages import (
     ShardSealed,
     ShardWanted,
 )
+from worker.core.broken_line import BrokenLine
 from worker.core.rounds import NONE
 from worker.core.silence import Silence
 from worker.core.slow_link import SlowLink
@@ -33,7 +34,7 @@ from worker.replication.transfers import announcement, send_shard
 from worker.replication.transport import Dialler, Session
 from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.store import Slot, SlotStore
-from worker.tasks import end, finish, first_of
+from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -88,6 +89,7 @@ class ReplicaSender:
         """Of the transfer under way; None between two."""
         self._best_rate = FLOW_BYTES_PER_SECOND
         self._link = SlowLink()
+        self._line = BrokenLine()
         self._filled: tuple[int, float] | None = None
         """Bytes and part seconds of the transfer under way when it has had a look's time: the kernel's buffers are full, it takes what leaves."""
         self._streams = Streams()
@@ -96,28 +98,37 @@ class ReplicaSender:
         """That can be opened in this session."""
 
     async def run(self) -> None:
-        """Keep the holder supplied until cancelled; a broken line is dialled again, without end and without hurry."""
-        watching = asyncio.create_task(self._watch(), name=f"watch {self._peer} for rank {self._shard.rank}")
+        """Keep the holder supplied until cancelled; a broken line is dialled again, without end and without hurry.
+
+        So is one that a bug has ended: to the holder's place in the view that is one more attempt that failed.
+        """
+        await first_of(self._supply(), self._watch())
+
+    async def _supply(self) -> None:
         failures = 0
-        try:
-            while True:
-                streams = self._streams = Streams()
-                self._most_streams = self.stream_count.limit
+        while True:
+            streams = self._streams = Streams()
+            self._most_streams = self.stream_count.limit
+            try:
+                session = await self._dialler.session()
+                failures = 0
                 try:
-                    session = await self._dialler.session()
-                    failures = 0
-                    try:
-                        await self._serve(session)
-                    finally:
-                        session.close()
-                        await finish(streams.close())
+                    await self._serve(session)
                 except (PeerError, ProtocolError) as error:
-                    self._failed(str(error))
-                    log.debug("replica session of rank %d to %s: %s", self._shard.rank, self._peer, error)
-                await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
-                failures += 1
-        finally:
-            await end(watching)
+                    self._cut_short(str(error))
+                    raise
+                finally:
+                    session.close()
+                    await finish(streams.close())
+            except (PeerError, ProtocolError) as error:
+                self._failed(str(error))
+                log.debug("replica session of rank %d to %s: %s", self._shard.rank, self._peer, error)
+            except Exception as error:  # commits must not end with it
+                self._failed(f"sending to it fails here: {error!r}")
+                failures = len(RETRY_SECONDS)
+                log.exception("replica session of rank %d to %s", self._shard.rank, self._peer)
+            await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
+            failures += 1
 
     async def _serve(self, session: Session) -> None:
         first = await session.receive()
@@ -163,6 +174,7 @@ class ReplicaSender:
                 await session.send(CancelShard(transfer=self._transfer))
             elif isinstance(outcome, ShardSealed):
                 self._silence = self._silence.succeeded()
+                self._tell_of(self._line.arrived(step))
                 shard.acknowledge(self._peer, shard.content(step))
             elif isinstance(outcome, ShardRefused) and outcome.is_damaged and step != shard.core.foundation and await self._is_damaged_here(slot):
                 log.error("what rank %d captured of step %d does not hash to its digests in its own slot either: it is given up", shard.rank, step)
@@ -287,6 +299,15 @@ class ReplicaSender:
     def _failed(self, reason: str) -> None:
         self._shard.holder_troubles[self._peer] = reason
         self._silence = self._silence.failed(asyncio.get_running_loop().time())
+
+    def _cut_short(self, words: str) -> None:
+        """The line has broken: one on which nothing was to be sent takes nothing from anybody."""
+        if (step := self._shard.core.wanted(self._peer)) != NONE:
+            self._tell_of(self._line.cut_short(step, words))
+
+    def _tell_of(self, line: BrokenLine) -> None:
+        self._line = line
+        self._shard.told_broken(self._peer, line.trouble)
 
     def _paused(self, count: int) -> None:
         self._paused_count += count

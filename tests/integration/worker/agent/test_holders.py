@@ -6,14 +6,18 @@ A holder: commits go on without it, and it comes back into view when it holds wh
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 import pytest
 
-from everstep.protocol.agent_messages import ShardProtection
-from everstep.protocol.ids import Rank
+import worker.member
+from everstep.protocol.agent_messages import NodeFault, ShardProtection
+from everstep.protocol.ids import NodeId, Rank
 from tests.integration.worker.agent import fleet as harness
 from tests.integration.worker.agent.fleet import Fleet, until
+from worker.core.tree import Reports
+from worker.owned_shard import OwnedShard
 from worker.replication.tcp import TcpSession
 
 pytestmark = pytest.mark.integration
@@ -97,12 +101,41 @@ def protection_after_steps(fleet: Fleet, holder: str) -> bool:
     return holder in protection(fleet, 0).in_view
 
 
-async def test_a_slow_holder_is_told_with_its_shard_and_no_longer_when_it_is_not(fleet: Fleet) -> None:
+@pytest.mark.parametrize(("tell", "words"), [(OwnedShard.told_slow, "slow"), (OwnedShard.told_broken, "hard to reach")])
+async def test_a_holder_in_trouble_is_told_with_its_shard_and_no_longer_when_it_is_not(
+    fleet: Fleet, tell: Callable[[OwnedShard, NodeId, str], None], words: str
+) -> None:
     await fleet.launch()
     holder, member = fleet.nodes[1], fleet.nodes[0].agent._member
     assert member is not None
-    member.shards[Rank(0)].told_slow(holder.id, "its link carries 1 MB/s")
-    await until("the report", lambda: protection(fleet, 0).reason == f"{holder.id} is slow: its link carries 1 MB/s")
+    tell(member.shards[Rank(0)], holder.id, "what its link does")
+    await until("the report", lambda: protection(fleet, 0).reason == f"{holder.id} is {words}: what its link does")
     assert protection(fleet, 0).in_view == protection(fleet, 0).holders
-    member.shards[Rank(0)].told_slow(holder.id, "")
+    tell(member.shards[Rank(0)], holder.id, "")
     await until("the next report", lambda: protection(fleet, 0).reason == "")
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["of the coordinator", "of a member"])
+async def test_rounds_that_a_bug_ends_begin_again_and_are_told(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    """Ranks trained on, and no step was committed any more."""
+    monkeypatch.setattr(worker.member, "AGAIN_SECONDS", 0.01)
+    await fleet.launch()
+    await fleet.train(2)
+    node = fleet.nodes[number]
+    assert node.agent._member is not None
+    rounds, bugs = node.agent._member._rounds, [LookupError("a bug")]
+    newest = rounds._newest
+
+    def look() -> Reports:
+        if bugs:
+            raise bugs.pop()
+        return newest()
+
+    monkeypatch.setattr(rounds, "_newest", look)
+    await fleet.train(5)
+    assert bugs == []
+    assert "LookupError: a bug" in caplog.text
+    told = [NodeFault(code="agent_error", message="rounds ended: LookupError('a bug')", is_permanent=False)]
+    await until("the report", lambda: (report := fleet.control.member(node.id)) is not None and list(report.faults) == told)

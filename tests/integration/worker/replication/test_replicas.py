@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -34,6 +35,7 @@ from everstep.protocol.plan import ShardSource
 from everstep.protocol.rank_messages import Vote
 from everstep.protocol.slot import SlotHeader, SlotState, payload_chunk_digests, payload_digest
 from tests.integration.worker.replication.pair import GENERATION, HOLDER, LAYOUT, RANK, Pair, content, credentials, payload
+from worker.core.broken_line import CUTS, BrokenLine
 from worker.core.transfers import TRIES, StreamCount
 from worker.errors import PeerLost
 from worker.replication import fetching, receiver, transfers
@@ -878,6 +880,77 @@ async def test_a_holder_whose_line_holds_again_is_waited_for_after_a_while(pair:
     slow.gate.set()
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert (pair.shard.core.view, set(pair.held())) == ({HOLDER}, {1, 2})
+
+
+async def test_a_holder_whose_line_breaks_again_and_again_is_told_in_view_until_a_step_arrives_whole(pair: Pair) -> None:
+    """It commits late or not at all, and nothing was said of it: no break lasts as long as the deadline."""
+    dialler = Breaking(pair)
+    pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
+    pair.hear(-1, 1)
+    await pair.capture(1)
+    changes = pair.changes
+    await pair.until(lambda: bool(pair.shard.broken_lines))
+    assert re.fullmatch(
+        r"its line breaks: \d+ transfers were cut short and none came whole, the last: the line broke", pair.shard.broken_lines[HOLDER]
+    )
+    assert (pair.changes, pair.shard.core.view) == (changes + 1, {HOLDER})
+    dialler.is_mended = True
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert list(pair.shard.broken_lines) == [HOLDER], "that was the rest of what broke"
+    pair.hear(1, 2)
+    await pair.capture(2)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert pair.shard.broken_lines == {}
+
+
+async def test_a_line_that_breaks_while_nothing_is_to_be_sent_is_nobodys_trouble(pair: Pair) -> None:
+    dialler = Breaking(pair)
+    sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
+    await dialler.tried(CUTS)
+    assert sender._line == BrokenLine()
+
+
+class Buggy:
+    """Stands for `announcement`, and raises as often as it is told."""
+
+    def __init__(self, count: int) -> None:
+        self.left_count = count
+        self.called_count = 0
+
+    def __call__(self, slot: SlotHeader, *, transfer: int, committed: Step) -> BeginShard:
+        """See `announcement`."""
+        self.called_count += 1
+        if self.left_count:
+            self.left_count -= 1
+            raise LookupError("a bug")
+        return announcement(slot, transfer=transfer, committed=committed)
+
+
+async def test_a_bug_that_ends_an_attempt_is_logged_and_not_the_end_of_all(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody sent anything any more, and nobody looked: the holder stayed in view, and no step was committed again."""
+    monkeypatch.setattr(sending, "announcement", Buggy(1))
+    monkeypatch.setattr(sending, "RETRY_SECONDS", (0.01,))
+    sender = pair.send()
+    pair.hear(-1, 1)
+    await pair.capture(1)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert "LookupError: a bug" in caplog.text
+    assert sender._line == BrokenLine(), "the line is sound"
+
+
+async def test_a_holder_that_a_bug_keeps_from_everything_leaves_the_view_with_the_reason(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug = Buggy(-1)
+    monkeypatch.setattr(sending, "announcement", bug)
+    monkeypatch.setattr(sending, "RETRY_SECONDS", (0.01,))
+    sender = pair.send(deadline_seconds=RARELY_SECONDS)
+    pair.hear(-1, 1)
+    await pair.capture(1)
+    await pair.until(lambda: bug.called_count > 2)
+    look(sender, count=LOOKS_PER_DEADLINE + 3)
+    assert (pair.shard.core.view, pair.shard.core.vote) == (frozenset(), Vote.ACKED)
+    assert pair.shard.holder_troubles == {HOLDER: "sending to it fails here: LookupError('a bug')"}
 
 
 async def test_what_is_sent_measures_the_node_s_link(make: Callable[..., Pair]) -> None:

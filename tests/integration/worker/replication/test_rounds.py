@@ -431,6 +431,23 @@ async def test_what_was_overtaken_or_is_of_an_earlier_term_is_not_heeded() -> No
     assert heard == [25, 26, 31]
 
 
+async def test_a_part_that_begins_again_has_not_been_heard_meanwhile() -> None:
+    """However often a bug ends it, that this node reaches nobody is told in time."""
+
+    async def dial(peer: NodeId) -> TcpSession:
+        raise LookupError("a bug")
+
+    tree = RoundTree.of(NodeId("i-0"), {NodeId("i-0"): [Rank(0)], NodeId("i-1"): [Rank(1)]})
+    member = RoundMember(GENERATION, NodeId("i-1"), tree=tree, state=lambda: (), hear=lambda _: None, deadline_seconds=30.0)
+    since = set()
+    for _ in range(2):
+        with pytest.raises(LookupError):
+            await member.run(dial, patience_seconds=30.0, is_restarted=False)
+        since.add(member.silent_since)
+    assert len(since) == 1
+    assert since != {None}
+
+
 async def test_reports_that_were_overtaken_or_answer_an_earlier_coordinator_say_nothing(pair: Network) -> None:
     second = pair.nodes[1]
     await second.until_reported(boundary=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 from unittest.mock import create_autospec
 
@@ -69,6 +70,23 @@ def test_an_agent_that_stood_still_calls_no_link_slow_for_it() -> None:
     assert judge._link.limit is None
     wire.wait(2 * DEADLINE_SECONDS)
     assert judge._is_slow(queue), "nothing has left it since"
+
+
+async def test_a_watch_that_a_bug_ends_ends_its_sender_which_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sender went on, and its holder's silence was measured by nobody."""
+
+    class Unanswered:
+        async def session(self) -> None:
+            await asyncio.Future()
+
+    async def watch(_sender: ReplicaSender) -> None:
+        raise LookupError("a bug")
+
+    monkeypatch.setattr(ReplicaSender, "_watch", watch)
+    broken = sender(Wire(FLOW_BYTES_PER_SECOND))
+    broken._dialler = cast(Any, Unanswered())
+    with pytest.raises(LookupError):
+        await broken.run()
 
 
 def test_a_short_wait_says_nothing() -> None:
