@@ -424,10 +424,12 @@ class Snapshotter:
 
     def _ask_for_less(self, refused: CapturePlan) -> None:
         """Ask for slots once more if the state is smaller than the one whose slots were refused."""
-        with contextlib.suppress(CannotResume):  # it will be said by what captures it
+        try:
             observed = self._state.observe()
             if CapturePlan.make(observed.tensors).index_offset < refused.index_offset:
                 self._request(observed)
+        except Exception as error:  # the script's own objects are asked for their state
+            self._note(_reason(error))
 
     def _map(self, granted: SlotsGranted) -> Mapping[int, SlotMemory]:
         """Map the slots that lie ready; one that still holds an older, smaller state is made anew, and told of, before it is granted."""

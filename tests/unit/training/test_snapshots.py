@@ -173,6 +173,24 @@ def test_a_copy_that_the_driver_refuses_at_the_boundary_is_an_abandoned_snapshot
     snapshotter.close()
 
 
+def test_a_refused_state_that_cannot_be_looked_at_again_ends_no_training(caplog: pytest.LogCaptureFixture) -> None:
+    link, state = Link(), State()
+    snapshotter = Snapshotter(state, link, CpuCopier(), Guard(), lambda _: None, is_crowded=True)  # type: ignore[arg-type]
+    small, state.lists = state.lists, [[*state.lists[0], StateTensor("gradient", torch.zeros(1000), False)]]
+    snapshotter.prepare()
+    link.slots = SlotsRefused(layout_hash=State.layout_hash, reason="does not fit")
+    state.lists, state.error = small, RuntimeError("no average yet")
+    for _ in range(ASK_AGAIN_BOUNDARIES):
+        snapshotter.prepare()
+    assert "RuntimeError: no average yet" in caplog.text
+    assert len(link.sent) == 1
+    state.error = None
+    for _ in range(ASK_AGAIN_BOUNDARIES):
+        snapshotter.prepare()
+    assert len(link.sent) == 2, "it is looked at once more"
+    snapshotter.close()
+
+
 def test_a_state_that_shrinks_again_is_asked_slots_for() -> None:
     link, state = Link(), State()
     snapshotter = Snapshotter(state, link, CpuCopier(), Guard(), lambda _: None, is_crowded=True)  # type: ignore[arg-type]
