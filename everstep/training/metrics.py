@@ -52,6 +52,10 @@ def numbers(
 def _check(name: str, value: float | torch.Tensor) -> None:
     if not 0 < len(name) <= MAX_NAME_LENGTH:
         raise SessionMisuse(f"log({name[:40]}…=…): a name has 1 to {MAX_NAME_LENGTH} characters, not {len(name)}")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise SessionMisuse(f"log({name!a}=…): a name is text that UTF-8 can hold") from error
     if name.startswith(OWN_METRICS):
         raise SessionMisuse(f"log({name}=…): names that begin with {OWN_METRICS} are those that Everstep logs itself")
     if isinstance(value, torch.Tensor) and (value.numel() != 1 or value.is_complex()):

@@ -144,6 +144,11 @@ def test_what_is_not_one_number_is_refused_by_name(value: Any, words: str) -> No
         numbers({"loss": value})
 
 
+def test_a_name_that_no_message_can_hold_is_refused() -> None:
+    with pytest.raises(SessionMisuse, match=r"log\('\\ud800'=…\): a name is text"):
+        numbers({"\ud800": 1.0})
+
+
 def test_names_that_everstep_logs_itself_are_refused() -> None:
     with pytest.raises(SessionMisuse, match="everstep/step_seconds"):
         numbers({"everstep/step_seconds": 1.0})
