@@ -39,6 +39,7 @@ class Environment:
     welcome_seconds: float
     cores: float = 1.0
     """Of this node's processors, for each of its ranks."""
+    local_rank: int = 0
 
     @property
     def is_crowded(self) -> bool:
@@ -59,6 +60,7 @@ class Environment:
             final_round_seconds=float(variables.get("EVERSTEP_FINAL_ROUND_SECONDS", str(FINAL_ROUND_SECONDS))),
             welcome_seconds=float(variables.get("EVERSTEP_WELCOME_SECONDS", str(WELCOME_SECONDS))),
             cores=len(os.sched_getaffinity(0)) / max(1, int(variables.get("LOCAL_WORLD_SIZE", "1"))),
+            local_rank=int(variables.get("LOCAL_RANK", "0")),
         )
 
 

@@ -145,7 +145,7 @@ class TrainingSession:
         self._told_at = -math.inf
         """When the newest boundary was passed that the agent was told of at once."""
         self._profiler: NetworkProfiler | None = None
-        if link.has_agent and environment.world_size > 1:
+        if link.has_agent and environment.world_size > 1 and environment.local_rank == 0:  # whose idle spans are those of the node
             self._profiler = NetworkProfiler(self._report_spans, TorchTrace())
         for adapter in state.adapters:
             for optimizer in adapter.optimizers().values():

@@ -1,13 +1,15 @@
-"""A session by itself: what it says on its page. It has no agent."""
+"""A session by itself: what it says on its page, and what it has measured. Its agent says nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 
 from everstep.protocol.ids import Generation, JobName, Rank, RunId
 from everstep.protocol.rank_messages import Phase, RankHalf, Standing
+from everstep.training import session as sessions
 from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.agent_link import NullLink
 from everstep.training.copier import CpuCopier
@@ -31,8 +33,12 @@ class Link(NullLink):
         self.published.append(half)
 
 
-def session_of(link: Link) -> TrainingSession:
-    environment = Environment(Rank(0), 1, None, JobName("job"), RunId("ab" * 16), Generation(0), 1.0, 30.0)
+class AgentLink(Link):
+    has_agent = True
+
+
+def session_of(link: Link, *, world_size: int = 1, local_rank: int = 0) -> TrainingSession:
+    environment = Environment(Rank(local_rank), world_size, None, JobName("job"), RunId("ab" * 16), Generation(0), 1.0, 30.0, local_rank=local_rank)
     model = torch.nn.Linear(2, 2)
     adapter = PlainAdapter({"": model}, {"": torch.optim.SGD(model.parameters())})
     return TrainingSession(RankState([adapter], {}, {}, environment), link, environment, CpuCopier())
@@ -44,3 +50,13 @@ def test_what_a_signal_handler_publishes_in_the_middle_of_something_else_stays()
     link.handler = session.close
     with session.phase("eval", limit_seconds=7):
         assert link.published[-1] == RankHalf(0, phase=Phase.CLOSE, standing=Standing.CLOSED)
+
+
+@pytest.mark.parametrize(("world_size", "local_rank", "profiler_count"), [(1, 0, 0), (4, 0, 1), (4, 1, 0)])
+def test_the_network_is_profiled_by_the_rank_that_speaks_for_its_node(
+    world_size: int, local_rank: int, profiler_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    monkeypatch.setattr(sessions, "NetworkProfiler", lambda *_: made.append(None))
+    session_of(AgentLink(), world_size=world_size, local_rank=local_rank).close()
+    assert len(made) == profiler_count
