@@ -328,7 +328,9 @@ class IdleSpan(Message, frozen=True, kw_only=False):
 
 
 class IdleSpans(Message, frozen=True):
-    """What the profiler found: when this rank's training leaves the network idle. A later one replaces it."""
+    """What the profiler found: when this rank's training leaves the network idle. A later one replaces it. Told by the node's lowest rank, whose
+    LOCAL_RANK is 0: collectives make the iterations of a node's ranks one.
+    """
 
     generation: Generation
     iteration_seconds: float

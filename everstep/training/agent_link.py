@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from everstep.protocol.codec import LENGTH, Message, decode, frame, frame_length
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, Step
@@ -49,6 +51,8 @@ RECONNECT_SECONDS = 0.25
 """Between two attempts to reach an agent that has gone."""
 MAX_OUTBOX_BYTES = 2 * MAX_LOGGED_BYTES
 """More than this waiting means that the agent hangs; the line is cut and begun anew."""
+MAX_REASON_CHARACTERS = 4096
+"""Of what an exception says, that the agent is told; it closes a line that announces too long a message."""
 
 Sent = SlotsRequest | Captured | Abandoned | Boundary | IdleSpans | Logged | RankFault
 
@@ -245,6 +249,7 @@ class UnixAgentLink:
                 write_rank_half(self._page, half)
 
     def send(self, message: Sent) -> None:
+        message = _sendable(message)
         with self._lock:
             if isinstance(message, SlotsRequest):
                 self._request, self._slots = message, None
@@ -412,6 +417,21 @@ class UnixAgentLink:
             again.append(self._outcome)
         for message in again:
             self._outbox += frame(message)
+
+
+def _sendable(message: Sent) -> Sent:
+    """Return a message whose reason can be sent: it is often what an exception of the script's says, of any length and in any characters."""
+    match message:
+        case Abandoned(reason=reason):
+            return msgspec.structs.replace(message, reason=_told(reason))
+        case RankFault(message=reason):
+            return msgspec.structs.replace(message, message=_told(reason))
+        case _:
+            return message
+
+
+def _told(reason: str) -> str:
+    return reason[:MAX_REASON_CHARACTERS].encode(errors="backslashreplace").decode()
 
 
 def _map_page(path: Path) -> memoryview:

@@ -93,6 +93,8 @@ class Guard:
                 changed += [name for name in flight.sources.differing(flight.copies) if name not in changed]
         except BaseException as error:
             flight.settle((), error)  # or the agent would wait for this snapshot for ever
+            if isinstance(error, Exception):
+                return  # memory that the comparison needs, say: it costs the snapshot, and no step of training
             raise
         flight.settle(changed, None)
         blocked = flight.blocked_seconds + self._clock() - begun

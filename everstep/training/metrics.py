@@ -1,6 +1,7 @@
 """Values that the script logs: a bounded ring, emptied to the agent at most once a second.
 
-Invariant: `add` never blocks and never grows without limit; what does not fit is counted.
+Invariant: `add` never blocks and never grows without limit; what does not fit is counted. There is no lock: a signal handler that logs or closes in
+the middle of `add` would wait for itself, or for the thread that waits for it. One thread adds, one takes away, each by single calls of a deque.
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ def numbers(
 def _check(name: str, value: float | torch.Tensor) -> None:
     if not 0 < len(name) <= MAX_NAME_LENGTH:
         raise SessionMisuse(f"log({name[:40]}…=…): a name has 1 to {MAX_NAME_LENGTH} characters, not {len(name)}")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise SessionMisuse(f"log({name!a}=…): a name is text that UTF-8 can hold") from error
     if name.startswith(OWN_METRICS):
         raise SessionMisuse(f"log({name}=…): names that begin with {OWN_METRICS} are those that Everstep logs itself")
     if isinstance(value, torch.Tensor) and (value.numel() != 1 or value.is_complex()):
@@ -120,9 +125,12 @@ class MetricRing:
         self._capacity = capacity
         self._records: deque[LogRecord] = deque()
         self._dropped_count = 0
-        self._lock = threading.Lock()
+        """So far; counted where records are added."""
+        self._told_count = 0
+        """Of these, what the agent has been told of; counted where records are sent."""
         self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="everstep-metrics", daemon=True)
+        self._has_begun = False
 
     def add(self, step: Step, values: Mapping[str, float], at_seconds: float | None = None) -> None:
         """Keep one record. Called by the training thread at any rate.
@@ -132,32 +140,28 @@ class MetricRing:
             values: by name.
             at_seconds: Unix time when it was logged; None: now.
         """
-        with self._lock:
-            if len(self._records) >= self._capacity:
-                self._dropped_count += 1
-            else:
-                self._records.append(LogRecord(step=step, values=dict(values), at_seconds=self._now() if at_seconds is None else at_seconds))
+        if len(self._records) >= self._capacity:
+            self._dropped_count += 1
+        else:
+            self._records.append(LogRecord(step=step, values=dict(values), at_seconds=self._now() if at_seconds is None else at_seconds))
         self._begin()
 
     def drop(self) -> None:
         """Count a record that could not be kept."""
-        with self._lock:
-            self._dropped_count += 1
+        self._dropped_count += 1
         self._begin()
 
     def _begin(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="everstep-metrics", daemon=True)
+        if not self._has_begun:
+            self._has_begun = True
             self._thread.start()
 
     def flush(self) -> None:
         """Send what waits: as much as the agent takes in a second, the oldest first."""
-        with self._lock:
-            records, self._records = self._records, deque()
-        pieces, left, too_large_count = divide(records)
-        with self._lock:
-            self._records.extendleft(reversed(left))
-            dropped_count, self._dropped_count = self._dropped_count + too_large_count, 0
+        pieces, left, too_large_count = divide([self._records.popleft() for _ in range(len(self._records))])  # others may be added meanwhile
+        self._records.extendleft(reversed(left))
+        known_count, self._told_count = self._told_count, self._dropped_count
+        dropped_count = self._told_count - known_count + too_large_count
         for piece in pieces or ([()] if dropped_count else []):
             self._send(Logged(generation=self._generation, records=piece, dropped_count=dropped_count))
             dropped_count = 0
@@ -165,7 +169,7 @@ class MetricRing:
     def close(self) -> None:
         """Send what waits, count what there is no room for, and end the thread."""
         self._closing.set()
-        if self._thread is not None:
+        if self._thread.is_alive():  # one that is being started ends by itself
             self._thread.join()
         self.flush()
         if self._records:

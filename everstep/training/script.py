@@ -37,6 +37,7 @@ class Environment:
     generation: Generation
     final_round_seconds: float
     welcome_seconds: float
+    local_rank: int = 0
     ranks_per_node: int = 1
     cores: float = 1.0
     """Of this node's processors, for each of its ranks."""
@@ -60,6 +61,7 @@ class Environment:
             generation=Generation(int(variables.get("EVERSTEP_GENERATION", "0"))),
             final_round_seconds=float(variables.get("EVERSTEP_FINAL_ROUND_SECONDS", str(FINAL_ROUND_SECONDS))),
             welcome_seconds=float(variables.get("EVERSTEP_WELCOME_SECONDS", str(WELCOME_SECONDS))),
+            local_rank=int(variables.get("LOCAL_RANK", "0")),
             ranks_per_node=ranks_per_node,
             cores=len(os.sched_getaffinity(0)) / ranks_per_node,
         )

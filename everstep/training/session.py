@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 
@@ -81,6 +81,19 @@ class Control:
     """All ranks stop here: leave the loop and call `close`."""
 
 
+class _Half(TypedDict, total=False):
+    """What the rank has said on its page (`RankHalf`)."""
+
+    boundary: int
+    phase: Phase
+    copying: int
+    standing: Standing
+    echo_step: int
+    echo: int
+    target: int
+    limit: int
+
+
 class TrainingSession:
     """One rank's line between a training script and the service; made by `init`.
 
@@ -112,7 +125,8 @@ class TrainingSession:
         self._snapshotter = Snapshotter(state, link, copier, self._guard, lambda step: self._publish(copying=step), is_crowded=environment.is_crowded)
         self._ring = MetricRing(link.generation, link.send)
         self._logged = DeviceNumbers(self._ring)
-        self._half_lock = threading.Lock()  # the training thread and the copier both write the page
+        self._half_lock = threading.RLock()  # the training thread and the copier both write the page; a signal handler may in the middle of that
+        self._said = _Half()
         self._half = RankHalf(generation=link.generation)
         self._base = Step(0)
         self._boundary = 0
@@ -131,7 +145,7 @@ class TrainingSession:
         self._told_at = -math.inf
         """When the newest boundary was passed that the agent was told of at once."""
         self._profiler: NetworkProfiler | None = None
-        if link.has_agent and environment.world_size > 1:
+        if link.has_agent and environment.world_size > 1 and environment.local_rank == 0:  # whose idle spans are those of the node
             self._profiler = NetworkProfiler(self._report_spans, TorchTrace())
         for adapter in state.adapters:
             for optimizer in adapter.optimizers().values():
@@ -474,30 +488,12 @@ class TrainingSession:
     def _report_spans(self, iteration_seconds: float, spans: tuple[IdleSpan, ...]) -> None:
         self._link.hold(IdleSpans(generation=self._link.generation, iteration_seconds=iteration_seconds, spans=spans))
 
-    def _publish(
-        self,
-        *,
-        boundary: int | None = None,
-        phase: Phase | None = None,
-        copying: int | None = None,
-        standing: Standing | None = None,
-        echo_step: int | None = None,
-        echo: int | None = None,
-        target: int | None = None,
-        limit: int | None = None,
-    ) -> None:
+    def _publish(self, **changes: Unpack[_Half]) -> None:
         """Write the rank's half of the page; what is not given stays. Any thread."""
         with self._half_lock:
-            half = self._half
-            self._half = RankHalf(
-                half.generation,
-                half.boundary if boundary is None else boundary,
-                half.phase if phase is None else phase,
-                half.copying if copying is None else copying,
-                half.standing if standing is None else standing,
-                half.echo_step if echo_step is None else echo_step,
-                half.echo if echo is None else echo,
-                half.target if target is None else target,
-                half.limit if limit is None else limit,
-            )
-            self._link.publish(self._half)
+            self._said.update(changes)  # one call, so that whoever comes in between loses nothing of it
+            said = None
+            while said != self._said:  # again where a signal handler has published meanwhile: what it wrote was written over
+                said = self._said.copy()
+                self._half = RankHalf(self._link.generation, **said)
+                self._link.publish(self._half)

@@ -27,7 +27,7 @@ from everstep.protocol.rank_messages import NONE, Abandoned, Captured, Capturing
 from everstep.protocol.slot import HEADER_BYTES, chunk_count, chunk_range, digest
 from everstep.training.agent_link import AgentLink
 from everstep.training.capture import CapturePlan, SlotMemory, StateTensor
-from everstep.training.copier import Copier, Copies
+from everstep.training.copier import Copier, Copies, CopyTicket
 from everstep.training.errors import CannotResume
 from everstep.training.guard import Flight, Guard
 from everstep.training.sources import Marks, Sources
@@ -63,13 +63,15 @@ class _Written:
         return self.index_offset + self.index_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Capture:
     """A capture under way."""
 
     step: int
     slot: int
     begun: float
+    is_answered: bool = False
+    """The agent has been told what became of it."""
 
 
 class _Tensors:
@@ -165,6 +167,8 @@ class Snapshotter:
         self._memories: Mapping[int, SlotMemory] = {}
         self._refused_count = 0
         """Boundaries passed since slots were refused."""
+        self._ticket: CopyTicket | None = None
+        """Of the copy that was begun last."""
         self._unresumable = ""
         """What could not be observed when it was tried last."""
         self.settled = NONE
@@ -275,10 +279,11 @@ class Snapshotter:
         return self._plan.fits(observed.tensors)
 
     def _write(self, capture: _Capture, observed: Observed, plan: CapturePlan, memory: SlotMemory) -> str:
+        if self._ticket is not None:
+            self._ticket.join()  # on a device training may be ahead of the last copy, at whose end the page says that nobody is at a slot
         if self._tensors is None:
             self._tensors = _Tensors(observed.lists, self._guard.unstable)
         tensors, views = self._tensors, memory.views(plan)
-        self.settled = capture.step
         is_audited = self._guard.is_next_audited()
         later = Copies(tensors.later.aliases[:], [views[position] for position in tensors.later.positions])
         now = Copies(
@@ -286,27 +291,31 @@ class Snapshotter:
             [*(views[position] for position in tensors.now.positions), *views[tensors.count :]],
         )
         marks = tensors.later.marks()
-        self._on_copying(capture.step)
         try:
+            self.settled = capture.step
+            self._on_copying(capture.step)
             self._copier.copy(now)
             if is_audited:
                 # Compared with a copy made later, a tensor that changed before it was copied would look as if it had not changed at all.
                 self._copier.copy(later)
             index_bytes = memory.write_values(plan, observed.values)
             written = _Written(capture.step, capture.slot, plan.index_offset, index_bytes)
-            self._fly(written, plan, memory, later, marks, is_audited=is_audited, begun=capture.begun)
-        except Exception as error:  # what a driver says by torch, among others
+            self._fly(capture, written, plan, memory, later, marks, is_audited=is_audited)
+        except BaseException as error:  # what a driver says by torch, among others, or what a signal handler raises
             with contextlib.suppress(Exception):
                 self._copier.start(Copies((), ()), lambda _: None).join()  # what was asked for before may still be on its way into the slot
             self._on_copying(NONE)
             self.telling = NONE
+            if not isinstance(error, Exception):
+                self._answer(capture, self._abandoned(capture.step, f"the copy was broken off: {type(error).__name__}"))
+                raise
             return f"the copy failed: {error}"
         return ""
 
     def abandon(self, step: int, reason: str) -> None:
-        """Tell the agent that there is no snapshot of `step`. Any thread."""
+        """Tell the agent that there is no snapshot of `step`."""
         self.settled = step
-        self._link.send(Abandoned(generation=self._link.generation, step=Step(step), reason=reason))
+        self._link.send(self._abandoned(step, reason))
 
     def drain(self, limit_seconds: float) -> None:
         """Let a copy that was begun come to its end, for so long at most, and settle it: the step may still be kept. For a script that has failed."""
@@ -328,7 +337,9 @@ class Snapshotter:
         if self._ahead is not None:
             self._ahead.join(limit_seconds)
 
-    def _fly(self, written: _Written, plan: CapturePlan, memory: SlotMemory, later: Copies, marks: Marks, *, is_audited: bool, begun: float) -> None:
+    def _fly(
+        self, capture: _Capture, written: _Written, plan: CapturePlan, memory: SlotMemory, later: Copies, marks: Marks, *, is_audited: bool
+    ) -> None:
         """Start the deferred copies and put the guard before the next change."""
         assert self._tensors is not None
         sources = self._tensors.later
@@ -341,13 +352,14 @@ class Snapshotter:
         chunks = _WarmDigests(memory, written.payload_bytes) if is_prompt and is_warm and not is_streamed else None
 
         def settle(changed: Sequence[str], error: BaseException | None) -> None:
+            # The step itself was settled when its copy was begun: on a device training may be at another one by now.
             if error is not None:
-                self.abandon(written.step, f"the copy failed: {error}")
+                self._answer(capture, self._abandoned(written.step, f"the copy failed: {error}"))
             elif changed:
-                self.abandon(written.step, f"{changed[0]} changed outside an optimizer step")
+                self._answer(capture, self._abandoned(written.step, f"{changed[0]} changed outside an optimizer step"))
             else:
-                told = partial(Captured, chunk_digests=chunks.all() if chunks is not None else b"", seconds=time.perf_counter() - begun)
-                self._link.send(self._told(written, told))
+                told = partial(Captured, chunk_digests=chunks.all() if chunks is not None else b"", seconds=time.perf_counter() - capture.begun)
+                self._answer(capture, self._told(written, told))
 
         guarded: list[Sequence[str]] = []
         decided: list[Sequence[str]] = []
@@ -391,9 +403,15 @@ class Snapshotter:
                 self._hint_capturing(written, final_bytes)
 
         is_followed = is_streamed or chunks is not None or (is_prompt and is_large)
-        ticket = self._copier.start(Copies((), ()) if is_audited else later, copied, progress if is_followed else None)
+        ticket = self._ticket = self._copier.start(Copies((), ()) if is_audited else later, copied, progress if is_followed else None)
         copies = later.targets if is_audited else None
-        self._guard.arm(Flight(sources, moved_by_now, copies, ticket, reached, time.perf_counter() - begun))
+        self._guard.arm(Flight(sources, moved_by_now, copies, ticket, reached, time.perf_counter() - capture.begun))
+
+    def _answer(self, capture: _Capture, message: Captured | Abandoned) -> None:
+        """Tell the agent what became of a capture, once: one that was broken off may have come to its end, or come to it yet. Any thread."""
+        if not capture.is_answered:
+            self._link.send(message)
+            capture.is_answered = True
 
     def _note(self, reason: str) -> None:
         """Say once in the rank's output why its steps are not kept; training goes on."""
@@ -403,6 +421,9 @@ class Snapshotter:
 
     def _hint_capturing(self, written: _Written, final_bytes: int) -> None:
         self._link.hint(self._told(written, partial(Capturing, final_bytes=final_bytes)))
+
+    def _abandoned(self, step: int, reason: str) -> Abandoned:
+        return Abandoned(generation=self._link.generation, step=Step(step), reason=reason)
 
     def _told(self, written: _Written, kind: Callable[..., Told]) -> Told:
         return kind(
@@ -424,10 +445,12 @@ class Snapshotter:
 
     def _ask_for_less(self, refused: CapturePlan) -> None:
         """Ask for slots once more if the state is smaller than the one whose slots were refused."""
-        with contextlib.suppress(CannotResume):  # it will be said by what captures it
+        try:
             observed = self._state.observe()
             if CapturePlan.make(observed.tensors).index_offset < refused.index_offset:
                 self._request(observed)
+        except Exception as error:  # the script's own objects are asked for their state
+            self._note(_reason(error))
 
     def _map(self, granted: SlotsGranted) -> Mapping[int, SlotMemory]:
         """Map the slots that lie ready; one that still holds an older, smaller state is made anew, and told of, before it is granted."""

@@ -151,16 +151,34 @@ def test_what_a_signal_handler_has_settled_meanwhile_is_settled_once() -> None:
 
 def test_a_comparison_that_is_broken_off_is_settled() -> None:
     def fails() -> list[str]:
-        raise MemoryError
+        raise KeyboardInterrupt
 
     guard, settled, ticket = Guard(), Settled(), CopyTicket()
     ticket.finish()
     guard.arm(Flight(Sources([]), fails, None, ticket, settled, 0.0))
-    with pytest.raises(MemoryError):
+    with pytest.raises(KeyboardInterrupt):
         guard.reach()
     guard.reach()
     assert settled.calls == [[]]
-    assert [type(error) for error in settled.errors] == [MemoryError]
+    assert [type(error) for error in settled.errors] == [KeyboardInterrupt]
+
+
+@pytest.mark.parametrize("is_audited", [True, False])
+@pytest.mark.parametrize("error", [MemoryError(), torch.cuda.OutOfMemoryError("CUDA out of memory")])
+def test_a_comparison_that_there_is_no_memory_for_costs_the_snapshot_and_nothing_else(
+    is_audited: bool, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> list[str]:
+        raise error
+
+    guard, settled = Guard(), Settled()
+    monkeypatch.setattr(Sources, "differing" if is_audited else "moved", fails)
+    guard.arm(flight(torch.ones(3), settled, is_audited=is_audited))
+    guard.reach()
+    guard.reach()
+    assert settled.calls == [[]]
+    assert settled.errors == [error]
+    assert guard.unstable == set()
 
 
 def test_an_audit_in_a_script_that_captures_a_graph_costs_the_snapshot_and_nothing_else() -> None:

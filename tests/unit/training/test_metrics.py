@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from decimal import Decimal
 from typing import Any
 
@@ -26,6 +27,42 @@ def test_a_full_ring_drops_and_counts() -> None:
     assert message.generation == 3
     assert [record.step for record in message.records] == [0, 1]
     assert message.dropped_count == 3
+
+
+def test_a_signal_handler_may_log_and_close_while_a_record_is_added() -> None:
+    sent: list[Logged] = []
+    is_handled = False
+
+    def now() -> float:
+        nonlocal is_handled
+        if not is_handled:
+            is_handled = True
+            ring.add(Step(2), {"loss": 2.0})
+            ring.close()
+        return 0.0
+
+    ring = MetricRing(Generation(1), sent.append, capacity=1, now=now)
+    ring.add(Step(1), {"loss": 1.0})
+    assert [record.step for message in sent for record in message.records] == [2]
+    ring.add(Step(3), {"loss": 3.0})
+    ring.flush()
+    assert [record.step for message in sent for record in message.records] == [2, 1], "nothing is lost that was there"
+    assert [message.dropped_count for message in sent] == [0, 1]
+
+
+def test_a_signal_handler_may_close_while_the_first_record_begins_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Logged] = []
+    ring = MetricRing(Generation(1), sent.append)
+    start = threading.Thread.start
+
+    def handled(thread: threading.Thread) -> None:
+        ring.close()
+        start(thread)
+        thread.join()
+
+    monkeypatch.setattr(threading.Thread, "start", handled)
+    ring.add(Step(1), {"loss": 1.0})
+    assert [record.step for message in sent for record in message.records] == [1]
 
 
 def many(count: int) -> dict[str, float]:
@@ -142,6 +179,11 @@ def test_a_diverging_loss_is_seen() -> None:
 def test_what_is_not_one_number_is_refused_by_name(value: Any, words: str) -> None:
     with pytest.raises(SessionMisuse, match=rf"log\(loss=…\): .*{words}"):
         numbers({"loss": value})
+
+
+def test_a_name_that_no_message_can_hold_is_refused() -> None:
+    with pytest.raises(SessionMisuse, match=r"log\('\\ud800'=…\): a name is text"):
+        numbers({"\ud800": 1.0})
 
 
 def test_names_that_everstep_logs_itself_are_refused() -> None:

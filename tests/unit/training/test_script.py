@@ -46,6 +46,8 @@ def test_an_empty_environment_is_one_rank_alone() -> None:
     environment = Environment.read({})
     assert (environment.rank, environment.world_size, environment.agent_socket) == (0, 1, None)
     assert environment.final_round_seconds == FINAL_ROUND_SECONDS
+    assert environment.local_rank == 0
+    assert Environment.read({"RANK": "11", "LOCAL_RANK": "3"}).local_rank == 3
 
 
 def test_the_cores_of_a_node_are_shared_by_its_ranks() -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from everstep.protocol.ids import Generation
+from everstep.protocol.ids import Generation, Step
 from everstep.protocol.rank_messages import NONE, Abandoned, Captured, SlotsGranted, SlotsRefused, SlotsRequest
 from everstep.protocol.slot import HEADER_BYTES
 from everstep.training.capture import StateTensor
 from everstep.training.copier import Copies, CopyTicket, CpuCopier, Done, Progress
 from everstep.training.errors import CannotResume
-from everstep.training.guard import Guard
+from everstep.training.guard import Flight, Guard
 from everstep.training.snapshots import ASK_AGAIN_BOUNDARIES, Snapshotter
 from everstep.training.state import Observed
 
@@ -25,12 +28,13 @@ class Refusing(CpuCopier):
     def __init__(self, told: list[object]) -> None:
         super().__init__()
         self.times = 0
+        self.error: BaseException = RuntimeError("CUDA error: invalid argument")
         self._told = told
 
     def copy(self, copies: Copies) -> None:
         if self.times and copies.sources:
             self.times -= 1
-            raise RuntimeError("CUDA error: invalid argument")
+            raise self.error
         super().copy(copies)
 
     def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
@@ -39,6 +43,56 @@ class Refusing(CpuCopier):
             done(error)
 
         return super().start(copies, ended, progress)
+
+
+class Held(CpuCopier):
+    """A copier whose thread holds a copy back, if it is told to, until it is given more to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_held = False
+        self._may_go_on = threading.Event()
+
+    def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
+        if self.is_held:
+            self._thread.put(lambda: self._may_go_on.wait() and None)
+            self.is_held = False
+        else:
+            self._may_go_on.set()
+        return super().start(copies, done, progress)
+
+
+class Late(CopyTicket):
+    """A copy that ends when it is joined: the training thread is ahead of it."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        super().__init__()
+        self._end: Callable[[], None] | None = end
+
+    def wait(self) -> None: ...
+
+    def join(self) -> None:
+        end, self._end = self._end, None
+        if end is not None:
+            end()
+            self.finish()
+
+
+class Behind(CpuCopier):
+    """A copier of a device that training is ahead of, by one copy at most."""
+
+    is_prompt = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error: RuntimeError | None = None
+        self.last: Late | None = None
+
+    def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
+        if self.last is not None:
+            self.last.join()
+        self.last = Late(partial(done, self.error))
+        return self.last
 
 
 class State:
@@ -170,6 +224,97 @@ def test_a_copy_that_the_driver_refuses_at_the_boundary_is_an_abandoned_snapshot
     snapshotter.capture(times + 1, 0)
     guard.reach()
     assert isinstance(link.sent[-1], Captured), "the next one is taken"
+    snapshotter.close()
+
+
+def test_a_copy_that_a_signal_breaks_off_at_the_boundary_is_an_abandoned_snapshot(tmp_path: Path) -> None:
+    link, guard, told = Link(), Guard(), list[object]()
+    copier = Refusing(told)
+    snapshotter = granted(tmp_path, State(), link, copier, guard, told)
+    copier.times, copier.error = 1, KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        snapshotter.capture(1, 0)
+    assert link.sent == [Abandoned(generation=Generation(1), step=Step(1), reason="the copy was broken off: KeyboardInterrupt")]
+    assert told == [1, "ended", NONE], "the page says that nobody is at the slot"
+    assert snapshotter.settled == 1
+    guard.reach()
+    snapshotter.capture(2, 0)
+    guard.reach()
+    assert isinstance(link.sent[-1], Captured), "the next one is taken"
+    snapshotter.close()
+
+
+@pytest.mark.parametrize("is_armed", [True, False])
+@pytest.mark.parametrize("is_audited", [True, False])
+def test_a_copy_that_a_signal_keeps_from_the_guard_has_ended_and_is_told_of_once(
+    tmp_path: Path, is_audited: bool, is_armed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, guard, told, copier = Link(), Guard(), list[object](), Held()
+    snapshotter = granted(tmp_path, State(), link, copier, guard, told)
+    monkeypatch.setattr(guard, "is_next_audited", lambda: is_audited)
+    arm = guard.arm
+
+    def interrupted(flight: Flight) -> None:
+        if is_armed:
+            arm(flight)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(guard, "arm", interrupted)
+        copier.is_held = True
+        with pytest.raises(KeyboardInterrupt):
+            snapshotter.capture(1, 0)
+    assert told[0] == 1
+    assert told[-1] == NONE, "nobody is at the slot, nor at the tensors, any more"
+    guard.reach()
+    assert [type(message) for message in link.sent] == [Abandoned if is_audited else Captured]
+    snapshotter.capture(2, 0)
+    guard.reach()
+    assert isinstance(link.sent[-1], Captured), "the next one is taken"
+    snapshotter.close()
+
+
+def test_a_copy_that_training_is_ahead_of_ends_before_anything_is_said_of_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, guard, told, copier = Link(), Guard(), list[object](), Behind()
+    snapshotter = granted(tmp_path, State(), link, copier, guard, told)
+    monkeypatch.setattr(guard, "is_next_audited", lambda: False)
+    for step in (1, 2):
+        snapshotter.capture(step, 0)
+        guard.reach()
+    assert told == [1, NONE, 2], "else the page says of the second that nobody copies it"
+    snapshotter.close()
+
+
+def test_a_copy_that_training_is_ahead_of_unsettles_no_later_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, guard, copier = Link(), Guard(), Behind()
+    snapshotter = granted(tmp_path, State(), link, copier, guard, [])
+    monkeypatch.setattr(guard, "is_next_audited", lambda: False)
+    copier.error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    snapshotter.capture(1, 0)
+    guard.reach()
+    snapshotter.abandon(2, "late")
+    assert copier.last is not None
+    copier.last.join()
+    assert [message.step for message in link.sent if isinstance(message, Abandoned)] == [2, 1]
+    assert snapshotter.settled == 2
+    snapshotter.close()
+
+
+def test_a_refused_state_that_cannot_be_looked_at_again_ends_no_training(caplog: pytest.LogCaptureFixture) -> None:
+    link, state = Link(), State()
+    snapshotter = Snapshotter(state, link, CpuCopier(), Guard(), lambda _: None, is_crowded=True)  # type: ignore[arg-type]
+    small, state.lists = state.lists, [[*state.lists[0], StateTensor("gradient", torch.zeros(1000), False)]]
+    snapshotter.prepare()
+    link.slots = SlotsRefused(layout_hash=State.layout_hash, reason="does not fit")
+    state.lists, state.error = small, RuntimeError("no average yet")
+    for _ in range(ASK_AGAIN_BOUNDARIES):
+        snapshotter.prepare()
+    assert "RuntimeError: no average yet" in caplog.text
+    assert len(link.sent) == 1
+    state.error = None
+    for _ in range(ASK_AGAIN_BOUNDARIES):
+        snapshotter.prepare()
+    assert len(link.sent) == 2, "it is looked at once more"
     snapshotter.close()
 
 

@@ -1,0 +1,62 @@
+"""A session by itself: what it says on its page, and what it has measured. Its agent says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from everstep.protocol.ids import Generation, JobName, Rank, RunId
+from everstep.protocol.rank_messages import Phase, RankHalf, Standing
+from everstep.training import session as sessions
+from everstep.training.adapters.plain import PlainAdapter
+from everstep.training.agent_link import NullLink
+from everstep.training.copier import CpuCopier
+from everstep.training.script import Environment
+from everstep.training.session import TrainingSession
+from everstep.training.state import RankState
+
+
+class Link(NullLink):
+    """Notes what is published."""
+
+    def __init__(self) -> None:
+        self.published: list[RankHalf] = []
+        self.handler: Callable[[], None] | None = None
+        """Run once in the middle of what is published next, as a signal's may be."""
+
+    def publish(self, half: RankHalf) -> None:
+        handler, self.handler = self.handler, None
+        if handler is not None:
+            handler()
+        self.published.append(half)
+
+
+class AgentLink(Link):
+    has_agent = True
+
+
+def session_of(link: Link, *, world_size: int = 1, local_rank: int = 0) -> TrainingSession:
+    environment = Environment(Rank(local_rank), world_size, None, JobName("job"), RunId("ab" * 16), Generation(0), 1.0, 30.0, local_rank=local_rank)
+    model = torch.nn.Linear(2, 2)
+    adapter = PlainAdapter({"": model}, {"": torch.optim.SGD(model.parameters())})
+    return TrainingSession(RankState([adapter], {}, {}, environment), link, environment, CpuCopier())
+
+
+def test_what_a_signal_handler_publishes_in_the_middle_of_something_else_stays() -> None:
+    link = Link()
+    session = session_of(link)
+    link.handler = session.close
+    with session.phase("eval", limit_seconds=7):
+        assert link.published[-1] == RankHalf(0, phase=Phase.CLOSE, standing=Standing.CLOSED)
+
+
+@pytest.mark.parametrize(("world_size", "local_rank", "profiler_count"), [(1, 0, 0), (4, 0, 1), (4, 1, 0)])
+def test_the_network_is_profiled_by_the_rank_that_speaks_for_its_node(
+    world_size: int, local_rank: int, profiler_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    monkeypatch.setattr(sessions, "NetworkProfiler", lambda *_: made.append(None))
+    session_of(AgentLink(), world_size=world_size, local_rank=local_rank).close()
+    assert len(made) == profiler_count
