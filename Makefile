@@ -10,7 +10,7 @@ HANGS := -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 DASHBOARD := control_plane/static/index.html
 
-.PHONY: help setup demo check fix web pictures test test-full bad-day bench-first bench-interleave bench-data-plane bench-faults bench-device bench-recovery bench-api bench-dashboard
+.PHONY: help setup demo check fix web pictures test test-full bad-day bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -73,6 +73,9 @@ bench-interleave: setup  ## GEMINI's Figure 16 in network namespaces (needs root
 
 bench-faults: setup  ## what faults of the data plane cost training, in network namespaces (needs root); writes docs/benchmarks-faults.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults
+
+bench-scale: setup  ## how long placement takes for up to 10,000 nodes, and a round for up to 1,024 agents; writes docs/benchmarks-scale.md
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scale
 
 bench-device: setup  ## capture, restore and every-step snapshots on a GPU, where there is one; writes docs/benchmarks-device.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.device $(ARGUMENTS)

@@ -8,6 +8,7 @@
     document.py           the sections of docs/benchmarks.md, one a harness (pure)
     report.py, chart.py   .everstep/bench/first.json and docs/benchmarks.md
     faults/               make bench-faults: steps while agents stand still, lines are slow or reset and memory is full
+    scale/                make bench-scale: placement and its odds for up to 10,000 nodes, rounds of up to 1,024 agents
     device/               make bench-device: capture, restore and every-step snapshots on a GPU, beside PCIe
     data_plane/           make bench-data-plane: all of the data plane beside its peers and floors, with what it must reach
 

@@ -23,7 +23,7 @@ from everstep.protocol.rounds import NodeReport, RankRound
 
 ARITY = 16
 """Children of a node: up to 17 nodes dial the coordinator itself, and 10,000 are four lines from it. At 512 agents 8, 16 and 32 come to about the
-same (measured by `benchmarks.rounds`): more children cost the node, fewer cost levels, and each level may hold what does not press for 20 ms."""
+same (measured by `benchmarks.scale`): more children cost the node, fewer cost levels, and each level may hold what does not press for 20 ms."""
 RANKS_PER_MESSAGE = 1024
 """Of one `RoundReport`: a rank takes some 100 bytes and a sentence at worst, far below `MAX_PEER_MESSAGE_BYTES` for all of them."""
 NO_TERM = 0

@@ -159,7 +159,7 @@ class FakeAgent:
         with self.changed:
             return [(rank, message) for rank, message in self.messages if isinstance(message, kind)]
 
-    def wait_for(self, condition: Callable[[], bool], timeout: float = 30) -> None:
+    def wait_for(self, condition: Callable[[], object], timeout: float = 30) -> None:
         with self.changed:
             assert self.changed.wait_for(condition, timeout), f"not in {timeout} s; heard {self.messages[-10:]}"
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,62 @@ def note_written(monkeypatch: pytest.MonkeyPatch) -> list[list[object]]:
 
     monkeypatch.setattr(agent_link.UnixAgentLink, "_flush", noting)
     return written
+
+
+class Changing:
+    """An object of the script's with a tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tensor": self.tensor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def outcomes(agent: FakeAgent, session: TrainingSession, step: Callable[[], None], count: int) -> list[str]:
+    """Train until so many more proposed steps are settled, standing still at each until its agent has heard of it.
+
+    Returns:
+        Of each, in order, why it was abandoned; empty where it was captured.
+    """
+    found = []
+    for _ in range(count):
+        agent.wait_for(lambda: agent.proposed != NONE)
+        proposed = agent.proposed
+        while session.step <= proposed:
+            step()
+            session.boundary()
+        session.fence()
+        agent.wait_for(partial(settled, agent, proposed))
+        (message,) = settled(agent, proposed)
+        found.append(message.reason if isinstance(message, Abandoned) else "")
+    return found
+
+
+def settled(agent: FakeAgent, step: int) -> list[Captured | Abandoned]:
+    """Return what the agent was told of a proposed step: that it was captured, or abandoned."""
+    with agent.changed:
+        return [message for _, message in agent.messages if isinstance(message, Captured | Abandoned) and message.step == step]
+
+
+def newest_sealed(agent: FakeAgent) -> dict[str, tuple[tuple[int, ...], bytes]]:
+    """Return shape and bytes of each tensor of the newest step that was kept, by name."""
+    data = agent.sealed[0, agent.committed].read_bytes()
+    header = unpack_header(data[:HEADER_BYTES])
+    payload = data[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
+    index = unpack_index(payload[header.index_offset :], header.index_offset)
+    return {entry.name: (tuple(entry.shape), payload[entry.offset : entry.offset + entry.bytes]) for entry in index.tensors}
+
+
+def live(session: TrainingSession, changing: Changing) -> dict[str, tuple[tuple[int, ...], bytes]]:
+    """Return the same of what a script would say that its state is."""
+    (model,), (optimizer,) = session._state.adapters[0].modules(), session._state.adapters[0].optimizers().values()
+    tensors: dict[str, torch.Tensor] = {f"model/{name}": parameter for name, parameter in model.named_parameters()}
+    tensors |= {f"optimizer/{name}/{key}": kept for name, parameter in model.named_parameters() for key, kept in optimizer.state[parameter].items()}
+    tensors["value/objects/extra/changing/tensor"] = changing.tensor
+    return {name: (tuple(tensor.shape), tensor.detach().numpy().tobytes()) for name, tensor in tensors.items()}
 
 
 def rank_half(agent: FakeAgent) -> RankHalf:
@@ -298,25 +355,72 @@ def test_refused_slots_make_it_abandon_with_the_reason(tmp_path: Path, begin: Be
         assert agent.of_kind(Abandoned)[0][1].reason == "8 GiB needed, 4 GiB there"  # type: ignore[attr-defined]
 
 
-def test_a_layout_that_changes_costs_a_snapshot_and_asks_anew(tmp_path: Path, begin: Begin) -> None:
-    class Growing:
-        tensor = torch.zeros(500)
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"tensor": self.tensor}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-    growing = Growing()
-    with FakeAgent(tmp_path, 1, commit_target=3) as agent:
-        session, step = begin(agent, extra={"growing": growing})
-        train(session, step, lambda: len(agent.commits) >= 1)
-        growing.tensor = torch.ones(20_000)
-        train(session, step, agent.reached.is_set)
+def test_a_layout_that_outgrows_its_slots_costs_one_snapshot_and_asks_anew(tmp_path: Path, begin: Begin) -> None:
+    changing = Changing(torch.zeros(500))
+    with FakeAgent(tmp_path, 1, commit_target=100) as agent:
+        session, step = begin(agent, extra={"changing": changing})
+        assert outcomes(agent, session, step, 4) == [""] * 4
+        changing.tensor = torch.ones(20_000)
+        lost, *kept = outcomes(agent, session, step, 4)
+        assert lost == "the layout of the state has changed; slots for the new one are asked for"
+        assert kept == [""] * 3
         requests = [message for _, message in agent.of_kind(SlotsRequest)]
         assert len(requests) == 2
         assert requests[0].layout_hash == requests[1].layout_hash, "what grows is not what must fit"  # type: ignore[attr-defined]
-        assert any("layout" in message.reason for _, message in agent.of_kind(Abandoned))  # type: ignore[attr-defined]
+        assert newest_sealed(agent).items() >= live(session, changing).items()
+
+
+def reshape_extra(changing: Changing, _: torch.optim.Optimizer) -> None:
+    changing.tensor = torch.ones(20, 25)
+
+
+def shrink_extra(changing: Changing, _: torch.optim.Optimizer) -> None:
+    changing.tensor = torch.ones(400)
+
+
+def replace_extra(changing: Changing, _: torch.optim.Optimizer) -> None:
+    changing.tensor = torch.ones(500)
+
+
+def replace_moments(_: Changing, optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["exp_avg"] = state["exp_avg"].clone()
+
+
+def reshape_counts(_: Changing, optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["step"] = state["step"].reshape(1).clone()
+
+
+def add_to_optimizer(_: Changing, optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["mine"] = torch.ones(7)
+
+
+def move_parameters(_: Changing, optimizer: torch.optim.Optimizer) -> None:
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.data = parameter.data.clone()
+
+
+@pytest.mark.parametrize("before", [1, 4], ids=["while snapshots are audited", "afterwards"])
+@pytest.mark.parametrize(
+    "change",
+    [reshape_extra, shrink_extra, replace_extra, replace_moments, reshape_counts, add_to_optimizer, move_parameters],
+    ids=lambda change: change.__name__.replace("_", " "),
+)
+def test_tensors_that_are_others_or_have_another_shape_cost_no_snapshot_where_slots_have_room(
+    tmp_path: Path, begin: Begin, change: Callable[[Changing, torch.optim.Optimizer], None], before: int
+) -> None:
+    changing = Changing(torch.zeros(500))
+    with FakeAgent(tmp_path, 1, commit_target=100) as agent:
+        session, step = begin(agent, extra={"changing": changing})
+        assert outcomes(agent, session, step, before) == [""] * before
+        (optimizer,) = session._state.adapters[0].optimizers().values()
+        change(changing, optimizer)
+        for _ in range(3):
+            assert outcomes(agent, session, step, 1) == [""]
+            assert newest_sealed(agent).items() >= live(session, changing).items()
+        assert len(agent.of_kind(SlotsRequest)) == 1
 
 
 def test_values_that_outgrow_their_room_ask_for_more(tmp_path: Path, begin: Begin) -> None:

@@ -1,4 +1,4 @@
-"""How long a round takes with 2 to 1,024 agents, flat and over the tree: `python -m benchmarks.rounds`.
+"""How long a round takes with 2 to 1,024 agents, flat and over the tree.
 
 Real `RoundMember`s and a real `RoundServer`, one rank each, with `TcpSession`s over socket pairs, all in one process on one core. Every rank votes as
 soon as it hears of a step. One core does the work of all agents here, which a cluster shares out: so each agent's own processor time is taken, too,
@@ -7,25 +7,21 @@ and the busiest agent of each level, summed, is what a round takes where every a
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextvars
 import gc
-import json
 import resource
 import socket
-import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Coroutine, Generator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 
-from benchmarks.machine import Machine
+from benchmarks.errors import BenchmarkFailed
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId, Step
 from everstep.protocol.peer_messages import Open
@@ -38,16 +34,16 @@ from worker.replication.round_member import RoundMember
 from worker.replication.tcp import TcpSession
 from worker.tasks import end
 
-ROOT = Path(__file__).resolve().parents[1]
 COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 WARM_UP_ROUNDS, ROUNDS = 5, 20
+MOST_SECONDS = 120.0
 FLAT = 1 << 20
 """An arity that no node's children reach."""
 _agent: contextvars.ContextVar[int] = contextvars.ContextVar("agent")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RoundFigure:
     """One shape of one size."""
 
     agents: int
@@ -61,6 +57,11 @@ class Row:
     """Mean processor time of the coordinator's agent."""
     root_messages: float
     """Reports that the coordinator's agent receives, a round."""
+
+    @property
+    def is_flat(self) -> bool:
+        """Every agent has a line to the coordinator."""
+        return self.arity == FLAT
 
 
 class Timed(Coroutine[Any, Any, Any]):
@@ -130,10 +131,13 @@ class Fleet:
         for line in lines:
             line.setblocking(False)
         opened = Open(run=RunId("r"), generation=Generation(1), kind="round", node_id=self.ids[number], owner_rank=Rank(-1), nonce=b"")
+        theirs, ours = TcpSession(lines[1], opened, self.ids[number]), CountedSession(lines[0], opened, peer)
+        for session in (theirs, ours):
+            session.read_ahead()  # as behind a handshake
         _agent.set(above)
-        self.tasks.append(asyncio.create_task(self._serve(above, TcpSession(lines[1], opened, self.ids[number]))))
+        self.tasks.append(asyncio.create_task(self._serve(above, theirs)))
         _agent.set(number)
-        return CountedSession(lines[0], opened, peer)
+        return ours
 
     async def _serve(self, number: int, session: TcpSession) -> None:
         try:
@@ -152,16 +156,24 @@ class Fleet:
         self.members[number].changed.notify()
 
     async def committed(self, step: int) -> None:
-        """Wait until a step is committed."""
-        while self.server.core.committed < step:
-            await self.server.changed.wait(self.server.changed.version)
+        """Wait until a step is committed, which takes seconds where nothing is wrong.
+
+        Raises:
+            BenchmarkFailed: it is not, in minutes.
+        """
+        try:
+            async with asyncio.timeout(MOST_SECONDS):
+                while self.server.core.committed < step:
+                    await self.server.changed.wait(self.server.changed.version)
+        except TimeoutError as error:
+            raise BenchmarkFailed(f"{len(self.ids)} agents: step {step} is not committed in {MOST_SECONDS:.0f} s") from error
 
     def level(self, number: int) -> int:
         """Return how far an agent is from the coordinator."""
         return len(self.tree.ancestors(self.ids[number]))
 
 
-async def measure(count: int, arity: int) -> Row:
+async def measure(count: int, arity: int) -> RoundFigure:
     """Measure one shape.
 
     Args:
@@ -192,36 +204,26 @@ async def measure(count: int, arity: int) -> Row:
     busiest: defaultdict[int, float] = defaultdict(float)
     for number in range(count):
         busiest[fleet.level(number)] = max(busiest[fleet.level(number)], spent[number])
-    each = 1000 / rounds
-    return Row(count, arity, max(busiest), took * each, sum(busiest.values()) * each, spent[0] * each, CountedSession.reports[fleet.ids[0]] / rounds)
+    each, reports = 1000 / rounds, CountedSession.reports[fleet.ids[0]]
+    return RoundFigure(count, arity, max(busiest), took * each, sum(busiest.values()) * each, spent[0] * each, reports / rounds)
 
 
-def main() -> int:
-    """Measure all sizes, print the table and write the figures.
+def measure_all(counts: Sequence[int], say: Callable[[str], None]) -> list[RoundFigure]:
+    """Measure each size, flat and, where that is another shape, over the product's tree. In a process that does nothing else afterwards.
+
+    Args:
+        counts: of agents.
+        say: told each figure as it is there.
 
     Returns:
-        The process's exit code.
+        The figures, in order.
     """
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rounds", description="Latency of a round, flat and over the tree.")
-    parser.add_argument("--counts", type=int, nargs="+", default=COUNTS, help="numbers of agents")
-    parser.add_argument("--arities", type=int, nargs="+", default=(FLAT, ARITY), help="children of an agent")
-    parser.add_argument("--json", type=Path, default=ROOT / ".everstep" / "bench" / "rounds.json", help="where the figures go")
-    arguments = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    rows = []
-    say = partial(print, flush=True, file=sys.stdout)
-    say("| agents | tree | levels | round on one core, ms | busiest of each level, ms | coordinator's agent, ms | its reports |")
-    say("| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
-    for count in arguments.counts:
-        for arity in dict.fromkeys(FLAT if arity >= count - 1 else arity for arity in arguments.arities):
-            row = asyncio.run(measure(count, arity))
-            shape = "flat" if arity == FLAT else f"{arity}-ary"
-            say(f"| {count} | {shape} | {row.depth} | {row.round_ms:.2f} | {row.path_ms:.2f} | {row.root_ms:.2f} | {row.root_messages:.1f} |")
-            rows.append(row)
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps({"machine": asdict(Machine.observe()), "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    found = []
+    for count in counts:
+        for arity in (FLAT, ARITY) if count - 1 > ARITY else (FLAT,):
+            figure = asyncio.run(measure(count, arity))
+            shape = "flat" if figure.is_flat else f"over a tree of {figure.depth} levels"
+            say(f"{count} agents {shape}: {figure.round_ms:.2f} ms on one core, {figure.path_ms:.2f} ms on their own")
+            found.append(figure)
+    return found

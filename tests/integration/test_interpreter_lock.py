@@ -1,0 +1,143 @@
+"""What copies, digests and moves many bytes lets go of the interpreter's lock meanwhile: training, and an agent's loop, go on.
+
+No time is measured. Under a switch interval that no test outlives, a thread gets the lock only when the one that has it lets go of it by itself.
+Whoever calls again and again what holds the lock is never interrupted, however long that takes; what lets go of it lets the other thread in.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from everstep.protocol.slot import ShardHasher, digest
+from everstep.training.capture import StateTensor
+from everstep.training.copier import Copies, copy_now
+from everstep.training.host_copy import _move
+from everstep.training.sources import Sources
+from worker.replication.streams import _receive_all, _send_all
+from worker.replication.transfers import _copy
+
+pytestmark = pytest.mark.integration
+SIZE = 4 * 1024 * 1024
+"""Of one call, bytes: a chunk's."""
+CALLS = 10_000
+"""Many seconds of them: the other thread comes in within the first, as a rule, as soon as the kernel wakes it."""
+Work = Callable[[], object]
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_interrupted() -> Iterator[None]:
+    interval, threads = sys.getswitchinterval(), torch.get_num_threads()
+    sys.setswitchinterval(3600.0)
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    sys.setswitchinterval(interval)
+
+
+def lets_others_run(work: Work, calls: int = CALLS) -> bool:
+    """Say whether another thread runs Python while this one is within `work`, called so often at most."""
+    work()  # what is imported or made by the first call is there
+    gate, has_run = threading.Lock(), threading.Event()
+    gate.acquire()
+
+    def other() -> None:
+        with gate:
+            has_run.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    gate.release()  # from here on it waits for the interpreter alone
+    for _ in range(calls):
+        work()
+        if has_run.is_set():
+            break
+    is_let_in = has_run.is_set()
+    thread.join()
+    return is_let_in
+
+
+def filled(value: int) -> torch.Tensor:
+    return torch.full((SIZE,), value, dtype=torch.uint8)
+
+
+def copied_at_a_boundary() -> Work:
+    copies = Copies([filled(1)], [filled(0)])
+    return lambda: copy_now(copies)
+
+
+def copied_into_live_tensors() -> Work:
+    source, target = filled(1), filled(0)
+    return lambda: _move(target.data_ptr(), source.data_ptr(), SIZE)  # `copy_into_live` asks torch about each tensor, and torch lets go for that, too
+
+
+def compared_in_an_audit() -> Work:
+    sources, copy = Sources([(0, StateTensor("one", filled(1), is_deferred=True))]), filled(1)
+    return lambda: sources.differing([copy])
+
+
+def digested() -> Work:
+    data = memoryview(bytearray(SIZE))
+    return lambda: digest(data)
+
+
+def digested_piece_by_piece() -> Work:
+    data = memoryview(bytearray(SIZE))
+    return lambda: ShardHasher(SIZE).update(data)
+
+
+def copied_between_slots() -> Work:
+    source, target = memoryview(bytearray(SIZE)), memoryview(bytearray(SIZE))
+    return lambda: _copy(target, source)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [copied_at_a_boundary, copied_into_live_tensors, compared_in_an_audit, digested, digested_piece_by_piece, copied_between_slots],
+    ids=lambda work: work.__name__,
+)
+def test_others_run_while_many_bytes_are(work: Callable[[], Work]) -> None:
+    assert lets_others_run(work())
+
+
+@contextmanager
+def line_to(*command: str, end: str) -> Iterator[socket.socket]:
+    """Have a connection whose other end is a program's standard input or output: another process, which needs no lock of this one."""
+    line, far = socket.socketpair()
+    with line, far:
+        program = subprocess.Popen(command, **{"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, end: far})  # type: ignore[call-overload]
+        far.close()
+        try:
+            yield line
+        finally:
+            line.close()
+            program.wait()
+
+
+def test_others_run_while_many_bytes_are_sent() -> None:
+    data = memoryview(bytearray(SIZE))
+    with line_to("cat", end="stdin") as line:
+        assert lets_others_run(lambda: _send_all(line, b"", data, lambda _: None))
+
+
+def test_others_run_while_many_bytes_are_received() -> None:
+    place = memoryview(bytearray(SIZE))
+    with line_to("cat", "/dev/zero", end="stdout") as line:
+        assert lets_others_run(lambda: _receive_all(line, place))
+
+
+def test_nobody_runs_while_what_holds_the_lock_is_at_work() -> None:
+    """Else the others show nothing."""
+    source, target = memoryview(bytearray(SIZE)), memoryview(bytearray(SIZE))
+
+    def assign() -> None:
+        target[:] = source
+
+    assert not lets_others_run(assign, calls=100)

@@ -1,0 +1,144 @@
+"""Streams that are reset, at every position of every chunk, between the product's own sender and receiver."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import socket
+import struct
+import termios
+from collections.abc import Callable
+
+import pytest
+
+from everstep.protocol import slot as slots
+from everstep.protocol.ids import Step
+from everstep.protocol.peer_messages import CHUNK_HEADER
+from everstep.protocol.rank_messages import Vote
+from everstep.protocol.slot import payload_digest
+from tests.integration.worker.replication.pair import HOLDER, Pair
+from worker.replication.tcp import TcpSession
+from worker.replication.transport import Session
+from worker.tasks import end
+
+pytestmark = pytest.mark.integration
+CHUNK, PAYLOAD, COUNT = 1000, 4500, 5
+"""Of five chunks the last is a short one."""
+DATA = b"".join(number.to_bytes(4, "big") for number in range(PAYLOAD // 4))
+"""No two chunks are alike."""
+POSITIONS: dict[str, Callable[[int], int]] = {
+    "before the header": lambda _size: 0,
+    "in the header": lambda _size: CHUNK_HEADER.size // 2,
+    "behind the first byte": lambda _size: CHUNK_HEADER.size + 1,
+    "before the last byte": lambda size: CHUNK_HEADER.size + size - 1,
+}
+RARELY_SECONDS = 36_000.0
+"""A holder deadline that no test sees the end of."""
+
+
+class Wire:
+    """A pair's dialler whose first stream is reset, both ways, once so much of it has arrived; those after it are whole.
+
+    Args:
+        pair: whose nodes it lies between.
+        chunk: in which it is reset.
+        position: how many bytes of that pass, its header's included.
+    """
+
+    def __init__(self, pair: Pair, chunk: int, position: int) -> None:
+        self._pair = pair
+        self._chunk = chunk
+        self._limit = chunk * (CHUNK_HEADER.size + CHUNK) + position
+        self.passed: list[bytearray] = []
+        """What the holder was given, stream by stream."""
+        self.errors: list[Callable[[], str]] = []
+        """What the holder says of each stream that was reset."""
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def session(self) -> TcpSession:
+        """See `Dialler`."""
+        return await self._pair.session()
+
+    async def stream(self, session: Session, number: int) -> socket.socket:
+        """See `Dialler`."""
+        onward = await self._pair.stream(session, number)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            sender = socket.create_connection(server.getsockname())
+            near, _ = server.accept()
+        for line in (near, onward):
+            line.setblocking(False)
+        self.passed.append(bytearray())
+        self._tasks.append(asyncio.create_task(self._carry(near, onward, self.passed[-1], None if len(self.passed) > 1 else self._limit)))
+        return sender
+
+    async def _carry(self, near: socket.socket, onward: socket.socket, passed: bytearray, limit: int | None) -> None:
+        loop = asyncio.get_running_loop()
+        with near, onward:
+            while data := await loop.sock_recv(near, 1 << 16):
+                room = len(data) if limit is None else limit - len(passed)
+                await loop.sock_sendall(onward, data[:room])
+                passed += data[:room]
+                if len(data) > room:
+                    await self._arrived()
+                    for line in (onward, near):
+                        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close says RST, not FIN
+                        line.close()
+                    return
+
+    async def _arrived(self) -> None:
+        """Wait until the holder has verified the chunks before the one that is reset, and taken what has come of that one from the kernel."""
+        (owner,) = self._pair.receiver._open.values()
+        assert owner.receiver is not None
+        incoming, (line,) = owner.receiver.current, owner.streams.lines
+        assert incoming is not None
+        await self._pair.until(lambda: incoming.landed_count == self._chunk and not unread_bytes(line))
+        self.errors.append(lambda: str(owner.error))
+
+    async def close(self) -> None:
+        """End what still carries."""
+        await end(*self._tasks)
+
+
+def unread_bytes(line: socket.socket) -> int:
+    """Return how much lies in the kernel for whoever reads from a connection."""
+    (count,) = struct.unpack("i", fcntl.ioctl(line, termios.FIONREAD, bytes(4)))
+    return int(count)
+
+
+def chunks_of(passed: bytearray) -> list[int]:
+    """Return the indexes of the chunks that a stream carried, all of them whole."""
+    found, at = [], 0
+    while at < len(passed):
+        _, index, size = CHUNK_HEADER.unpack_from(passed, at)
+        found.append(index)
+        at += CHUNK_HEADER.size + size
+    assert at == len(passed)
+    return found
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("chunk", range(COUNT))
+async def test_a_stream_that_is_reset_anywhere_goes_on_behind_the_chunks_that_were_verified(
+    make: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch, chunk: int, position: str
+) -> None:
+    monkeypatch.setattr(slots, "CHUNK_BYTES", CHUNK)
+    pair = make(payload_bytes=PAYLOAD)
+    pair.listen()
+    wire = Wire(pair, chunk, POSITIONS[position](min(CHUNK, PAYLOAD - chunk * CHUNK)))
+    pair.send(deadline_seconds=RARELY_SECONDS, dialler=wire)
+    pair.hear(-1, 1)
+    capture = await pair.begin_capture(1)
+    capture.write(PAYLOAD, DATA)
+    await capture.seal()
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    (error,) = wire.errors
+    assert "Connection reset by peer" in error()
+    assert len(wire.passed) == 2
+    assert chunks_of(wire.passed[1]) == list(range(chunk, COUNT))
+    assert pair.held() == {Step(1): DATA}
+    (held,) = pair.holder_store.inventory()
+    assert held.digest == payload_digest(DATA)
+    assert pair.shard.core.view == {HOLDER}
+    assert (pair.receiver.rejected_count, pair.listener.refused_count) == (0, 0)
+    await pair.stop_sending()
+    await wire.close()
