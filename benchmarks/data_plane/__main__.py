@@ -87,7 +87,7 @@ def sizes_of(sizes_mib: list[int], peers: tuple[System, ...], *, is_quick: bool)
 
     def everstep(state_mib: int) -> Repeats:
         # Two ranks in three launches: 100 snapshots for a p99, and as many as take the same time of a small state, of which a worst one is anything.
-        # Three of four tight steps have no snapshot: of a small state 200 of those, for the same reason.
+        # Two of three tight steps have no snapshot: of a small state 250 of those, for the same reason.
         # Ranks restore from their own node beside every restore from a peer, too.
         spaced, tight = (18, 8) if state_mib >= LARGE_STATE_MIB else (48, 64)
         full = repeats(state_mib, spaced=spaced, tight=tight, local_restores=2, others=4)
