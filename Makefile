@@ -10,7 +10,7 @@ HANGS := -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 DASHBOARD := control_plane/static/index.html
 
-.PHONY: help setup demo check fix web pictures test test-full bad-day bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard
+.PHONY: help setup demo check fix web pictures test test-full test-security bad-day bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -58,6 +58,9 @@ test: setup web  ## set-up, the dashboard's build, then every test but the long 
 
 test-full: setup web  ## the whole matrix
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+test-security: setup  ## every test that replays an attack or shows a promise of docs/security.md
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) -m 'security and not full'
 
 bad-day: setup  ## a fleet on a bad day, MINUTES long (10 unless said), and what a checker from outside finds; SEED repeats one
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.bad_day --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
