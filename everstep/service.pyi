@@ -1160,6 +1160,8 @@ class EverstepClient(Protocol):
         """Let a held node work again, or end its instance; of another one, call off what was asked for. One kept for inspection is ended once its evidence is in S3. Asking again changes nothing."""
     def replace_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Have the job of a node leave it like DrainNode; then end its instance, and another one comes. Asking again changes nothing."""
+    def reset_node_session(self, *, NodeId: str, Reason: str = ...) -> Node:
+        """Revoke the session of a node's agent, and let the node join once more with a join token. For an instance that lost its state directory, or whose session somebody may have copied. The agent's open connection ends within ten seconds. Asking again revokes the newer session, too."""
     def resume_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Let a paused training job go on: back into the queue, then bit-identically from its checkpoint. One that is not paused is left as it is."""
     def revoke_token(self, *, TokenId: str) -> Token:

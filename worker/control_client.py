@@ -19,7 +19,7 @@ from pathlib import Path
 import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
-from everstep.protocol.agent_messages import NOT_YOURS, AgentReport, AgentWelcome, CommandEnded, ControlToAgent, Hello, LogLines
+from everstep.protocol.agent_messages import ALREADY_JOINED, NOT_YOURS, AgentReport, AgentWelcome, CommandEnded, ControlToAgent, Hello, LogLines
 from everstep.protocol.codec import MAX_MESSAGE_BYTES, Message, decode, encode
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.plan import Timeouts
@@ -126,9 +126,9 @@ class ControlClient:
                 if failures == 0 or self.is_connected:
                     log.warning("line to the control plane: %s", error)
                 if _is_unauthorized(error):
-                    self._session = ""  # it is not known there, or another node's: the join token may still be good
-                    with contextlib.suppress(OSError):
-                        self._token_path.unlink(missing_ok=True)
+                    # The session may be another node's, and the join token good; or a proxy refused a good session. Each is tried in turn, and the
+                    # session stays on disk until a welcome brings another.
+                    self._session = "" if self._session else None
                 failures = 0 if self.is_connected else failures + 1
             finally:
                 self.is_connected = False
@@ -207,5 +207,5 @@ class ControlClient:
 
 def _is_unauthorized(error: Exception) -> bool:
     if isinstance(error, websockets.exceptions.ConnectionClosed):
-        return error.rcvd is not None and error.rcvd.code == NOT_YOURS
+        return error.rcvd is not None and error.rcvd.code in (NOT_YOURS, ALREADY_JOINED)
     return isinstance(error, websockets.exceptions.InvalidStatus) and error.response.status_code in (401, 403)

@@ -182,6 +182,7 @@ def upgrade() -> None:
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("wanted_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("connected_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("joined_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("arrival_seconds", sa.Float(), nullable=True),
         sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_node")),
@@ -409,14 +410,6 @@ def upgrade() -> None:
         batch_op.create_index(batch_op.f("ix_incident_run_id"), ["run_id"], unique=False)
 
     op.create_table(
-        "redemption",
-        sa.Column("token_id", sa.String(length=64), nullable=False),
-        sa.Column("node_id", sa.String(length=64), nullable=False),
-        sa.Column("redeemed_at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(["token_id"], ["token.id"], name=op.f("fk_redemption_token_id_token"), ondelete="CASCADE"),
-        sa.PrimaryKeyConstraint("token_id", "node_id", name=op.f("pk_redemption")),
-    )
-    op.create_table(
         "shard",
         sa.Column("run_id", sa.String(length=64), nullable=False),
         sa.Column("rank", sa.BigInteger(), autoincrement=False, nullable=False),
@@ -447,7 +440,6 @@ def downgrade() -> None:
     """Go one step older."""
     op.drop_table("replica")
     op.drop_table("shard")
-    op.drop_table("redemption")
     with op.batch_alter_table("incident", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_incident_run_id"))
         batch_op.drop_index(batch_op.f("ix_incident_opened_at_id"))

@@ -1094,6 +1094,10 @@ class HoldNodeRequest(NodeOperation):
     """An idle node that is to be kept out of use."""
 
 
+class ResetNodeSessionRequest(NodeOperation):
+    """A node whose agent has lost its session."""
+
+
 class Node(Shape):
     """An EC2 instance of a fleet and its agent."""
 

@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from control_plane.core.observed import DEFAULT_REPLACEMENTS_PER_HOUR
-from control_plane.db import leases
+from control_plane.db import leases, tokens
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound
 from control_plane.db.leases import Lease
 from control_plane.db.models import Fleet, Job, Node, Notice
@@ -272,12 +272,13 @@ def request_delete(session: Session, name: str, now: datetime) -> FleetRecord:
     return get(session, name)
 
 
-def remove(session: Session, lease: Lease) -> None:
-    """Forget a fleet and its nodes.
+def remove(session: Session, lease: Lease, now: datetime) -> None:
+    """Delete a fleet and its nodes, and revoke the sessions of their agents.
 
     Args:
         session: a writing one.
         lease: the fleet's; it ends with the row.
+        now: the time of the revocation.
 
     Raises:
         StaleLease: the lease was taken over; nothing was written.
@@ -286,6 +287,7 @@ def remove(session: Session, lease: Lease) -> None:
     leases.guard(session, lease)
     _require_idle(session, lease.key)
     session.execute(delete(Notice).where(Notice.node_id.in_(select(Node.id).where(Node.fleet_name == lease.key))))
+    tokens.revoke_sessions_of_fleet(session, lease.key, now)
     session.execute(delete(Node).where(Node.fleet_name == lease.key))
     session.execute(delete(Fleet).where(Fleet.name == lease.key))
 

@@ -5,7 +5,7 @@ to one database only: SQLite and PostgreSQL create the same tables from it.
 
     fleet ─ node ─┬─ notice          job ─┬─ generation
                   └─ implication          ├─ shard ─ replica
-    token ─ redemption                    ├─ checkpoint
+    token                                 ├─ checkpoint
     source   intent   event   export   spent_nonce ├─ revision
                               quota       ├─ incident
                                           ├─ drill
@@ -216,6 +216,8 @@ class Node(Base):
     wanted_at: Mapped[datetime | None]
     """Since when its group had a place for it; none where nobody saw that."""
     connected_at: Mapped[datetime | None]
+    joined_at: Mapped[datetime | None]
+    """When its agent first reported with a session of its own; none: not yet, or an administrator reset the session."""
     arrival_seconds: Mapped[float | None]
     ended_at: Mapped[datetime | None]
 
@@ -622,16 +624,6 @@ class Token(Base):
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
-
-
-class Redemption(Base):
-    """An instance has used a join token; it cannot use it again."""
-
-    __tablename__ = "redemption"
-
-    token_id: Mapped[str] = mapped_column(ForeignKey("token.id", ondelete="CASCADE"), primary_key=True)
-    node_id: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
-    redeemed_at: Mapped[datetime]
 
 
 class SpentNonce(Base):

@@ -193,6 +193,32 @@ def note_hello(session: Session, facts: AgentFacts, *, initial_state: str, now: 
     return record_of(row, NodeRecord)
 
 
+def has_joined(session: Session, node_id: str) -> bool:
+    """Return True if an agent of the node has reported with a session, and no administrator has reset that since."""
+    row = session.get(Node, node_id)
+    return row is not None and row.joined_at is not None
+
+
+def mark_joined(session: Session, node_id: str, now: datetime) -> bool:
+    """Record that an agent of the node holds a session.
+
+    Args:
+        session: a writing one.
+        node_id: a node that `note_hello` has stored.
+        now: the time of the join.
+
+    Returns:
+        False if an agent of the node had joined before.
+    """
+    query = update(Node).where(Node.id == node_id, Node.joined_at.is_(None)).values(joined_at=now)
+    return bool(changed_rows(session.execute(query)))
+
+
+def reset_joined(session: Session, node_id: str) -> None:
+    """Let the node join once more. The caller revokes its sessions in the same transaction."""
+    session.execute(update(Node).where(Node.id == node_id).values(joined_at=None))
+
+
 def replaced_since(session: Session, fleet_name: str, moment: datetime) -> tuple[datetime, ...]:
     """Return when nodes of a fleet were replaced by Everstep's own verdict, from a moment on; ended ones count."""
     query = select(Node.replaced_at).where(Node.fleet_name == fleet_name, Node.replaced_at.is_not(None), Node.replaced_at >= moment)

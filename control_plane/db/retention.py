@@ -2,7 +2,7 @@
 
     intents        all, from when they were written: the key of a past minute is never tried again
     events         all
-    nodes          ended ones; with them what incidents say of them, their agents' session tokens and the join tokens that they redeemed
+    nodes          ended ones; with them what incidents say of them, and their agents' session tokens
     tokens         revoked and expired ones; nonces that were used, once their minute is over
     generations    of ended jobs, all but the newest
     plans          of jobs that go on, all but the newest few; the lineage itself stays, because restores follow it
@@ -24,7 +24,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import ColumnElement, and_, delete, inspect, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from control_plane.db.models import Base, Event, Generation, Implication, Intent, Job, Metric, MetricChunk, Node, Redemption, Shard, SpentNonce, Token
+from control_plane.db.models import Base, Event, Generation, Implication, Intent, Job, Metric, MetricChunk, Node, Shard, SpentNonce, Token
 
 LET_GO = b""
 """In place of a plan."""
@@ -78,7 +78,6 @@ def prune(session: Session, retention: Retention, now: datetime) -> Mapping[str,
         "histories": (Implication, and_(Implication.at < before(retention.nodes), Implication.node_id.not_in(alive))),
         "tokens": (Token, or_(Token.revoked_at < before(retention.tokens), Token.expires_at < before(retention.tokens), is_of_a_node_that_is_gone)),
         "nonces": (SpentNonce, SpentNonce.ends_at < now),
-        "redemptions": (Redemption, and_(Redemption.redeemed_at < before(retention.tokens), Redemption.node_id.not_in(alive))),
         "generations": (Generation, and_(Generation.run_id.in_(ended), Generation.number < newest)),
         "protection": (Shard, Shard.run_id.in_(silent)),
         "metrics": (Metric, Metric.run_id.in_(unread)),

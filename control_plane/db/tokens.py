@@ -1,8 +1,8 @@
 """Bearer tokens: who may call, and as what. Only digests are stored.
 
     user      a person or a program; a role and, unless it is an admin's, perhaps a project
-    join      an instance of a fleet that is new; redeemable once per instance
-    session   an agent that has joined; bound to its node
+    join      an instance of a fleet that has not joined yet (`db.nodes`: `joined_at`)
+    session   an agent that has joined; bound to its node, revoked when the node ends
 
 Invariant: the token itself is returned once, by `mint`, and is nowhere else.
 """
@@ -22,7 +22,7 @@ from sqlalchemy import and_, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
 from control_plane.db.errors import Conflict, NotFound
-from control_plane.db.models import Redemption, Token
+from control_plane.db.models import Token
 from control_plane.db.session import changed_rows, record_of, values_of
 
 TOKEN_BYTES = 32
@@ -188,18 +188,10 @@ def good_ids(session: Session, token_ids: Collection[str], now: datetime) -> fro
     return frozenset(session.scalars(select(Token.id).where(Token.id.in_(token_ids), is_good)))
 
 
-def is_redeemed(session: Session, token_id: str, node_id: str) -> bool:
-    """Say whether an instance has joined with this token already."""
-    return session.get(Redemption, (token_id, node_id)) is not None
-
-
-def redeem(session: Session, token_id: str, node_id: str, now: datetime) -> bool:
-    """Use a join token up for an instance, and say whether this was the first time."""
-    if is_redeemed(session, token_id, node_id):
-        return False
-    session.add(Redemption(token_id=token_id, node_id=node_id, redeemed_at=now))
-    session.flush()
-    return True
+def is_revoked(session: Session, token_id: str) -> bool:
+    """Return True if a token was revoked or deleted. A token that has only expired counts as not revoked."""
+    row = session.get(Token, token_id)
+    return row is None or row.revoked_at is not None
 
 
 def require_another_admin(session: Session, token_id: str) -> None:
@@ -228,6 +220,12 @@ def revoke_sessions(session: Session, node_id: str, now: datetime, *, but: str |
     query = update(Token).where(Token.node_id == node_id, Token.kind == TokenKind.SESSION, Token.revoked_at.is_(None))
     if but is not None:
         query = query.where(Token.id != but)
+    session.execute(query.values(revoked_at=now))
+
+
+def revoke_sessions_of_fleet(session: Session, fleet_name: str, now: datetime) -> None:
+    """Revoke the session tokens of all nodes of a fleet. Called when the fleet is deleted."""
+    query = update(Token).where(Token.fleet_name == fleet_name, Token.kind == TokenKind.SESSION, Token.revoked_at.is_(None))
     session.execute(query.values(revoked_at=now))
 
 

@@ -37,7 +37,7 @@ from control_plane.core.observed import DrillObserved, JobObserved, Policy
 from control_plane.core.states import ENDED_JOBS, FleetStatus, IncidentState, JobState, NodeState
 from control_plane.core.timeouts import grace_seconds
 from control_plane.db import drills as db_drills
-from control_plane.db import events, fleets, implications, incidents, jobs, nodes, notices, protection
+from control_plane.db import events, fleets, implications, incidents, jobs, nodes, notices, protection, tokens
 from control_plane.db.errors import NotFound, StaleLease
 from control_plane.db.leases import Lease, Leaser
 from control_plane.db.retention import DEFAULT, Retention, prune
@@ -442,7 +442,7 @@ class Runner:
         known = {NodeId(node.id): node for node in stored.nodes}
         with self._context.database.write() as session:
             if decision.is_empty:
-                fleets.remove(session, lease)
+                fleets.remove(session, lease, moment)
                 return
             if not is_same:
                 fleets.change(session, lease, **changes)
@@ -454,6 +454,8 @@ class Runner:
                 columns["instance_type"], columns["availability_zone"] = view.instance_type, view.availability_zone
                 columns["ended_at"] = moment if row.state is NodeState.GONE else None
                 nodes.change(session, lease, row.node_id, initial_state=NodeState.JOINING, now=moment, **columns)
+                if row.state is NodeState.GONE:
+                    tokens.revoke_sessions(session, row.node_id, moment)
             for node_id, domain in domains.items():
                 nodes.change(session, lease, node_id, initial_state=NodeState.JOINING, now=moment, failure_domain=domain)
             notices.forget(session, decision.forgotten)

@@ -104,6 +104,13 @@ _add("reboot", "Have its job leave a node like drain; then reboot it.", lambda g
 _add("hold", "Keep a node that works for nobody out of use until it is released.")
 
 
+@command(app, "reset-session", asks=lambda given: f"Revoke the session of {given['node_id']} and let the node join once more?")
+def reset_session(service: Service, node_id: NodeId, reason: Reason = "") -> Shown:
+    """Revoke the session of a node's agent; the node may join once more with a join token."""
+    node = service.reset_node_session(NodeId=node_id, Reason=reason)
+    return Shown(node, f"the session of {node_id} is revoked; the node may join once more")
+
+
 def _agent(node: Json) -> str:
     if not node["Connected"]:
         return "not connected"

@@ -38,6 +38,8 @@ from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord, 
 
 NOT_YOURS = 4401
 """Close code of a line whose token is not that of the node which says Hello."""
+ALREADY_JOINED = 4410
+"""Close code of a join for a node that has joined before: only the node's session token opens its line now."""
 SEND_LINES_SECONDS = 10.0
 MAX_COMMAND_OUTPUT_BYTES = 256 * 1024
 """Of each stream of a command that a person runs beside a rank."""

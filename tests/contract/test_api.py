@@ -110,6 +110,7 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "HoldNode": {"NodeId": "i-4", "Reason": "a look"},
         "RebootNode": {"NodeId": "i-5"},
         "ReplaceNode": {"NodeId": "i-6"},
+        "ResetNodeSession": {"NodeId": "i-6", "Reason": "a new disk"},
         "TakeOverTrainingJob": {**job, "Reason": "by hand"},
         "HandBackTrainingJob": job,
         "CreateFleet": {"FleetName": "other", "AutoScalingGroupName": "another", "PriceUsdPerHour": 98.32, "SparePolicy": {"Probability": 0.99}},

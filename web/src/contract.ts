@@ -1109,6 +1109,13 @@ export interface ReplaceNodeRequest {
   Reason?: string
 }
 
+/** A node whose agent has lost its session. */
+export interface ResetNodeSessionRequest {
+  NodeId: string
+  /** Why; told with the node, its job's incident and in the history. "" unless given. */
+  Reason?: string
+}
+
 export interface ResumeTrainingJobRequest {
   TrainingJobName: string
 }
@@ -1514,6 +1521,7 @@ export interface Operations {
   RebootNode: { request: RebootNodeRequest; response: Node }
   ReleaseNode: { request: ReleaseNodeRequest; response: Node }
   ReplaceNode: { request: ReplaceNodeRequest; response: Node }
+  ResetNodeSession: { request: ResetNodeSessionRequest; response: Node }
   ResumeTrainingJob: { request: ResumeTrainingJobRequest; response: TrainingJobSummary }
   RevokeToken: { request: RevokeTokenRequest; response: Token }
   StartDrill: { request: StartDrillRequest; response: Drill }
@@ -1578,6 +1586,7 @@ export const operations = {
   RebootNode: { method: 'POST', path: '/v1/nodes/{NodeId}/reboot', query: [] },
   ReleaseNode: { method: 'POST', path: '/v1/nodes/{NodeId}/release', query: [] },
   ReplaceNode: { method: 'POST', path: '/v1/nodes/{NodeId}/replace', query: [] },
+  ResetNodeSession: { method: 'POST', path: '/v1/nodes/{NodeId}/reset-session', query: [] },
   ResumeTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/resume', query: [] },
   RevokeToken: { method: 'POST', path: '/v1/tokens/{TokenId}/revoke', query: [] },
   StartDrill: { method: 'POST', path: '/v1/drills', query: [] },

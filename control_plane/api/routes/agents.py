@@ -7,8 +7,11 @@
                                      ◀──           AgentWelcome with the session token to use from now on
     AgentReport …                    ◀─▶           commands …
 
-A join token is bound to a fleet. It is good for an instance that EC2 reports as a pending or running member of the fleet's group, once; it counts as
-used with the first report after the welcome, so that an agent that never got its session token can try again. A session token is bound to its node.
+A join token is bound to a fleet. It lets an instance join that EC2 reports as a pending or running member of the fleet's group and that has not
+joined before. The node has joined with the first report after the welcome, so an agent that never received its session token can try again. After
+that only the session token opens the node's line: a join with any join token is refused until an administrator resets the session
+(ResetNodeSession). A session token is bound to its node, and revoked when the node or its fleet ends; a line ends within `SESSION_LOOK_SECONDS` of
+the revocation.
 
     close code   why                                         what the agent does
     1013         the cloud or the fleet is not ready, or     tries again later, at the next address
@@ -19,6 +22,7 @@ used with the first report after the welcome, so that an agent that never got it
     4403         EC2 does not list the node in the group     tries again later: lists lag behind
     4408         nothing was heard for too long              connects again
     4409         a newer connection of the node exists       ends
+    4410         the node has joined before                  tries its session token again, if it has one; else tries again later
 
 Invariant: nothing of a connection reaches the registry before its token and its node were checked.
 """
@@ -27,11 +31,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import time
 from dataclasses import dataclass
 from types import UnionType
 from typing import TypeVar
 
 from fastapi import APIRouter, WebSocket
+from sqlalchemy.orm import Session
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from control_plane.api.auth import bearer, find_token
@@ -46,7 +53,7 @@ from control_plane.db.events import NewEvent
 from control_plane.db.nodes import AgentFacts
 from control_plane.db.tokens import NewToken, Role, TokenKind, TokenRecord
 from control_plane.loop.agents import AgentConnection
-from everstep.protocol.agent_messages import NOT_YOURS, AgentReport, AgentWelcome, CommandEnded, Hello, LogLines
+from everstep.protocol.agent_messages import ALREADY_JOINED, NOT_YOURS, AgentReport, AgentWelcome, CommandEnded, Hello, LogLines
 from everstep.protocol.codec import decode, encode
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import FleetName, NodeId
@@ -57,6 +64,7 @@ log = logging.getLogger(__name__)
 router = APIRouter()
 
 T = TypeVar("T")
+_NODE_ID = re.compile(r"[A-Za-z0-9-]{1,63}")
 _SAID = AgentReport | LogLines | CommandEnded
 """What an agent says after its Hello."""
 
@@ -68,6 +76,8 @@ MALFORMED = 4400
 NOT_A_MEMBER = 4403
 SILENT = 4408
 SUPERSEDED = 4409
+SESSION_LOOK_SECONDS = 10.0
+"""Interval at which an open line checks that its session was not revoked."""
 ELSEWHERE = "another replica of the control plane serves this fleet"
 OVERSIZED = 1009
 """Sent by the websocket itself, at the announced length of a message (RFC 6455)."""
@@ -89,8 +99,8 @@ class _Admission:
     fleet: FleetName
     secret: str
     session_id: str
-    join_id: str | None
-    """The join token that is used up by the first report."""
+    is_join: bool
+    """It connected with a join token: the node has joined with the first report."""
 
 
 @router.websocket("/v1/agents/connect")
@@ -135,9 +145,14 @@ def _count(services: Services, proven: str | None, code: int) -> None:
 async def _hello(websocket: WebSocket) -> Hello:
     try:
         async with asyncio.timeout(HELLO_SECONDS):
-            return _decoded(await _receive(websocket), Hello)
+            hello = _decoded(await _receive(websocket), Hello)
     except TimeoutError as error:
         raise _Refusal(SILENT, f"no Hello within {HELLO_SECONDS:.0f} s") from error
+    if _NODE_ID.fullmatch(hello.node_id) is None:
+        raise _Refusal(MALFORMED, f"the Hello of {hello.node_id[:80]!r}, which is no node id")
+    if not 0 <= hello.peer_port < 2**16 or hello.memory_bytes < 0:
+        raise _Refusal(MALFORMED, f"a Hello with the port {hello.peer_port} and {hello.memory_bytes} bytes of memory")
+    return hello
 
 
 async def _serve(websocket: WebSocket, services: Services, hello: Hello, admission: _Admission) -> None:
@@ -162,7 +177,8 @@ async def _serve(websocket: WebSocket, services: Services, hello: Hello, admissi
 
 
 async def _read(websocket: WebSocket, services: Services, connection: AgentConnection, node_id: NodeId, admission: _Admission) -> None:
-    is_first = True
+    is_joining = admission.is_join
+    looked_at = time.monotonic()
     patience = services.timeouts.lease_seconds * SILENT_LEASES
     while True:
         try:
@@ -179,9 +195,12 @@ async def _read(websocket: WebSocket, services: Services, connection: AgentConne
             continue
         if report.node_id != node_id:
             raise _Refusal(MALFORMED, f"a report of node {report.node_id} on the connection of {node_id}")
-        if is_first and admission.join_id is not None:
-            await asyncio.to_thread(_use_up, services, admission.join_id, node_id, admission.session_id)
-        is_first = False
+        if is_joining:
+            await asyncio.to_thread(_complete_join, services, node_id, admission.session_id)
+            is_joining = False
+        if time.monotonic() - looked_at >= SESSION_LOOK_SECONDS:
+            await asyncio.to_thread(_require_session, services, node_id, admission.session_id)
+            looked_at = time.monotonic()
         connection.report(report)
 
 
@@ -244,12 +263,11 @@ def _admit(services: Services, token: TokenRecord, secret: str, hello: Hello) ->
     if token.kind == TokenKind.SESSION:
         if token.node_id != hello.node_id:
             raise _Refusal(NOT_YOURS, f"the session token belongs to another node than {hello.node_id}")
-        return _Admission(fleet_name, secret, token.id, join_id=None)
+        return _Admission(fleet_name, secret, token.id, is_join=False)
     try:
         with services.database.read() as session:
             fleet = fleets.get(session, fleet_name)
-            if tokens.is_redeemed(session, token.id, hello.node_id):
-                raise _Refusal(NOT_YOURS, f"node {hello.node_id} has used this join token already; its session token is in its state directory")
+            _require_not_joined(session, hello.node_id)
         _require_member(services, fleet.auto_scaling_group_name, hello.node_id)
     except NotFound as error:
         raise _Refusal(TRY_AGAIN, f"the fleet {fleet_name} is not registered yet") from error
@@ -258,7 +276,13 @@ def _admit(services: Services, token: TokenRecord, secret: str, hello: Hello) ->
     with services.database.write() as session:
         new = NewToken(kind=TokenKind.SESSION, role=Role.AGENT, fleet_name=fleet_name, node_id=hello.node_id, description=f"agent of {hello.node_id}")
         session_secret, record = tokens.mint(session, new, services.now())
-    return _Admission(fleet_name, session_secret, record.id, join_id=token.id)
+    return _Admission(fleet_name, session_secret, record.id, is_join=True)
+
+
+def _require_not_joined(session: Session, node_id: NodeId) -> None:
+    if nodes.has_joined(session, node_id):
+        # At most 120 bytes: a close frame takes no more.
+        raise _Refusal(ALREADY_JOINED, f"{node_id} has joined before. Show its session, or: everstep nodes reset-session {node_id}")
 
 
 def _require_member(services: Services, group_name: str, node_id: NodeId) -> None:
@@ -284,16 +308,28 @@ def _note(services: Services, hello: Hello, admission: _Admission) -> None:
     try:
         with services.database.write() as session:
             nodes.note_hello(session, facts, initial_state=NodeState.JOINING, now=now)
-            if admission.join_id is not None:
+            if not admission.is_join and nodes.mark_joined(session, hello.node_id, now):
+                tokens.revoke_sessions(session, hello.node_id, now, but=admission.session_id)  # of joins that never completed
+            if admission.is_join:
                 message = f"Node {hello.node_id} joined the fleet {admission.fleet}."
                 events.append(session, NewEvent(at=now, type="NodeJoined", message=message, fleet_name=admission.fleet, node_id=hello.node_id))
     except DatabaseError as error:
         raise _Refusal(TRY_AGAIN, "the database did not take it") from error
 
 
-def _use_up(services: Services, join_id: str, node_id: NodeId, session_id: str) -> None:
-    """The agent has its session token: the join token is spent for this node, and so is every session token it had before."""
+def _complete_join(services: Services, node_id: NodeId, session_id: str) -> None:
+    """Record that the agent holds its session token, and revoke every other session of the node. Blocks on the database.
+
+    Of two agents that join as one node at the same time, the first to report wins.
+    """
     now = services.now()
     with services.database.write() as session:
-        tokens.redeem(session, join_id, node_id, now)
+        if not nodes.mark_joined(session, node_id, now):
+            _require_not_joined(session, node_id)
         tokens.revoke_sessions(session, node_id, now, but=session_id)
+
+
+def _require_session(services: Services, node_id: NodeId, session_id: str) -> None:
+    with services.database.read() as session:
+        if tokens.is_revoked(session, session_id):
+            raise _Refusal(NOT_YOURS, f"the session of {node_id} was revoked")

@@ -17,7 +17,7 @@ from control_plane.api.errors import InUse
 from control_plane.core import requests
 from control_plane.core.observed import Hold, NodeRequest
 from control_plane.core.states import FleetStatus, NodeState
-from control_plane.db import events, fleets, implications, jobs, nodes
+from control_plane.db import events, fleets, implications, jobs, nodes, tokens
 from control_plane.db.events import NewEvent
 from control_plane.db.implications import ImplicationRecord
 from control_plane.db.nodes import NodeRecord
@@ -99,6 +99,23 @@ def reboot_node(node_id: NodeIdPath, request: schemas.RebootNodeRequest, caller:
 def hold_node(node_id: NodeIdPath, request: schemas.HoldNodeRequest, caller: Admin, services: ServicesDep) -> schemas.Node:
     """Keep a node that works for nobody out of use until ReleaseNode. Asking again changes nothing."""
     return _ask(NodeRequest.HOLD, node_id, request, caller, services)
+
+
+@router.post("/{NodeId}/reset-session", operation_id="ResetNodeSession")
+def reset_node_session(node_id: NodeIdPath, request: schemas.ResetNodeSessionRequest, caller: Admin, services: ServicesDep) -> schemas.Node:
+    """Revoke the session of a node's agent, and let the node join once more with a join token.
+
+    For an instance that lost its state directory, or whose session somebody may have copied. The agent's open connection ends within ten seconds.
+    Asking again revokes the newer session, too.
+    """
+    now = services.now()
+    with services.database.write() as session:
+        record = nodes.get(session, node_id)
+        nodes.reset_joined(session, node_id)
+        tokens.revoke_sessions(session, node_id, now)
+        message = f"{caller.name} reset the session of {node_id}{f': {request.reason}' if request.reason else ''}. The node may join once more."
+        events.append(session, NewEvent(at=now, type="NodeSessionReset", message=message, fleet_name=record.fleet_name, node_id=node_id))
+        return _shown(session, services, record, caller)
 
 
 def _ask(asked: NodeRequest, node_id: str, request: schemas.NodeOperation, caller: Caller, services: Services) -> schemas.Node:

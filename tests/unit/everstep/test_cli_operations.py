@@ -47,6 +47,12 @@ def test_what_is_asked_of_a_node_is_said_with_what_comes_first(run, verb: str) -
     assert calls == [(f"{verb}_node", {"NodeId": "i-1", "Reason": "why"})]
 
 
+def test_a_session_is_reset_once_that_is_confirmed(run) -> None:
+    code, out, _, calls = run("nodes", "reset-session", "i-1", "--reason", "new disk", "--yes", reset_node_session=NODE)
+    assert (code, out) == (0, "the session of i-1 is revoked; the node may join once more\n")
+    assert calls == [("reset_node_session", {"NodeId": "i-1", "Reason": "new disk"})]
+
+
 def test_a_request_that_is_called_off(run) -> None:
     _, out, _, _ = run("nodes", "release", "i-1", release_node={"NodeId": "i-1", "NodeStatus": "assigned"})
     assert out == "i-1 is assigned; nothing is asked for it any more\n"

@@ -14,7 +14,7 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 
-from everstep.protocol.agent_messages import NOT_YOURS, AgentReport, AgentWelcome, Hello
+from everstep.protocol.agent_messages import ALREADY_JOINED, NOT_YOURS, AgentReport, AgentWelcome, Hello
 from everstep.protocol.codec import encode
 from everstep.protocol.ids import NodeId
 from tests.unit.worker.rank_plans import rank_plan
@@ -83,6 +83,29 @@ async def test_a_session_that_is_not_known_and_cannot_be_removed_does_not_keep_t
     async with line_to(replica, tmp_path / "token"):
         assert await replica.reports.get() == "join"
     assert replica.tokens[:2] == ["stale", "join"]
+
+
+@pytest.mark.security
+async def test_a_session_that_was_refused_once_is_tried_again_where_the_join_token_is_of_no_use_any_more(tmp_path: Path) -> None:
+    """A proxy answered 403, say; the node has joined, so that its session is all that it has."""
+    (tmp_path / "token").write_text("session-mine")
+
+    class Once(Replica):
+        def check(self, line: ServerConnection, request: Request) -> Response | None:
+            answer = super().check(line, request)
+            return line.respond(http.HTTPStatus.FORBIDDEN, "") if len(self.tokens) == 1 else answer
+
+        async def speak(self, line: ServerConnection) -> None:
+            if self.tokens[-1] == "join":
+                await line.recv()
+                await line.close(ALREADY_JOINED)
+                return
+            await super().speak(line)
+
+    replica = Once()
+    async with line_to(replica, tmp_path / "token"):
+        assert await replica.reports.get() == "session-mine"
+    assert replica.tokens[:3] == ["session-mine", "join", "session-mine"]
 
 
 async def test_the_next_agent_goes_on_with_the_session(tmp_path: Path) -> None:

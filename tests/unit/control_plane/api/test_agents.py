@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from control_plane.api.routes import agents
 from control_plane.cloud.errors import CloudUnavailable
 from everstep.protocol.agent_messages import AgentReport, AgentWelcome, ControlToAgent, Hello, Release
 from everstep.protocol.codec import decode, encode
@@ -76,12 +78,92 @@ async def test_a_session_token_opens_the_next_connections(service, token, node):
             assert (await join(opened, node)).session_token == session
 
 
-async def test_a_join_token_is_used_up_by_the_first_report(service, token, node):
+async def joined(service, token: str, node: str) -> str:
+    """Join, report, leave; return the session token."""
+    async with line(service, token) as opened:
+        session = (await join(opened, node)).session_token
+        await opened.send(encode(report(node)))
+        await until(lambda: service.services.registry.views()[node].report)
+    await until(lambda: not service.services.registry.views()[node].is_connected)
+    return session
+
+
+@pytest.mark.security
+async def test_a_fresh_join_token_does_not_take_over_a_node_that_has_joined(client, service, token, node):
+    session = await joined(service, token, node)
+    fresh = (await asyncio.to_thread(client.create_join_token, FleetName="main"))["JoinToken"]
+    for thief in (fresh, token):
+        async with line(service, thief) as opened:
+            await opened.send(encode(hello(node, "thief")))
+            code, reason = await closed(opened)
+        assert code == 4410
+        assert f"everstep nodes reset-session {node}" in reason
+    async with line(service, session) as opened, line(service, fresh) as other:  # the agent goes on, also while somebody tries
+        await join(opened, node)
+        await opened.send(encode(report(node, 2)))
+        await other.send(encode(hello(node, "thief")))
+        assert (await closed(other))[0] == 4410
+        assert service.services.registry.views()[node].is_connected
+
+
+@pytest.mark.security
+async def test_of_two_that_join_as_one_node_only_the_first_to_report_stays(service, token, node):
+    async with line(service, token) as first, line(service, token) as second:
+        taken = (await join(first, node)).session_token
+        mine = (await join(second, node, "a2")).session_token
+        await second.send(encode(report(node)))
+        await until(lambda: service.services.registry.views()[node].report)
+    with pytest.raises(InvalidStatus):
+        async with line(service, taken):
+            pass
+    async with line(service, mine) as opened:
+        await join(opened, node, "a2")
+
+
+@pytest.mark.security
+async def test_a_node_that_shows_a_session_has_joined(service, token, node):
+    """Its welcome came, its first report was lost: it connects again with the session, and nobody joins in its place."""
+    async with line(service, token) as opened:
+        session = (await join(opened, node)).session_token
+    async with line(service, token) as thief:
+        stolen = (await join(thief, node, "thief")).session_token
+        async with line(service, session) as opened:
+            await join(opened, node)
+            assert (await closed(thief))[0] == 4409
+    for refused in (stolen, token):
+        with contextlib.suppress(InvalidStatus):
+            async with line(service, refused) as opened:
+                await opened.send(encode(hello(node, "thief")))
+                assert (await closed(opened))[0] == 4410
+
+
+@pytest.mark.security
+@pytest.mark.covers("ResetNodeSession.NodeId", "ResetNodeSession.Reason")
+async def test_an_administrator_resets_a_session_and_the_node_joins_once_more(client, service, token, node, monkeypatch):
+    session = await joined(service, token, node)
+    monkeypatch.setattr(agents, "SESSION_LOOK_SECONDS", 0.0)
+    async with line(service, session) as opened:
+        await join(opened, node)
+        await asyncio.to_thread(client.reset_node_session, NodeId=node, Reason="its disk is new")
+        await opened.send(encode(report(node, 2)))
+        code, reason = await closed(opened)
+    assert (code, "was revoked" in reason) == (4401, True)
+    assert await joined(service, token, node) != session
+    told = [event for event in (await asyncio.to_thread(client.list_events))["Events"] if event["Type"] == "NodeSessionReset"]
+    assert "its disk is new" in told[0]["Message"]
+
+
+@pytest.mark.parametrize("changes", [{"node_id": "i-1\nFORGED"}, {"node_id": "i" * 65}, {"node_id": ""}, {"peer_port": 2**62}, {"memory_bytes": -1}])
+async def test_a_hello_with_what_no_node_has_is_refused(service, token, node, changes):
+    async with line(service, token) as opened:
+        await opened.send(encode(msgspec.structs.replace(hello(node), **changes)))
+        assert (await closed(opened))[0] == 4400
+
+
+async def test_a_node_has_joined_with_its_first_report(service, token, node):
     for agent in ("a1", "a2"):  # never reported: the welcome may not have arrived, so the instance may try again
         async with line(service, token) as opened:
             session = (await join(opened, node, agent)).session_token
-    async with line(service, session) as opened:
-        await join(opened, node)
     async with line(service, token) as opened:
         await join(opened, node)
         await opened.send(encode(report(node)))
@@ -89,7 +171,7 @@ async def test_a_join_token_is_used_up_by_the_first_report(service, token, node)
     async with line(service, token) as opened:
         await opened.send(encode(hello(node)))
         code, reason = await closed(opened)
-    assert (code, "used this join token" in reason) == (4401, True)
+    assert (code, "has joined before" in reason) == (4410, True)
     with pytest.raises(InvalidStatus) as refused:  # the earlier session ended with it
         async with line(service, session):
             pass

@@ -240,7 +240,7 @@ def test_a_fleet_that_is_deleted_while_aws_is_asked_takes_no_job_in(client, requ
         with service.database.write() as session:
             fleets.request_delete(session, "main", service.clock())
             if is_gone:
-                fleets.remove(session, Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main"))
+                fleets.remove(session, Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main"), service.clock())
         return look(name)
 
     service.operator.describe_group = others_delete

@@ -3,6 +3,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from sqlalchemy import select
 
 from control_plane.core.observed import Cause
 from control_plane.db import checkpoints, fleets, incidents, intents, jobs, nodes, protection, tokens
@@ -274,7 +275,7 @@ def test_a_fleet_with_unfinished_jobs_is_not_deleted(database, job, lease):
         assert fleets.request_delete(session, "main", NOW + timedelta(1)).delete_requested_at == NOW
         mine = Leaser("owner", 3.0, lambda: 0.0).claim(session, "fleet", "main")
         nodes.change(session, mine, "i-1", initial_state="joining", now=NOW)
-        fleets.remove(session, mine)
+        fleets.remove(session, mine, NOW)
         assert nodes.of_fleet(session, with_ended=True) == ()
     with pytest.raises(NotFound), database.read() as session:
         fleets.get(session, "main")
@@ -353,14 +354,26 @@ def test_a_token_is_good_until_it_expires_or_is_revoked(database):
         assert tokens.find(session, other, NOW) is None
 
 
-def test_a_join_token_is_used_up_per_instance(database):
+def test_a_node_joins_once_until_it_is_reset(database):
+    facts = AgentFacts(node_id="i-1", fleet_name="main", address="10.0.0.1", peer_port=1, memory_bytes=1, agent_id="a", version="0")
     with database.write() as session:
-        _, record = tokens.mint(session, NewToken(kind=TokenKind.JOIN, role=Role.AGENT, fleet_name="main"), NOW)
-        assert not tokens.is_redeemed(session, record.id, "i-1")
-        assert tokens.redeem(session, record.id, "i-1", NOW)
-        assert not tokens.redeem(session, record.id, "i-1", NOW)
-        assert tokens.is_redeemed(session, record.id, "i-1")
-        assert tokens.redeem(session, record.id, "i-2", NOW)
+        assert not nodes.has_joined(session, "i-1")
+        nodes.note_hello(session, facts, initial_state="joining", now=NOW)
+        assert not nodes.has_joined(session, "i-1"), "the welcome may be lost"
+        assert nodes.mark_joined(session, "i-1", NOW)
+        assert not nodes.mark_joined(session, "i-1", NOW)
+        assert nodes.has_joined(session, "i-1")
+        nodes.reset_joined(session, "i-1")
+        assert not nodes.has_joined(session, "i-1")
+
+
+def test_the_sessions_of_a_deleted_fleet_are_revoked(database):
+    with database.write() as session:
+        for fleet_name in ("main", "other"):
+            tokens.mint(session, NewToken(kind=TokenKind.SESSION, role=Role.AGENT, node_id="i-1", fleet_name=fleet_name, description=fleet_name), NOW)
+        fleets.create(session, fleet(), NOW)
+        fleets.remove(session, Leaser("owner", 3.0, lambda: 0.0).claim(session, "fleet", "main"), NOW)
+        assert {row.description: row.revoked_at is not None for row in session.scalars(select(Token))} == {"main": True, "other": False}
 
 
 def test_a_node_keeps_one_session(database):
