@@ -29,6 +29,7 @@ from everstep.training.errors import CannotResume, SessionMisuse, TrainingError
 from everstep.training.script import Environment
 from everstep.training.session import TrainingSession
 from everstep.training.state import RankState, Stateful
+from everstep.training.step_watch import check_bound
 
 
 def init(
@@ -76,6 +77,7 @@ def init(
         for name, item in objects.items():
             if not callable(getattr(item, "state_dict", None)) or not callable(getattr(item, "load_state_dict", None)):
                 raise CannotResume(name, f"{qualified_name(type(item))} has no state_dict and load_state_dict")
+        check_bound(objects, [optimizer for adapter in adapters for optimizer in adapter.optimizers().values()])
         seed = torch.initial_seed()
         streams = {name or "data": DataStream(f"data/{name}" if name else "data", loader, seed) for name, loader in _named(data).items()}
         state = RankState(adapters, objects, streams, environment)

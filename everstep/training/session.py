@@ -48,7 +48,7 @@ from everstep.training.agent_link import AgentLink
 from everstep.training.copier import Copier
 from everstep.training.data import DataStream
 from everstep.training.device_numbers import DeviceNumbers
-from everstep.training.errors import RestoreMismatch, SessionMisuse
+from everstep.training.errors import RestoreMismatch, SessionMisuse, TrainingError
 from everstep.training.exit_watch import ExitWatch
 from everstep.training.guard import Guard
 from everstep.training.metrics import MetricRing
@@ -58,6 +58,7 @@ from everstep.training.script import Environment, input_dir
 from everstep.training.snapshots import Snapshotter
 from everstep.training.state import RankState
 from everstep.training.step_rules import Decision, RankView, decide, decide_alone, is_final_round_over
+from everstep.training.step_watch import StepWatch
 
 LOOK_SECONDS = 0.05
 """A rank that stands still looks at the page at least this often: `WordChanged` may be lost."""
@@ -147,9 +148,9 @@ class TrainingSession:
         self._profiler: NetworkProfiler | None = None
         if link.has_agent and environment.world_size > 1 and environment.local_rank == 0:  # whose idle spans are those of the node
             self._profiler = NetworkProfiler(self._report_spans, TorchTrace())
-        for adapter in state.adapters:
-            for optimizer in adapter.optimizers().values():
-                optimizer.register_step_pre_hook(lambda *_: self.fence())
+        for optimizer in state.optimizers():
+            optimizer.register_step_pre_hook(lambda *_: self.fence())
+        self._step_watch = StepWatch(state.optimizers(), state.parameters(), state.companions(), self._report_fault)
         self._exit_watch = ExitWatch(self.close, self._drain)
         self._is_agreed = False
         self._mapped: tuple[Arriving | Welcome, mmap.mmap] | None = None
@@ -197,7 +198,7 @@ class TrainingSession:
             with self._state.on_device():
                 self._base = self._bring()
         except RestoreMismatch as error:
-            self._link.send(RankFault(generation=self._link.generation, code=error.code, message=str(error)))
+            self._report_fault(error)
             raise
         self._boundary = int(self._base)
         self._is_restored = True
@@ -341,7 +342,12 @@ class TrainingSession:
         self._nudge()
         self._snapshotter.close()
         self._link.close()
+        self._step_watch.close()
         self._exit_watch.cancel()
+
+    def _report_fault(self, error: TrainingError) -> None:
+        """Send the agent a refusal that is about to be raised."""
+        self._link.send(RankFault(generation=self._link.generation, code=error.code, message=str(error)))
 
     def _drain(self) -> None:
         """Let what is under way in torch come to its end: the script has failed, and torch would fall over what it finds when the process ends."""

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 import torch
+from torch.optim.optimizer import Optimizer
 
 from everstep.training import rng
 from everstep.training.adapters.base import Adapter, AdapterState
@@ -88,6 +89,18 @@ class RankState:
             self.facts |= adapter.facts()
         self._facts_data, self.layout_hash = encode_facts(self.facts)
         self.observe()
+
+    def optimizers(self) -> Sequence[Optimizer]:
+        """Return every registered optimizer."""
+        return [optimizer for adapter in self.adapters for optimizer in adapter.optimizers().values()]
+
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        """Return every parameter that the adapters hold, by its name in a slot."""
+        return {name: parameter for adapter in self.adapters for name, parameter in adapter.parameters().items()}
+
+    def companions(self) -> Sequence[object]:
+        """Return everything that is kept by its own `state_dict`: what the script registered, and the schedulers of its frameworks."""
+        return [*self.objects.values(), *chain.from_iterable(adapter.schedulers() for adapter in self.adapters)]
 
     def devices(self) -> set[int]:
         """Return the CUDA devices that its tensors lie on."""

@@ -100,6 +100,12 @@ class Adapter(Protocol):
     def optimizers(self) -> Mapping[str, Optimizer]:
         """Return the optimizers whose steps change the deferred tensors."""
 
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        """Return the parameters that are kept, by their names in a slot: only registered optimizers may step them."""
+
+    def schedulers(self) -> Sequence[object]:
+        """Return the schedulers that the framework itself holds, and whose state is kept."""
+
     def modules(self) -> Sequence[torch.nn.Module]:
         """Return the root modules."""
 

@@ -168,6 +168,12 @@ class DeepSpeedAdapter:
     def optimizers(self) -> Mapping[str, Optimizer]:
         return {self._name: self._optimizer.optimizer}
 
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        return {f"model/{self._prefix}{name}": tensor for name, tensor in (*self._masters, *self._parameters)}
+
+    def schedulers(self) -> Sequence[object]:
+        return () if self._engine.lr_scheduler is None else (self._engine.lr_scheduler,)
+
     def modules(self) -> Sequence[torch.nn.Module]:
         return [self._engine.module]
 

@@ -150,6 +150,12 @@ class PlainAdapter:
     def optimizers(self) -> Mapping[str, Optimizer]:
         return {named.name: named.optimizer for named in self._optimizers}
 
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        return {f"model/{name}": parameter for name, parameter in self._parameters.items()}
+
+    def schedulers(self) -> Sequence[object]:
+        return ()
+
     def modules(self) -> Sequence[torch.nn.Module]:
         return list(self._models.values())
 

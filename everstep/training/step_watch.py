@@ -1,0 +1,243 @@
+"""Refuses updates by an optimizer, scheduler or gradient scaler that the session was not given.
+
+The state of such an object is in no snapshot. Training looks healthy, and a resumed run silently continues with
+fresh moments, a fresh schedule or a fresh scale. So the first update raises `CannotResume`. It names the class, what
+is updated, and the argument of `init` that is missing.
+
+Torch calls one global hook before each `Optimizer.step`. Schedulers and scalers have no hook, so their `step` methods
+are wrapped while a session is open. Not noticed: an optimizer that is no `torch.optim.Optimizer`, one that updates
+copies of the parameters, and a scheduler class that is defined after `init` and overrides `step` without calling
+torch's.
+
+Invariant: updates of tensors that the session does not hold are never refused.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from everstep.training.adapters.base import qualified_name
+from everstep.training.errors import CannotResume
+
+
+class StepWatch:
+    """Watches the updates of one session's parameters, from its creation until `close`.
+
+    Args:
+        optimizers: every optimizer whose state is kept.
+        parameters: the parameters that the session holds, by name.
+        companions: everything else whose state is kept: schedulers, scalers and objects of the script.
+        report: called with the refusal before it is raised.
+    """
+
+    def __init__(
+        self,
+        optimizers: Collection[Optimizer],
+        parameters: Mapping[str, torch.Tensor],
+        companions: Collection[object],
+        report: Callable[[CannotResume], None],
+    ) -> None:
+        kept = [item for item in (*optimizers, *companions) if isinstance(item, Optimizer)]
+        self._optimizers = {id(optimizer): optimizer for optimizer in kept}
+        self._parameters = parameters
+        self._companions = companions
+        self._report = report
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
+        self._unrelated: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        """Optimizers that update no parameter of this session, each with its number of parameters at its check."""
+        _open(self)
+
+    def close(self) -> None:
+        """Stop watching. Idempotent."""
+        _close(self)
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Check one optimizer. Called before each step of any optimizer in the process.
+
+        Args:
+            optimizer: the one that is about to step.
+
+        Raises:
+            CannotResume: it updates a parameter of this session, and `init` was not given it.
+        """
+        if id(optimizer) in self._optimizers:
+            return
+        if any(optimizer.state is kept.state for kept in self._optimizers.values()):
+            return  # a wrapper around an optimizer that is kept
+        if updated := self._updated_by(optimizer):
+            kind = qualified_name(type(optimizer))
+            self._refuse(
+                "optimizer",
+                f"{kind} updates {updated}, but init() was not given this optimizer: a restart would lose its state. "
+                "Write init(..., optimizer=optimizer); for several init(..., optimizer={'name': optimizer, ...})",
+            )
+
+    def check_scheduler(self, scheduler: LRScheduler) -> None:
+        """Check one scheduler. Called before each step of a scheduler of torch, except the one in its constructor.
+
+        Args:
+            scheduler: the one that is about to step.
+
+        Raises:
+            CannotResume: its optimizer updates a parameter of this session, and `init` was not given the scheduler.
+        """
+        optimizer = getattr(scheduler, "optimizer", None)  # a scheduler of the script's own need not have one
+        if optimizer is None or getattr(scheduler, "_is_initial", False):
+            return
+        if any(scheduler is kept for kept in _unfolded(self._companions)):
+            return
+        if updated := self._updated_by(optimizer):
+            kind = qualified_name(type(scheduler))
+            self._refuse(
+                "scheduler",
+                f"{kind} changes the learning rate of {updated}, but init() was not given this scheduler: "
+                "a restart would begin its schedule anew. "
+                "Write init(..., scheduler=scheduler); for several init(..., scheduler={'name': scheduler, ...})",
+            )
+
+    def check_scaler(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        """Check one gradient scaler. Called before each of its steps.
+
+        Args:
+            scaler: the one that is about to step an optimizer.
+            optimizer: the one that it steps.
+
+        Raises:
+            CannotResume: the optimizer updates a parameter of this session, and `init` was not given the scaler.
+        """
+        if not scaler.is_enabled() or any(scaler is kept for kept in self._companions):
+            return
+        if updated := self._updated_by(optimizer):
+            kind = qualified_name(type(scaler))
+            self._refuse(
+                "extra",
+                f"{kind} scales the gradients of {updated}, but init() was not given this scaler: "
+                "a restart would begin with another scale. Write init(..., extra={'scaler': scaler})",
+            )
+
+    def _updated_by(self, optimizer: Optimizer) -> str:
+        """Return the name of a parameter of this session that an optimizer updates; empty if there is none."""
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        if self._unrelated.get(optimizer) == count:
+            return ""
+        storages = {place: name for name, parameter in self._parameters.items() if (place := _storage(parameter))}
+        updated = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        names = (self._names.get(id(parameter)) or storages.get(_storage(parameter)) for parameter in updated)
+        if found := next(filter(None, names), ""):
+            return found
+        self._unrelated[optimizer] = count
+        return ""
+
+    def _refuse(self, name: str, reason: str) -> None:
+        error = CannotResume(name, reason)
+        self._report(error)
+        raise error
+
+
+def check_bound(companions: Mapping[str, object], optimizers: Collection[Optimizer]) -> None:
+    """Refuse a registered scheduler whose optimizer is not registered. Called by `init`.
+
+    Args:
+        companions: schedulers and other objects whose state is kept, by name.
+        optimizers: the optimizers whose state is kept.
+
+    Raises:
+        CannotResume: the learning rate that the scheduler continues from is in no snapshot.
+    """
+    kept = [optimizer for optimizer in (*optimizers, *companions.values()) if isinstance(optimizer, Optimizer)]
+    for name, companion in companions.items():
+        for scheduler in _unfolded([companion]):
+            bound = scheduler.optimizer if isinstance(scheduler, LRScheduler) else None
+            if bound is not None and not any(bound.state is other.state for other in kept):
+                raise CannotResume(
+                    name,
+                    f"{qualified_name(type(scheduler))} belongs to {qualified_name(type(bound))}, "
+                    "but init() was not given that optimizer: a restart would lose its state. "
+                    "Write init(..., optimizer=optimizer)",
+                )
+
+
+def _unfolded(companions: Collection[object]) -> Iterator[object]:
+    """Yield objects, and the schedulers that they consist of (`SequentialLR`) or wrap (Accelerate)."""
+    for companion in companions:
+        yield companion
+        parts = [*getattr(companion, "_schedulers", ()), getattr(companion, "scheduler", None)]
+        yield from _unfolded([part for part in parts if isinstance(part, LRScheduler)])
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Return the address of the memory of this rank behind a tensor; 0 if it has none."""
+    return getattr(tensor, "_local_tensor", tensor).untyped_storage().data_ptr()
+
+
+_watches: tuple[StepWatch, ...] = ()
+"""The open ones. Replaced as a whole: a hook may run meanwhile."""
+_handle: RemovableHandle | None = None
+_wrapped: list[tuple[type, Callable[..., Any]]] = []
+"""(class, its own `step`) of what is wrapped while a watch is open."""
+
+
+def _open(watch: StepWatch) -> None:
+    global _watches, _handle
+    _watches = (*_watches, watch)
+    if _handle is None:
+        _handle = register_optimizer_step_pre_hook(_before_optimizer)
+        for kind in _subclasses(LRScheduler):
+            _wrap(kind, _before_scheduler)
+        for kind in _subclasses(GradScaler):
+            _wrap(kind, _before_scaler)
+
+
+def _close(watch: StepWatch) -> None:
+    global _watches, _handle
+    _watches = tuple(other for other in _watches if other is not watch)
+    if not _watches and _handle is not None:
+        _handle.remove()
+        _handle = None
+        for kind, step in _wrapped:
+            kind.step = step  # type: ignore[attr-defined]
+        _wrapped.clear()
+
+
+def _subclasses(kind: type[object]) -> Iterator[type[object]]:
+    yield kind
+    for subclass in type.__subclasses__(kind):
+        yield from _subclasses(subclass)
+
+
+def _wrap(kind: type, before: Callable[..., None]) -> None:
+    step = vars(kind).get("step")
+    if step is None or any(known is kind for known, _ in _wrapped):
+        return
+
+    @functools.wraps(step)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before(self, *args, **kwargs)
+        return step(self, *args, **kwargs)
+
+    _wrapped.append((kind, step))
+    kind.step = checked  # type: ignore[attr-defined]
+
+
+def _before_optimizer(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+    for watch in _watches:
+        watch.check_optimizer(optimizer)
+
+
+def _before_scheduler(scheduler: LRScheduler, *_args: object, **_kwargs: object) -> None:
+    for watch in _watches:
+        watch.check_scheduler(scheduler)
+
+
+def _before_scaler(scaler: GradScaler, optimizer: Optimizer, *_args: object, **_kwargs: object) -> None:
+    for watch in _watches:
+        watch.check_scaler(scaler, optimizer)
