@@ -126,10 +126,17 @@ def _configuration(endpoint_url: str | None, token: str | None, ca_bundle: str |
     return config.load(endpoint_url, token, ca_bundle=ca_bundle, profile=profile)
 
 
+class _Loader(Loader):
+    """Loads one service. botocore's own loader lists the folders of all AWS services three times for each client."""
+
+    def list_available_services(self, type_name: str) -> list[str]:
+        return [SERVICE]
+
+
 @functools.cache
 def _loader() -> Loader:
     """Read botocore's data once for all clients; ours first: an older version may have installed its model in ~/.aws/models."""
-    return Loader(extra_search_paths=[str(DATA)])
+    return _Loader(extra_search_paths=[str(DATA)])
 
 
 def _require_ours(http_response: Any, **_: Any) -> None:

@@ -10,7 +10,7 @@ from everstep.cli.commands import Asks, Columns, Json, Pages, Rows, Service, Sho
 from everstep.cli.names import JobName
 from everstep.cli.output import size, when, without_none
 
-app = typer.Typer(help="Checkpoints of a training job in S3.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 Step = Annotated[int, typer.Argument(min=0, help="Step of the checkpoint.")]
 OfGeneration = Annotated[int | None, typer.Option("--generation", min=1, help="Where the job made that step twice; by default the newest.")]

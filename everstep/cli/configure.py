@@ -11,12 +11,15 @@ from typing import Annotated
 import typer
 
 from everstep import aws_models, config
-from everstep.cli.commands import Shown, connect
+from everstep.cli.commands import Shown, command, connect
 from everstep.config import ClientConfig, checked_endpoint
 
 AWS_PROFILE = "everstep"
 
+app = typer.Typer(add_completion=False)
 
+
+@command(app)
 def configure(
     endpoint_url: Annotated[str | None, typer.Option(help="URL of the service; asked for unless given.")] = None,
     token: Annotated[str | None, typer.Option(help="Bearer token; better left out: then it is asked for, or read from standard input.")] = None,

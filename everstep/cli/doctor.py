@@ -6,10 +6,13 @@ from typing import Annotated
 
 import typer
 
-from everstep.cli.commands import Columns, Rows, Shown
+from everstep.cli.commands import Columns, Rows, Shown, command
 from everstep.cli.output import FAILED
 
+app = typer.Typer(add_completion=False)
 
+
+@command(app)
 def doctor(
     node: Annotated[bool, typer.Option("--node", help="Judge this machine as a node that is to run ranks.")] = False,
     aws: Annotated[bool | None, typer.Option("--aws/--no-aws", help="Whether AWS is asked; of a node unless said. Nothing is changed there.")] = None,

@@ -11,7 +11,7 @@ from everstep.cli.commands import Columns, Pages, Rows, Service, Shown, command
 from everstep.cli.names import OnlyJob
 from everstep.cli.output import when, without_none
 
-app = typer.Typer(help="Break something of a training job on purpose, and see what became of it.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 class Kind(StrEnum):

@@ -15,7 +15,7 @@ from everstep.cli.names import OnlyFleet, OnlyJob
 from everstep.cli.output import when, without_none
 from everstep.errors import ConfigurationError
 
-app = typer.Typer(help="What happened, in order.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 @command(app, "list")

@@ -12,7 +12,7 @@ from everstep.cli.confirm import confirmed
 from everstep.cli.names import FleetName
 from everstep.cli.output import FAILED, moment, pairs, say, without_none
 
-app = typer.Typer(help="Auto Scaling groups that Everstep keeps.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 @command(app)

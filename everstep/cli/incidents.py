@@ -11,7 +11,7 @@ from everstep.cli.commands import Columns, Facts, Json, Pages, Rows, Service, Sh
 from everstep.cli.names import OnlyJob
 from everstep.cli.output import moment, seconds, step, when
 
-app = typer.Typer(help="Failures and their recoveries.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 @command(app, "list")

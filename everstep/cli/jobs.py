@@ -23,7 +23,7 @@ from everstep.cli.top import jobs_under_way, live
 from everstep.cli.waiting import ended
 from everstep.errors import ConfigurationError, WaitFailed
 
-app = typer.Typer(help="Training jobs.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 MAX_STDIN_LENGTH: Final = 65_536
 """Characters that the service gives to a program beside a rank."""

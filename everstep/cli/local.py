@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-app = typer.Typer(help="A whole Everstep on this machine: no AWS account, no GPU.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 # Options, also --help, belong to the program that is run: this package must not import it.
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

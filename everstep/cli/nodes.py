@@ -10,7 +10,7 @@ from everstep.cli.commands import Asks, Columns, Facts, Json, Pages, Rows, Servi
 from everstep.cli.names import NodeId, OnlyFleet
 from everstep.cli.output import moment, size, when
 
-app = typer.Typer(help="Instances of the fleets, and what each is used for.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 @command(app, "list")

@@ -10,7 +10,7 @@ from everstep.cli.commands import Columns, Facts, Json, Rows, Service, Shown, co
 from everstep.cli.names import JobName
 from everstep.cli.output import moment, size, step
 
-app = typer.Typer(help="Who holds what of a job right now.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 @command(app)

@@ -9,7 +9,7 @@ import typer
 from everstep.cli.commands import Columns, Json, Pages, Rows, Service, Shown, command
 from everstep.cli.output import without_none
 
-app = typer.Typer(help="What the jobs of each project may have.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 Project = Annotated[str, typer.Argument(help="Name of the project.")]
 

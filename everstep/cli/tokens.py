@@ -10,7 +10,7 @@ import typer
 from everstep.cli.commands import Columns, Facts, Json, Pages, Rows, Service, Shown, command
 from everstep.cli.output import moment, when, without_none
 
-app = typer.Typer(help="Who may call the service, and as what.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 class Role(StrEnum):
@@ -61,22 +61,3 @@ def revoke(service: Service, token_id: Annotated[str, typer.Argument(help="Id of
     """End a token at once: for requests, for browsers signed in with it, and for answers that still go on."""
     token = service.revoke_token(TokenId=token_id)
     return Shown(token, f"{token_id} is revoked since {moment(token.get('RevocationTime'))}")
-
-
-def whoami(service: Service) -> Shown:
-    """Say who the service takes you for: role, project, and how long that lasts."""
-    identity: Json = service.get_caller_identity()
-    return Shown(
-        identity,
-        Facts(
-            [
-                ("token", identity["TokenId"]),
-                ("role", identity["Role"]),
-                ("project", identity.get("Project") or "every"),
-                ("description", identity["Description"] or None),
-                ("created", moment(identity["CreationTime"])),
-                ("expires", moment(identity.get("ExpirationTime")) or "never"),
-                ("server", f"version {identity['ServerVersion']}"),
-            ]
-        ),
-    )

@@ -13,9 +13,7 @@ from everstep.cli.commands import Json, Service, Shown, command
 
 MODEL = next((Path(__file__).parents[1] / "data" / "everstep").glob("*/waiters-2.json"))
 
-app = typer.Typer(
-    help="Wait until something is so. Exit code 1 when it cannot come any more, 255 when it has not come in time.", no_args_is_help=True
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 def _add(waiter: str, settings: Json) -> None:

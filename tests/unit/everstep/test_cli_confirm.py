@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from everstep.cli.main import app
+from tests.tidy.test_command_line import subcommands
 
 DRILL = {"DrillId": "drill-1", "DrillType": "kill-rank", "NodeId": "i-1"}
 NODE = {"NodeId": "i-1", "NodeStatus": "held"}
@@ -60,7 +61,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Callab
 
 def test_these_ask_and_no_others() -> None:
     def with_yes(command, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        for name, inner in getattr(command, "commands", {}).items():
+        for name, inner in subcommands(command).items():
             yield from with_yes(inner, (*path, name))
         if any("--yes" in parameter.opts for parameter in command.params):
             yield path

@@ -1,0 +1,30 @@
+"""`everstep whoami`: the role, the project and the end of the caller's token."""
+
+from __future__ import annotations
+
+import typer
+
+from everstep.cli.commands import Facts, Json, Service, Shown, command
+from everstep.cli.output import moment
+
+app = typer.Typer(add_completion=False)
+
+
+@command(app)
+def whoami(service: Service) -> Shown:
+    """Say who the service takes you for: role, project, and how long that lasts."""
+    identity: Json = service.get_caller_identity()
+    return Shown(
+        identity,
+        Facts(
+            [
+                ("token", identity["TokenId"]),
+                ("role", identity["Role"]),
+                ("project", identity.get("Project") or "every"),
+                ("description", identity["Description"] or None),
+                ("created", moment(identity["CreationTime"])),
+                ("expires", moment(identity.get("ExpirationTime")) or "never"),
+                ("server", f"version {identity['ServerVersion']}"),
+            ]
+        ),
+    )
