@@ -7,6 +7,7 @@ EverstepError                    message, hint
 ├── WaitFailed                   what was waited for did not happen, and will not
 ├── WaitTimedOut                 what was waited for has not happened in time                 retryable
 ├── ServiceFailed                what the service answered, or that it did not: boto3's errors, for those who tell people
+├── FileFailed                   the operating system refused a file of this machine
 └── TransferFailed               bytes came that are not what was announced                  retryable
 
 What the service refuses is raised as boto3 raises it: `botocore.exceptions.ClientError`, and `client.exceptions.ValidationException` and so on.
@@ -81,6 +82,10 @@ class ServiceFailed(EverstepError):
         self.code = code
         self.request_id = request_id
         self.fields = tuple(fields)
+
+
+class FileFailed(EverstepError):
+    """The operating system refused to read or write a file of this machine: no permission, no space, not a directory."""
 
 
 class TransferFailed(EverstepError):

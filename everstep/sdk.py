@@ -126,10 +126,10 @@ def _configuration(endpoint_url: str | None, token: str | None, ca_bundle: str |
     return config.load(endpoint_url, token, ca_bundle=ca_bundle, profile=profile)
 
 
-class _Loader(Loader):
+class _Loader(Loader):  # type: ignore[misc]  # botocore has no types
     """Loads one service. botocore's own loader lists the folders of all AWS services three times for each client."""
 
-    def list_available_services(self, type_name: str) -> list[str]:
+    def list_available_services(self, type_name: str) -> list[str]:  # noqa: ARG002  # botocore's signature
         return [SERVICE]
 
 
@@ -208,9 +208,13 @@ class Conveniences:
             The files written.
 
         Raises:
+            ConfigurationError: Directory is a file.
             NothingToDownload: there are no outputs.
             TransferFailed: a file came short, or has a name that leaves the directory.
         """
+        top = Path(Directory)
+        if top.exists() and not top.is_dir():
+            raise ConfigurationError(f"{top} is a file.", hint="Name a directory for the outputs, or one that does not exist yet.")
         service = cast(Any, self)
         entries = list(service.get_paginator("list_outputs").paginate(TrainingJobName=TrainingJobName).search("Outputs[]"))
         wanted = Generation if Generation is not None else max((entry["Generation"] for entry in entries), default=None)
@@ -220,7 +224,6 @@ class Conveniences:
                 f"The training job {TrainingJobName!r} has no outputs" + (f" of generation {Generation}." if Generation is not None else "."),
                 hint="Outputs are uploaded when the ranks exit: files below EVERSTEP_OUTPUT_DIR.",
             )
-        top = Path(Directory)
         return [_download(service, TrainingJobName, entry, _below(top, entry["Path"])) for entry in chosen]
 
 

@@ -378,6 +378,8 @@ class Incident(TypedDict):
     ReplacementInstanceIds: list[str]
     FailedAt: datetime
     OpenedAt: datetime
+    RestoredAt: NotRequired[datetime]
+    """When training ran again; absent where it has not."""
     ClosedAt: NotRequired[datetime]
     DetectSeconds: NotRequired[float]
     ReplaceSeconds: NotRequired[float]

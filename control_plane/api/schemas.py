@@ -857,6 +857,8 @@ class Incident(Shape):
     replacement_instance_ids: list[str]
     failed_at: datetime
     opened_at: datetime
+    restored_at: datetime | None
+    """When training ran again; absent where it has not."""
     closed_at: datetime | None
     detect_seconds: float | None
     replace_seconds: float | None

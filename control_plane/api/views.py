@@ -399,6 +399,7 @@ def incident(record: IncidentRecord, cost_usd: float | None, stacks_event_id: in
         replacement_instance_ids=list(record.replacement_instance_ids),
         failed_at=record.failed_at,
         opened_at=record.opened_at,
+        restored_at=record.restored_at,
         closed_at=record.closed_at,
         detect_seconds=record.detect_seconds,
         replace_seconds=record.replace_seconds,

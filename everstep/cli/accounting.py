@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everstep.cli.output import Json, seconds
+from everstep.cli.output import Json, counted, seconds
 
 
 def dollars(usd: float) -> str:
@@ -31,13 +31,13 @@ def ettr_words(shown: Json) -> str | None:
 def incident_words(shown: Json) -> str:
     """Return how many incidents there were, how far apart, how long and how dear."""
     found = shown["Reliability"]
-    told = [str(shown["IncidentCount"])]
+    told = [counted(shown["IncidentCount"], "incident")]
     if "MttfSeconds" in found:
         told.append(f"MTTF {seconds(found['MttfSeconds'])} s")
     if "MttrSeconds" in found:
         told.append(f"MTTR {seconds(found['MttrSeconds'])} s")
     if found["LostSteps"]:
-        told.append(f"{found['LostSteps']} steps done again")
+        told.append(f"{counted(found['LostSteps'], 'step')} recomputed")
     if "IncidentCostUsd" in found:
         told.append(dollars(found["IncidentCostUsd"]))
     return ", ".join(told)

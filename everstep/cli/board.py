@@ -14,7 +14,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from everstep.cli.output import Json, step, when
+from everstep.cli import steps, tables
+from everstep.cli.output import Json, counted, duration, step, when
 
 EVENTS_SHOWN: Final = 8
 RATE_SECONDS: Final = 5.0
@@ -72,14 +73,14 @@ def in_trouble(board: Board, words: str) -> Board:
     return replace(board, trouble=words)
 
 
-def picture(board: Board, now: datetime) -> RenderableType:
-    """Return what is seen of a board at a time."""
+def picture(board: Board, now: datetime, width: int) -> RenderableType:
+    """Return what a terminal of `width` columns shows of a board at a time."""
     seconds = 0 if board.looked_at is None else int((now - board.looked_at).total_seconds())
     age = "not asked yet" if board.looked_at is None else "now" if seconds < 1 else f"{seconds} s ago"
-    head = Text.assemble((f"everstep · {when(now)} UTC", "bold"), f" · {len(board.jobs)} jobs under way, as of {age}")
+    head = Text.assemble((f"everstep · {when(now)} UTC", "bold"), f" · {counted(len(board.jobs), 'job')} under way, as of {age}")
     if board.trouble:
         head.append(f" · {board.trouble}", style="red")
-    return Group(head, Text(), _jobs(board, now), Text(), _events(board))
+    return Group(head, Text(), _jobs(board, now, width), Text(), _events(board))
 
 
 def _pace(before: Pace | None, boundary: int, now: datetime) -> Pace:
@@ -89,28 +90,40 @@ def _pace(before: Pace | None, boundary: int, now: datetime) -> Pace:
     return before if spent < RATE_SECONDS else Pace(now, boundary, (boundary - before.boundary) / spent)
 
 
-def _jobs(board: Board, now: datetime) -> RenderableType:
+def _jobs(board: Board, now: datetime, width: int) -> RenderableType:
     if not board.jobs:
         return Text("No job is under way.", style="dim")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("JOB", "STATUS", "STEP", "COMMITTED", "STEPS/s", "ETTR", "NODES", "GEN", "RUNS FOR", "REASON"):
-        table.add_column(heading, overflow="ellipsis" if heading == "REASON" else "fold", no_wrap=True)
-    for job in board.jobs:
-        rate, ettr, began = board.paces[job["RunId"]].steps_per_second, job.get("EttrRatio"), job.get("TrainingStartTime")
-        status = job["SecondaryStatus"]
-        table.add_row(
-            Text(job["TrainingJobName"]),
-            Text(status, style=_STYLES.get(status, "")),
-            step(job["Boundary"]),
-            step(job["CommittedStep"]),
-            "-" if rate is None else f"{rate:.2f}",
-            "-" if ettr is None else f"{ettr:.3f}",
-            str(job["NodeCount"]),
-            str(job["Generation"]),
-            "-" if began is None else _long((now - began).total_seconds()),
-            Text(job["Reason"]),
-        )
-    return table
+
+    def rate(job: Json) -> str:
+        steps_per_second = board.paces[job["RunId"]].steps_per_second
+        return "-" if steps_per_second is None else f"{steps_per_second:.2f}"
+
+    def ettr(job: Json) -> str:
+        ratio = job.get("EttrRatio")
+        return "-" if ratio is None else f"{ratio:.3f}"
+
+    def runs_for(job: Json) -> str:
+        began = job.get("TrainingStartTime")
+        return "-" if began is None else duration((now - began).total_seconds())
+
+    columns: tables.Columns = {
+        "JOB": "TrainingJobName",
+        "STATUS": "SecondaryStatus",
+        "STEP": steps.reached,
+        "PROGRESS": tables.Detail(steps.bar),
+        "LEFT": lambda job: steps.remaining(job) or "-",
+        "STEPS/s": rate,
+        "ETTR": tables.Detail(ettr),
+        "COMMITTED": tables.Detail(lambda job: step(job["CommittedStep"])),
+        "NODES": tables.Detail("NodeCount"),
+        "GEN": tables.Detail("Generation"),
+        "RUNS FOR": tables.Detail(runs_for),
+        "REASON": tables.Prose("Reason"),
+    }
+    lines = tables.lines(tables.cells_of(board.jobs, columns), columns, width)
+    for line, job in zip(lines[1:], board.jobs, strict=True):
+        line.highlight_words([job["SecondaryStatus"]], style=_STYLES.get(job["SecondaryStatus"], ""))
+    return Group(*lines)
 
 
 def _events(board: Board) -> RenderableType:
@@ -120,9 +133,3 @@ def _events(board: Board) -> RenderableType:
     for event in board.events:
         table.add_row(Text(event["Time"].astimezone(UTC).strftime("%H:%M:%S"), style="dim"), Text(event["Type"]), Text(event["Message"]))
     return table
-
-
-def _long(seconds: float) -> str:
-    whole = max(int(seconds), 0)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {whole % 60:02} s"

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from everstep.cli.commands import Asks, Columns, Json, Pages, Rows, Service, Shown, command
+from everstep.cli.commands import Asks, Columns, Detail, Json, Pages, Prose, Rows, Service, Shown, command
 from everstep.cli.names import JobName
 from everstep.cli.output import size, when, without_none
 
@@ -27,13 +27,13 @@ def list_checkpoints(
     answer = pages.of(service, "list_checkpoints", TrainingJobName=name, MinStep=min_step)
     columns: Columns = {
         "STEP": "Step",
-        "GENERATION": "Generation",
+        "GENERATION": Detail("Generation"),
         "STATUS": "Status",
         "SIZE": lambda checkpoint: size(checkpoint["Bytes"]),
         "COMPLETED (UTC)": lambda checkpoint: when(checkpoint.get("CompletionTime")),
         "PINNED": lambda checkpoint: "yes" if checkpoint["IsPinned"] else "",
-        "VERIFIED": _verified,
-        "WHERE": "S3Uri",
+        "VERIFIED": Prose(_verified),
+        "WHERE": Detail("S3Uri"),
     }
     return Shown(answer, Rows(answer["Checkpoints"], columns, empty=f"No checkpoints. Make one: everstep checkpoints create {name}"))
 

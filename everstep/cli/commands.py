@@ -26,10 +26,11 @@ import typer
 
 from everstep.cli.confirm import confirmed
 from everstep.cli.formats import OutputFormat, headings_and_cells, plain, rendered
-from everstep.cli.output import FAILED, Columns, Facts, Json, Part, Rows, leave_stdout, say, show, show_cells
-from everstep.errors import ConfigurationError
+from everstep.cli.output import FAILED, Facts, Json, Part, Rows, leave_stdout, say, show, show_cells
+from everstep.cli.tables import Columns, Detail, Prose
+from everstep.errors import ConfigurationError, FileFailed
 
-__all__ = ["Asks", "Columns", "Facts", "Json", "Output", "OutputFormat", "Pages", "Query", "Rows", "Service", "Shown", "command"]
+__all__ = ["Asks", "Columns", "Detail", "Facts", "Json", "Output", "OutputFormat", "Pages", "Prose", "Query", "Rows", "Service", "Shown", "command"]
 
 if TYPE_CHECKING:
     from everstep.service import EverstepClient as Service
@@ -285,6 +286,9 @@ def _with_options(function: Callable[..., Any], asks: Asks | None) -> Callable[.
         except BrokenPipeError:  # `| head` is no failure of ours; click would call it one
             leave_stdout()
             raise typer.Exit(0) from None
+        except OSError as error:
+            named = "" if error.filename is None else f"{error.filename}: "
+            raise FileFailed(f"{named}{error.strerror or error}.", hint="Check the path, its permissions and the free space.") from error
 
     def obey(given: dict[str, Any]) -> None:
         options = {parameter.name: given.pop(parameter.name) for parameter in added}

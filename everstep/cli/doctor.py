@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from everstep.cli.commands import Columns, Rows, Shown, command
+from everstep.cli.commands import Shown, command
 from everstep.cli.output import FAILED
+
+if TYPE_CHECKING:
+    from everstep.doctor import Finding
 
 app = typer.Typer(add_completion=False)
 
@@ -34,6 +37,11 @@ def doctor(
         {"Check": finding.check, "Level": finding.level.value, "Message": finding.message, **({"Advice": finding.advice} if finding.advice else {})}
         for finding in findings
     ]
-    columns: Columns = {"CHECK": "Check", "": "Level", "FOUND": "Message", "WHAT TO DO": lambda row: row.get("Advice", "")}
     is_wrong = judging.is_wrong(findings)
-    return Shown({"Findings": rows, "IsWrong": is_wrong}, Rows(rows, columns, empty="Nothing was looked at."), exit_code=FAILED if is_wrong else 0)
+    return Shown({"Findings": rows, "IsWrong": is_wrong}, tuple(map(_line, findings)), exit_code=FAILED if is_wrong else 0)
+
+
+def _line(finding: Finding) -> str:
+    """Return one finding, its advice on a line of its own."""
+    advice = f"\n        to do: {finding.advice}" if finding.advice else ""
+    return f"{finding.level.value:<7} {finding.check}: {finding.message}{advice}"

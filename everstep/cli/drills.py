@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from everstep.cli.commands import Columns, Pages, Rows, Service, Shown, command
+from everstep.cli.commands import Columns, Detail, Pages, Prose, Rows, Service, Shown, command
 from everstep.cli.names import OnlyJob
 from everstep.cli.output import when, without_none
 
@@ -52,13 +52,13 @@ def list_drills(
         "DRILL": "DrillId",
         "JOB": "TrainingJobName",
         "WHAT": "DrillType",
-        "NODE": "NodeId",
-        "RANK": lambda drill: str(drill.get("Rank", "-")),
+        "NODE": Detail("NodeId"),
+        "RANK": Detail(lambda drill: str(drill.get("Rank", "-"))),
         "STATUS": "DrillStatus",
-        "ASKED FOR (UTC)": lambda drill: when(drill["CreationTime"]),
-        "STRUCK (UTC)": lambda drill: when(drill.get("StrikeTime")),
-        "INCIDENT": lambda drill: drill.get("IncidentId") or "-",
-        "OUTCOME": lambda drill: drill.get("Outcome") or "",
-        "BY": "RequestedBy",
+        "ASKED FOR (UTC)": Detail(lambda drill: when(drill["CreationTime"])),
+        "STRUCK (UTC)": Detail(lambda drill: when(drill.get("StrikeTime"))),
+        "INCIDENT": Detail(lambda drill: drill.get("IncidentId") or "-"),
+        "OUTCOME": Prose(lambda drill: drill.get("Outcome") or ""),
+        "BY": Detail("RequestedBy"),
     }
     return Shown(answer, Rows(answer["Drills"], columns, empty="No drills."))

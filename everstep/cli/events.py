@@ -10,7 +10,22 @@ from typing import Annotated
 import typer
 
 from everstep.cli import following
-from everstep.cli.commands import Columns, Json, Output, OutputFormat, Pages, Query, Rows, Service, Shown, command, searched, show_value
+from everstep.cli.commands import (
+    Columns,
+    Detail,
+    Json,
+    Output,
+    OutputFormat,
+    Pages,
+    Prose,
+    Query,
+    Rows,
+    Service,
+    Shown,
+    command,
+    searched,
+    show_value,
+)
 from everstep.cli.names import OnlyFleet, OnlyJob
 from everstep.cli.output import when, without_none
 from everstep.errors import ConfigurationError
@@ -46,8 +61,8 @@ def list_events(
         "ID": "EventId",
         "TIME (UTC)": lambda event: when(event["Time"]),
         "TYPE": "Type",
-        "ABOUT": _about,
-        "MESSAGE": "Message",
+        "ABOUT": Detail(_about),
+        "MESSAGE": Prose("Message"),
     }
     return Shown(answer, Rows(answer["Events"], columns, empty="No events."))
 

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, job_time
-from everstep.cli.commands import Columns, Facts, Json, Output, OutputFormat, Pages, Query, Rows, Service, Shown, command
+from everstep.cli.commands import Columns, Detail, Facts, Json, Output, OutputFormat, Pages, Prose, Query, Rows, Service, Shown, command
 from everstep.cli.confirm import confirmed
 from everstep.cli.names import FleetName
-from everstep.cli.output import FAILED, moment, pairs, say, without_none
+from everstep.cli.output import FAILED, counted, moment, pairs, say, without_none
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -60,27 +60,23 @@ def create(
         changes = planned["Changes"]
         if dry_run:
             nothing = f"Nothing of {auto_scaling_group} would be changed."
-            person = (Rows(planned["Checks"], _CHECKS, empty=""), Rows(changes, _CHANGES, empty=nothing))
+            checks = [f"{check['Setting']}: {check['Message']}" for check in planned["Checks"]]
+            person = (*checks, *(map(_in_words, changes) if changes else [nothing]))
             return Shown(planned, person, f"{name} can be made of it as asked; nothing was changed. next: the same command without --dry-run")
         for change in changes:
-            say(f"{change['Setting']}: {change.get('Before', 'none')} → {change['After']}. {change['Reason']}")
+            say(_in_words(change))
         if changes and not confirmed(f"Change this of {auto_scaling_group}, and let Everstep keep it as the fleet {name}?", yes=yes):
             raise typer.Exit(FAILED)
         request["ExpectedChanges"] = changes  # what was shown is what is done
     created: Json = service.create_fleet(**request)
     made = sum(change["Applies"] == "Now" for change in created["Changes"])
-    told = f"{made} settings of {auto_scaling_group} were changed" if made else f"{auto_scaling_group} was as it has to be"
+    told = f"Everstep changed {counted(made, 'setting')} of {auto_scaling_group}" if made else f"{auto_scaling_group} was as it has to be"
     return Shown(created, _facts(created["Fleet"]), f"{told}. next: everstep nodes list --fleet {name}")
 
 
-_CHECKS: Columns = {"IS SO": "Setting", "SAID": "Message"}
-_CHANGES: Columns = {
-    "CHANGES": "Setting",
-    "BEFORE": lambda change: change.get("Before", "none"),
-    "AFTER": "After",
-    "WHEN": lambda change: change["Applies"].lower(),
-    "WHY": "Reason",
-}
+def _in_words(change: Json) -> str:
+    """Return one change of the group, with the time at which it applies and the reason."""
+    return f"{change['Setting']}: {change.get('Before', 'none')} → {change['After']} ({change['Applies'].lower()}). {change['Reason']}"
 
 
 @command(app, "list")
@@ -90,12 +86,12 @@ def list_fleets(service: Service, pages: Pages) -> Shown:
     columns: Columns = {
         "NAME": "FleetName",
         "STATUS": "FleetStatus",
-        "GROUP": "AutoScalingGroupName",
+        "GROUP": Detail("AutoScalingGroupName"),
         "NODES": lambda fleet: f"{fleet['ConnectedNodeCount']} of {fleet['DesiredNodeCount']} connected",
-        "SPARES": "SpareCount",
-        "TYPE": "InstanceType",
-        "ZONE": "AvailabilityZone",
-        "REASON": "Reason",
+        "SPARES": Detail("SpareCount"),
+        "TYPE": Detail("InstanceType"),
+        "ZONE": Detail("AvailabilityZone"),
+        "REASON": Prose("Reason"),
     }
     return Shown(answer, Rows(answer["Fleets"], columns, empty="No fleets. Register one: everstep fleets create --help"))
 

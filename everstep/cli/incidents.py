@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from everstep.cli.accounting import dollars
-from everstep.cli.commands import Columns, Facts, Json, Pages, Rows, Service, Shown, command
+from everstep.cli.commands import Columns, Detail, Facts, Json, Pages, Rows, Service, Shown, command
 from everstep.cli.names import OnlyJob
 from everstep.cli.output import moment, seconds, step, when
 
@@ -25,16 +25,16 @@ def list_incidents(
     columns: Columns = {
         "INCIDENT": "IncidentId",
         "JOB": "TrainingJobName",
-        "OPENED (UTC)": lambda row: when(row["OpenedAt"]),
+        "OPENED (UTC)": Detail(lambda row: when(row["OpenedAt"])),
         "CAUSE": "Cause",
         "PHASE": "Phase",
-        "FROM": lambda row: row.get("RestoreSource") or "-",
-        "BASE": lambda row: step(row.get("FromStep")),
-        "LOST STEPS": lambda row: "-" if row.get("LostSteps") is None else str(row.get("LostSteps")),
-        "DETECT s": lambda row: seconds(row.get("DetectSeconds")),
-        "REPLACE s": lambda row: seconds(row.get("ReplaceSeconds")),
-        "RESTORE s": lambda row: seconds(row.get("RestoreSeconds")),
-        "REWORK s": lambda row: seconds(row.get("ReworkSeconds")),
+        "FROM": Detail(lambda row: row.get("RestoreSource") or "-"),
+        "BASE": Detail(lambda row: step(row.get("FromStep"))),
+        "LOST STEPS": lambda row: "-" if row.get("LostSteps") is None else str(row["LostSteps"]),
+        "DETECT s": Detail(lambda row: seconds(row.get("DetectSeconds"))),
+        "REPLACE s": Detail(lambda row: seconds(row.get("ReplaceSeconds"))),
+        "RESTORE s": Detail(lambda row: seconds(row.get("RestoreSeconds"))),
+        "REWORK s": Detail(lambda row: seconds(row.get("ReworkSeconds"))),
     }
     return Shown(answer, Rows(answer["Incidents"], columns, empty="No incidents."))
 
@@ -109,6 +109,7 @@ def _facts(incident: Json) -> list[tuple[str, object]]:
         ("cost", None if cost is None else f"{dollars(cost)}: its nodes made no new step meanwhile"),
         ("failed", moment(incident["FailedAt"])),
         ("opened", moment(incident["OpenedAt"])),
+        ("training again", moment(incident.get("RestoredAt"))),
         ("closed", moment(incident.get("ClosedAt"))),
         ("seen", _seen(incident)),
     ]

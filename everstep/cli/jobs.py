@@ -12,12 +12,28 @@ from typing import Annotated, Any, Final
 import typer
 
 from everstep.cli import logs as lines
-from everstep.cli import plans, submission
+from everstep.cli import plans, steps, submission
 from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, job_time
 from everstep.cli.board import Board, looked, picture
-from everstep.cli.commands import Columns, Facts, Json, Output, OutputFormat, Pages, Query, Rows, Service, Shown, command, searched, show_value
+from everstep.cli.commands import (
+    Columns,
+    Detail,
+    Facts,
+    Json,
+    Output,
+    OutputFormat,
+    Pages,
+    Prose,
+    Query,
+    Rows,
+    Service,
+    Shown,
+    command,
+    searched,
+    show_value,
+)
 from everstep.cli.names import JobName, OnlyFleet
-from everstep.cli.output import FAILED, moment, pairs, say, show, size, stdout, step, when, without_none
+from everstep.cli.output import FAILED, copies_of_shards, counted, moment, pairs, say, show, size, stdout, step, when, without_none
 from everstep.cli.progress import Progress
 from everstep.cli.top import jobs_under_way, live
 from everstep.cli.waiting import ended
@@ -140,7 +156,8 @@ def submit(
     if planned and query is None:
         show(plan)  # before anything is started: a refusal comes after what was refused
     created = service.create_training_job(**request)
-    ranks = f"{planned['Plan']['NodeCount']} nodes × {planned['Plan']['RanksPerNode']} ranks" if planned else ""
+    shape = (planned["Plan"]["NodeCount"], planned["Plan"]["RanksPerNode"]) if planned else (0, 0)
+    ranks = f"{counted(shape[0], 'node')} × {counted(shape[1], 'rank')}" if planned else ""
     commands = ("jobs top", "jobs wait", "jobs logs -f", "protection describe")
     return Shown(created, f"submitted {name}: {ranks}", f"next: {'   '.join(f'everstep {each} {name}' for each in commands)}")
 
@@ -173,14 +190,14 @@ def list_jobs(
     )
     columns: Columns = {
         "NAME": "TrainingJobName",
-        "STATUS": "TrainingJobStatus",
-        "DETAIL": "SecondaryStatus",
-        "FLEET": "FleetName",
-        "NODES": "NodeCount",
-        "STEP": lambda job: step(job["Boundary"]),
-        "COMMITTED": lambda job: step(job["CommittedStep"]),
-        "CREATED (UTC)": lambda job: when(job["CreationTime"]),
-        "REASON": "Reason",
+        "STATUS": "SecondaryStatus",
+        "STEP": steps.reached,
+        "LEFT": lambda job: steps.remaining(job) or "-",
+        "NODES": Detail("NodeCount"),
+        "COMMITTED": Detail(lambda job: step(job["CommittedStep"])),
+        "FLEET": Detail("FleetName"),
+        "CREATED (UTC)": Detail(lambda job: when(job["CreationTime"])),
+        "REASON": Prose("Reason"),
     }
     return Shown(answer, Rows(answer["TrainingJobSummaries"], columns, empty="No training jobs. Submit one: everstep jobs submit --help"))
 
@@ -207,7 +224,7 @@ def top(
         live(service, name, console)
     else:
         now = datetime.now(UTC)
-        console.print(picture(looked(Board(), jobs_under_way(service, name), now), now))
+        console.print(picture(looked(Board(), jobs_under_way(service, name), now), now, console.width))
     return None
 
 
@@ -224,7 +241,7 @@ def wait(
     status = job["TrainingJobStatus"]
     if status != "Completed":
         raise WaitFailed(f"{name} is {status}: {job['Reason']}", hint=f"everstep jobs logs {name} --rank 0")
-    told = f"{name} is Completed at step {step(job['MaxBoundary'])}, {job['IncidentCount']} incidents"
+    told = f"{name} is Completed at step {step(job['MaxBoundary'])}, {counted(job['IncidentCount'], 'incident')}"
     return Shown(job, told, f"next: everstep jobs output {name} --to DIR")
 
 
@@ -305,7 +322,8 @@ def download_output(
 ) -> Shown:
     """Download the files that the ranks left in EVERSTEP_OUTPUT_DIR."""
     written = service.download_outputs(TrainingJobName=name, Directory=to, Generation=generation)
-    return Shown({"Files": [str(path) for path in written]}, f"{len(written)} files, {size(sum(path.stat().st_size for path in written))}, in {to}")
+    files, total = counted(len(written), "file"), size(sum(path.stat().st_size for path in written))
+    return Shown({"Files": [str(path) for path in written]}, f"{files}, {total}, in {to}")
 
 
 @command(app)
@@ -394,13 +412,13 @@ def delete(
     gone: Json = service.delete_training_job(TrainingJobName=name, DeleteObjects=delete_objects, DryRun=dry_run)
     count, total = gone["ObjectCount"], gone["ObjectBytes"]
     while not dry_run and gone["HasMoreObjects"]:
-        say(f"{count} objects deleted, {size(total)}")
+        say(f"{counted(count, 'object')} deleted, {size(total)}")
         gone = service.delete_training_job(TrainingJobName=name, DeleteObjects=delete_objects)
         count, total = count + gone["ObjectCount"], total + gone["ObjectBytes"]
     whole = {**gone, "ObjectCount": count, "ObjectBytes": total}
-    rows = f"{gone['GenerationCount']} generations, {gone['CheckpointCount']} checkpoints, {gone['IncidentCount']} incidents"
+    rows = ", ".join(counted(gone[f"{noun.capitalize()}Count"], noun) for noun in ("generation", "checkpoint", "incident"))
     more = "more than " if gone["HasMoreObjects"] else ""
-    objects = f"{more}{count} objects, {size(total)}, below {', '.join(gone['S3Uris'])}"
+    objects = f"{more}{counted(count, 'object')}, {size(total)}, below {', '.join(gone['S3Uris'])}"
     if dry_run:
         return Shown(whole, f"{name} would be forgotten, with {rows}; {'deleted' if delete_objects else 'kept'} in S3: {objects}")
     left = f"deleted in S3: {objects}" if delete_objects else f"what it left in S3 stays: {', '.join(gone['S3Uris'])}"
@@ -454,15 +472,20 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("run", job["RunId"]),
         ("fleet", job["FleetName"]),
         ("project", job["Project"]),
-        ("ranks", f"{job['NodeCount']} nodes × {job['RanksPerNode']}, {job['Protection']['Copies']} copies of every shard"),
+        ("ranks", f"{counted(job['NodeCount'], 'node')} × {job['RanksPerNode']}, {copies_of_shards(job['Protection']['Copies'])}"),
         ("generation", f"{job['Generation']} (from step {job['BaseStep']})" if job["Generation"] else "none yet"),
-        ("step", f"{step(job['Boundary'])}, committed {step(job['CommittedStep'])}, highest {step(job['MaxBoundary'])}"),
+        ("progress", steps.words(job)),
+        ("committed step", step(job["CommittedStep"])),
+        ("highest step", step(job["MaxBoundary"])),
         ("nodes", ", ".join(job["NodeIds"]) or None),
         ("coordinator", job.get("CoordinatorNodeId")),
         ("incidents", incident_words(job)),
         ("entry point", job["EntryPoint"]),
         ("hyperparameters", ", ".join(f"{name}={value}" for name, value in job["HyperParameters"].items()) or None),
-        ("checkpoints", f"every {job['CheckpointConfig']['EverySteps']} steps" if job["CheckpointConfig"]["EverySteps"] else "only when it stops"),
+        (
+            "checkpoints",
+            f"every {counted(job['CheckpointConfig']['EverySteps'], 'step')}" if job["CheckpointConfig"]["EverySteps"] else "only when it stops",
+        ),
         ("outputs", job["OutputDataConfig"]["S3OutputPath"]),
         ("limits", ", ".join(f"{name} {value}" for name, value in stopping.items() if value is not None) or None),
         ("created", moment(job["CreationTime"])),

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from everstep.cli.commands import Asks, Columns, Facts, Json, Pages, Rows, Service, Shown, command
+from everstep.cli.commands import Asks, Columns, Detail, Facts, Json, Pages, Prose, Rows, Service, Shown, command
 from everstep.cli.names import NodeId, OnlyFleet
 from everstep.cli.output import moment, size, when
 
@@ -24,14 +24,14 @@ def list_nodes(
     answer = pages.of(service, "list_nodes", FleetName=fleet, IncludeEnded=ended)
     columns: Columns = {
         "NODE": "NodeId",
-        "FLEET": "FleetName",
+        "FLEET": Detail("FleetName"),
         "STATUS": "NodeStatus",
         "AGENT": lambda node: ("warm" if node["Warm"] else "connected") if node["Connected"] else "-",
         "JOB": lambda node: node.get("TrainingJobName") or "-",
-        "ADDRESS": "Address",
-        "TYPE": "InstanceType",
-        "SINCE (UTC)": lambda node: when(node["CreationTime"]),
-        "REASON": "Reason",
+        "ADDRESS": Detail("Address"),
+        "TYPE": Detail("InstanceType"),
+        "SINCE (UTC)": Detail(lambda node: when(node["CreationTime"])),
+        "REASON": Prose("Reason"),
     }
     return Shown(answer, Rows(answer["Nodes"], columns, empty="No nodes."))
 

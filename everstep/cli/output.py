@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -25,15 +25,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from everstep.cli import tables
+from everstep.cli.tables import Columns
 from everstep.errors import ConfigurationError, EverstepError, ServiceFailed, SourceRefused, WaitTimedOut
 
 Json = Mapping[str, Any]
 """What the service answers."""
-Column = str | Callable[[Json], str]
-"""What a column of a table shows: a field, by its name, or what a function makes of the row."""
-Columns = Mapping[str, Column]
-"""By heading."""
-
 PIPE_WIDTH = 240
 """Columns where stdout is not a terminal: nothing is cut."""
 
@@ -48,7 +45,6 @@ class Rows:
 
     rows: Sequence[Json]
     columns: Columns
-    """In order."""
     empty: str
     """What to say, on stderr, when there are no rows."""
 
@@ -70,11 +66,17 @@ def show(person: Part | Sequence[Part]) -> None:
         if isinstance(part, Facts):
             show_cells((), [[name, str(value)] for name, value in part.facts if value is not None], is_first_a_name=True)
         elif isinstance(part, Rows) and part.rows:
-            show_cells(list(part.columns), [[_cell(row, column) for column in part.columns.values()] for row in part.rows])
+            for line in tables.lines(tables.cells_of(part.rows, part.columns), part.columns, _table_width()):
+                stdout().print(line, soft_wrap=True)
         elif isinstance(part, Rows):
             say(part.empty)
         else:
             typer.echo(part)
+
+
+def _table_width() -> int | None:
+    """Return how many columns a table may take: those of the terminal, or of the variable COLUMNS; None: no limit."""
+    return stdout().width if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else None
 
 
 class _Pipe(Console):
@@ -86,7 +88,7 @@ class _Pipe(Console):
 
 def stdout() -> Console:
     """Return a console on stdout as it is now."""
-    return _Pipe(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, soft_wrap=False)
+    return _Pipe(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else PIPE_WIDTH, highlight=False, soft_wrap=False)
 
 
 def stderr() -> Console:
@@ -177,6 +179,27 @@ def pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a number of things in words, as `1 node` and `2 nodes`."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def copies_of_shards(copies: int) -> str:
+    """Return how many copies of every shard a job keeps."""
+    return f"{counted(copies, 'copy', 'copies')} of every shard"
+
+
+def duration(value: float) -> str:
+    """Return seconds as people say them: `42 s`, `12 min 05 s`, `3 h 20 min`, `2 d 4 h`."""
+    whole = max(0, round(value))
+    days, hours, minutes = whole // 86_400, whole % 86_400 // 3600, whole % 3600 // 60
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {whole % 60:02} s" if minutes else f"{whole} s"
+
+
 def without_none(**fields: Any) -> Any:
     """Return the fields that have a value."""
     return {name: value for name, value in fields.items() if value is not None}
@@ -206,10 +229,3 @@ def exit_code(error: EverstepError) -> int:
     if isinstance(error, ServiceFailed):
         return WRONG if error.code == "ValidationException" else SERVICE_FAILED
     return WRONG if isinstance(error, (ConfigurationError, SourceRefused)) else FAILED
-
-
-def _cell(row: Json, column: Column) -> str:
-    if callable(column):
-        return column(row)
-    value = row.get(column)
-    return "" if value is None else str(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from everstep.cli.accounting import dollars
-from everstep.cli.output import Json, size
+from everstep.cli.output import Json, copies_of_shards, counted, size
 
 
 def facts(plan: Json) -> list[tuple[str, Any]]:
@@ -20,7 +20,7 @@ def facts(plan: Json) -> list[tuple[str, Any]]:
     ratio, cost, most = plan.get("ExpectedEttrRatio"), plan.get("CostUsdPerHour"), plan.get("MostCostUsd")
     return [
         ("fleet", plan["FleetName"]),
-        ("ranks", f"{plan['NodeCount']} nodes × {plan['RanksPerNode']} = {plan['WorldSize']}, {plan['Copies']} copies of every shard"),
+        ("ranks", f"{counted(plan['NodeCount'], 'node')} × {plan['RanksPerNode']} = {plan['WorldSize']}, {copies_of_shards(plan['Copies'])}"),
         ("memory per node", _memory(plan)),
         ("memory survives", "; ".join(f"{odds['LostNodes']} lost: {odds['Probability']:.4%}" for odds in plan["RecoveryOdds"])),
         ("starts", "at once" if plan["CanStartNow"] else f"later; it waits for {plan.get('WaitsFor', 'its turn')}"),
@@ -35,7 +35,7 @@ def facts(plan: Json) -> list[tuple[str, Any]]:
 
 
 def _memory(plan: Json) -> str:
-    slots = f"{plan['SlotsPerNode']} slots, each as large as a rank's state"
+    slots = f"{counted(plan['SlotsPerNode'], 'slot')}, each as large as a rank's state"
     largest = plan.get("LargestShardBytes")
     return slots if largest is None else f"{slots}: up to {size(largest)} each of {size(plan['NodeMemoryBytes'])}"
 

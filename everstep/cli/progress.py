@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from everstep.cli import steps
 from everstep.cli.commands import Pages
-from everstep.cli.output import Json, seconds, stderr, step
+from everstep.cli.output import Json, counted, seconds, stderr, step
 
 QUIET_SECONDS: Final = 10.0
 """Where nobody watches live, a step alone is worth a line this often."""
@@ -76,9 +77,9 @@ def line_of(job: Json) -> str:
     status = job["SecondaryStatus"]
     if job["Boundary"] < 0 or status not in ("Training", "Stopping"):
         return f"{job['TrainingJobName']}: {status}: {job['Reason']}"
-    incidents = f", {job['IncidentCount']} incidents" if job["IncidentCount"] else ""
-    steps = f"step {step(job['Boundary'])}, committed {step(job['CommittedStep'])}"
-    return f"{job['TrainingJobName']}: {status}, {steps}, generation {job['Generation']}{incidents}"
+    incidents = f", {counted(job['IncidentCount'], 'incident')}" if job["IncidentCount"] else ""
+    committed = f"committed {step(job['CommittedStep'])}"
+    return f"{job['TrainingJobName']}: {status}, {steps.words(job)}, {committed}, generation {job['Generation']}{incidents}"
 
 
 def incident_line(incident: Json) -> str:
@@ -88,7 +89,7 @@ def incident_line(incident: Json) -> str:
         return f"! {incident['Cause']}: {evidence} → {incident['Decision']}"
     phases = [incident.get(f"{phase}Seconds") for phase in ("Detect", "Replace", "Restore", "Rework")]
     total = seconds(sum(phase or 0.0 for phase in phases))
-    return (
-        f"✓ {incident['Cause']}: training again from step {step(incident.get('FromStep'))} ({incident.get('RestoreSource', 'nothing')}), "
-        f"{incident.get('LostSteps', 0)} steps lost, {total} s"
-    )
+    if "RestoredAt" not in incident:
+        return f"✗ {incident['Cause']}: the job ended before training ran again, {total} s after the failure"
+    restored = f"training again from step {step(incident.get('FromStep'))} ({incident.get('RestoreSource', 'nothing')})"
+    return f"✓ {incident['Cause']}: {restored}, {counted(incident.get('LostSteps', 0), 'step')} lost, {total} s"

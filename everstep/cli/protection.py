@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import typer
 
-from everstep.cli.commands import Columns, Facts, Json, Rows, Service, Shown, command
+from everstep.cli.commands import Columns, Detail, Facts, Json, Prose, Rows, Service, Shown, command
 from everstep.cli.names import JobName
 from everstep.cli.output import moment, size, step
 
@@ -34,9 +34,9 @@ def describe(service: Service, name: JobName) -> Shown:
     columns: Columns = {
         "RANK": "Rank",
         "COMMITTED": lambda shard: step(shard["CommittedStep"]),
-        "SIZE": lambda shard: size(shard["Bytes"]),
+        "SIZE": Detail(lambda shard: size(shard["Bytes"])),
         "HOLDERS (owner first)": _holders,
-        "REASON": "Reason",
+        "REASON": Prose("Reason"),
     }
     return Shown(protection, (Facts(facts), Rows(protection["Shards"], columns, empty="No shard is held in memory.")))
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from everstep.cli.commands import Columns, Json, Pages, Rows, Service, Shown, command
-from everstep.cli.output import without_none
+from everstep.cli.output import counted, without_none
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -20,8 +20,8 @@ def list_quotas(service: Service, pages: Pages) -> Shown:
     answer = pages.of(service, "list_project_quotas")
     columns: Columns = {
         "PROJECT": "Project",
-        "NODES OF A FLEET": lambda quota: _limit(quota, "MaxNodeCount"),
-        "JOBS": lambda quota: _limit(quota, "MaxJobCount"),
+        "NODES OF A FLEET": lambda quota: str(quota.get("MaxNodeCount", "any")),
+        "JOBS": lambda quota: str(quota.get("MaxJobCount", "any")),
     }
     return Shown(answer, Rows(answer["Quotas"], columns, empty="No project has a quota."))
 
@@ -35,9 +35,8 @@ def set_quota(
 ) -> Shown:
     """Set a project's quota, in place of the one that it had."""
     quota = service.put_project_quota(**without_none(Project=project, MaxNodeCount=max_node_count, MaxJobCount=max_job_count))
-    return Shown(
-        quota, f"{project} may hold {_limit(quota, 'MaxNodeCount')} nodes of each fleet, and have {_limit(quota, 'MaxJobCount')} jobs under way"
-    )
+    nodes, jobs = _limit(quota, "MaxNodeCount", "node"), _limit(quota, "MaxJobCount", "job")
+    return Shown(quota, f"{project} may hold {nodes} of each fleet, and have {jobs} under way")
 
 
 @command(app)
@@ -47,5 +46,5 @@ def delete(service: Service, project: Project) -> Shown:
     return Shown(quota, f"{project} has no quota any more")
 
 
-def _limit(quota: Json, field: str) -> str:
-    return str(quota.get(field, "any number of"))
+def _limit(quota: Json, field: str, noun: str) -> str:
+    return counted(quota[field], noun) if field in quota else f"any number of {noun}s"

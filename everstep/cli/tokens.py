@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from everstep.cli.commands import Columns, Facts, Json, Pages, Rows, Service, Shown, command
+from everstep.cli.commands import Columns, Detail, Pages, Prose, Rows, Service, Shown, command
 from everstep.cli.output import moment, when, without_none
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -48,10 +48,10 @@ def list_tokens(
         "ID": "TokenId",
         "ROLE": lambda token: "join" if token["Kind"] == "join" else token["Role"],
         "PROJECT": lambda token: token.get("FleetName") or token.get("Project") or "every",
-        "DESCRIPTION": "Description",
-        "CREATED (UTC)": lambda token: when(token["CreationTime"]),
+        "DESCRIPTION": Prose("Description"),
+        "CREATED (UTC)": Detail(lambda token: when(token["CreationTime"])),
         "EXPIRES (UTC)": lambda token: when(token.get("ExpirationTime")) or "never",
-        "REVOKED (UTC)": lambda token: when(token.get("RevocationTime")),
+        "REVOKED (UTC)": Detail(lambda token: when(token.get("RevocationTime"))),
     }
     return Shown(answer, Rows(answer["Tokens"], columns, empty="No tokens."))
 

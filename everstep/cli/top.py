@@ -54,7 +54,7 @@ def live(service: Any, name: str | None, console: Console) -> None:
     threading.Thread(target=read, name="events", daemon=True).start()
     with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False, screen=True) as drawn:
         for seen, now in boards(service, name, wait=wait, now=lambda: datetime.now(UTC)):
-            drawn.update(board.picture(seen, now), refresh=True)
+            drawn.update(board.picture(seen, now, console.width), refresh=True)
 
 
 def boards(service: Any, name: str | None, *, wait: Wait, now: Callable[[], datetime]) -> Iterator[tuple[board.Board, datetime]]:

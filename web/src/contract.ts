@@ -649,6 +649,8 @@ export interface Incident {
   ReplacementInstanceIds: string[]
   FailedAt: Timestamp
   OpenedAt: Timestamp
+  /** When training ran again; absent where it has not. */
+  RestoredAt?: Timestamp
   ClosedAt?: Timestamp
   DetectSeconds?: number
   ReplaceSeconds?: number

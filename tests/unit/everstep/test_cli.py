@@ -84,6 +84,7 @@ INCIDENT = {
     "ReplacementInstanceIds": ["i-5"],
     "FailedAt": datetime.fromisoformat("2026-03-01T12:01:00Z"),
     "OpenedAt": datetime.fromisoformat("2026-03-01T12:01:01Z"),
+    "RestoredAt": datetime.fromisoformat("2026-03-01T12:01:04Z"),
     "ClosedAt": datetime.fromisoformat("2026-03-01T12:01:05Z"),
     "DetectSeconds": 1.0,
     "ReplaceSeconds": 0.5,
@@ -162,7 +163,7 @@ def test_submit_as_the_readme_says(run):
         create_training_job=planned,
     )
     assert code == 0
-    assert out.splitlines()[-1] == "submitted gpt: 4 nodes × 1 ranks"
+    assert out.splitlines()[-1] == "submitted gpt: 4 nodes × 1 rank"
     assert "everstep jobs wait gpt" in err
     (_, dry), (_, request) = calls[1:]
     assert dry == {**request, "DryRun": True}
@@ -414,7 +415,7 @@ def test_errors_are_one_line_with_a_hint_and_an_exit_code(run, error, code):
         (
             ("jobs", "describe", "gpt"),
             {"describe_training_job": JOB},
-            ["Completed", "200, committed 199", "Waiting [its] turn.", "0.750", "train 100.0 s"],
+            ["Completed", "step 200", "committed step", "Waiting [its] turn.", "0.750", "train 100.0 s"],
         ),
         (("jobs", "list"), {"list_training_jobs": {"TrainingJobSummaries": [JOB]}}, ["gpt", "199", "NAME"]),
         (("jobs", "stop", "gpt"), {"stop_training_job": {"TrainingJobStatus": "Stopping"}}, ["gpt is Stopping"]),
@@ -514,7 +515,11 @@ def test_what_may_be_absent_is_not_missed(run, arguments, operation, shape):
 def test_incidents_of_which_little_is_known_are_told():
     incident = least("Incident")
     assert incident_line(incident).startswith("! notice: any")
-    assert incident_line({**incident, "ClosedAt": JOB["CreationTime"]}) == "✓ notice: training again from step - (nothing), 0 steps lost, 0.0 s"
+    assert (
+        incident_line({**incident, "ClosedAt": JOB["CreationTime"]}) == "✗ notice: the job ended before training ran again, 0.0 s after the failure"
+    )
+    recovered = {**incident, "RestoredAt": JOB["CreationTime"], "ClosedAt": JOB["CreationTime"]}
+    assert incident_line(recovered) == "✓ notice: training again from step - (nothing), 0 steps lost, 0.0 s"
 
 
 CHANGE = {"Setting": "SuspendedProcesses", "After": "AZRebalance", "Reason": "g does not suspend AZRebalance.", "Applies": "Now"}
@@ -545,7 +550,7 @@ def test_what_a_fleet_changes_of_its_group_is_shown_and_asked_for_first(run, mon
     at_terminal(monkeypatch, answer)
     ended, out, err, _ = run(*CREATE, create_fleet=create)
     assert (ended, calls) == (code, asked)
-    assert "SuspendedProcesses: none → AZRebalance. g does not suspend AZRebalance." in err
+    assert "SuspendedProcesses: none → AZRebalance (now). g does not suspend AZRebalance." in err
     assert "Change this of g" in err
     assert ("main" in out) == (code == 0)
 
@@ -578,9 +583,9 @@ def test_wait_shows_the_way_and_ends_well(run):
     answers = {"describe_training_job": lambda **_: next(looks), "list_incidents": {"Incidents": [INCIDENT]}}
     code, out, err, _ = run("jobs", "wait", "gpt", **answers)
     assert code == 0
-    assert "gpt is Completed at step 200, 1 incidents" in out
+    assert "gpt is Completed at step 200, 1 incident" in out
     assert "step 50, committed 49" in err
-    assert err.count("✓ instance_terminated: training again from step 120 (peer), 1 steps lost, 4.0 s") == 1
+    assert err.count("✓ instance_terminated: training again from step 120 (peer), 1 step lost, 4.0 s") == 1
 
 
 def test_wait_ends_badly_with_the_reason(run):
@@ -645,7 +650,7 @@ def test_outputs_are_downloaded(run, tmp_path):
     outputs = [{"Generation": 2, "Path": "rank=0/model.bin", "Key": "k", "Bytes": 3}]
     answers = {"list_outputs": {"Outputs": outputs}, "get_output": lambda TrainingJobName, Key: body(b"abc")}
     code, out, _, _ = run("jobs", "output", "gpt", "--to", str(tmp_path / "out"), **answers)
-    assert (code, out) == (0, f"1 files, 3 B, in {tmp_path / 'out'}\n")
+    assert (code, out) == (0, f"1 file, 3 B, in {tmp_path / 'out'}\n")
     assert (tmp_path / "out/rank=0/model.bin").read_bytes() == b"abc"
 
 

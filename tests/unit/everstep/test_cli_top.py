@@ -45,7 +45,7 @@ def event(message: str, number: int = 1) -> dict:
 def drawn(seen: Board, now: datetime = NOW) -> str:
     console = Console(record=True, width=160, force_terminal=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
-        console.print(board.picture(seen, now))
+        console.print(board.picture(seen, now, console.width))
         return console.export_text()
 
 
@@ -54,7 +54,7 @@ def test_the_board_says_where_each_job_stands_and_what_happened() -> None:
     seen = board.told(board.looked(Board(), [job(EttrRatio=0.91), waiting], NOW), event("Generation [3] trains."))
     lines = drawn(seen, NOW + timedelta(seconds=3)).splitlines()
     assert lines[0].startswith("everstep · 2026-03-01 12:00:03 UTC · 2 jobs under way, as of 3 s ago")
-    assert lines[3].split()[:7] == ["gpt", "Training", "200", "199", "-", "0.910", "4"]
+    assert lines[3].split()[:7] == ["gpt", "Training", "200", "-", "-", "0.910", "199"]
     assert lines[4].split()[:5] == ["bert", "Pending", "-", "-", "-"]
     assert "Waiting for [2] nodes." in lines[4]
     assert lines[6].split(maxsplit=2) == ["12:00:00", "JobStateChanged", "Generation [3] trains."]
@@ -132,7 +132,7 @@ def test_jobs_under_way_are_those_that_have_not_ended() -> None:
 def test_where_nobody_watches_it_is_shown_once_and_programs_get_json(run) -> None:
     code, out, _, _ = run("jobs", "top", "gpt", describe_training_job=job())
     assert code == 0
-    assert "1 jobs under way, as of now" in out
+    assert "1 job under way, as of now" in out
     _, out, _, _ = run("jobs", "top", "gpt", "-o", "json", describe_training_job=job())
     assert json.loads(out)["TrainingJobSummaries"][0]["TrainingJobName"] == "gpt"
 

@@ -1,0 +1,129 @@
+"""How a table fits a terminal: which columns are printed, and how wide each is. Pure.
+
+A cell is one line. An id or a name is never cut, because people copy it. Where the terminal is too narrow, `Prose` columns
+are cut first, then `Detail` columns are left out, the last one first.
+
+Invariant: the lines of a table are at most as wide as the terminal, unless the columns that are never cut need more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.cells import cell_len
+from rich.text import Text
+
+Field = str | Callable[[Mapping[str, Any]], str]
+"""What a cell shows: a field of the row by its name, or the result of a function of the row."""
+
+GAP: Final = "  "
+"""Between two columns."""
+PROSE_WIDTH: Final = 24
+"""Terminal columns that a `Prose` column keeps at least before `Detail` columns are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prose:
+    """A column of sentences, which may be cut."""
+
+    field: Field
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """A column that is left out where the terminal is too narrow for all columns."""
+
+    field: Field
+
+
+Column = Field | Prose | Detail
+Columns = Mapping[str, Column]
+"""By heading, in the order in which they are printed."""
+
+
+def cells_of(rows: Sequence[Mapping[str, Any]], columns: Columns) -> list[list[str]]:
+    """Return the text of every cell, line breaks replaced by spaces.
+
+    Args:
+        rows: items of an answer.
+        columns: of the table.
+
+    Returns:
+        By row, one cell for each column.
+    """
+    fields = [column.field if isinstance(column, (Prose, Detail)) else column for column in columns.values()]
+    return [[_one_line(_text(row, field)) for field in fields] for row in rows]
+
+
+def widths(cells: Sequence[Sequence[str]], columns: Columns, width: int | None) -> dict[int, int]:
+    """Decide which columns are printed and how wide each is.
+
+    Args:
+        cells: by row, with as many cells as there are columns.
+        columns: of the table.
+        width: of the terminal in columns; None: there is no limit.
+
+    Returns:
+        By the column's number, its width in terminal columns. Columns that are left out are missing.
+    """
+    natural = {number: max(cell_len(heading), *(cell_len(row[number]) for row in cells)) for number, heading in enumerate(columns)}
+    if width is None:
+        return natural
+    kinds = list(columns.values())
+    shown = dict(natural)
+    least = {n: min(size, PROSE_WIDTH) if isinstance(kinds[n], Prose) else size for n, size in natural.items()}
+    for number in reversed([number for number, kind in enumerate(kinds) if isinstance(kind, Detail)]):
+        if _total(least[n] for n in shown) <= width:
+            break
+        del shown[number]
+    spare = width - _total(least[n] for n in shown)
+    for number in shown:
+        if isinstance(kinds[number], Prose):
+            grown = min(natural[number], max(1, least[number] + spare))
+            spare -= max(0, grown - least[number])
+            shown[number] = grown
+    return shown
+
+
+def lines(cells: Sequence[Sequence[str]], columns: Columns, width: int | None) -> list[Text]:
+    """Return the lines of a table, its headings first.
+
+    Args:
+        cells: by row; see `cells_of`.
+        columns: of the table.
+        width: of the terminal in columns; None: nothing is cut.
+
+    Returns:
+        One text a line, without spaces at its end.
+    """
+    chosen = widths(cells, columns, width)
+    return [_line(row, chosen, style) for row, style in ((list(columns), "bold"), *((row, "") for row in cells))]
+
+
+def _line(row: Sequence[str], chosen: Mapping[int, int], style: str) -> Text:
+    line = Text()
+    for number, size in chosen.items():
+        cell = Text(row[number], style=style)  # a Text: what users and instances wrote is never markup
+        cell.truncate(size, overflow="ellipsis", pad=True)
+        line.append(GAP if line.cell_len else "")
+        line.append_text(cell)
+    line.rstrip()
+    return line
+
+
+def _total(sizes: Iterable[int]) -> int:
+    given = list(sizes)
+    return sum(given) + len(GAP) * (len(given) - 1)
+
+
+def _text(row: Mapping[str, Any], field: Field) -> str:
+    if callable(field):
+        return field(row)
+    value = row.get(field)
+    return "" if value is None else str(value)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split("\n"))
