@@ -31,6 +31,8 @@ class StateTensor:
     """The tensor itself, not a view: its version and address tell whether it changed. On the meta device: it does not exist yet."""
     is_deferred: bool
     """Only an optimizer step changes it, so it may be copied while forward and backward run."""
+    wrapper: torch.Tensor | None = None
+    """The tensor that the script sees (a DTensor) where `tensor` is the memory behind it: torch counts changes in the wrapper's version alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

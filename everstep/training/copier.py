@@ -88,6 +88,9 @@ class Copier(Protocol):
             The ticket.
         """
 
+    def do_later(self, work: Callable[[], object]) -> None:
+        """Do some work in the copier's thread, behind the copies that were begun. Any thread; never blocks."""
+
     def prepare(self, memory: SlotMemory) -> None:
         """Get a slot ready in the background: the copies after it will be faster."""
 
@@ -116,11 +119,11 @@ class CopierThread:
         self._is_crowded = is_crowded
         self._waiting: int | None = None
         """The thread's id for the kernel, while it waits for work."""
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="everstep-copier", daemon=True)
         self._thread.start()
 
-    def put(self, work: Callable[[], None]) -> None:
+    def put(self, work: Callable[[], object]) -> None:
         """Let it be done behind what was put before."""
         if self._is_crowded and (waiting := self._waiting) is not None:
             with contextlib.suppress(OSError):
@@ -147,7 +150,7 @@ class CopierThread:
             except Exception:
                 log.exception("a part of the copier's work failed")
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next(self) -> Callable[[], object] | None:
         self._waiting = threading.get_native_id()
         try:
             return self._work.get()
@@ -176,6 +179,9 @@ class CpuCopier:
         ticket = CopyTicket()
         self._thread.put(lambda: self._copy(copies, done, progress, ticket))
         return ticket
+
+    def do_later(self, work: Callable[[], object]) -> None:
+        self._thread.put(work)
 
     def prepare(self, memory: SlotMemory) -> None:
         self._thread.put(memory.prefault)

@@ -19,7 +19,7 @@ import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -375,6 +375,9 @@ class CudaCopier:
         self._last = ticket = CudaTicket(self._device, self._end)
         self._thread.put(lambda: self._copy(copies, done, progress, ticket))
         return ticket
+
+    def do_later(self, work: Callable[[], object]) -> None:
+        self._thread.put(work)
 
     def prepare(self, memory: SlotMemory) -> None:
         """Register the slot in the background, a piece between two copies: no copy waits for all of it."""

@@ -1,8 +1,9 @@
 """The guard: no optimizer step before the copy of the state it would change is done, and no snapshot of a tensor that changed meanwhile.
 
-What the session takes for granted, "only an optimizer step changes these tensors", is a guess about the user's code. It is checked: always by
-version and address, when the copy has ended (a later change reaches no snapshot), and on audited snapshots, which are copied whole at the boundary,
-byte by byte before the next step. What fails is reported once and from then on copied at the boundary.
+What the session takes for granted, "only an optimizer step changes these tensors", is a guess about the user's code. The session
+checks it on every snapshot by version and address, at the first moment behind the copy at which the training thread is inside no
+operation (`everstep.training.pauses`), here at the latest. Audited snapshots are copied whole at the boundary, and compared byte by
+byte before the next step. A tensor that fails is reported once, and copied at the boundary from then on.
 
 Invariant: at most one snapshot is in flight, and `reach` returns only when nobody reads the deferred tensors any more.
 """

@@ -4,7 +4,8 @@
     observe; copy what may ──────▶ the copier copies the rest, ────▶ the guard waits for it, checks it
     change any time; index         `Capturing` … `Captured`          (audited: all is copied at the boundary, `Captured` only now)
 
-Invariant: a snapshot is said to be captured only when every byte of it is of its own step. No failure in here reaches the training script.
+Invariant: a snapshot is reported as captured only when every byte of it is of its own step, as far as torch counts the changes that the training
+thread makes. Audits find changes that torch does not count. No failure in here reaches the training script.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from everstep.training.capture import CapturePlan, SlotMemory, StateTensor
 from everstep.training.copier import Copier, Copies, CopyTicket
 from everstep.training.errors import CannotResume
 from everstep.training.guard import Flight, Guard
+from everstep.training.pauses import await_pause, is_main_thread
 from everstep.training.sources import Marks, Sources
 from everstep.training.state import Observed, RankState
 
@@ -63,15 +65,77 @@ class _Written:
         return self.index_offset + self.index_bytes
 
 
-@dataclass(slots=True)
 class _Capture:
-    """A capture under way."""
+    """A capture under way.
 
-    step: int
-    slot: int
-    begun: float
-    is_answered: bool = False
-    """The agent has been told what became of it."""
+    Args:
+        step: steps finished.
+        slot: the granted slot that it is written to.
+        begun: `time.perf_counter` at the boundary.
+    """
+
+    def __init__(self, step: int, slot: int, begun: float) -> None:
+        self.step = step
+        self.slot = slot
+        self.begun = begun
+        self._lock = threading.RLock()
+        self._is_answered = False
+
+    def claim_answer(self) -> bool:
+        """Say whether the caller is the one that reports the outcome to the agent: the first of all threads that ask."""
+        with self._lock:
+            is_first, self._is_answered = not self._is_answered, True
+            return is_first
+
+
+class _Verdict:
+    """Decides once whether an unaudited snapshot is whole, and reports that once its copy has ended. Any thread.
+
+    A change that began before the end of the copy is in a version only when its operation has ended. So the one look that decides is made at a
+    moment when the training thread is inside no operation: at a pause behind the copy, or at the guard, whichever comes first.
+
+    Args:
+        moved: returns the names of the tensors whose versions or addresses changed since the boundary.
+        settle: called once, with those names, and with the error that ended the copy, the look or the wait at the guard.
+    """
+
+    def __init__(self, moved: Callable[[], Sequence[str]], settle: Callable[[Sequence[str], BaseException | None], None]) -> None:
+        self._moved = moved
+        self._settle = settle
+        self._lock = threading.RLock()  # a signal handler of the script may reach the guard in the middle of a look
+        self._changed: Sequence[str] | None = None
+        self._error: BaseException | None = None
+        self._has_ended = False
+        self._is_settled = False
+
+    def look(self) -> Sequence[str]:
+        """Decide, unless that was done before; return the names of the tensors that changed too early."""
+        with self._lock:
+            if self._changed is None and not self._is_settled:
+                changed = self._moved()
+                self._changed = changed if self._changed is None else self._changed
+        self._conclude()
+        return self._changed or ()
+
+    def fail(self, error: BaseException) -> None:
+        """Give the snapshot up: no look could be made at the guard."""
+        with self._lock:
+            self._error = self._error or error
+        self._conclude()
+
+    def end_copy(self, error: BaseException | None) -> None:
+        """Take note that the copy has ended. In the copier's thread."""
+        with self._lock:
+            self._has_ended = True
+            self._error = self._error or error
+        self._conclude()
+
+    def _conclude(self) -> None:
+        with self._lock:
+            is_due = self._has_ended and not self._is_settled and (self._changed is not None or self._error is not None)
+            self._is_settled |= is_due
+        if is_due:
+            self._settle(self._changed or (), self._error)
 
 
 class _Tensors:
@@ -145,12 +209,22 @@ class Snapshotter:
         guard: stands before the next change.
         on_copying: told the step whose copier runs, and `NONE` when it has stopped; called from any thread.
         is_crowded: there are few cores for each rank.
+        await_pause: finds pauses of the main thread (`everstep.training.pauses`).
     """
 
     def __init__(
-        self, state: RankState, link: AgentLink, copier: Copier, guard: Guard, on_copying: Callable[[int], None], *, is_crowded: bool
+        self,
+        state: RankState,
+        link: AgentLink,
+        copier: Copier,
+        guard: Guard,
+        on_copying: Callable[[int], None],
+        *,
+        is_crowded: bool,
+        await_pause: Callable[[Callable[[], None]], bool] = await_pause,
     ) -> None:
         self._is_crowded = is_crowded
+        self._await_pause = await_pause
         self._state = state
         self._link = link
         self._copier = copier
@@ -361,35 +435,26 @@ class Snapshotter:
                 told = partial(Captured, chunk_digests=chunks.all() if chunks is not None else b"", seconds=time.perf_counter() - capture.begun)
                 self._answer(capture, self._told(written, told))
 
-        guarded: list[Sequence[str]] = []
-        decided: list[Sequence[str]] = []
+        verdict = _Verdict(partial(sources.moved, marks), settle)
+        has_pauses = self._has_pauses(sources)
 
-        def copied(error: BaseException | None) -> None:
-            # In the copier's thread. What an unaudited snapshot holds is decided now: no later change can reach it. (A change in flight at
-            # this very moment is counted only when it ends; tensors that change in forward are known from the audits before it comes to that.)
-            # On a device training is beyond the guard by now, and its step comes behind the copy there: then it was decided at the guard, which
-            # has spoken before any change that came behind it can be seen here.
-            moved = () if is_audited else sources.moved(marks)
-            changed = guarded[0] if guarded else moved
-            if not is_audited:
-                decided.append(changed)
+        def copied(error: BaseException | None) -> None:  # in the copier's thread
             if chunks is not None and error is None:
                 chunks.all()  # before the page says that nobody is at this slot any more
             self._on_copying(NONE)
-            if not is_audited:
-                settle(changed, error)
-            elif is_streamed and error is None:
-                self._hint_capturing(written, written.payload_bytes)
-
-        def moved_by_now() -> Sequence[str]:
-            # To look again takes 2 µs a tensor, for training has had its caches meanwhile, and could say nothing of what was decided.
-            return decided[0] if decided else sources.moved(marks)
+            if is_audited:
+                if is_streamed and error is None:
+                    self._hint_capturing(written, written.payload_bytes)
+                return
+            verdict.end_copy(error)
+            if error is None and not (has_pauses and self._await_pause(lambda: self._copier.do_later(verdict.look))):
+                self._link.let_go()  # the guard decides; the boundary's word does not wait for it
 
         def reached(changed: Sequence[str], error: BaseException | None) -> None:
-            if error is None:  # else `copied` looks itself
-                guarded.append(changed)
             if is_audited:
                 settle(changed, error or ticket.error)
+            elif error is not None:
+                verdict.fail(error)
 
         def progress(complete_count: int, piece_bytes: int) -> None:
             if is_large:
@@ -405,13 +470,20 @@ class Snapshotter:
         is_followed = is_streamed or chunks is not None or (is_prompt and is_large)
         ticket = self._ticket = self._copier.start(Copies((), ()) if is_audited else later, copied, progress if is_followed else None)
         copies = later.targets if is_audited else None
-        self._guard.arm(Flight(sources, moved_by_now, copies, ticket, reached, time.perf_counter() - capture.begun))
+        moved = partial(sources.moved, marks) if is_audited else verdict.look
+        self._guard.arm(Flight(sources, moved, copies, ticket, reached, time.perf_counter() - capture.begun))
+
+    def _has_pauses(self, sources: Sources) -> bool:
+        """Say whether a pause of the main thread shows all changes of these tensors.
+
+        A wrapper's are counted late: when Python code of its class has returned, in which there are pauses.
+        """
+        return is_main_thread() and not sources.has_wrappers
 
     def _answer(self, capture: _Capture, message: Captured | Abandoned) -> None:
         """Tell the agent what became of a capture, once: one that was broken off may have come to its end, or come to it yet. Any thread."""
-        if not capture.is_answered:
+        if capture.claim_answer():
             self._link.send(message)
-            capture.is_answered = True
 
     def _note(self, reason: str) -> None:
         """Say once in the rank's output why its steps are not kept; training goes on."""

@@ -10,6 +10,7 @@ import ctypes
 import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import torch
 
@@ -24,7 +25,10 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What changes when torch changes one of some tensors in place or gives it other memory; writes through `.data` go unnoticed."""
+    """What changes when torch changes one of some tensors in place or gives it other memory.
+
+    A write through `.data`, a numpy view or a kernel of the script's own changes neither. An in-place operation counts when it ends.
+    """
 
     versions: list[int]
     addresses: list[int]
@@ -42,7 +46,12 @@ class Sources:
         self.names = [state.name for _, state in tensors]
         self.live = [state.tensor for _, state in tensors]
         self.aliases = [tensor.detach() for tensor in self.live]
-        self._counted = [tensor for tensor in self.live if not tensor.is_inference()]  # inference tensors have no version
+        counted = [(name, state.tensor) for name, (_, state) in zip(self.names, tensors, strict=True)]
+        counted += [(state.name, state.wrapper) for _, state in tensors if state.wrapper is not None]
+        counted = [(name, tensor) for name, tensor in counted if not tensor.is_inference()]  # inference tensors have no version
+        self._counted_names = [name for name, _ in counted]
+        self._counted = [tensor for _, tensor in counted]
+        self.has_wrappers = any(state.wrapper is not None for _, state in tensors)
 
     def renew(self) -> bool:
         """Make the aliases those of the present memory; return False when a tensor no longer has the shape that it was planned with."""
@@ -64,12 +73,9 @@ class Sources:
         now = self.marks()
         if now == since:
             return []
-        versions = {id(tensor): pair for tensor, *pair in zip(self._counted, since.versions, now.versions, strict=True)}
-        return [
-            name
-            for name, tensor, before, after in zip(self.names, self.live, since.addresses, now.addresses, strict=True)
-            if before != after or operator.ne(*versions.get(id(tensor), (0, 0)))
-        ]
+        changed = set(compress(self._counted_names, map(operator.ne, since.versions, now.versions)))
+        changed.update(compress(self.names, map(operator.ne, since.addresses, now.addresses)))
+        return [name for name in self.names if name in changed]
 
     def differing(self, copies: Sequence[torch.Tensor]) -> list[str]:
         """Return the names of those whose bytes are not those of their copies. NaN equals itself here, and 0.0 does not equal -0.0."""

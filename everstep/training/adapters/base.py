@@ -218,7 +218,7 @@ class NamedOptimizer:
 
     def _named_of(self, name: str, parameter: torch.Tensor) -> list[StateTensor]:
         return [
-            StateTensor(f"{self.prefix}{name}/{key}", self.local(value), is_deferred=True)
+            state_tensor(f"{self.prefix}{name}/{key}", value, self.local, is_deferred=True)
             for key, value in self.optimizer.state.get(parameter, {}).items()
             if isinstance(value, torch.Tensor)
         ]
@@ -439,9 +439,15 @@ def plain_local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def state_tensor(name: str, tensor: torch.Tensor, local: Callable[[torch.Tensor], torch.Tensor], *, is_deferred: bool) -> StateTensor:
+    """Return a tensor of the state by the memory of this rank behind it."""
+    memory = local(tensor)
+    return StateTensor(name, memory, is_deferred, None if memory is tensor else tensor)
+
+
 def local_tensors(tensors: list[torch.Tensor], local: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
-    """Return the memory of this rank behind each tensor; without sharding the list itself: there are thousands at every boundary."""
-    return tensors if local is plain_local else [local(tensor) for tensor in tensors]
+    """Return the tensors and the memory of this rank behind each; without sharding the list itself: there are thousands at every boundary."""
+    return tensors if local is plain_local else [*tensors, *map(local, tensors)]
 
 
 def plain_rewrap(_parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:

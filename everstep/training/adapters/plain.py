@@ -26,6 +26,7 @@ from everstep.training.adapters.base import (
     local_tensors,
     plain_local,
     plain_rewrap,
+    state_tensor,
     tensor_names,
 )
 from everstep.training.adapters.buffers import Buffers, buffers_of
@@ -121,7 +122,7 @@ class PlainAdapter:
         return AdapterState([listed, *of_optimizers], fresh, plain)
 
     def _named_parameters(self) -> list[StateTensor]:
-        return [StateTensor(f"model/{name}", self.local(p), self._is_deferred(p)) for name, p in self._parameters.items()]
+        return [state_tensor(f"model/{name}", p, self.local, is_deferred=self._is_deferred(p)) for name, p in self._parameters.items()]
 
     def expect_restore(self) -> Sequence[Arena]:
         return [arena for named in self._optimizers if (arena := named.expect_restore()) is not None]

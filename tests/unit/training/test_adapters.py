@@ -23,6 +23,7 @@ from everstep.training.arena import Arena
 from everstep.training.capture import CapturePlan
 from everstep.training.errors import CannotResume, SessionMisuse
 from everstep.training.registration import _adapters
+from everstep.training.sources import Sources
 from everstep.training.state_tree import Tree, decode, encode
 from tests.unit.training.saved import Saved
 
@@ -535,6 +536,11 @@ def test_parameters_that_are_sharded_need_no_wrapper(mesh: DeviceMesh) -> None:
         (nn.Parameter, [4, 4]),
         (nn.Parameter, [4]),
     ]
+    watched = Sources(list(enumerate(adapter.observe().tensors)))
+    marks = watched.marks()
+    with torch.no_grad():
+        model[0].bias.add_(1)
+    assert watched.moved(marks) == ["model/0.bias"], "torch counts it in the DTensor alone"
     with pytest.raises(CannotResume, match=r"Adafactor with fully_shard or tensor parallel"):
         _adapters({}, {"": torch.optim.Adafactor(model.parameters())}, {}, ())
 
