@@ -11,6 +11,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
+from everstep.protocol.rank_messages import unordered_machine
+
 GIB: Final = 1024**3
 OLDEST_PYTHON: Final = (3, 11)
 SKEW_TOLD_SECONDS: Final = 2.0
@@ -139,6 +141,8 @@ class Facts:
     now: datetime
     is_node: bool
     """Judged as a machine that is to run ranks."""
+    machine: str
+    """The processor, as `platform.machine()` names it."""
     python: tuple[int, int]
     version: str
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -199,6 +203,10 @@ def _versions(facts: Facts) -> Iterator[Finding]:
         yield Finding("version", Level.OK, f"Everstep {facts.version}")
     if not facts.is_node:
         return
+    if obstacle := unordered_machine(facts.machine):
+        yield Finding("processor", Level.WRONG, obstacle.partition(": ")[0], "Choose another instance type.")
+    else:
+        yield Finding("processor", Level.OK, facts.machine)
     for package, what_for in (("torch", "ranks train with it"), ("py-spy", "it shows where ranks stand still")):
         if package not in facts.packages:
             level = Level.WRONG if package == "torch" else Level.WARNING

@@ -6,6 +6,7 @@ Invariant: nothing is changed anywhere. AWS is asked dry runs, simulations and d
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import socket
@@ -65,6 +66,7 @@ def gather(
     return Facts(
         now=datetime.now(UTC),
         is_node=is_node,
+        machine=platform.machine(),
         python=sys.version_info[:2],
         version=__version__,
         packages=_packages(("torch", "deepspeed", "py-spy")),

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import platform
 import re
 import resource
 import signal
@@ -25,6 +26,7 @@ from everstep.protocol.attestation import SERVER_ID_PATTERN
 from everstep.protocol.ids import NodeId
 from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter
 from everstep.protocol.loopback import is_loopback, url_host
+from everstep.protocol.rank_messages import unordered_machine
 from worker import metadata_rule, rank_user
 from worker.agent import Agent, AgentSettings
 from worker.attestation import Claim
@@ -124,6 +126,8 @@ def settings(arguments: list[str]) -> AgentSettings:
     parser.add_argument("--peer-port", type=int, default=0, help="port for other agents; 0: the kernel chooses")
     parser.add_argument("--cold", action="store_true", help="do not keep a pre-imported process to fork ranks from")
     given = parser.parse_args(arguments)
+    if obstacle := unordered_machine(platform.machine()):
+        parser.error(obstacle)
     for url in given.control_plane_url:
         if not url_host(url):
             parser.error(f"--control-plane-url {url!r} is not an http or https URL")

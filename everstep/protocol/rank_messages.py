@@ -49,6 +49,10 @@ _RANK = struct.Struct("<QqQqQqQQQ")
 _SEQUENCE = struct.Struct("Q")
 """Of the machine's own order, little endian wherever this runs: stored in one go, where a given order is stored byte by byte."""
 _PLACES_APART = 512
+ORDERED_MACHINES = ("x86_64",)
+"""Processors that make a process's stores visible to others in their order, as `platform.machine()` names them. A page is read without a lock, and
+Python has no store with release or load with acquire order: on other processors (aarch64) a half could be seen before it is written.
+"""
 NONE = -1
 MAX_TARGET = 2**53
 """More steps are no target: as a number of JSON it would be another one."""
@@ -154,6 +158,20 @@ def _read(page: memoryview, offset: int, size: int) -> bytes | None:
         if _SEQUENCE.unpack_from(page, offset) == (sequence,):  # else the next but one may have begun in this place
             return body
     return None
+
+
+def unordered_machine(machine: str) -> str:
+    """Say why ranks cannot be trained on a machine; empty where they can.
+
+    Args:
+        machine: `platform.machine()`.
+
+    Returns:
+        The reason, with what to do.
+    """
+    if machine in ORDERED_MACHINES:
+        return ""
+    return f"nodes need {' or '.join(ORDERED_MACHINES)} processors, this one is {machine}: choose another instance type"
 
 
 def write_agent_half(page: memoryview, half: AgentHalf) -> None:

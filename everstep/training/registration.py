@@ -88,7 +88,7 @@ def init(
         raise
     if guard == "forward":
         for module in (module for adapter in adapters for module in adapter.modules()):
-            module.register_forward_pre_hook(lambda *_: session.fence())
+            module.register_forward_pre_hook(session.fence_hook)
     for adapter in adapters:
         adapter.prepare()
     return session

@@ -66,6 +66,8 @@ QUIET_SECONDS = 0.25
 """Boundaries from which nothing follows are told together, this long after the last word at most: a small part of what people or peers wait for."""
 DRAIN_SECONDS = 5.0
 """A script that failed is held no longer than this for a copy: 33 GiB at 0.15 s each, the slowest measured; a device may never come back."""
+NOT_COMPILED = "Everstep waits here for the copy of the state: compile optimizer.step() without fullgraph=True, or call it uncompiled"
+"""The reason that torch.compile gives where a graph must be whole. Any other graph breaks at the guard, which waits in every step."""
 ENDS = (StopIteration, StopAsyncIteration, GeneratorExit)
 """How iterators say that they are at their end."""
 
@@ -148,8 +150,10 @@ class TrainingSession:
         self._profiler: NetworkProfiler | None = None
         if link.has_agent and environment.world_size > 1 and environment.local_rank == 0:  # whose idle spans are those of the node
             self._profiler = NetworkProfiler(self._report_spans, TorchTrace())
+        self.fence_hook = torch.compiler.disable(lambda *_: self.fence(), reason=NOT_COMPILED)  # type: ignore[no-untyped-call]
+        """`fence` for torch's hooks. Compiled code leaves its graph for it every time; traced, it would not wait."""
         for optimizer in state.optimizers():
-            optimizer.register_step_pre_hook(lambda *_: self.fence())
+            optimizer.register_step_pre_hook(self.fence_hook)
         self._step_watch = StepWatch(state.optimizers(), state.parameters(), state.companions(), self._report_fault)
         self._exit_watch = ExitWatch(self.close, self._drain)
         self._is_agreed = False

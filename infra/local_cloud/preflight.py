@@ -8,6 +8,7 @@ import platform
 from pathlib import Path
 from typing import Final
 
+from everstep.protocol.rank_messages import unordered_machine
 from infra.local_cloud import network
 from infra.local_cloud.errors import PreflightFailed
 
@@ -33,6 +34,8 @@ def check(node_count: int, *, has_namespaces: bool = False) -> None:
     """
     if platform.system() != "Linux":
         raise PreflightFailed(f"the local cloud needs Linux (tmpfs, pidfd); this is {platform.system()}: use a Linux container")
+    if reason := unordered_machine(platform.machine()):
+        raise PreflightFailed(reason)
     if has_namespaces and (obstacle := network.obstacle()):
         raise PreflightFailed(f"--network namespaces cannot work here: {obstacle}; use --network loopback")
     for module, extra in NEEDED.items():

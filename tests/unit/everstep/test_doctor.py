@@ -23,6 +23,7 @@ AWS = AwsFacts(caller="arn:aws:iam::1:role/x", region="eu-west-1", permissions={
 GOOD = Facts(
     now=NOW,
     is_node=True,
+    machine="x86_64",
     python=(3, 11),
     version="0.1.0",
     packages={"torch": "2.9.0", "py-spy": "0.4"},
@@ -43,7 +44,7 @@ def test_a_good_node_has_nothing_wrong_and_everything_was_looked_at() -> None:
     findings = judge(GOOD)
     assert {finding.level for finding in findings} == {Level.OK}
     checks = {finding.check for finding in findings}
-    machine = {"python", "version", "packages", "clock", "memory", "tmpfs", "ports", "gpu", "isolation"}
+    machine = {"python", "version", "packages", "processor", "clock", "memory", "tmpfs", "ports", "gpu", "isolation"}
     assert checks == machine | {"endpoint", "token", "aws", "permissions"}
     assert not is_wrong(findings)
 
@@ -63,6 +64,7 @@ QUOTA = Quota(name="P instances", limit=384, needed=768, instance_type="p5.48xla
     ("changes", "check", "level", "words"),
     [
         ({"python": (3, 10)}, "python", Level.WRONG, "3.10 is too old"),
+        ({"machine": "aarch64"}, "processor", Level.WRONG, "nodes need x86_64 processors, this one is aarch64"),
         (service(version="0.2.0"), "version", Level.WARNING, "0.1.0 here, 0.2.0 at the service"),
         ({"packages": {"py-spy": "1"}}, "packages", Level.WRONG, "torch is not installed"),
         ({"packages": {"torch": "1"}}, "packages", Level.WARNING, "py-spy is not installed"),

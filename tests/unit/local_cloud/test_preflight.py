@@ -20,6 +20,12 @@ def test_another_system_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> Non
         preflight.check(1)
 
 
+def test_another_processor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight.platform, "machine", lambda: "aarch64")
+    with pytest.raises(PreflightFailed, match="nodes need x86_64 processors, this one is aarch64"):
+        preflight.check(1)
+
+
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(preflight.NEEDED, "no_such_module", "worker")
     with pytest.raises(PreflightFailed, match="no_such_module is not installed: pip install"):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch._dynamo
 
 from everstep.protocol.ids import Generation, JobName, Rank, RunId
 from everstep.protocol.rank_messages import Phase, RankHalf, Standing
@@ -37,10 +38,10 @@ class AgentLink(Link):
     has_agent = True
 
 
-def session_of(link: Link, *, world_size: int = 1, local_rank: int = 0) -> TrainingSession:
+def session_of(link: Link, *, world_size: int = 1, local_rank: int = 0, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD) -> TrainingSession:
     environment = Environment(Rank(local_rank), world_size, None, JobName("job"), RunId("ab" * 16), Generation(0), 1.0, 30.0, local_rank=local_rank)
     model = torch.nn.Linear(2, 2)
-    adapter = PlainAdapter({"": model}, {"": torch.optim.SGD(model.parameters())})
+    adapter = PlainAdapter({"": model}, {"": optimizer(model.parameters())})  # type: ignore[call-arg]
     return TrainingSession(RankState([adapter], {}, {}, environment), link, environment, CpuCopier())
 
 
@@ -60,3 +61,32 @@ def test_the_network_is_profiled_by_the_rank_that_speaks_for_its_node(
     monkeypatch.setattr(sessions, "NetworkProfiler", lambda *_: made.append(None))
     session_of(AgentLink(), world_size=world_size, local_rank=local_rank).close()
     assert len(made) == profiler_count
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_compiled_step_that_must_be_one_graph_is_refused_at_its_first_call_with_the_reason() -> None:
+    """Adafactor's; torch breaks the graph of most of its other optimizers itself."""
+    torch._dynamo.reset()
+    session = session_of(Link(), optimizer=torch.optim.Adafactor)
+    optimizer = session._state.adapters[0].optimizers()[""]
+    step = torch.compile(optimizer.step, backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"reason: Everstep waits here for the copy of the state: compile optimizer\.step"):
+        step()
+    session.close()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of a module that torch imports when it compiles
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adafactor])
+def test_the_guard_waits_in_every_compiled_step(optimizer: type[torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    session = session_of(Link(), optimizer=optimizer)
+    reached: list[None] = []
+    monkeypatch.setattr(session._guard, "reach", lambda: reached.append(None))
+    (adapter,) = session._state.adapters
+    (model,) = adapter.modules()
+    step = torch.compile(adapter.optimizers()[""].step, backend="eager")
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+        step()
+    assert len(reached) == 3
+    session.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,17 @@ def test_what_is_given_counts(tmp_path: Path) -> None:
     found = settings(arguments(tmp_path / "state"))
     assert (found.node_id, found.address, found.memory_bytes, found.control_plane_urls) == ("i-1", "127.0.0.2", 1000, ("http://127.0.0.1:8000",))
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_processor_whose_stores_have_no_order_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks and agents read a shared page without a lock (`everstep.protocol.rank_messages`)."""
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with pytest.raises(SystemExit):
+        settings(arguments(tmp_path / "state"))
+    assert "nodes need x86_64 processors, this one is aarch64: choose another instance type" in capsys.readouterr().err
+    assert not (tmp_path / "state").exists()
 
 
 def test_the_region_that_an_agent_is_told_is_that_of_its_aws_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
