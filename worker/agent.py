@@ -40,6 +40,7 @@ from everstep.protocol.agent_messages import (
     MemberReport,
     MetricsStored,
     NodeFault,
+    PageCommit,
     Prepare,
     RankExit,
     Release,
@@ -221,6 +222,8 @@ class Agent:
         self._promising: tuple[RunId, int] | None = None
         self._inventory: tuple[SlotRecord, ...] = ()
         self._ended_ranks: EndedRanks | None = None
+        self._commits: tuple[PageCommit, ...] = ()
+        """Set with the promise, from the rank pages; valid while PROMISED."""
         self._member: Member | None = None
         self._supplied: Supplied | None = None
         """Of the generation that is loaded; None after a restart, and before."""
@@ -376,6 +379,7 @@ class Agent:
                 phase=membership.phase,
                 inventory=self._inventory,
                 ended=self._ended_ranks,
+                commits=self._commits,
                 faults=self._faults,
             )
         return MemberReport(
@@ -590,6 +594,7 @@ class Agent:
         self._store.open_run(membership.job, membership.run)
         self._inventory = self._store.inventory()
         self._ended_ranks = self._store.ended_ranks()
+        self._commits = self._store.page_commits()
         self._exits = {}
         self._promising = None
         log.info("generation %d promised: %d sealed slots", membership.generation, len(self._inventory))
@@ -689,7 +694,7 @@ class Agent:
         await self._supplies.forget(run)
         self._promises.write(None)
         self._know(None)
-        self._inventory, self._ended_ranks, self._exits, self._faults = (), None, {}, ()
+        self._inventory, self._ended_ranks, self._commits, self._exits, self._faults = (), None, (), {}, ()
         self._promising = None
 
     def _lapse(self) -> None:

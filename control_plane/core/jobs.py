@@ -368,6 +368,7 @@ def _prepare(view: _View) -> Decision:
         reason = f"an agent speaks of generation {seen_generation}: a higher one is issued"
         return _moved(replace_record(view, issued_generation=Generation(seen_generation + 1), asked=()), JobEvent.FAULTED, reason)
     view = _with_last_words(view)
+    view = replace_record(view, committed=launch.committed_of(view.spec, view.seen, view.record))  # Load clears the pages that show it
     view = _with_faulty(view)
     view = _without_lost(view)
     view = _with_asked(view)
@@ -428,7 +429,7 @@ def _base(view: _View, record: JobRecord, roll: launch.Roll) -> Step:
 
 def _to_be_saved(view: _View, roll: launch.Roll) -> Step:
     """Return the committed step that must not be lost; once all members have promised, the newest that they still have."""
-    floor = launch.floor_of(view.seen, view.record)
+    floor = launch.floor_of(view.spec, view.seen, view.record)
     return floor if roll.late or roll.unreachable else min(floor, _base(view, view.record, roll))
 
 
@@ -590,7 +591,7 @@ def _without_unreachable(view: _View) -> _View:
     waited = {node_id: _watched_seconds(view, at) for node_id, at in record.asked}
     if all(seconds <= timeouts.prepare_deadline_seconds for seconds in waited.values()):
         return view
-    left, floor = _base(view, record, roll), launch.floor_of(view.seen, record)
+    left, floor = _base(view, record, roll), launch.floor_of(view.spec, view.seen, record)
     late_seconds, silent_seconds = timeouts.exclude_seconds, timeouts.prepare_deadline_seconds
     silent_words, cost = f"did not promise within {silent_seconds:g} s and is silent", ""
     if left < floor:
@@ -1043,10 +1044,9 @@ def _with_progress(view: _View) -> _View:
     boundary = max(record.boundary, faults.reached(view.reports))
     coordinator = view.reports.get(plan.coordinator)
     status = coordinator.round if coordinator is not None else None
-    committed, proposed, committed_at = record.committed, record.proposed, record.committed_at
+    committed, proposed, committed_at = launch.committed_of(view.spec, view.seen, record), record.proposed, record.committed_at
     if status is not None and status.committed >= committed:
-        committed, proposed = status.committed, status.proposed
-        committed_at = status.committed_at_seconds or committed_at
+        proposed, committed_at = status.proposed, status.committed_at_seconds or committed_at
     is_dated = boundary == record.boundary and record.boundary_at is not None
     boundary_at = record.boundary_at if is_dated else passed_at(view.reports, boundary)
     incident = record.incident

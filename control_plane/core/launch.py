@@ -86,11 +86,24 @@ def parent_of(seen: JobObserved) -> Generation:
     return recovery.newest_started(seen.lineage)
 
 
-def floor_of(seen: JobObserved, record: JobRecord) -> Step:
-    """Return the step that memory should still have: the newest known commit, or the base that the newest started generation began with."""
+def committed_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
+    """Return the newest committed step that the record or any node's report shows; -1: none does.
+
+    A promised node reports the C on its pages, a node whose ranks live the C of each shard, the coordinator's node the C of the rounds. An old report
+    counts, too: C never falls within a generation, and commits off the path are left out.
+    """
+    members = [node.member for node in seen.nodes.values() if node.member is not None and node.member.run == spec.run]
+    on_pages = [(commit.generation, commit.step) for member in members for commit in member.commits]
+    live = [(member.generation, shard.committed) for member in members for shard in member.protection]
+    rounds = [(member.generation, member.round.committed) for member in members if member.round is not None]
+    return recovery.newest_committed(recovery.path_of(seen.lineage, parent_of(seen)), record.committed, (*on_pages, *live, *rounds))
+
+
+def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
+    """Return the step that memory should still have: the newest known commit, or the base of the newest started generation if that is newer."""
     parent = parent_of(seen)
     base = next((link.base_step for link in seen.lineage if link.generation == parent), FIRST_STEP)
-    return max(base, record.committed, FIRST_STEP) if parent else FIRST_STEP
+    return max(base, committed_of(spec, seen, record), FIRST_STEP) if parent else FIRST_STEP
 
 
 def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> recovery.Survey:
@@ -102,7 +115,7 @@ def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> r
         path=recovery.path_of(seen.lineage, parent_of(seen)),
         checkpoints=seen.checkpoints,
         refused=record.refused,
-        floor=floor_of(seen, record),
+        committed=committed_of(spec, seen, record),
         slot_count=3 if spec.third_slot else 2,
     )
 

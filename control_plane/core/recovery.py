@@ -37,8 +37,8 @@ class Survey:
     path: Path
     checkpoints: tuple[CheckpointRecord, ...] = ()
     refused: Collection[RefusedSource] = ()
-    floor: Step = FIRST_STEP
-    """The newest step known to be committed, or the base that the last generation began with."""
+    committed: Step = NO_STEP
+    """The newest step known to be committed on the path (`newest_committed`); -1: none is."""
     slot_count: int = 2
     """Slots per shard on a holder."""
 
@@ -90,6 +90,23 @@ def newest_started(lineage: Iterable[GenerationRecord]) -> Generation:
 def is_on_path(path: Path, origin: Generation, step: Step) -> bool:
     """Say whether the state of `step` that generation `origin` made belongs to the path's history."""
     return step <= path.get(origin, NO_STEP)
+
+
+def newest_committed(path: Path, recorded: Step, reported: Iterable[tuple[Generation, Step]]) -> Step:
+    """Return the newest committed step that the control plane or a node knows of.
+
+    The control plane's own record lags: it hears of commits about once a second, and of none while it is down. The promised nodes report the C on
+    their pages. A base above C was captured by ranks whose agents had heard C, so every survivor of that generation reports C.
+
+    Args:
+        path: of the newest started generation.
+        recorded: the control plane's own record.
+        reported: generation and C of each report. A C off the path was committed on a branch that was given up, and does not count.
+
+    Returns:
+        The step; -1: none is known.
+    """
+    return max([recorded, *(step for generation, step in reported if is_on_path(path, generation, step))])
 
 
 def choose(survey: Survey) -> Restore:
@@ -175,16 +192,16 @@ def stored_step(survey: Survey, base: Step) -> Step:
 
 
 def _keep(survey: Survey, node: NodeId, base: Step) -> tuple[SlotReference, ...]:
-    """Name the slots of a node that stay until the base is committed: all on the path up to it.
+    """Return the slots that a node must not overwrite before the base is committed: all on the path up to the base.
 
-    A shard of which the node lacks the base needs one slot to receive it into: that is any but the one with the newest committed step.
+    The node may lack a shard's base, and then needs one slot to receive it. It keeps the newest committed step, then the newest others.
     """
     kept: dict[Rank, list[SlotRecord]] = {}
     for slot in survey.inventories[node]:
         if slot.step <= base and is_on_path(survey.path, slot.origin_generation, slot.step):
             kept.setdefault(slot.owner_rank, []).append(slot)
     for slots in kept.values():
-        slots.sort(key=lambda slot: (slot.step == survey.floor, slot.step), reverse=True)
+        slots.sort(key=lambda slot: (slot.step == survey.committed, slot.step), reverse=True)
         if base > 0 and all(slot.step != base for slot in slots):
             del slots[survey.slot_count - 1 :]
     return tuple(

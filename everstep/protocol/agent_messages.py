@@ -276,6 +276,17 @@ class EndedRanks(Message, frozen=True):
     """The highest that one of them passed, or -1."""
 
 
+class PageCommit(Message, frozen=True):
+    """The newest committed step (C) on a node's rank pages of one generation.
+
+    An agent writes C to the pages before it acts on C, and the pages survive the agent. The control plane counts a C only if it is on the path of the
+    newest started generation: an abandoned branch has commits, too.
+    """
+
+    generation: Generation
+    step: Step
+
+
 class MemberReport(Message, frozen=True):
     """What this node does for its job."""
 
@@ -288,6 +299,8 @@ class MemberReport(Message, frozen=True):
     """Frozen at the promise; listed while PROMISED."""
     ended: EndedRanks | None = None
     """The last ranks of the run that lived here; told while PROMISED. None: there were none."""
+    commits: tuple[PageCommit, ...] = ()
+    """One per generation with a commit on the pages here, oldest first. Read at the promise, listed while PROMISED."""
     ranks: tuple[RankStatus, ...] = ()
     protection: tuple[ShardProtection, ...] = ()
     """Of the ranks that live here."""

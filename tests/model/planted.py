@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from control_plane.core import recovery
-from everstep.protocol.ids import NodeId, Step
+from everstep.protocol.ids import Generation, NodeId, Step
 from everstep.protocol.rank_messages import Vote
 from tests.model.step_protocol import Rules
 from worker.core.rounds import NONE, Coordinator, Shard
@@ -121,6 +121,11 @@ def choose_newest_per_rank(survey: recovery.Survey) -> recovery.Restore:
     return recovery.choose(replace(survey, path=everything))
 
 
+def believe_the_record(path: recovery.Path, recorded: Step, reported: Iterable[tuple[Generation, Step]]) -> Step:
+    """Plan with the control plane's own record of C, however old it is."""
+    return recorded
+
+
 BUGS: Mapping[str, Rules] = {
     "early-recycle": Rules(writable=recycle_oldest),
     "owner-ack": Rules(shard=OwnerAcks),
@@ -137,6 +142,6 @@ BUGS: Mapping[str, Rules] = {
     "coordinator-early": Rules(coordinator=RecoversEarly),
     "keep-base-only": Rules(kept=keep_base_only),
     "no-lineage": Rules(choose=choose_newest_per_rank),
-    "stale-floor": Rules(knows_floor=False),
+    "stale-floor": Rules(committed=believe_the_record),
     "untold": Rules(tells_committed=False),
 }

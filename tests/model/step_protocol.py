@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from itertools import combinations
@@ -78,8 +78,8 @@ class Rules:
     """The first message of a stream says what is committed; else a holder goes by what its own coordinator line has brought."""
     ends_sealed: bool = True
     """A shard is said to be complete when its owner has sealed it; else when its rank has written it."""
-    knows_floor: bool = True
-    """Whoever plans knows the highest C that a live agent has heard; else only the base of the last generation."""
+    committed: Callable[[recovery.Path, Step, Iterable[tuple[Generation, Step]]], Step] = recovery.newest_committed
+    """Which C the control plane plans with: from its own record, which lags, and from the pages of the nodes that promised."""
 
 
 class Model:
@@ -124,6 +124,9 @@ class Model:
             streams=(),
             restore=None,
             limbo=(None,) * n,
+            limbo_commits=((0, NONE),) * n,
+            recorded=NONE,
+            cleared=frozenset(),
             refused=frozenset(),
             faults=0,
             best=0,
@@ -157,6 +160,7 @@ class Model:
             streams=tuple((NO_STREAM,) * len(row) for row in self.holders),
             restore=None,
             heard=frozenset(),
+            cleared=frozenset(),
         )
 
     def _peers(self, rank: int) -> tuple[NodeId, ...]:
@@ -618,8 +622,9 @@ class Model:
             for holder, seat in enumerate(self.holders[rank]):
                 if holder and {rank, seat} & lost:
                     world = self._cut(world, rank, holder, is_drained=seat not in lost)
-        limbo = list(world.limbo)
+        limbo, limbo_commits = list(world.limbo), list(world.limbo_commits)
         for seat in lost if is_unreachable else ():
+            limbo_commits[seat] = self._page_commit(world, seat)
             held = [(rank, world.slots[rank][row.index(seat)]) for rank, row in enumerate(self.holders) if seat in row]
             limbo[seat] = tuple((rank, _promised(pair)) for rank, pair in held)
         pairs = tuple(
@@ -634,6 +639,7 @@ class Model:
         return world._replace(
             slots=pairs,
             limbo=tuple(limbo),
+            limbo_commits=tuple(limbo_commits),
             owed=tuple(owed - lost for owed in world.owed),
             issued=world.issued + 1,
             restore=Restore(dead, (None,) * self.shape.nodes, quiet),
@@ -653,6 +659,8 @@ class Model:
             if all(restore.loaded):
                 yield ("start",), self._started(world, restore.plan, world.issued)
         elif not missing:
+            for step in range(max(world.recorded, 0) + 1, world.best + 1):  # the control plane lags by any number of commits
+                yield ("record", step), world._replace(recorded=step)
             for seats in _subsets([seat for seat in restore.dead if world.limbo[seat] is not None]):
                 yield ("plan", *seats), self._planned(world, restore, seats)
         if world.faults < self.shape.faults:
@@ -685,20 +693,22 @@ class Model:
     def _planned(self, world: World, restore: Restore, returning: tuple[int, ...]) -> World:
         """The control plane chooses the base. Dead seats get newcomers, or the node that was only out of reach."""
         inventories = {f"{seat}": inventory for seat, inventory in enumerate(restore.inventories) if inventory is not None}
+        reported = [self._page_commit(world, seat) for seat in self.seats if seat not in restore.dead]
         for seat in returning:
             held = world.limbo[seat] or ()
+            reported.append(world.limbo_commits[seat])
             inventories[f"{seat}"] = tuple((rank, view.content) for rank, pair in held for view in pair if view.content is not None)
             for rank, pair in held:
                 row = world.slots[rank]
                 world = world._replace(slots=put(world.slots, rank, put(row, self.holders[rank].index(seat), pair)))
             world = world._replace(limbo=put(world.limbo, seat, None))
-        heard = max(world.shards[seat].committed for seat in self.seats if seat not in restore.dead)
+        committed = self.rules.committed(self.path(world), Step(world.recorded), [(Generation(g), Step(step)) for g, step in reported])
         survey = recovery.Survey(
             owners=[NodeId(f"{seat}") for seat in self.seats],
             inventories={NodeId(node): tuple(_record(rank, content) for rank, content in listed) for node, listed in inventories.items()},
             path=self.path(world),
             refused=[RefusedSource(rank=Rank(r), origin_generation=Generation(o), step=Step(s)) for r, o, s in world.refused],
-            floor=Step(max(world.base, heard if self.rules.knows_floor else NONE, 0)),
+            committed=committed,
         )
         chosen = self.rules.choose(survey)
         if chosen.base_step < world.best:
@@ -712,7 +722,16 @@ class Model:
             for seat in self.seats
         )
         plan = Plan(chosen.base_step, origin, keep)
-        return world._replace(restore=restore._replace(dead=frozenset(), plan=plan, loaded=(False,) * self.shape.nodes))
+        return world._replace(
+            restore=restore._replace(dead=frozenset(), plan=plan, loaded=(False,) * self.shape.nodes),
+            recorded=min(committed, chosen.base_step),
+            cleared=world.cleared | restore.dead,
+        )
+
+    @staticmethod
+    def _page_commit(world: World, seat: int) -> tuple[int, int]:
+        """Return the generation and C that a node reports from its page; C is -1 on a page that Load has cleared, or a newcomer has made."""
+        return world.generation, NONE if seat in world.cleared else world.shards[seat].committed
 
     def _origin(self, world: World, chosen: recovery.Restore) -> int:
         """Return the generation that captured the base: one and the same for all ranks, and on the path of what was started last."""
@@ -737,7 +756,7 @@ class Model:
             if index is None:
                 raise Violation(f"no slot of node {seat} can take the base {plan.base}")
             world = self._slot(world, seat, 0, index, SlotView(SlotState.SEALED, base))
-        return world._replace(restore=restore._replace(loaded=put(restore.loaded, seat, True)))
+        return world._replace(restore=restore._replace(loaded=put(restore.loaded, seat, True)), cleared=world.cleared | {seat})
 
     def _mismatched(self, world: World, restore: Restore, plan: Plan, seat: int) -> World:
         """What the plan names does not verify: memory has failed, so nothing is owed any more; a new generation goes on from an older base."""

@@ -119,6 +119,12 @@ class World(NamedTuple):
     restore: Restore | None
     limbo: tuple[tuple[tuple[int, Pair], ...] | None, ...]
     """Per seat: what a node that was only unreachable still holds: (rank, slots)."""
+    limbo_commits: tuple[tuple[int, int], ...]
+    """Per seat in limbo: the generation and C on its page."""
+    recorded: int
+    """The C in the control plane's record when it plans: any commit since the last plan, or -1."""
+    cleared: frozenset[int]
+    """Seats whose page no longer shows the started generation's C: Load cleared it, or the node is a newcomer."""
     refused: frozenset[tuple[int, int, int]]
     faults: int
     # what the checker remembers

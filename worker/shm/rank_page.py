@@ -55,6 +55,20 @@ class RankPage:
         self._mapping.close()
 
 
+def last_agent_half(path: Path) -> AgentHalf | None:
+    """Return what the agents of this node last wrote to a page. Called at the promise, when the rank is gone.
+
+    Args:
+        path: of the page.
+
+    Returns:
+        The agent's half; None if the page is unreadable, or its C is no step that training can reach.
+    """
+    page = memoryview(path.read_bytes()[:RANK_WORD_BYTES])
+    half = read_agent_half(page) if len(page) == RANK_WORD_BYTES else None
+    return half if half is not None and half.committed <= MAX_TARGET else None
+
+
 def last_half(path: Path) -> RankHalf | None:
     """Return what a rank that is gone has left on its page.
 

@@ -24,9 +24,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from everstep.protocol.agent_messages import EndedRanks
+from everstep.protocol.agent_messages import EndedRanks, PageCommit
 from everstep.protocol.errors import ProtocolError
-from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
+from everstep.protocol.ids import FIRST_STEP, Generation, JobName, Rank, RunId, Step
 from everstep.protocol.plan import SlotRecord
 from everstep.protocol.slot import SlotHeader, SlotState, chunk_bytes, chunk_range, digest
 from worker.core.slots import Content, SlotView, being_written, find_sealed, writable
@@ -35,7 +35,7 @@ from worker.priority import work_as_ranks_do, work_at
 from worker.rank_user import RankUser, make_way, share
 from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.numa import near
-from worker.shm.rank_page import last_half
+from worker.shm.rank_page import last_agent_half, last_half
 from worker.shm.slot_file import SlotFile
 from worker.tasks import Signal, end, ended
 
@@ -195,6 +195,22 @@ class SlotStore:
         if newest is None:
             return None
         return EndedRanks(generation=Generation(newest), boundary=Step(max(half.boundary for half in halves if half.generation == newest)))
+
+    def page_commits(self) -> tuple[PageCommit, ...]:
+        """Return the newest committed step on the rank pages of each generation, oldest generation first.
+
+        The agent calls this at the promise, after all streams are closed. It skips an unreadable page: one readable page of any node that holds the
+        newest step is enough for the control plane.
+        """
+        newest: dict[Generation, Step] = {}
+        for path in sorted((self.root / str(self.run)).glob("rank-*.word")):
+            half = last_agent_half(path)
+            if half is None:
+                log.warning("the page %s is unreadable: the committed step on it is not reported", path.name)
+            elif half.committed >= FIRST_STEP:
+                generation = Generation(half.generation)
+                newest[generation] = max(newest.get(generation, FIRST_STEP), Step(half.committed))
+        return tuple(PageCommit(generation=generation, step=newest[generation]) for generation in sorted(newest))
 
     # -- what is there ----------------------------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ What the shells would store is kept here in plain values; what they would send i
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -496,7 +497,8 @@ class Simulation:
         for agent in self.running(job):
             agent.exit_all(ExitClass.SUCCESS, 0)
 
-    def train(self, job: SimulatedJob, steps: int) -> None:
+    def train(self, job: SimulatedJob, steps: int, *, lagging: Collection[NodeId] = ()) -> None:
+        """Let all ranks make steps. Nodes in `lagging` do not seal the replicas of other owners."""
         plan = job.plan
         if steps >= evidence.COUNTER_EVIDENCE_BOUNDARIES and self.running(job):
             job.advanced_at = self.seconds
@@ -506,6 +508,8 @@ class Simulation:
                 for rank in agent.boundary:
                     agent.boundary[rank] += 1
                     for holder in plan.ranks[rank].holders:
+                        if holder in lagging and holder != agent.node_id:
+                            continue
                         other = self.agents[holder]
                         if other.run == plan.run and other.generation == plan.generation and (holder == agent.node_id or self.serves(holder)):
                             other.seal(rank, plan.generation, agent.boundary[rank])

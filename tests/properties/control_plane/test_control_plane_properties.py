@@ -27,6 +27,7 @@ FAULTS = tuple(
 )
 EVENTS = st.one_of(
     st.tuples(st.just("train"), st.integers(0, 1), st.integers(1, 4)),
+    st.tuples(st.just("train partly"), st.integers(0, 1), st.integers(0, 15)),
     st.tuples(st.just("upload"), st.integers(0, 1), st.just(0)),
     st.tuples(st.just("kill"), st.integers(0, 11), st.just(0)),
     st.tuples(st.just("terminate"), st.integers(0, 11), st.just(0)),
@@ -65,6 +66,8 @@ def test_whatever_happens(max_size: int, story: list[tuple[str, int, Any]]) -> N
         match kind:
             case "train":
                 simulation.train(job, extra)
+            case "train partly":
+                simulation.train(job, 1, lagging=[name for place, name in enumerate(names) if extra >> place & 1])
             case "upload":
                 simulation.upload(job)
             case "lose messages":
@@ -166,6 +169,36 @@ def test_one_lost_node_costs_no_committed_step(steps: int, data: st.DataObject) 
     assert job.plan is not None
     assert job.plan.base_step == steps
     assert job.plan.generation == 2
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 3), st.booleans(), st.data())
+def test_a_second_loss_during_the_restore_costs_no_committed_step(unseen: int, has_restarted: bool, data: st.DataObject) -> None:
+    """The control plane has missed commits, and holders lack the base. Each shard keeps one node that had the committed step."""
+    simulation = fresh()
+    job = simulation.jobs[0]
+    for _ in range(3):
+        simulation.train(job, 1)
+        simulation.step(1.0)
+    simulation.train(job, unseen)
+    committed = 3 + unseen
+    assert job.plan is not None
+    nodes = [node.node_id for node in job.plan.nodes]
+    first = data.draw(st.sampled_from(nodes), label="lost first")
+    partners = {node for rank in job.plan.ranks if rank.holders[0] == first for node in rank.holders}
+    others = sorted(set(nodes) - partners)
+    simulation.train(job, 1, lagging=others)
+    simulation.terminate(first)
+    if has_restarted:
+        simulation.restart(5)
+    while job.plan.generation == 1:
+        simulation.step()
+        assert simulation.seconds < 10_000
+    assert job.plan.base_step == committed + 1, "every owner holds the step that was proposed"
+    simulation.step()
+    simulation.terminate(data.draw(st.sampled_from(others), label="lost second"))
+    simulation.settle()
+    assert job.plan.base_step == committed
 
 
 @settings(max_examples=30)

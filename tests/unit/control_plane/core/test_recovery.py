@@ -146,9 +146,9 @@ def test_everything_up_to_the_base_is_kept_until_it_is_committed() -> None:
 
 def test_a_holder_that_lacks_the_base_frees_the_slot_that_is_not_the_newest_commit() -> None:
     inventories = {A: [slot(0, 2, 12), slot(1, 2, 12)], B: [slot(1, 2, 11), slot(1, 1, 10)]}
-    assert kept(recovery.choose(survey(inventories, floor=Step(10))), B) == [(1, 10)]
-    assert kept(recovery.choose(survey(inventories, floor=Step(11))), B) == [(1, 11)]
-    assert kept(recovery.choose(survey(inventories, floor=Step(11), slot_count=3)), B) == [(1, 10), (1, 11)]
+    assert kept(recovery.choose(survey(inventories, committed=Step(10))), B) == [(1, 10)]
+    assert kept(recovery.choose(survey(inventories, committed=Step(11))), B) == [(1, 11)]
+    assert kept(recovery.choose(survey(inventories, committed=Step(11), slot_count=3)), B) == [(1, 10), (1, 11)]
 
 
 def test_slots_of_abandoned_branches_are_free() -> None:

@@ -43,6 +43,7 @@ from everstep.protocol.agent_messages import (
     NodeFault,
     NodeNotice,
     NoticeKind,
+    PageCommit,
     Prepare,
     RankExit,
     RankStacks,
@@ -104,6 +105,8 @@ class Agent:
     unheard: int = 0
     """Steps that its ranks finish between its last report and their end."""
     ended: EndedRanks | None = None
+    commits: tuple[PageCommit, ...] = ()
+    """What the pages of its ranks show; Load clears them."""
     exits: dict[Rank, RankExit] = field(default_factory=dict)
     inventory: tuple[SlotRecord, ...] = ()
     faults: tuple[NodeFault, ...] = ()
@@ -177,9 +180,7 @@ class Agent:
     def member(self) -> MemberReport | None:
         if self.run is None or self.job is None:
             return None
-        has_ended_well = bool(self.exits) and all(rank_exit.exit_class is ExitClass.SUCCESS for rank_exit in self.exits.values())
-        has_ended_well |= self.has_decided
-        committed = max((max(self.boundary.values(), default=-1)) - (not has_ended_well), -1)  # the final round commits where all stand
+        has_ended_well, committed = self.has_ended_well, self.committed
         is_coordinator = self.plan is not None and self.plan.coordinator == self.node_id and self.phase in (MemberPhase.RUNNING, MemberPhase.EXITED)
         running = self.phase in (MemberPhase.RUNNING, MemberPhase.EXITED)
         protection = ()
@@ -206,6 +207,7 @@ class Agent:
             phase=self.phase,
             inventory=self.inventory if self.phase is MemberPhase.PROMISED else (),
             ended=self.ended if self.phase is MemberPhase.PROMISED else None,
+            commits=self.commits if self.phase is MemberPhase.PROMISED else (),
             ranks=tuple(self.status(rank, step) for rank, step in sorted(self.boundary.items())),
             longest={"train": 1.0} if self.boundary else {},
             stacks=self.stacks(),
@@ -226,6 +228,15 @@ class Agent:
             measured=self.measured,
             target=Step(self.target),
         )
+
+    @property
+    def has_ended_well(self) -> bool:
+        return self.has_decided or (bool(self.exits) and all(each.exit_class is ExitClass.SUCCESS for each in self.exits.values()))
+
+    @property
+    def committed(self) -> int:
+        """The step before the boundary of its ranks; the final round commits where all stand."""
+        return max(max(self.boundary.values(), default=-1) - (not self.has_ended_well), -1)
 
     def seen(self, rank: Rank, holder: NodeId) -> tuple[Step, float]:
         """Return the newest step that a holder is known to hold, and since when: what it held last, where it cannot be reached."""
@@ -283,9 +294,10 @@ class Agent:
                 if self.run == run and generation <= self.generation:
                     return
                 if self.run != run:
-                    self.slots, self.ended = {}, None
+                    self.slots, self.ended, self.commits = {}, None, ()
                 if self.run == run and self.boundary:
                     self.ended = EndedRanks(generation=self.generation, boundary=Step(max(self.boundary.values()) + self.unheard))
+                    self.commits = (PageCommit(generation=self.generation, step=Step(self.committed)),)
                     self.unheard = 0
                 self.job, self.run, self.generation, self.phase = job, run, generation, MemberPhase.PROMISED
                 self.sources = ()
@@ -298,6 +310,7 @@ class Agent:
                     return
                 self.keys.append(key)
                 self.plan = plan
+                self.commits = ()
                 self.phase = MemberPhase.LOAD_FAILED if not self.fetch(plan) else MemberPhase.LOADED
                 if self.phase is MemberPhase.LOAD_FAILED:
                     self.faults = (NodeFault(code=self.load_fault, message="a source did not verify", is_permanent=False),)

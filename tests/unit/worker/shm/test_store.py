@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from everstep.protocol import slot as slot_module
-from everstep.protocol.agent_messages import EndedRanks
+from everstep.protocol.agent_messages import EndedRanks, PageCommit
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
-from everstep.protocol.rank_messages import RANK_WORD_BYTES, RankHalf, write_rank_half
+from everstep.protocol.rank_messages import RANK_WORD_BYTES, AgentHalf, RankHalf, write_rank_half
 from everstep.protocol.slot import (
     DIGEST_BYTES,
     HEADER_BYTES,
@@ -845,6 +845,25 @@ async def test_a_thread_is_joined_when_its_caller_is_cancelled_however_often(cou
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ended == [True]
+
+
+async def test_the_newest_commit_on_the_pages_is_reported_by_generation(tmpfs: Path) -> None:
+    store = opened(tmpfs)
+    assert store.page_commits() == ()
+    for rank, generation, committed in ((0, 1, 90), (1, 2, 95), (2, 2, 96), (3, 3, -1), (4, 2, 2**60)):
+        page = RankPage(store.page_path(Rank(rank)), generation=generation)
+        page.write(AgentHalf(generation, committed=committed))
+        page.close()
+    store.page_path(Rank(5)).write_bytes(b"")
+    expected = (PageCommit(generation=Generation(1), step=Step(90)), PageCommit(generation=Generation(2), step=Step(96)))
+    assert store.page_commits() == expected
+    store.close()
+    later = opened(tmpfs)
+    assert later.page_commits() == expected, "another agent of the node reads the same pages"
+    RankPage(later.page_path(Rank(1)), generation=3).close()
+    RankPage(later.page_path(Rank(2)), generation=3).close()
+    assert later.page_commits() == expected[:1], "Load clears a page"
+    later.close()
 
 
 async def test_the_newest_ended_ranks_tell_how_far_they_came(tmpfs: Path) -> None:

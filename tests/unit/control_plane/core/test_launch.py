@@ -1,0 +1,82 @@
+"""Which committed step a launch goes by: the newest that the record or any node's report shows, on the path of the newest started generation."""
+
+from __future__ import annotations
+
+import pytest
+
+from control_plane.core import launch
+from control_plane.core.observed import GenerationRecord, JobObserved, JobRecord, NodeObserved
+from control_plane.core.states import JobState
+from everstep.protocol.agent_messages import MemberPhase, MemberReport, PageCommit, RoundStatus, ShardProtection
+from everstep.protocol.ids import Generation, NodeId, Rank, RunId, Step
+from tests.properties.control_plane.simulated import spec_of
+
+SPEC = spec_of("gpt", "a", 4, 2)
+
+
+def link(generation: int, parent: int, base: int, *, started: bool = True) -> GenerationRecord:
+    return GenerationRecord(generation=Generation(generation), parent=Generation(parent), base_step=Step(base), was_started=started)
+
+
+LINEAGE = (link(1, 0, 0), link(2, 1, 10), link(3, 2, 12, started=False))
+"""Generation 2 went back to step 10 of generation 1, and is the newest that was started."""
+
+
+def promised(*commits: tuple[int, int], run: RunId = SPEC.run) -> MemberReport:
+    found = tuple(PageCommit(generation=Generation(generation), step=Step(step)) for generation, step in commits)
+    return MemberReport(job=SPEC.job, run=run, generation=Generation(4), phase=MemberPhase.PROMISED, commits=found)
+
+
+def training(generation: int, *, shard: int = -1, rounds: int = -1) -> MemberReport:
+    protection = ShardProtection(rank=Rank(0), holders=(), in_view=(), committed=Step(shard), payload_bytes=0)
+    status = RoundStatus(committed=Step(rounds), proposed=Step(-1), boundary=Step(0), committed_at_seconds=0.0)
+    return MemberReport(
+        job=SPEC.job,
+        run=SPEC.run,
+        generation=Generation(generation),
+        phase=MemberPhase.RUNNING,
+        protection=(protection,),
+        round=status if rounds >= 0 else None,
+    )
+
+
+def committed(recorded: int, *reports: MemberReport) -> int:
+    record = JobRecord(state=JobState.PREPARING, reason="", created_at=0.0, state_since=0.0, committed=Step(recorded))
+    nodes = {NodeId(f"{number}"): NodeObserved(node_id=NodeId(f"{number}"), member=report) for number, report in enumerate(reports)}
+    seen = JobObserved(record=record, plan=None, lineage=LINEAGE, checkpoints=(), assigned=(), nodes=nodes, is_admitted=True)
+    return launch.committed_of(SPEC, seen, record)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "reports", "expected"),
+    [
+        (11, (), 11),
+        (11, (promised((2, 14)), promised((2, 15))), 15),
+        (11, (promised(), promised((2, 13))), 13),
+        (16, (promised((2, 14)),), 16),
+        (-1, (promised((1, 10)),), 10),
+        (11, (promised((1, 14)),), 11),
+        (11, (promised((1, 14), (2, 12)),), 12),
+        (11, (promised((3, 14)),), 11),
+        (11, (promised((2, 14), run=RunId("b" * 32)),), 11),
+        (11, (training(2, shard=13),), 13),
+        (11, (training(2, rounds=14), training(2, shard=13)), 14),
+        (11, (training(1, shard=13),), 11),
+    ],
+    ids=[
+        "no report",
+        "the newest page",
+        "one node has no page",
+        "the record is newer",
+        "before the branch",
+        "an abandoned branch",
+        "pages of two generations",
+        "a generation that never ran",
+        "another run",
+        "a live shard",
+        "the coordinator",
+        "a late report of an abandoned branch",
+    ],
+)
+def test_the_newest_commit_on_the_path_counts(recorded: int, reports: tuple[MemberReport, ...], expected: int) -> None:
+    assert committed(recorded, *reports) == expected
