@@ -649,6 +649,12 @@ def lineage(session: Session, run_id: str) -> tuple[LineageEntry, ...]:
     )
 
 
+def planned_nodes(session: Session, run_id: str, generation: int) -> frozenset[str]:
+    """Return the nodes that a generation was planned with; none where no such generation was planned."""
+    found = session.scalar(select(Generation.node_ids).where(Generation.run_id == run_id, Generation.number == generation))
+    return frozenset(found or ())
+
+
 def planned(session: Session, run_id: str) -> tuple[GenerationRecord, ...]:
     """Return the generations of a run, oldest first, as far as their plans are kept."""
     query = select(Generation.number).where(Generation.run_id == run_id, Generation.plan != b"")

@@ -8,7 +8,7 @@ What Everstep measures itself comes with rank 0's values; beside the newest of a
 An agent keeps what is not confirmed and sends it again, to whichever replica it is connected to. So a server that dies here loses nothing, and a
 database that is slow or away makes agents wait, not heartbeats.
 
-Invariant: a batch is confirmed after the transaction that holds it.
+Invariant: a batch is confirmed after the transaction that holds it. Nothing is stored that a node says of a generation it was not planned in.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from control_plane.db import metrics
+from control_plane.db import jobs, metrics
 from control_plane.db.session import Database
 from control_plane.loop.repeating import pause
 from everstep.protocol.agent_messages import MetricBatch, MetricsStored
@@ -98,7 +98,7 @@ class MetricWriter:
             batch = received.batch
             try:
                 measured = self._registry.measured(batch.run, batch.points[-1].generation) if batch.points else {}
-                await asyncio.to_thread(self._store, received, measured)
+                await asyncio.to_thread(self._store, node_id, received, measured)
             except SQLAlchemyError as error:
                 log.warning("run %s: logged values could not be stored, their agent sends them again: %s", batch.run, error)
                 continue
@@ -106,6 +106,15 @@ class MetricWriter:
                 log.exception("run %s: %d logged values were dropped", batch.run, len(batch.points))
             self._registry.send(node_id, MetricsStored(agent_id=received.agent_id, next_number=batch.first_number + len(batch.points)))
 
-    def _store(self, received: Received, measured: Mapping[NodeId, Mapping[str, float]]) -> None:
+    def _store(self, node_id: NodeId, received: Received, measured: Mapping[NodeId, Mapping[str, float]]) -> None:
+        batch = received.batch
         with self._database.write() as session:
-            metrics.store(session, received.agent_id, received.batch, measured)
+            planned = {number: jobs.planned_nodes(session, batch.run, number) for number in {point.generation for point in batch.points}}
+            foreign = sorted(number for number, nodes in planned.items() if node_id not in nodes)
+            if foreign:
+                log.warning(
+                    "run %s: node %s has no part in generation %d, its %d values are dropped", batch.run, node_id, foreign[0], len(batch.points)
+                )
+                return
+            members = planned[batch.points[-1].generation] if batch.points else frozenset()
+            metrics.store(session, received.agent_id, batch, {node: values for node, values in measured.items() if node in members})

@@ -198,6 +198,12 @@ async def _follow(
             if taken is None:
                 continue
             node_id, sent = taken
+            planned = next((known.ranks for known in facts.generations if known.number == sent.generation), None)
+            if planned is None and sent.generation > cursor.generation:
+                is_missing = True  # its plan is read with the next look; until then nobody knows whose lines they are
+                continue
+            if not planned or node_id not in planned:
+                continue
             position = cursor.positions.get(node_id, 0)
             if sent.generation != cursor.generation or sent.first > position:
                 if sent.generation >= cursor.generation:

@@ -265,6 +265,21 @@ def test_lines_of_agents_come_at_once_and_what_is_missing_comes_from_the_store(s
         assert [event["Message"] for event in next(batches)["LogEvents"]["Events"]] == ["six"]  # it was sent once, and waited for those
 
 
+@pytest.mark.security
+def test_lines_of_a_node_that_is_not_in_the_plan_reach_no_follower(service, job, client, monkeypatch) -> None:
+    monkeypatch.setattr(logs, "STORED_SECONDS", 30.0)
+    with closing(client.follow_logs(TrainingJobName="gpt")["EventStream"]) as stream:
+        batches = iter(stream)
+        next(batches)
+        for generation in (1, 2, 10**9):
+            send(service, job, 7, 0, line("forged"), generation=generation)
+        send(service, job, 0, 0, line("own"))
+        found: list[str] = []
+        while "own" not in found:
+            found += [event["Message"] for event in next(batches)["LogEvents"]["Events"]]
+        assert found == ["own"]
+
+
 def test_lines_that_never_stop_are_live_although_the_first_ones_were_missing(service, job, client, monkeypatch) -> None:
     """What is sent while the store is read must not be missing afterwards: the store is always a second behind."""
     monkeypatch.setattr(logs, "STORED_SECONDS", 30.0)

@@ -7,15 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
-from control_plane.db import metrics
+from control_plane.db import jobs, metrics, models
 from control_plane.db.session import Database
 from control_plane.loop import metric_writer
 from control_plane.loop.agents import AgentConnection, AgentRegistry
 from control_plane.loop.metric_writer import MetricWriter
 from everstep.protocol.agent_messages import AgentReport, Hello, MemberPhase, MemberReport, MetricBatch, MetricPoint, MetricsStored
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
+from tests.unit.control_plane.db.conftest import NOW, new_job
 from tests.unit.control_plane.loop.test_repeating import Pauses
 
 NODE, RUN = NodeId("i-1"), RunId("a" * 32)
@@ -26,6 +28,10 @@ BATCH = MetricBatch(run=RUN, first_number=5, points=(MetricPoint(generation=Gene
 def database(tmp_path: Path) -> Iterator[Database]:
     made = Database(f"sqlite:///{tmp_path / 'test.db'}")
     made.create_tables()
+    with made.write() as session:
+        job = jobs.create(session, new_job(run_id=RUN), NOW)
+        for number, nodes in ((1, ("i-1", "i-2")), (2, ("i-4",))):
+            session.add(models.Generation(run_id=job.run_id, number=number, parent=0, base_step=0, plan=b"", node_ids=nodes, created_at=NOW))
     yield made
     made.close()
 
@@ -48,6 +54,22 @@ async def test_what_is_stored_is_confirmed_and_once_told_to_stop_it_stores_what_
     stop.set()
     await running
     assert stored == [("one", BATCH), ("one", BATCH)]
+
+
+@pytest.mark.security
+async def test_a_node_that_is_not_in_the_plan_of_a_generation_stores_nothing_for_it(database: Database) -> None:
+    """It is told that it is stored, so that it does not send it for ever."""
+    registry = AgentRegistry()
+    forged = {"loss": -666.0, "everstep/gpu_percent": 100.0}
+    points = tuple(MetricPoint(generation=Generation(number), step=Step(9), values=forged, at_seconds=1.0) for number in (1, 2))
+    rogue = registry.accept(Hello(node_id=NodeId("i-4"), agent_id="rogue", address="", peer_port=1, memory_bytes=1, version="1"), FleetName("main"))
+    for batch in (MetricBatch(run=RUN, first_number=0, points=points), MetricBatch(run=RUN, first_number=7, points=points[:1])):
+        rogue.report(AgentReport(node_id=NodeId("i-4"), sequence=batch.first_number + 1, member=None, metrics=batch))
+        await MetricWriter(database, registry).flush()
+        assert await rogue.next_message() == MetricsStored(agent_id="rogue", next_number=batch.first_number + len(batch.points))
+    with database.read() as session:
+        assert session.scalars(select(models.Metric)).all() == []
+        assert session.scalars(select(models.MetricLog)).all() == [], "the numbers of the job's own agent stay as they are"
 
 
 async def test_it_rests_after_it_has_stored(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,5 +128,6 @@ async def test_what_all_nodes_of_the_generation_say_they_measured_is_stored_with
     join(3, RunId("b" * 32), 1)
     join(4, RUN, 2)
     join(5, RUN, 1).close()
+    join(6, RUN, 1)  # says so, and has no part in it
     await MetricWriter(database, registry).flush()
     assert stored == [{"i-1": {"everstep/gpu_percent": 1.0}, "i-2": {"everstep/gpu_percent": 2.0}}]
