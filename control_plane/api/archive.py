@@ -1,22 +1,32 @@
-"""Whether a user's source archive is what it should be: a gzipped tar of plain files, and nothing that could hurt who unpacks it.
+"""Checks that a user's source archive is a gzipped tar of plain files with nothing that could hurt whoever unpacks it.
 
-Nothing is unpacked here: the archive is read once, as a stream, and every bound is enforced while reading. `tarfile` takes a header into memory
-whole, however long it says it is: so what is not content of a file has bounds of its own.
+    server process                                   python -m control_plane.api.archive ARCHIVE_BYTES LIMITS
+    inspect_apart(file)   the archive ──▶ stdin      inspect: one pass over the stream, every bound enforced while reading
+                          JSON        ◀── stdout     within CPU_SECONDS and MEMORY_BYTES, which the kernel enforces
 
-Invariant: an archive that passes holds only directories and regular files with clean relative paths, within the limits; no archive takes more memory
-than its paths and one header.
+Nothing is unpacked here. `tarfile` reads a header into memory whole, however long it claims to be, so headers have bounds of their own.
+
+Invariant: an archive that passes holds only directories and regular files with clean relative paths, within the limits. No archive takes more memory
+than its paths and one header, or more time than is linear in its length and its paths. This module imports nothing but the standard library.
 """
 
 from __future__ import annotations
 
 import gzip
+import json
+import logging
+import re
+import resource
+import subprocess
+import sys
 import tarfile
+import threading
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import BinaryIO
+from dataclasses import asdict, dataclass
+from typing import IO, BinaryIO
 
-from control_plane.api.deps import SourceLimits
+log = logging.getLogger(__name__)
 
 SMALL_BYTES = 1024 * 1024
 """Below this an archive may be compressed as well as it likes."""
@@ -26,6 +36,29 @@ MEAN_HEADER_BYTES = 4 * tarfile.BLOCKSIZE
 """The same on average; more than a header and a pax header with its block take."""
 GLOBAL_HEADERS = 100
 """pax headers of all that follows; git writes one."""
+PATH_BYTES = 1024
+PATH_DEPTH = 64
+"""Names in one path."""
+ALL_PATHS_BYTES = 2 * 1024 * 1024
+"""All paths of one archive: the database keeps them."""
+CPU_SECONDS = 30
+MEMORY_BYTES = 512 * 1024 * 1024
+_WAIT_SECONDS = 120.0
+_AT_ONCE = threading.BoundedSemaphore(2)
+"""Archives that are inspected at one time."""
+_FORBIDDEN = re.compile("[\\\\\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Backslashes, control characters, what changes the direction of text or ends a line, and halves of characters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLimits:
+    """What a source archive may be."""
+
+    archive_bytes: int = 256 * 1024 * 1024
+    unpacked_bytes: int = 2 * 1024 * 1024 * 1024
+    file_count: int = 20_000
+    ratio: int = 200
+    """Unpacked ÷ packed; above it (and above 1 MiB) an archive is a bomb, not code."""
 
 
 class RefusedArchive(Exception):
@@ -39,6 +72,52 @@ class ArchiveContents:
     files: tuple[str, ...]
     """Relative paths, sorted."""
     unpacked_bytes: int
+
+
+def inspect_apart(file: IO[bytes], archive_bytes: int, limits: SourceLimits) -> ArchiveContents:
+    """Inspect an archive in a process of its own, so that it costs other callers neither memory nor the interpreter. Blocks.
+
+    Args:
+        file: the archive, at its beginning; a file on disk, or one that `fileno` puts there. Its position changes.
+        archive_bytes: its length.
+        limits: what it may be.
+
+    Returns:
+        Its files.
+
+    Raises:
+        RefusedArchive: as `inspect`, or the archive takes more time or memory than an archive may.
+    """
+    given = json.dumps(asdict(limits))
+    command = [sys.executable, "-P", "-m", "control_plane.api.archive", str(archive_bytes), given]
+    with _AT_ONCE:
+        try:
+            ended = subprocess.run(command, stdin=file.fileno(), capture_output=True, timeout=_WAIT_SECONDS, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise RefusedArchive(f"it takes more than {_WAIT_SECONDS:.0f} s to read") from error
+    if ended.returncode:
+        log.warning("the inspection of an archive ended with %d: %s", ended.returncode, ended.stderr[-500:])
+        raise RefusedArchive(f"it takes more than {CPU_SECONDS} s or {MEMORY_BYTES} bytes of memory to read")
+    found = json.loads(ended.stdout)
+    if "refused" in found:
+        raise RefusedArchive(found["refused"])
+    return ArchiveContents(tuple(found["files"]), found["unpacked_bytes"])
+
+
+def main(arguments: list[str]) -> None:
+    """Inspect the archive at standard input. Called in a process of its own, by `inspect_apart`.
+
+    Args:
+        arguments: the archive's length, and the limits as JSON.
+    """
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    try:
+        contents = inspect(sys.stdin.buffer, int(arguments[0]), SourceLimits(**json.loads(arguments[1])))
+        found: dict[str, object] = {"files": contents.files, "unpacked_bytes": contents.unpacked_bytes}
+    except RefusedArchive as error:
+        found = {"refused": str(error)}
+    sys.stdout.write(json.dumps(found))
 
 
 def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> ArchiveContents:
@@ -58,12 +137,15 @@ def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> Archive
     unpacked_limit = min(limits.unpacked_bytes, max(SMALL_BYTES, archive_bytes * limits.ratio))
     files: set[str] = set()
     directories: set[str] = set()
-    directory_count = unpacked_bytes = 0
+    directory_count = unpacked_bytes = path_bytes = 0
     try:
         with gzip.GzipFile(fileobj=file, mode="rb") as unzipped:
             stream = _Bounded(unzipped, 2 * limits.file_count * MEAN_HEADER_BYTES)
             for member in _members(stream):
                 path = _clean_path(member)
+                path_bytes += len(path)
+                if path_bytes > ALL_PATHS_BYTES:
+                    raise RefusedArchive(f"paths of more than {ALL_PATHS_BYTES} bytes in all")
                 if member.isdir():
                     directory_count += 1
                     directories.add(path)
@@ -81,16 +163,25 @@ def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> Archive
                     raise RefusedArchive(f"more than {unpacked_limit} bytes when unpacked")
                 stream.expect(member.size)
             stream.drain()
-    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, LookupError, ArithmeticError) as error:
+        # `tarfile` raises the last three for numbers and maps in pax headers that are none.
         raise RefusedArchive(f"not a whole gzipped tar: {error}") from error
     if not files:
         raise RefusedArchive("no files in it")
-    for path in files | directories:
-        parents = path.split("/")[:-1]
-        for depth in range(1, len(parents) + 1):
-            if "/".join(parents[:depth]) in files:
-                raise RefusedArchive(f"{'/'.join(parents[:depth])!r} is both a file and a directory")
+    for path in sorted(_parents(files | directories) & files):
+        raise RefusedArchive(f"{path!r} is both a file and a directory")
     return ArchiveContents(tuple(sorted(files)), unpacked_bytes)
+
+
+def _parents(paths: set[str]) -> set[str]:
+    """Return every directory that the paths lie in. Each is visited once, however many paths lie in it."""
+    found: set[str] = set()
+    for path in paths:
+        parent = path.rpartition("/")[0]
+        while parent and parent not in found:
+            found.add(parent)
+            parent = parent.rpartition("/")[0]
+    return found
 
 
 def _members(stream: _Bounded) -> Iterator[tarfile.TarInfo]:
@@ -106,12 +197,19 @@ def _clean_path(member: tarfile.TarInfo) -> str:
     name = member.name
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE) or member.issparse():
         raise RefusedArchive(f"{name!r} is {_kind(member)}; only files and directories are taken")
+    if member.size < 0:
+        raise RefusedArchive(f"{name[:80]!r} has {member.size} bytes")
+    if len(name) > 4 * PATH_BYTES:
+        raise RefusedArchive(f"the path {name[:80]!r}… is longer than {PATH_BYTES} bytes")
     parts = name.split("/")
-    if name.startswith("/") or ".." in parts or "\\" in name or any(ord(letter) < 32 for letter in name):
+    if name.startswith("/") or ".." in parts or _FORBIDDEN.search(name) is not None:
         raise RefusedArchive(f"{name!r} is not a clean relative path")
-    path = "/".join(part for part in parts if part not in ("", "."))
-    if len(path.encode(errors="surrogatepass")) > 1024:
-        raise RefusedArchive(f"the path {path[:80]!r}… is longer than 1024 bytes")
+    parts = [part for part in parts if part not in ("", ".")]
+    path = "/".join(parts)
+    if len(path.encode()) > PATH_BYTES:
+        raise RefusedArchive(f"the path {path[:80]!r}… is longer than {PATH_BYTES} bytes")
+    if len(parts) > PATH_DEPTH:
+        raise RefusedArchive(f"the path {path[:80]!r}… is more than {PATH_DEPTH} names deep")
     if not path and not member.isdir():
         raise RefusedArchive("a file without a name")
     return path
@@ -165,3 +263,7 @@ class _Bounded:
         if self._left < 0:
             raise RefusedArchive(f"more than {self._besides_bytes} bytes besides the content of its files")
         return data
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

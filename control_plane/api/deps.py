@@ -22,6 +22,7 @@ from fastapi import Path as PathParameter
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
+from control_plane.api.archive import SourceLimits
 from control_plane.api.caller_threads import CallerThreads
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.held_tokens import HeldTokens
@@ -100,20 +101,9 @@ def _query_names(dependant: Dependant) -> Iterator[str]:
 def _names_in(body: bytes) -> list[str]:
     try:
         found = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     return [str(name) for name in found] if isinstance(found, dict) and found else ["Body"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceLimits:
-    """What a source archive may be."""
-
-    archive_bytes: int = 256 * 1024 * 1024
-    unpacked_bytes: int = 2 * 1024 * 1024 * 1024
-    file_count: int = 20_000
-    ratio: int = 200
-    """Unpacked ÷ packed; above it (and above 1 MiB) an archive is a bomb, not code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

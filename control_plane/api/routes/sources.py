@@ -19,7 +19,7 @@ from typing import BinaryIO, cast
 from fastapi import Request
 
 from control_plane.api import deps, schemas
-from control_plane.api.archive import RefusedArchive, inspect
+from control_plane.api.archive import RefusedArchive, inspect_apart
 from control_plane.api.auth import Caller, Reader, User
 from control_plane.api.deps import Router, Services, ServicesDep, SourceIdPath
 from control_plane.api.errors import InUse, InvalidRequest, TooLarge
@@ -134,7 +134,7 @@ def describe_source(source_id: SourceIdPath, _caller: Reader, services: Services
 def _store(services: Services, caller: Caller, source_id: str, file: BinaryIO, archive_bytes: int) -> schemas.PutSourceResponse:
     """Check an archive, put it into S3, and take it. Blocks."""
     try:
-        contents = inspect(file, archive_bytes, services.source_limits)
+        contents = inspect_apart(file, archive_bytes, services.source_limits)
     except RefusedArchive as error:
         message = str(error)
         raise InvalidRequest(f"The source is refused: {message}.", fields=[FieldError(field="Body", message=message)]) from error

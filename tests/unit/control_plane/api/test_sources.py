@@ -4,14 +4,15 @@ import gzip
 import hashlib
 import io
 import random
+import subprocess
 import tarfile
 import tracemalloc
 from contextlib import closing
 
 import pytest
 
-from control_plane.api.archive import RefusedArchive, inspect
-from control_plane.api.deps import SourceLimits
+from control_plane.api import archive as archives
+from control_plane.api.archive import RefusedArchive, SourceLimits, inspect, inspect_apart
 from control_plane.api.routes import sources
 from control_plane.db.tokens import Role
 from everstep.protocol.plan import ObjectReference
@@ -108,6 +109,53 @@ def test_an_archive_that_could_hurt_is_refused(client, service, members, words):
         client.upload_source(Body=archive(*members))
     assert words in caught.value.message
     assert stored_keys(service) == before
+
+
+def pax(name: str, **headers: str) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.pax_headers = {key.replace("__", "."): value for key, value in headers.items()}
+    return info
+
+
+@pytest.mark.security
+@pytest.mark.parametrize(
+    "info",
+    [
+        pax("x", GNU__sparse__major="1", GNU__sparse__minor="0", GNU__sparse__name="z", GNU__sparse__realsize="9"),
+        pax("x", GNU__sparse__map="a,b"),
+        pax("x", GNU__sparse__map="1"),
+        pax("x", size="-5"),
+        pax("x", size="9" * 30),
+        *(tarfile.TarInfo(f"a{sign}.py") for sign in ("\udcff", "\x1b[31m", "\x7f", "\x9b31m", "\u202e", "\u2028")),
+        tarfile.TarInfo("/".join(["a"] * 65)),
+        tarfile.TarInfo("x" * 5000),
+    ],
+    ids=lambda info: ascii(info.name[:20]) + "".join(info.pax_headers)[:30],
+)
+def test_headers_and_names_that_no_archive_of_code_has_are_refused(client, service, info):
+    """They failed inside the service, or were stored and shown to people."""
+    before = stored_keys(service)
+    with refused("ValidationException"):
+        client.upload_source(Body=packed((info, b"x")))
+    assert stored_keys(service) == before
+
+
+@pytest.mark.security
+def test_names_that_would_fill_the_database_are_refused():
+    names = ("/".join(["a" * 15] * 60) + f"/{number}" for number in range(3_000))
+    with pytest.raises(RefusedArchive, match="paths of more than 2097152 bytes"):
+        inspect(io.BytesIO(body := archive(*((name, b"") for name in names))), len(body), SourceLimits())
+
+
+@pytest.mark.security
+def test_an_archive_is_inspected_in_a_process_that_the_kernel_bounds(tmp_path, monkeypatch):
+    body = archive(("train.py", b"1"))
+    (tmp_path / "archive").write_bytes(body)
+    with (tmp_path / "archive").open("rb") as file:
+        assert inspect_apart(file, len(body), SourceLimits()).files == ("train.py",)
+        monkeypatch.setattr(archives.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, -9, b"", b""))
+        with pytest.raises(RefusedArchive, match="more than 30 s or 536870912 bytes of memory"):
+            inspect_apart(file, len(body), SourceLimits())
 
 
 def packed(*members: tuple[tarfile.TarInfo, bytes], headers: dict[str, str] | None = None) -> bytes:
