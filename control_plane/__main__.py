@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-import uvicorn
 from sqlalchemy.exc import ArgumentError, OperationalError
 
-from control_plane.app import Server, create_app
+from control_plane.app import Server, create_app, server_config
 from control_plane.cloud.connection import LOCAL_REGION, CloudMode, CloudSettings, Connection
 from control_plane.cloud.errors import CloudError
 from control_plane.core.timeouts import explained, ladder, rungs
@@ -26,10 +25,10 @@ from control_plane.db.errors import SchemaMismatch
 from control_plane.db.retention import Retention
 from control_plane.db.session import Database
 from control_plane.errors import InvalidTimeouts
+from control_plane.gate import MAX_STRANGERS, Gate, raise_open_files
 from control_plane.secrets import admin_token_path, server_id, write_private
 from control_plane.settings import InvalidSettings, Settings
-from everstep.protocol.codec import MAX_MESSAGE_BYTES
-from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter, LogFormat
+from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter, LogFormat, TextFormatter
 
 log = logging.getLogger("control_plane")
 
@@ -59,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 after a graceful stop, 2 when it cannot be started like this, 1 when it failed.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     for chatty in ("botocore", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
@@ -218,17 +219,13 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
         url = f"{scheme}://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{listener.getsockname()[1]}"
         # The socket listens already, so nobody who reads the ready file is turned away.
         app = create_app(settings, when_ready=lambda: _tell(url, settings, ready_file))
-        config = uvicorn.Config(
+        gate = Gate(min(MAX_STRANGERS, raise_open_files() // 4))
+        config = server_config(
             app,
-            log_config=None,  # its lines look like ours
-            log_level="warning",
-            access_log=False,
-            server_header=False,
+            gate,
             timeout_graceful_shutdown=GRACE_SECONDS,
             ssl_certfile=settings.tls_certificate,
             ssl_keyfile=settings.tls_key,
-            ws="websockets-sansio",
-            ws_max_size=MAX_MESSAGE_BYTES,
             ws_ping_interval=settings.detection_seconds,
             ws_ping_timeout=4 * settings.detection_seconds,
         )

@@ -17,15 +17,16 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache, partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 from fastapi import FastAPI
 
 from control_plane.api.answers import Answers
-from control_plane.api.auth import is_token_good
+from control_plane.api.archive import SourceLimits
+from control_plane.api.auth import Authenticated, is_token_good
 from control_plane.api.dashboard import Dashboard
-from control_plane.api.deps import Services, SourceLimits
+from control_plane.api.deps import Services
 from control_plane.api.envelope import Envelope
 from control_plane.api.held_tokens import HeldTokens
 from control_plane.api.open_answers import WhileTokenIsGood
@@ -45,6 +46,7 @@ from control_plane.db import schema
 from control_plane.db.leases import Leaser
 from control_plane.db.session import Database
 from control_plane.db.versions import Versions
+from control_plane.gate import HEADER_SECONDS, Gate
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.event_feed import EventFeed
 from control_plane.loop.exporter import EventExporter
@@ -54,6 +56,7 @@ from control_plane.loop.runner import LoopContext, Runner
 from control_plane.replica import Replica
 from control_plane.secrets import ensure_admin, server_id, server_secret
 from control_plane.settings import Settings
+from everstep.protocol.codec import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -175,14 +178,46 @@ def create_app(
     app.include_router(metrics.router)
     app.include_router(attestation_routes.router)
     app.router.default = Dashboard(otherwise=app.router.default)
+    app.add_middleware(Authenticated)
     app.add_middleware(Answers, versions=versions, now=now)
     app.add_middleware(WhileTokenIsGood, is_good=is_token_good)
     app.add_middleware(Envelope, max_body_bytes=settings.max_body_bytes)
     return app
 
 
+def server_config(app: FastAPI, gate: Gate, **options: Any) -> uvicorn.Config:
+    """Return how uvicorn serves the application.
+
+    Args:
+        app: from `create_app`.
+        gate: bounds the connections that have shown no token.
+        **options: further ones of `uvicorn.Config`.
+
+    Returns:
+        The configuration of a `Server`.
+    """
+    return uvicorn.Config(
+        app,
+        http=gate.protocol(),
+        log_config=None,  # its lines look like ours
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="websockets-sansio",
+        ws_max_size=MAX_MESSAGE_BYTES,
+        **options,
+    )
+
+
 class Server(uvicorn.Server):
     """uvicorn's server of an application; what goes on without end is ended when it stops, instead of being waited for."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; called once, by `serve`. A TLS handshake has the time that headers have: asyncio's own limit is a minute."""
+        if self.config.is_ssl:
+            loop: Any = asyncio.get_running_loop()
+            loop.create_server = partial(loop.create_server, ssl_handshake_timeout=HEADER_SECONDS)
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop; called once, by `serve`."""

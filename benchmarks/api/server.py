@@ -21,7 +21,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from control_plane.__main__ import listening
-from control_plane.app import Server, create_app
+from control_plane.app import Server, create_app, server_config
 from control_plane.cloud.connection import CloudMode
 from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
 from control_plane.core.states import JobState
@@ -29,6 +29,7 @@ from control_plane.db import fleets, jobs, schema, tokens
 from control_plane.db.jobs import JobSpec, NewJob
 from control_plane.db.session import Database
 from control_plane.db.tokens import NewToken, Role, TokenKind
+from control_plane.gate import Gate
 from control_plane.settings import Settings
 
 BUCKET = "everstep"
@@ -53,10 +54,7 @@ def main() -> None:
     app = create_app(settings, operator=FakeOperator(), objects=MemoryObjectStore(BUCKET), loops=lambda *_: ())
     listeners = [listening("127.0.0.1", 0) for _ in range(2)]
     servers: list[uvicorn.Server] = [
-        kind(
-            uvicorn.Config(each, log_level="warning", access_log=False, server_header=False, ws="websockets-sansio", ws_max_size=2**24, lifespan=life)
-        )
-        for kind, each, life in ((Server, app, "on"), (uvicorn.Server, bare, "off"))
+        kind(server_config(each, Gate(), lifespan=life)) for kind, each, life in ((Server, app, "on"), (uvicorn.Server, bare, "off"))
     ]
     ports = [listener.getsockname()[1] for listener in listeners]
 

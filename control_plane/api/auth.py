@@ -10,26 +10,31 @@ What each operation takes at least is the `Reader`, `User` or `Admin` of its rou
 
 Fleets and nodes are shared by all projects, so everybody may see them; whose job runs there, only those who may see the job.
 
-Invariant: something of another project does not exist for a caller: it is answered like something that never was.
+Invariant: something of another project does not exist for a caller: it is answered like something that never was. Nothing of a request's body is
+read before its token was found good, except where `OPEN_PATHS` says so.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import Depends, Request
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from control_plane.api import sessions
 from control_plane.api.deps import Services, ServicesDep
-from control_plane.api.errors import Forbidden, NotFound, Unauthenticated
+from control_plane.api.errors import Forbidden, NotFound, Unauthenticated, response
 from control_plane.db import tokens
 from control_plane.db.tokens import Role, TokenKind, TokenRecord
+from control_plane.gate import TRUST
 
 DEFAULT_PROJECT = "default"
+OPEN_PATHS: Final = frozenset({"/v1/health", "/v1/openapi.json", "/v1/session", "/v1/agents/nonce", "/v1/agents/session"})
+"""They take no bearer token: a health check, the contract, a browser's sign-in, and instances that show who they are by another proof."""
 MAX_TOKEN_LENGTH = 512
 
 
@@ -134,11 +139,42 @@ async def reader(request: Request, services: ServicesDep) -> Caller:
         Unauthenticated: no token, or one that is unknown, expired or revoked.
         Forbidden: it is an agent's, or another site's page used a session.
     """
+    found: Caller | None = getattr(request.state, "caller", None)
+    return found or await _identify(request, services)
+
+
+async def _identify(request: Request, services: Services) -> Caller:
     authorization = request.headers.get("authorization")
     session = await asyncio.to_thread(sessions.find, request, services) if authorization is None else None
     record = require_user(await services.tokens.find(bearer(authorization)) if session is None else session[0])
     request.state.token_id = record.id  # an answer that goes on for long ends with its token: `api.open_answers`
-    return Caller(Role(record.role), record.project, record, None if session is None else session[1])
+    caller = Caller(Role(record.role), record.project, record, None if session is None else session[1])
+    request.state.caller = caller
+    return caller
+
+
+class Authenticated:
+    """ASGI middleware around the routes: FastAPI reads and parses a body before it asks who is calling, and so this asks first.
+
+    Args:
+        app: what is inside.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; called by the server."""
+        if scope["type"] == "http" and scope["path"].startswith("/v1/") and scope["path"] not in OPEN_PATHS:
+            try:
+                await _identify(Request(scope), scope["app"].state.services)
+            except Forbidden as refusal:
+                await response(refusal, scope["state"]["request_id"])(scope, receive, send)
+                return
+            trust: Callable[[], None] | None = scope["state"].get(TRUST)
+            if trust is not None:
+                trust()
+        await self._app(scope, receive, send)
 
 
 def require_user(record: TokenRecord | None) -> TokenRecord:

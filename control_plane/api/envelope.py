@@ -1,7 +1,8 @@
-"""What surrounds every HTTP request: an id, bounds on its body and on its client's patience with us, and an answer even when we fail.
+"""What surrounds every HTTP request: an id, bounds on its body and its duration, security headers, and an answer even when the service fails.
 
-Invariant: no request reads more than `max_body_bytes` into memory; PutSource alone streams to disk, and bounds itself. A client that for
-`SILENT_SECONDS` sends nothing of a body that is not whole, or takes nothing of its answer, is let go; of an answer it sees that it was cut off.
+Invariant: no request reads more than `max_body_bytes` into memory; PutSource alone streams to disk, and bounds itself. The envelope drops a client
+that for `SILENT_SECONDS` sends nothing of its body or reads nothing of its answer, and one whose whole body takes longer than `BODY_SECONDS`, or
+`UPLOAD_SECONDS` for PutSource. The client of a cut answer sees that it is not whole.
 """
 
 from __future__ import annotations
@@ -21,6 +22,12 @@ log = logging.getLogger(__name__)
 
 STREAMED_PREFIX = "/v1/sources/"
 SILENT_SECONDS: Final = 20.0
+BODY_SECONDS: Final = 60.0
+UPLOAD_SECONDS: Final = 900.0
+"""An archive of 256 MiB takes as long at 2.4 Mbit/s."""
+_ALWAYS: Final = {"x-content-type-options": "nosniff"}
+_OF_THE_API: Final = {"cache-control": "no-store"}
+_OVER_TLS: Final = {"strict-transport-security": "max-age=31536000"}
 
 
 class _NotRead(Exception):
@@ -33,13 +40,15 @@ class Envelope:
     Args:
         app: what is inside.
         max_body_bytes: of a request that is not streamed to disk.
-        silent_seconds: how long a client may send nothing, or take nothing.
+        silent_seconds: how long a client may send nothing, or read nothing.
+        body_seconds: how long a whole body may take that is not streamed to disk.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, silent_seconds: float = SILENT_SECONDS) -> None:
+    def __init__(self, app: ASGIApp, max_body_bytes: int, silent_seconds: float = SILENT_SECONDS, body_seconds: float = BODY_SECONDS) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
         self._silent_seconds = silent_seconds
+        self._body_seconds = body_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; called by the server."""
@@ -54,15 +63,19 @@ class Envelope:
             nonlocal has_begun
             if message["type"] == "http.response.start":
                 has_begun = True
-                MutableHeaders(scope=message)["x-amzn-requestid"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-amzn-requestid"] = request_id
+                for name, value in _security_headers(scope).items():
+                    headers.setdefault(name, value)
             try:
                 async with asyncio.timeout(self._silent_seconds):
                     await send(message)
             except TimeoutError:
                 raise _NotRead from None
 
-        receive = self._in_time(receive)
-        if not (scope["method"] == "PUT" and scope["path"].startswith(STREAMED_PREFIX)):
+        is_streamed = scope["method"] == "PUT" and scope["path"].startswith(STREAMED_PREFIX)
+        receive = self._in_time(receive, UPLOAD_SECONDS if is_streamed else self._body_seconds)
+        if not is_streamed:
             if _announced(scope) > self._max_body_bytes:
                 await response(TooLarge(self._limit()), request_id)(scope, receive, send_with_id)
                 return
@@ -81,18 +94,22 @@ class Envelope:
             )
             await response(error, request_id)(scope, receive, send_with_id)
 
-    def _in_time(self, receive: Receive) -> Receive:
+    def _in_time(self, receive: Receive, whole_seconds: float) -> Receive:
         is_whole = False
+        clock = asyncio.get_running_loop().time
+        end = clock() + whole_seconds
 
         async def receive_in_time() -> Message:
             nonlocal is_whole
             if is_whole:
-                return await receive()  # what is waited for is that the client leaves
+                return await receive()  # returns when the client leaves
             try:
-                async with asyncio.timeout(self._silent_seconds):
+                async with asyncio.timeout_at(min(clock() + self._silent_seconds, end)):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(408, f"nothing of the body came for {self._silent_seconds:g} s") from None
+                is_late = clock() >= end
+                reason = f"the body did not end within {whole_seconds:g} s" if is_late else f"nothing of the body came for {self._silent_seconds:g} s"
+                raise HTTPException(408, reason) from None
             is_whole = not message.get("more_body", False)
             return message
 
@@ -113,6 +130,11 @@ class Envelope:
 
     def _limit(self) -> str:
         return f"the body is longer than {self._max_body_bytes} bytes"
+
+
+def _security_headers(scope: Scope) -> dict[str, str]:
+    is_page = not scope["path"].startswith("/v1/") and scope["path"] != "/metrics"  # the dashboard's pages say how long they may be kept
+    return {**_ALWAYS, **({} if is_page else _OF_THE_API), **(_OVER_TLS if scope["scheme"] == "https" else {})}
 
 
 def _announced(scope: Scope) -> int:

@@ -21,6 +21,9 @@ from typing import Final, Literal
 LogFormat = Literal["text", "json"]
 LOG_FORMATS: Final[tuple[LogFormat, ...]] = ("text", "json")
 
+_ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {0x2028: "\\u2028", 0x2029: "\\u2029"}
+"""Control characters, and what Unicode calls the end of a line."""
+
 _about: ContextVar[Mapping[str, object]] = ContextVar("_about", default={})  # noqa: B039  # a mapping that nobody can change through its type
 
 
@@ -36,6 +39,22 @@ def about(**fields: object) -> Iterator[None]:
         yield
     finally:
         _about.reset(token)
+
+
+class TextFormatter(logging.Formatter):
+    """Formats lines for people: control characters are escaped, so that what a client sends forges no line and reaches no terminal as a command.
+
+    The lines of a traceback are indented: a line at the margin is always the beginning of a record.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record. Called by `logging`, in any thread."""
+        first, *more = super().format(record).split("\n") if record.exc_info or record.stack_info else [_escaped(super().format(record))]
+        return "\n".join([_escaped(first), *(f"    {_escaped(line)}" for line in more)])
+
+
+def _escaped(text: str) -> str:
+    return text.translate(_ESCAPES)
 
 
 class JsonFormatter(logging.Formatter):

@@ -245,9 +245,10 @@ def test_a_page_token_that_nobody_gave_is_refused(http: httpx.Client, path: str,
 def raw(service: Service, *parts: bytes) -> bytes:
     """Send bytes as they are and return what comes back until the service has nothing to add."""
     with dialled(service) as line:
-        for part in parts:
-            line.sendall(part)
-        line.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # the server closes the line where headers are too long
+            for part in parts:
+                line.sendall(part)
+            line.shutdown(socket.SHUT_WR)
         found = b""
         with contextlib.suppress(ConnectionResetError):
             while chunk := line.recv(65536):

@@ -13,15 +13,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
-import uvicorn
-
 from control_plane.api.deps import Services
-from control_plane.app import Server, create_app
+from control_plane.app import Server, create_app, server_config
 from control_plane.cloud.connection import CloudMode
 from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
 from control_plane.db import tokens
 from control_plane.db.session import Database
 from control_plane.db.tokens import NewToken, Role, TokenKind
+from control_plane.gate import Gate
 from control_plane.loop.agents import AgentRegistry
 from control_plane.settings import Settings
 from tests.dashboard.replay import Replay
@@ -79,7 +78,7 @@ class Served:
         )
         self._listener = socket.create_server(("127.0.0.1", self._port.number))
         self.url = f"http://127.0.0.1:{self._port.number}"
-        self._server = Server(uvicorn.Config(app, log_config=None, ws="websockets-sansio"))
+        self._server = Server(server_config(app, Gate()))
         self._serving = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]}, name="server")
         self._serving.start()
         assert is_ready.wait(10)

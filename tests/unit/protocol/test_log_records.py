@@ -8,7 +8,9 @@ import logging
 import sys
 from typing import Any
 
-from everstep.protocol.log_records import JsonFormatter, about
+import pytest
+
+from everstep.protocol.log_records import JsonFormatter, TextFormatter, about
 
 
 def line(message: str, *arguments: object, formatter: JsonFormatter | None = None, **more: Any) -> dict[str, Any]:
@@ -27,6 +29,24 @@ def test_a_line_has_the_fields_that_both_programs_write() -> None:
         "logger": "control_plane.loop",
         "message": "job gpt\nis 3",
     }
+
+
+@pytest.mark.security
+@pytest.mark.parametrize("sign", ["\n", "\r", "\x1b", "\x9b", "\x85", "\u2028", "\0"])
+def test_no_line_and_no_command_of_a_terminal_is_forged_in_text(sign: str) -> None:
+    formatter = TextFormatter("%(levelname)s %(message)s")
+
+    def text(exception: Exception | None) -> str:
+        told = None if exception is None else (type(exception), exception, None)
+        return formatter.format(logging.LogRecord("x", logging.WARNING, __file__, 1, "path /a%sERROR forged", (sign,), told))
+
+    assert text(None).startswith("WARNING path /a\\")
+    assert not any(sign in line for line in text(None).split("\n")[:1])
+    assert len(text(None).splitlines()) == 1
+    lines = text(ValueError(f"bad{sign}ERROR forged")).split("\n")
+    assert all(line.startswith("    ") for line in lines[1:])
+    assert lines[0].startswith("WARNING path")
+    assert not any(sign in line for line in lines)
 
 
 def test_what_it_is_about_is_said_within_and_in_threads_and_not_after() -> None:

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 import everstep
 from control_plane.api import envelope
-from control_plane.app import Server, create_app
+from control_plane.app import Server, create_app, server_config
 from control_plane.cloud.connection import CloudMode
 from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
 from control_plane.db import tokens
 from control_plane.db.session import Database
 from control_plane.db.tokens import NewToken, Role, TokenKind
+from control_plane.gate import Gate
 from control_plane.settings import Settings
 from everstep import failures
 from everstep.errors import ServiceFailed
@@ -49,7 +49,7 @@ class Clock:
 class Service:
     """An application, served on loopback by a thread of this process."""
 
-    def __init__(self, directory: Path, database_url: str = "", *, objects: MemoryObjectStore | None = None) -> None:
+    def __init__(self, directory: Path, database_url: str = "", *, objects: MemoryObjectStore | None = None, gate: Gate | None = None) -> None:
         self.clock = Clock()
         self.operator = FakeOperator()
         self.objects = objects or MemoryObjectStore(BUCKET, USERS_BUCKET)
@@ -66,13 +66,14 @@ class Service:
             make_migrated(self.settings.state_directory / "everstep.db")
         self.database = Database(self.settings.database)
         self._is_ready = threading.Event()
+        self.gate = gate or Gate()
         self.app = create_app(
             self.settings, operator=self.operator, objects=self.objects, loops=self._no_loops, now=self.clock, when_ready=self._is_ready.set
         )
         self.admin_token = (self.settings.state_directory / "admin_token").read_text().strip()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._server = Server(uvicorn.Config(self.app, log_config=None, ws="websockets-sansio", ws_max_size=2**24))
+        self._server = Server(server_config(self.app, self.gate))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
 
     def _no_loops(self, *_: object) -> tuple[()]:

@@ -98,15 +98,16 @@ def test_nothing_outside_is_read(built, http, path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1/none", "/v1/training-jobs/"])
-def test_what_is_under_v1_is_the_api(built, http, path) -> None:
-    answer = http.get(path)
+def test_what_is_under_v1_is_the_api(built, service, http, path) -> None:
+    answer = http.get(path, headers={"authorization": f"Bearer {service.admin_token}"})
     assert answer.status_code == 404
     assert answer.json()["Code"] == "ResourceNotFoundException"
 
 
-def test_pages_are_only_read(built, http) -> None:
+def test_pages_are_only_read(built, service, http) -> None:
     assert http.post("/jobs").status_code == 405
-    assert http.put("/v1/training-jobs").status_code == 405
+    assert http.put("/v1/training-jobs", headers={"authorization": f"Bearer {service.admin_token}"}).status_code == 405
+    assert http.put("/v1/training-jobs").status_code == 401
     assert http.head("/jobs").status_code == 200
 
 
