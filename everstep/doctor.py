@@ -168,6 +168,8 @@ class Facts:
     """One above this Python that others than its owner cannot go through; empty: there is none."""
     has_ip: bool = True
     """iproute2 is installed."""
+    allows_builds: bool = False
+    """The agent's settings let pip build packages."""
     aws: AwsFacts | None = None
     """None: not asked."""
 
@@ -307,7 +309,12 @@ def _isolation(facts: Facts) -> Iterator[Finding]:
         message = "there is no `ip` here to keep ranks from the instance's metadata: a job's code can ask it for the keys of the instance's role"
         yield Finding("isolation", Level.WARNING, message, "Install iproute2.")
     else:
-        yield Finding("isolation", Level.OK, "ranks have a user of their own")
+        yield Finding("isolation", Level.OK, "each job's ranks have a user of their own")
+    if facts.allows_builds:
+        message = "pip may build packages for jobs: their code then runs during the installation and can read this node's settings of pip"
+        yield Finding("builds", Level.WARNING, message, "Remove EVERSTEP_ALLOW_BUILDS unless jobs need packages without wheels.")
+    else:
+        yield Finding("builds", Level.OK, "pip installs wheels only")
 
 
 def _aws(facts: Facts) -> Iterator[Finding]:

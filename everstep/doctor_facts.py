@@ -25,6 +25,8 @@ from everstep.errors import EverstepError, ServiceFailed
 from everstep.protocol.firmware import is_ec2_instance
 
 SHARED_MEMORY: Final = Path("/dev/shm")
+AGENT_SETTINGS: Final = Path("/etc/everstep/agent.env")
+"""Where the agent's unit of docs/operations.md has its environment."""
 TIMEOUT_SECONDS: Final = 10.0
 DRY_RUNS: Final = {
     "ec2:DescribeInstances": "describe_instances",
@@ -84,6 +86,7 @@ def gather(
         is_root=os.geteuid() == 0,
         closed_folder=_closed_folder(Path(sys.executable).resolve(), Path(sys.prefix, "bin")),
         has_ip=shutil.which("ip") is not None,
+        allows_builds=_allows_builds(),
         aws=aws_facts((*NODE_ACTIONS, *NODE_OPTIONS) if is_node else (*SERVER_ACTIONS, *SERVER_OPTIONS), instance_type, node_count, region_name)
         if with_aws
         else None,
@@ -259,6 +262,15 @@ def _closed_folder(*paths: Path) -> str:
     """Return the first folder above these that not everybody may go through; empty: there is none."""
     above = (folder for path in paths for folder in reversed(path.parents))
     return next((str(folder) for folder in above if not folder.stat().st_mode & 0o001), "")
+
+
+def _allows_builds(settings: Path = AGENT_SETTINGS) -> bool:
+    """Say whether an agent that is started here lets pip build packages."""
+    try:
+        lines = settings.read_text().splitlines()
+    except OSError:
+        lines = []
+    return os.environ.get("EVERSTEP_ALLOW_BUILDS") == "1" or "EVERSTEP_ALLOW_BUILDS=1" in lines
 
 
 def _gpus() -> tuple[tuple[str, ...], str]:

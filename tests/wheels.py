@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 
 
-def make_wheel(folder: Path, name: str, version: str, module: str | None = None, code: str = "") -> Path:
+def make_wheel(folder: Path, name: str, version: str, module: str | None = None, code: str = "", requires: str = "") -> Path:
     """Write a wheel of one module.
 
     Args:
@@ -15,6 +15,7 @@ def make_wheel(folder: Path, name: str, version: str, module: str | None = None,
         version: likewise.
         module: its name; None: the distribution's.
         code: of the module; its VERSION is the wheel's.
+        requires: a requirement of the distribution; empty: none.
 
     Returns:
         The file.
@@ -24,7 +25,7 @@ def make_wheel(folder: Path, name: str, version: str, module: str | None = None,
     info = f"{name}-{version}.dist-info"
     files = {
         f"{module or name}.py": f"VERSION = {version!r}\n{code}",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + (f"Requires-Dist: {requires}\n" if requires else ""),
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     files[f"{info}/RECORD"] = "".join(f"{each},,\n" for each in (*files, f"{info}/RECORD"))

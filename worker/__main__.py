@@ -112,8 +112,14 @@ def settings(arguments: list[str]) -> AgentSettings:
     parser.add_argument(
         "--rank-user",
         default=environment.get("EVERSTEP_RANK_USER") or None,
-        help="who ranks run as, a name, uid or uid:gid, where the agent is root (EVERSTEP_RANK_USER; by default everstep-ranks, or the uid "
-        f"{rank_user.NUMBER} where there is no such user); root: as the agent",
+        help="one user for the ranks of all jobs, where the agent is root: a name, uid or uid:gid (EVERSTEP_RANK_USER; by default each job has "
+        f"a uid of its own, from {rank_user.NUMBER + 1} to {rank_user.NUMBER + rank_user.UID_COUNT}, and everstep-ranks' groups); root: as the agent",
+    )
+    parser.add_argument(
+        "--allow-builds",
+        action="store_true",
+        default=environment.get("EVERSTEP_ALLOW_BUILDS") == "1",
+        help="let pip build packages that have no wheel for jobs' requirements, which runs their code (EVERSTEP_ALLOW_BUILDS=1)",
     )
     parser.add_argument("--metrics-port", type=int, default=None, help="port for Prometheus, over plain http without a token; off unless given")
     parser.add_argument("--metrics-address", default="127.0.0.1", help="address that it listens on (default %(default)s)")
@@ -173,6 +179,7 @@ def settings(arguments: list[str]) -> AgentSettings:
         claim=Claim(node_id=NodeId(given.instance_id), fleet=given.fleet, region=given.region, server_id=given.server_id) if given.fleet else None,
         is_warm=not given.cold,
         rank_user=user,
+        allows_builds=given.allow_builds,
         metadata_endpoint=endpoint_of(environment),
         metrics_address=(given.metrics_address, given.metrics_port) if given.metrics_port is not None else None,
         log_format=given.log_format,
@@ -215,7 +222,8 @@ def confine(chosen: AgentSettings) -> str:
             f"ranks are to run as {user.name} (uid {user.uid}), which cannot use {closed}: let others go through the folders above it (chmod o+x), "
             "or put Python and --state-dir elsewhere; --rank-user root runs ranks as this agent"
         )
-    logging.getLogger("worker").info("ranks run as %s (uid %d)", user.name, user.uid)
+    uids = f"uid {user.uid}" if user.uid_count == 1 else f"uids {user.uid} to {user.uid + user.uid_count - 1}, one for each job"
+    logging.getLogger("worker").info("ranks run as %s (%s)", user.name, uids)
     if endpoint is None:
         return ""
     is_covered = metadata_rule.is_covered(endpoint)

@@ -75,7 +75,7 @@ from worker.rank_commands import RankCommands
 from worker.rank_environment import Supplied, inherited_as, node_environment
 from worker.rank_files import home_of, make_home
 from worker.rank_server import RankServer
-from worker.rank_user import RankUser, clear
+from worker.rank_user import RankUser, clear, end_processes, user_of
 from worker.replication.tcp import PeerListener
 from worker.shim.messages import RankRecord
 from worker.shm.numa import gpu_nodes
@@ -129,7 +129,9 @@ class AgentSettings:
     metrics_address: tuple[str, int] | None = None
     """Where Prometheus finds this agent's figures; None: nowhere."""
     rank_user: RankUser | None = None
-    """That ranks run as; None: as this agent does."""
+    """The users that ranks run as; None: as this agent does."""
+    allows_builds: bool = False
+    """pip may build packages that have no wheel, for a job's requirements."""
     exposure: str = ""
     """What a job's code can get at on this node that is not the job's, as was found at the start; empty: nothing."""
     metadata_endpoint: str | None = None
@@ -199,7 +201,9 @@ class Agent:
             gpu_nodes(),
             self._snapshot_seconds.observe,
         )
-        self._supplies = Supplies(settings.state, objects, aws, now=now, input_bytes=settings.input_bytes, user=settings.rank_user)
+        self._supplies = Supplies(
+            settings.state, objects, aws, now=now, input_bytes=settings.input_bytes, user=settings.rank_user, allows_builds=settings.allows_builds
+        )
         self._metadata = InstanceMetadata(settings.metadata_endpoint, self._changed) if settings.metadata_endpoint else None
         self._control = ControlClient(
             settings.control_plane_urls,
@@ -212,7 +216,7 @@ class Agent:
             command=self._take,
             welcomed=self._welcomed,
         )
-        self._rank_commands = RankCommands(self._beside_ranks, self._control.send_answer, settings.rank_user)
+        self._rank_commands = RankCommands(self._beside_ranks, self._control.send_answer, self._user_of)
         self._reported: AgentReport | None = None
         """What was said last."""
         self._commands: asyncio.Queue[Message | _Left] = asyncio.Queue()
@@ -320,7 +324,7 @@ class Agent:
             case MemberPhase.RUNNING | MemberPhase.EXITED if promise.plan is not None:
                 self._member = Member(self._node, promise.plan, promise.key, on_change=self._changed)
                 self._member.adopt()
-                self._ranks.events = self._member.lines
+                self._serve_ranks(self._member)
                 self._ship(self._member)
                 self._member.begin_rounds(is_restarted=True)
                 await self._supplies.adopt(promise.plan, promise.key)
@@ -543,8 +547,16 @@ class Agent:
 
     def _beside_ranks(self, run: RunId) -> dict[str, str]:
         """Return what a program that runs beside ranks of a run inherits."""
-        user, inherited = self._settings.rank_user, node_environment(os.environ, card_of(self._settings.address))
+        user, inherited = self._user_of(run), node_environment(os.environ, card_of(self._settings.address))
         return inherited_as(make_home(self._settings.state, run, user) if user is not None else {}, inherited)
+
+    def _user_of(self, run: RunId) -> RankUser | None:
+        return user_of(run, self._settings.state, self._settings.rank_user)
+
+    def _serve_ranks(self, member: Member) -> None:
+        """Let the ranks of a member say hello, and nobody else's."""
+        self._ranks.user = self._user_of(member.plan.run)
+        self._ranks.events = member.lines
 
     def _usage(self) -> NodeUsage:
         return self._health.usage() if self._health is not None else NodeUsage()
@@ -577,7 +589,7 @@ class Agent:
         self._promising = (command.run, command.generation)
         self._wanted_sources = ()
         self._unsound_sources.clear()
-        if self._is_kept(promise):
+        if self._has_user(command.run) and self._is_kept(promise):
             await self._fulfil(promise.membership)
         else:
             self._promising = None
@@ -708,6 +720,8 @@ class Agent:
             log.warning("run %s is released while its promise says %s: %s", lapsed.run, self._promise.phase, error)
 
     def _forget_files(self, run: RunId) -> None:
+        if left := end_processes(self._settings.rank_user, seconds=self._supervisor.gone_seconds):
+            log.error("run %s has left what cannot be ended, and no job starts here meanwhile: %s", run, left)
         self._supervisor.forget(run)
         self._logs.forget(run)
         self._archives.keep(())
@@ -743,7 +757,7 @@ class Agent:
             entry = await member.open(has_ranks=self._has_ranks(member))
             assert self._promise is not None
             self._promise = promise = msgspec.structs.replace(self._promise, entry_point=str(entry))
-            self._ranks.events = member.lines
+            self._serve_ranks(member)
             self._ship(member)
 
             async def supply_ranks() -> None:
@@ -847,6 +861,15 @@ class Agent:
             return False
         self._unkept = ""
         self._know(promise)
+        return True
+
+    def _has_user(self, run: RunId) -> bool:
+        """Have the disk say which user the ranks of a run have here; where it does not take that, nothing is promised."""
+        try:
+            self._user_of(run)
+        except OSError as error:  # the node's health reports a disk that is full or broken
+            log.warning("the user of run %s cannot be written: %s", run, error)
+            return False
         return True
 
     def _know(self, promise: Promise | None) -> None:

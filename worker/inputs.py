@@ -34,7 +34,7 @@ from everstep.protocol.ids import RunId
 from everstep.protocol.plan import InputChannel, ObjectReference
 from worker.core.inputs import HeldFile, Misplaced, check_places, make_room, place_of
 from worker.errors import CorruptCheckpoint, InputRefused, ObjectChanged, ObjectMissing, StorageError
-from worker.rank_user import RankUser, closed_to, make_way
+from worker.rank_user import RankUser, closed_to, make_way, user_of
 from worker.state_directory import sync
 from worker.storage.object_store import ObjectStore, StoredObject
 
@@ -91,6 +91,7 @@ class InputCache:
     """
 
     def __init__(self, state: Path, limit_bytes: int | None = None, user: RankUser | None = None) -> None:
+        self._state = state
         self._objects = state / "inputs" / "objects"
         self._runs = state / "inputs" / "runs"
         self._limit_bytes = limit_bytes
@@ -121,7 +122,7 @@ class InputCache:
         for channel in channels:
             try:
                 if channel.prefix is None:
-                    found[channel.name] = _present(Path(channel.directory), self._user)
+                    found[channel.name] = _present(Path(channel.directory), user_of(run, self._state, self._user))
                     continue
                 found[channel.name] = self._runs / run / channel.name
                 if not self._is_whole(run, channel):

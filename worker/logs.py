@@ -34,7 +34,7 @@ from everstep.protocol.plan import GenerationPlan, ObjectReference, PlanNode
 from worker.errors import StorageError
 from worker.log_journal import BEHIND_BYTES, READ_BYTES, WHOLE_BYTES, LogJournal
 from worker.rank_files import RankFiles, logs_of, outputs_of
-from worker.rank_user import RankUser
+from worker.rank_user import RankUser, user_of
 from worker.tasks import end, finish
 
 log = logging.getLogger(__name__)
@@ -250,7 +250,7 @@ class RankLogs:
         Args:
             state: the agent's directory.
             objects: where all goes.
-            user: that ranks run as; None: this process's.
+            user: the users of this node's ranks; None: this process's.
             monotonic: seconds.
         """
         self.monotonic = monotonic
@@ -259,7 +259,7 @@ class RankLogs:
         """What is being sent when ranks have ended, by its key, and its length."""
         self._state = state.absolute()
         self._objects = objects
-        self._uid = os.getuid() if user is None else user.uid
+        self._user = user
         self._sent: dict[Path, int] = {}
         """Length of each stream when it was sent last."""
 
@@ -301,13 +301,15 @@ class RankLogs:
                 continue  # never started; or its lines are all there is
             missing += await self._send(path, reference, size)
             self._sent.pop(path, None)
+        user = user_of(plan.run, self._state, self._user)
+        uid = os.getuid() if user is None else user.uid
         for rank in here.ranks:
             folder = RankFiles(self._state, plan.run, plan.generation, rank).output_dir
             files, refused = await asyncio.to_thread(_collect, folder)
             missing += refused
             for relative, path in files:
                 key = f"{plan.script.output.key}gen={plan.generation}/rank={rank}/{relative}"
-                missing += await self._send_output(folder, path, ObjectReference(bucket=plan.script.output.bucket, key=key))
+                missing += await self._send_output(folder, path, ObjectReference(bucket=plan.script.output.bucket, key=key), uid)
         for sentence in missing:
             log.warning("%s", sentence)
         more = [f"{len(missing) - MAX_TOLD:,} more outputs are not in S3; the agent's log names them"] if len(missing) > MAX_TOLD else []
@@ -340,10 +342,10 @@ class RankLogs:
             for path in (files.stdout, files.stderr):
                 yield path, ObjectReference(bucket=place.bucket, key=f"{place.key}gen={plan.generation}/{path.name}")
 
-    async def _send_output(self, folder: Path, path: Path, reference: ObjectReference) -> list[str]:
+    async def _send_output(self, folder: Path, path: Path, reference: ObjectReference, uid: int) -> list[str]:
         """Send the very file that was looked at: its name may be another's by now."""
         try:
-            file = _open_output(folder.resolve(), path, self._uid)
+            file = _open_output(folder.resolve(), path, uid)
         except OSError as error:
             return [f"{reference.key} is not in S3: {error}"]
         try:

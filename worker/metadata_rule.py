@@ -2,7 +2,7 @@
 
 A routing rule, which takes no firewall and no module: packets of that uid to those addresses are prohibited, in either family.
 
-    ip rule add pref 1 uidrange <uid>-<uid> to 169.254.169.254 prohibit
+    ip rule add pref 1 uidrange <first uid>-<last uid> to 169.254.169.254 prohibit
 
 What counts is not that the rule was made but that it holds: it is tried as that user, by a socket that is connected and sends nothing. The rule stays
 when the agent ends, for ranks outlive it; it goes with the instance. It is marked as the kernel's, because systemd-networkd removes strangers' rules.
@@ -57,8 +57,9 @@ def keep_away(user: RankUser) -> str:
         Why this user can reach the instance's metadata all the same; empty when it cannot.
     """
     told = []
+    uids = f"{user.uid}-{user.uid + user.uid_count - 1}"
     for family, address in ADDRESSES.items():
-        words = ["ip", family, "rule", "add", "pref", "1", "uidrange", f"{user.uid}-{user.uid}", "to", address, "prohibit", "protocol", "kernel"]
+        words = ["ip", family, "rule", "add", "pref", "1", "uidrange", uids, "to", address, "prohibit", "protocol", "kernel"]
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False)
         except (OSError, subprocess.SubprocessError) as error:

@@ -1,11 +1,10 @@
-"""What people run beside a rank of this node: a program, without a shell, bounded in time and output.
+"""Programs that people run beside a rank of this node: without a shell, bounded in time and output.
 
-    agent ──▶ python -P -s -m worker.beside CGROUP  PROGRAM ARGUMENT …   in the rank's cgroup, and gone with the agent
+    agent ──▶ python -P -s -m worker.beside CGROUP USER  PROGRAM ARGUMENT …   in the rank's cgroup, and gone with the agent
                                                       │ stdin: what was given; stdout, stderr: the first 256 KiB
-                                                      └ ended with all below it, and all that is in its session
+                                                      └ ended with all that the program has started, in whichever session
 
-Invariant: a command that was run is not run again. None outlives the generation that it was run for: it is ended with its ranks,
-where the agent may end it.
+Invariant: a command that was run is not run again. Nothing that a command has started outlives the command, where the agent may end it.
 """
 
 from __future__ import annotations
@@ -45,17 +44,20 @@ class RankCommands:
     """One per agent, which closes it with every generation."""
 
     def __init__(
-        self, environment: Callable[[RunId], Mapping[str, str]], answer: Callable[[CommandEnded], None], user: RankUser | None = None
+        self,
+        environment: Callable[[RunId], Mapping[str, str]],
+        answer: Callable[[CommandEnded], None],
+        user_of: Callable[[RunId], RankUser | None] = lambda _: None,
     ) -> None:
         """Nothing runs yet.
 
         Args:
             environment: what ranks of a run inherit from the node; no token is in it.
             answer: takes what came of a command.
-            user: that ranks run as; None: this process's.
+            user_of: returns the user of a run's ranks; None: this process's.
         """
         self._environment = environment
-        self._user = user
+        self._user_of = user_of
         self._answer = answer
         self._running: dict[str, asyncio.Task[None]] = {}
         self._answers: OrderedDict[str, CommandEnded] = OrderedDict()
@@ -91,7 +93,7 @@ class RankCommands:
     async def _run(self, command: RunCommand, rank: RankRecord) -> None:
         answer = CommandEnded(command_id=command.command_id, refusal=_ENDED)
         try:
-            answer = await run_beside(command, rank, self._environment(command.run), self._user)
+            answer = await run_beside(command, rank, self._environment(command.run), self._user_of(command.run))
         except OSError as error:
             answer = CommandEnded(command_id=command.command_id, refusal=f"it could not be started: {error}")
         finally:

@@ -65,10 +65,11 @@ class RankServer:
 
         Args:
             path: of the socket.
-            user: that ranks run as; None: this process's.
+            user: the users of this node's ranks; None: this process's.
         """
         self.path = path
-        self._user = user
+        self.user = user
+        """Who may come, besides this process's user: the agent narrows it to the job's user when the job has one."""
         self.events: RankEvents | None = None
         self.refused_count = 0
         self._server: asyncio.AbstractServer | None = None
@@ -77,7 +78,7 @@ class RankServer:
     async def start(self) -> None:
         """Listen; a socket that an earlier agent left is replaced."""
         self._server = await asyncio.start_unix_server(self._accept, sock=listen_private(self.path))
-        share(self.path, self._user)
+        share(self.path, self.user)
 
     async def close(self) -> None:
         """Stop listening and end every line; ranks train on and look for the next agent."""
@@ -105,7 +106,8 @@ class RankServer:
                 await writer.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if _peer_uid(writer) not in (os.getuid(), *((self._user.uid,) if self._user is not None else ())):
+        uid = _peer_uid(writer)
+        if uid != os.getuid() and not (self.user is not None and self.user.covers(uid)):
             raise MalformedMessage("a rank of another user")
         hello = await _read(reader)
         events = self.events

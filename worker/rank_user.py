@@ -1,5 +1,9 @@
-"""The user that ranks run as, where the agent is root: who that is, what of the agent's folders leads to a rank's own, and how a process becomes it.
+"""The users that ranks run as, where the agent is root: what of the agent's folders is open to them, and how a process becomes one.
 
+By default each job on a node has a user of its own: `user_of` gives the jobs of a node the uids of a range by turns, and they share a group. So no
+process of one job may read the environment, the memory or the files of another's. `end_processes` ends all that is left of a job's user.
+
+    <state>/rank_users     which job has which turn, newest last
     <state>, <slots>       root:ranks 0710     a way through that cannot be listed; what is the agent's own has mode 0600 or 0700 as ever
     source, inputs, packages                   root's, readable: nothing of a job can change them
     slots, page, socket    root:ranks 0660     of this node's ranks alone; who may write into a file cannot replace it
@@ -15,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import os
 import pwd
 import re
@@ -22,17 +27,29 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
+from everstep.protocol.ids import RunId
 from worker.errors import UserRefused
 
 NAME: Final = "everstep-ranks"
 NUMBER: Final = 61_100
-"""Uid and gid where there is no user of that name. Source: systemd, UIDS-GIDS: neither people's nor dynamic."""
-COMMON: Final = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
+"""Gid where there is no user of that name, and the uid that signals processes of jobs; no program of a job ever has it.
+
+Source: systemd, UIDS-GIDS: the numbers from 60,578 to 61,183 are neither people's nor dynamic.
+"""
+UID_COUNT: Final = 63
+"""Uids after `NUMBER` that the jobs of a node have by turns."""
+KEPT_TURNS: Final = 8
+"""Jobs whose turn is kept: of those before, nothing is on this node."""
+COMMON: Final = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path("/dev/mqueue"))
 TRY_SECONDS: Final = 30.0
 _PR_SET_DUMPABLE = 4
 _PR_SET_NO_NEW_PRIVS = 38
@@ -42,15 +59,48 @@ _CLOSED = (
 )
 
 
+_END = """
+import contextlib, os, signal, sys
+own, first, count = map(int, sys.argv[1:])
+os.setgroups([])
+os.setresgid(own, own, own)
+for uid in range(first, first + count):
+    os.setresuid(own, uid, 0)
+    facts = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    if int(facts["CapEff"], 16):
+        sys.exit(f"as uid {uid} this process keeps capabilities, so that it would signal other users' processes")
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    os.seteuid(0)
+"""
+"""As each user it may signal that user's processes alone. Real and saved uid are others', so they cannot signal it. Source: kill(2)."""
+TURNS: Final = "rank_users"
+_LOOK_SECONDS = 0.02
+_taking_turns = threading.Lock()
+_killed = threading.Event()
+"""Never set: to wait for what was killed, which gives no sign."""
+_turns = msgspec.json.Decoder(list[tuple[str, int]])
+
+
 @dataclass(frozen=True, slots=True)
 class RankUser:
-    """A user without rights of its own."""
+    """A user without rights of its own, or several users that jobs have by turns."""
 
     uid: int
     gid: int
     groups: tuple[int, ...] = ()
     """Supplementary ones: of devices, for instance."""
     name: str = NAME
+    uid_count: int = 1
+    """The uids from `uid` on that jobs have by turns; 1: all jobs have this user."""
+
+    def covers(self, uid: int) -> bool:
+        """Say whether this uid is one of these users'."""
+        return self.uid <= uid < self.uid + self.uid_count
+
+    def at_turn(self, turn: int) -> RankUser:
+        """Return the user of one turn."""
+        return replace(self, uid=self.uid + turn % self.uid_count, uid_count=1)
 
     def identity(self, home: Path) -> dict[str, str]:
         """Return what tells programs who they are; a user without an entry in passwd has no other way to be known."""
@@ -66,11 +116,12 @@ def choose(setting: str | None, own_uid: int) -> RankUser | None:
     """Choose the user of a node's ranks.
 
     Args:
-        setting: a name, `uid` or `uid:gid`; None: `everstep-ranks` where there is such a user, else a number.
+        setting: a name, `uid` or `uid:gid`: all jobs have that user. None: each job has a uid of its own, and the groups of `everstep-ranks` where
+            there is such a user.
         own_uid: the agent's.
 
     Returns:
-        The user, or None where ranks run as the agent's: because that was said, or because only root can become somebody else.
+        The user or users, or None where ranks run as the agent's: because that was said, or because only root can become somebody else.
 
     Raises:
         UserRefused: there is no such user, or the agent may not become it, or it is as good as root.
@@ -81,14 +132,98 @@ def choose(setting: str | None, own_uid: int) -> RankUser | None:
         if setting is None:
             return None
         raise UserRefused(f"only root can run ranks as {setting}; this agent has the uid {own_uid}")
-    found = _named(NAME) or RankUser(NUMBER, NUMBER) if setting is None else _numbered(setting) or _named(setting)
+    found = _by_turns() if setting is None else _numbered(setting) or _named(setting)
     if found is None:
         raise UserRefused(f"there is no user {setting}")
-    if found.uid == NUMBER and setting is None and _name_of(NUMBER) not in (None, NAME):
-        raise UserRefused(f"the uid {NUMBER} is that of {_name_of(NUMBER)} here: make a user {NAME}, or name another")
     if 0 in (found.uid, found.gid, *found.groups):
         raise UserRefused(f"{setting} is root, or in root's group")
     return found
+
+
+def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
+    """Return the user that the ranks of a run have on this node: the same at every call, also after a restart of the agent.
+
+    A run that has no turn yet gets the next one, on disk before this returns. In any thread.
+
+    Args:
+        run: of the ranks.
+        state: the agent's directory.
+        user: the users of this node's ranks.
+
+    Returns:
+        Its user; None where ranks run as the agent's.
+
+    Raises:
+        OSError: the disk does not take a new turn.
+    """
+    if user is None or user.uid_count == 1:
+        return user
+    path = state / TURNS
+    with _taking_turns:
+        try:
+            turns = _turns.decode(path.read_bytes())
+        except (FileNotFoundError, msgspec.DecodeError):
+            turns = []
+        known = dict(turns)
+        if run not in known:
+            # Agents that share a machine, as in tests, begin apart.
+            last = turns[-1][1] if turns else int.from_bytes(hashlib.sha256(os.fsencode(state)).digest()[:4], "big")
+            known[run] = (last + 1) % user.uid_count
+            scratch = path.with_suffix(".new")
+            with open(scratch, "wb") as file:
+                file.write(msgspec.json.encode([*turns, (run, known[run])][-KEPT_TURNS:]))
+                file.flush()
+                os.fsync(file.fileno())
+            scratch.replace(path)
+    return user.at_turn(known[run])
+
+
+def end_processes(user: RankUser | None, *, seconds: float) -> str:
+    """End every process of these users. Blocks for some 50 ms.
+
+    `kill(-1)` reaches all processes of a uid at once, and the kernel lets none of them fork after that. A list of /proc is not enough:
+    it misses a process that forks and ends, over and over. A process of the job cannot signal the helper that sends the signals.
+
+    Args:
+        user: whose; never root's, nor this process's own. None: nobody.
+        seconds: to wait until they are gone.
+
+    Returns:
+        What is still there; empty when nothing is.
+    """
+    if user is None or user.uid == 0 or user.covers(os.getuid()):
+        return ""
+    words = [sys.executable, "-I", "-S", "-c", _END, str(NUMBER), str(user.uid), str(user.uid_count)]
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            done = subprocess.run(words, cwd="/", env={}, capture_output=True, text=True, timeout=TRY_SECONDS, check=False)
+        except (OSError, subprocess.SubprocessError) as error:
+            problem = str(error)
+        else:
+            problem = done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else ""
+        left = _processes_of(user)
+        if not left and not problem:
+            return ""
+        if time.monotonic() > deadline:
+            return f"processes of {user.name}: {', '.join(map(str, sorted(left)))}" if left else f"processes of {user.name}, perhaps: {problem}"
+        _killed.wait(_LOOK_SECONDS)
+
+
+def end_memory(user: RankUser) -> None:
+    """Remove the System V shared memory, semaphores and queues of these users: they outlive the processes that made them."""
+    libc = ctypes.CDLL(None)
+    removals: dict[str, Callable[[int], object]] = {
+        "shm": lambda number: libc.shmctl(number, 0, None),
+        "sem": lambda number: libc.semctl(number, 0, 0),
+        "msg": lambda number: libc.msgctl(number, 0, None),
+    }
+    for name, remove in removals.items():
+        with contextlib.suppress(OSError):
+            titles, *rows = (line.split() for line in Path("/proc/sysvipc", name).read_text().splitlines())
+            for row in rows:
+                if user.covers(int(row[titles.index("uid")])) or user.covers(int(row[titles.index("cuid")])):
+                    remove(int(row[1]))
 
 
 def become(user: RankUser) -> None:
@@ -179,17 +314,18 @@ def take(folder: Path) -> None:
 
 
 def clear(user: RankUser, folders: Iterable[Path] = COMMON) -> None:
-    """Remove what this user's programs have left where everybody may write: the next job has the same user, and would find it.
+    """Remove what these users' programs have left where everybody may write, and what they share in memory: the next job would find it.
 
     Args:
         user: whose; never root's, nor this process's own.
         folders: to look in.
     """
-    if user.uid in (0, os.getuid()):
+    if user.uid == 0 or user.covers(os.getuid()):
         return
+    end_memory(user)
     for folder in folders:
         with contextlib.suppress(OSError), os.scandir(folder) as found:
-            for entry in [each for each in found if each.stat(follow_symlinks=False).st_uid == user.uid]:
+            for entry in [each for each in found if user.covers(each.stat(follow_symlinks=False).st_uid)]:
                 with contextlib.suppress(OSError):
                     shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
 
@@ -228,6 +364,34 @@ def run_as(user: RankUser, code: str, *words: str) -> subprocess.CompletedProces
     """
     command = [sys.executable, "-I", "-S", "-c", code, *words]
     return subprocess.run(command, cwd="/", env={}, capture_output=True, text=True, timeout=TRY_SECONDS, check=False, **user.options)
+
+
+def _by_turns() -> RankUser:
+    """Return the users that jobs have by turns, in the groups of the node's own user for ranks, where there is one."""
+    for uid in range(NUMBER, NUMBER + UID_COUNT + 1):
+        if _name_of(uid) not in (None, NAME):
+            raise UserRefused(f"the uid {uid} is that of {_name_of(uid)} here, and jobs have those from {NUMBER} on by turns: name another user")
+    named = _named(NAME)
+    group, groups = (NUMBER, ()) if named is None else (named.gid, named.groups)
+    return RankUser(NUMBER + 1, group, groups, uid_count=UID_COUNT)
+
+
+def _processes_of(user: RankUser) -> set[int]:
+    """Return the pids of these users' processes, as far as a list of /proc has them.
+
+    A process that waits to be reaped runs no more, and is not among them. One whose first thread alone has ended looks alike, and is.
+    """
+    found = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, KeyError):
+                lines = Path("/proc", name, "status").read_text(errors="replace").splitlines()
+                facts = dict(line.split(":", 1) for line in lines if line.startswith(("State:", "Uid:", "Threads:")))
+                if facts["State"].split()[0] in ("Z", "X") and int(facts["Threads"]) <= 1:
+                    continue
+                if any(user.covers(int(uid)) for uid in facts["Uid"].split()):
+                    found.add(int(name))
+    return found
 
 
 def _named(name: str) -> RankUser | None:

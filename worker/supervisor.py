@@ -35,7 +35,7 @@ from worker.health import memory
 from worker.network_cards import card_of
 from worker.rank_environment import RankPaths, Supplied, inherited_as, node_environment, rank_arguments, rank_environment, source_folder
 from worker.rank_files import RankFiles, last_lines, make_home
-from worker.rank_user import RankUser, make_way
+from worker.rank_user import RankUser, end_processes, make_way, user_of
 from worker.shim import cgroups, processes
 from worker.shim.messages import (
     ForgetRun,
@@ -156,7 +156,7 @@ class Supervisor:
             modules: what the template imports.
             gone_seconds: how long killed processes may take to disappear before the node is declared unable to go on.
             cgroup: name of the node's cgroup, unique on this machine; None: after its state folder. Empty: ranks get none of their own.
-            user: that ranks run as; None: this process's.
+            user: the users of this node's ranks; None: this process's.
         """
         self._state = state.absolute()
         self._socket = socket.absolute()
@@ -259,8 +259,9 @@ class Supervisor:
             return
         files = RankFiles(self._state, plan.run, plan.generation, rank)
         try:
-            files.make(self._user)
-            identity = make_home(self._state, plan.run, self._user) if self._user is not None else {}
+            user = user_of(plan.run, self._state, self._user)
+            files.make(user)
+            identity = make_home(self._state, plan.run, user) if user is not None else {}
         except OSError as error:
             self.fail_rank(plan, rank, f"its folders cannot be made: {error}")
             return
@@ -279,9 +280,9 @@ class Supervisor:
             stdout_path=str(files.stdout),
             stderr_path=str(files.stderr),
             warm=self._is_warm,
-            user=self._user,
+            user=user,
         )
-        await asyncio.to_thread(build_locks.remove_stale, start.environment, self._user)
+        await asyncio.to_thread(build_locks.remove_stale, start.environment, user)
         await self._connected()
         self._asked[key] = start
         self._send(start)
@@ -354,6 +355,9 @@ class Supervisor:
         The proof is an empty cgroup: it also covers what the shim cannot see, such as children in sessions of their own of ranks whose shim has
         died. Where ranks have no cgroup, and for what is about to become a rank, the shim's own count is the proof.
 
+        Where ranks have users of their own, every process of these users is ended as well, whichever run it is of: no rank of a job lives here when
+        another job is promised, and programs that pip or a command has left are in no rank's cgroup.
+
         Args:
             run: None: of any run.
 
@@ -367,7 +371,7 @@ class Supervisor:
                 while True:
                     await self._list()
                     if self._remains_count == 0:
-                        return
+                        break
                     await asyncio.sleep(_RECHECK_SECONDS)
         except (TimeoutError, ShimUnavailable) as error:
             living = {record.pid for record in self.records if record.end is None and run in (None, record.run)}
@@ -376,6 +380,8 @@ class Supervisor:
                 f"{len(living)} ranks ({', '.join(map(str, sorted(living))) or 'none'}) and {max(len(left), self._remains_count)} processes that "
                 f"ranks left behind ({', '.join(map(str, sorted(left))) or 'not in a cgroup'}) are still there after {self.gone_seconds} s"
             ) from error
+        if left_behind := await asyncio.to_thread(end_processes, self._user, seconds=self.gone_seconds):
+            raise RanksNotGone(f"still there after {self.gone_seconds} s: {left_behind}")
 
     async def _until_empty(self, run: RunId | None) -> None:
         """Kill what is left in the cgroups of ended ranks, until nothing is."""

@@ -21,11 +21,10 @@ from everstep.protocol.plan import GenerationPlan, PlanNode, channel_variable
 from worker.credentials import RoleCredentials
 from worker.errors import InputRefused, LoadFailed, RequirementsRefused, StorageError, StoreRefused
 from worker.inputs import InputCache
-from worker.network_cards import card_of
 from worker.packages import Order, PackageLayers
-from worker.rank_environment import Packages, Supplied, inherited_as, job_environment, node_environment, source_folder
-from worker.rank_files import RankFiles, make_home
-from worker.rank_user import RankUser
+from worker.rank_environment import Packages, Supplied, source_folder
+from worker.rank_files import RankFiles
+from worker.rank_user import RankUser, user_of
 from worker.shm.store import in_thread
 from worker.storage.aws import Aws, RoleKeys, session_name_of
 from worker.storage.object_store import ObjectStore
@@ -40,7 +39,8 @@ class Supplies:
         aws: the rest of AWS, with the node's permissions.
         now: Unix time, seconds.
         input_bytes: what inputs may take of the disk; None: what it has, less a part.
-        user: that ranks run as; None: the agent's.
+        user: the users of this node's ranks; None: the agent's.
+        allows_builds: pip may build packages for a job.
     """
 
     def __init__(
@@ -52,13 +52,14 @@ class Supplies:
         now: Callable[[], float],
         input_bytes: int | None = None,
         user: RankUser | None = None,
+        allows_builds: bool = False,
     ) -> None:
         self._state = state
         self._user = user
         self._objects = objects
         self._aws = aws
         self._inputs = InputCache(state, input_bytes, user)
-        self._packages = PackageLayers(state, user=user)
+        self._packages = PackageLayers(state, user=user, allows_builds=allows_builds)
         self._credentials = RoleCredentials(state, aws, now)
 
     async def gather(self, plan: GenerationPlan, key: bytes, here: PlanNode, entry: Path) -> Supplied:
@@ -151,12 +152,16 @@ class Supplies:
         """Install what is asked for; pip's words are lines of the job's log, as those of the node's first rank."""
         if not plan.script.requirements:
             return Packages()
-        identity = make_home(self._state.absolute(), plan.run, self._user) if self._user is not None else {}
+        if told := sorted(name for name in plan.script.environment if name.startswith("PIP_")):
+            words = f"Environment.{told[0]}: pip does not read the job's variables. Write its options into {plan.script.requirements} (--index-url …)"
+            raise LoadFailed.lacking(plan.parent, "requirements_failed", words, is_passing=False)
         order = Order(
+            project=plan.script.project or plan.run,
             source=source_folder(entry, plan.script.entry_point),
             source_sha256=plan.script.source.sha256,
             requirements=plan.script.requirements,
-            environment=job_environment(plan.script, inherited_as(identity, node_environment(os.environ, card_of(here.address)))),
+            environment=os.environ,
+            user=user_of(plan.run, self._state, self._user),
             output=RankFiles(self._state.absolute(), plan.run, plan.generation, here.ranks[0]).stdout,
         )
         try:

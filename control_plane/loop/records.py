@@ -100,6 +100,7 @@ def job_spec(job: jobs.JobRecord) -> JobSpec:
             inputs=tuple(_channel(given) for given in spec.inputs),
             role_arn=spec.role_arn,
             requirements=spec.requirements,
+            project=job.project,
             secrets=dict(spec.secrets),
         ),
         checkpoint_prefix=prefix_of(spec.checkpoint_uri),

@@ -127,6 +127,8 @@ class ScriptPlan(Message, frozen=True):
     requirements: str = ""
     """Relative path of a requirements file in the source tree; empty: nothing is installed."""
     inputs: tuple[InputChannel, ...] = ()
+    project: str = ""
+    """The job's; empty where the control plane is older than this field."""
     secrets: dict[str, str] = msgspec.field(default_factory=dict)
     """By variable, where its value is: `secretsmanager:NAME`, `ssm:NAME` or an ARN. Values are on no wire but that from AWS to the node."""
 

@@ -30,9 +30,8 @@ def order(tmp_path: Path) -> Order:
     make_wheel(source / "wheels", "pluggy", "99.0")
     (source / "requirements.txt").write_text(f"{OFFLINE}everstep_example\nmsgspec\n")
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
-    return Order(
-        source=source, source_sha256="aa", requirements="requirements.txt", environment=environment, output=tmp_path / "logs" / "rank=0.stdout"
-    )
+    output = tmp_path / "logs" / "rank=0.stdout"
+    return Order(project="a", source=source, source_sha256="aa", requirements="requirements.txt", environment=environment, output=output)
 
 
 def imported(path: str, expression: str) -> str:
@@ -102,10 +101,14 @@ def test_a_layer_is_named_by_all_that_it_follows_from(order: Order) -> None:
     assert len(keys) == 2, "it reads other files of the source"
     keys.add(_key(replace(order, environment={**order.environment, "PIP_INDEX_URL": "http://127.0.0.1:1"})))
     assert len(keys) == 3
-    assert _key(replace(order, environment={**order.environment, "OTHER": "1"})) in keys
+    keys.add(_key(replace(order, environment={**order.environment, "HTTPS_PROXY": "http://127.0.0.1:1"})))
+    keys.add(_key(replace(order, project="b")))
+    keys.add(_key(order, allows_builds=True))
+    assert len(keys) == 6
+    assert _key(replace(order, environment={**order.environment, "OTHER": "1"})) in keys, "pip does not see it"
     (order.source / "requirements.txt").write_text("everstep_example\n")
     keys.add(_key(order))
-    assert len(keys) == 4
+    assert len(keys) == 7
     assert _key(replace(order, source_sha256="bb")) in keys, "it reads no other file of the source"
 
 
@@ -160,7 +163,7 @@ async def silent_index(order: Order) -> AsyncIterator[asyncio.Event]:
 
 def pips() -> list[int]:
     """Processes below this one that run pip."""
-    return [pid for pid in processes.tree(os.getpid(), processes.snapshot()) if b"pip\0install" in command_of(pid)]
+    return [pid for pid in processes.tree(os.getpid(), processes.snapshot()) if b"wheels_only.py\0install" in command_of(pid)]
 
 
 def command_of(pid: int) -> bytes:
@@ -192,7 +195,7 @@ import asyncio, sys
 from pathlib import Path
 from worker.packages import Order, PackageLayers
 state, source, output = map(Path, sys.argv[1:])
-order = Order(source=source, source_sha256="aa", requirements="requirements.txt", environment={"HOME": str(state)}, output=output)
+order = Order(project="a", source=source, source_sha256="aa", requirements="requirements.txt", environment={}, output=output)
 asyncio.run(PackageLayers(state).install(order))
 """
 
@@ -200,13 +203,12 @@ asyncio.run(PackageLayers(state).install(order))
 async def test_an_agent_that_is_killed_keeps_no_lock_and_leaves_no_pip(tmp_path: Path, order: Order, silent_index: asyncio.Event) -> None:
     agent = await asyncio.create_subprocess_exec(sys.executable, "-c", INSTALL, str(tmp_path), str(order.source), str(order.output))
     await silent_index.wait()
-    (pip,) = [pid for pid in pips() if pid != agent.pid]
-    started = processes.find(pip)
-    assert started is not None
-    assert len(leftovers(tmp_path)) == 1
+    started = [process for process in map(processes.find, pips()) if process is not None]
+    assert len(started) == 2, "pip, and what ends all that pip has started"
+    assert len(leftovers(tmp_path)) == 2
     agent.send_signal(signal.SIGKILL)
     await agent.wait()
-    while processes.is_alive(pip, started.start_ticks):  # noqa: ASYNC110  # the kernel has been told to end it
+    while any(processes.is_alive(each.pid, each.start_ticks) for each in started):  # noqa: ASYNC110  # the kernel has been told to end it
         await asyncio.sleep(0.01)
     (order.source / "requirements.txt").write_text(f"{OFFLINE}everstep_example\n")
     found = await PackageLayers(tmp_path).install(order)

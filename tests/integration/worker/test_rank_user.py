@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import subprocess
 import sys
 import tarfile
 import threading
@@ -35,7 +36,7 @@ from worker.rank_commands import run_beside
 from worker.rank_environment import Supplied
 from worker.rank_files import RankFiles, make_home
 from worker.rank_server import RankLine, RankServer
-from worker.rank_user import RankUser, clear, closed_to, make_way
+from worker.rank_user import RankUser, _processes_of, clear, closed_to, make_way, user_of
 from worker.shim.messages import RankRecord
 from worker.shm.rank_page import RankPage
 from worker.shm.store import SlotStore
@@ -312,8 +313,8 @@ BACKEND = """
 import base64, hashlib, os, zipfile
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    found = {"uid": os.getuid(), "home": os.environ["HOME"]}
-    for name, path in (("promise", os.environ["PROMISE"]), ("source", os.environ["SOURCE"])):
+    found = {"uid": os.getuid(), "home": os.listdir(os.environ["HOME"]), "variables": sorted(os.environ)}
+    for name, path in (("promise", "PROMISE"), ("source", "SOURCE")):
         try:
             open(path, "r+").close()
             found[name] = "open"
@@ -348,17 +349,25 @@ def test_packages_are_built_by_the_ranks_user_and_belong_to_root() -> None:
         make_wheel(source / "wheels", "everstep_example", "1.0")
         (source / "package").mkdir()
         (source / "package" / "pyproject.toml").write_text('[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n')
-        (source / "package" / "backend.py").write_text(BACKEND)
         requirements = source / "requirements.txt"
+        (source / "package" / "backend.py").write_text(BACKEND.replace("PROMISE", str(promise)).replace("SOURCE", str(requirements)))
         requirements.write_text("--no-index\n--find-links ./wheels\neverstep_example\n./package\n")
         before = identities(source)
-        environment = {"PATH": os.environ["PATH"], "PROMISE": str(promise), "SOURCE": str(requirements), **make_home(state, RUN, USER)}
-        order = Order(source=source, source_sha256="aa", requirements=requirements.name, environment=environment, output=state / "logs" / "stdout")
-        found = await PackageLayers(state, user=USER).install(order)
+        order = Order(
+            project="a",
+            source=source,
+            source_sha256="aa",
+            requirements=requirements.name,
+            environment={"PATH": os.environ["PATH"], "EVERSTEP_JOIN_TOKEN": "hush", "AWS_SECRET_ACCESS_KEY": "hush"},
+            output=state / "logs" / "stdout",
+            user=USER,
+        )
+        found = await PackageLayers(state, user=USER, allows_builds=True).install(order)
         assert found.modules == ("built_here", "everstep_example")
         told: dict[str, Any] = {}
         exec(Path(found.path, "built_here.py").read_text(), told)
-        assert told["FOUND"] == {"uid": USER.uid, "home": str(state / "homes" / RUN), "promise": "closed", "source": "closed"}
+        assert not [name for name in told["FOUND"].pop("variables") if name.startswith(("EVERSTEP_", "AWS_"))]
+        assert told["FOUND"] == {"uid": USER.uid, "home": [], "promise": "closed", "source": "closed"}
         assert identities(source) == before, "it was built in a copy"
         layer = next(path for path in (state / "packages").iterdir() if path.is_dir())
         assert [path.name for path in (state / "packages").iterdir() if path.is_dir()] == [layer.name]
@@ -413,3 +422,79 @@ def test_what_a_job_has_left_for_the_next_is_removed_and_nothing_else() -> None:
         assert (outside / "kept").exists()
 
     in_own_mounts(body, *PYTHON)
+
+
+LEFT = """
+import os, signal, sys, threading
+os.setsid()
+if os.fork():
+    os._exit(0)
+
+def report():
+    with open(sys.argv[1], "w") as file:
+        file.write(str(os.getpid()))
+
+if sys.argv[2] == "thread":  # the first thread ends, and the process looks as if it waited to be reaped
+    import ctypes
+    def stay():
+        while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z":
+            pass
+        report()
+        signal.pause()
+    threading.Thread(target=stay).start()
+    ctypes.CDLL(None).pthread_exit(None)
+if sys.argv[2] == "fork":  # never has the same pid for long
+    report()
+    while True:
+        if os.fork():
+            os._exit(0)
+report()
+signal.pause()
+"""
+
+
+@pytest.mark.security
+@pytest.mark.parametrize("how", ["session", "thread", "fork"])
+def test_no_process_of_a_jobs_user_outlives_it(how: str) -> None:
+    user = RankUser(61_251, 61_251)
+
+    async def body(disk: Path, tmpfs: Path) -> None:
+        supervisor = Supervisor(state=disk / "state", socket=tmpfs / "node" / "shim.sock", address="127.0.0.1", is_warm=False, cgroup="", user=user)
+        await supervisor.start()
+        told = disk / "told"
+        os.mkfifo(told)
+        told.chmod(0o666)
+        words = [sys.executable, "-I", "-S", "-c", LEFT, str(told), how]
+        left = await asyncio.create_subprocess_exec(*words, **user.options)
+        assert await asyncio.to_thread(told.read_text)
+        await left.wait()
+        assert how == "fork" or _processes_of(user)
+        await supervisor.prove_gone(RUN)
+        pids = [await asyncio.to_thread(_processes_of, user) for _ in range(20)]
+        assert not any(pids)
+        await supervisor.shut_down()
+
+    in_own_mounts(body, *PYTHON)
+
+
+@pytest.mark.security
+def test_a_process_of_one_job_reads_nothing_of_anothers(tmp_path: Path) -> None:
+    """What is left of job A looks for the secrets in the environment of job B's rank, as the repository's review did."""
+    users = RankUser(61_252, 61_252, uid_count=2)
+    one, other = (user_of(RunId(name), tmp_path, users) for name in ("a", "b"))
+    assert one is not None
+    assert other is not None
+    secret = {"DB_PASSWORD": "of-team-b"}
+    rank = subprocess.Popen(["/bin/cat"], env=secret, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **other.options)
+    try:
+        assert rank.stdin is not None
+        assert rank.stdout is not None
+        rank.stdin.write(b"x")
+        rank.stdin.flush()
+        rank.stdout.read(1)  # it runs, and its environment is its own
+        for user, found in ((other, b"DB_PASSWORD=of-team-b\0"), (one, b"")):
+            done = subprocess.run(["/bin/cat", f"/proc/{rank.pid}/environ"], capture_output=True, check=False, **user.options)
+            assert done.stdout == found
+    finally:
+        rank.kill()
+        rank.communicate()

@@ -44,7 +44,11 @@ def test_a_good_node_has_nothing_wrong_and_everything_was_looked_at() -> None:
     findings = judge(GOOD)
     assert {finding.level for finding in findings} == {Level.OK}
     checks = {finding.check for finding in findings}
+<<<<<<< HEAD
     machine = {"python", "version", "packages", "processor", "clock", "memory", "tmpfs", "ports", "gpu", "isolation"}
+=======
+    machine = {"python", "version", "packages", "clock", "memory", "tmpfs", "ports", "gpu", "isolation", "builds"}
+>>>>>>> 5e042481 (Keep package layers and processes of one job from every other job)
     assert checks == machine | {"endpoint", "token", "aws", "permissions"}
     assert not is_wrong(findings)
 
@@ -84,6 +88,7 @@ QUOTA = Quota(name="P instances", limit=384, needed=768, instance_type="p5.48xla
         ({"is_root": False, "is_ec2": True}, "isolation", Level.WARNING, "and ask this instance's metadata for the keys of its role"),
         ({"closed_folder": "/root"}, "isolation", Level.WRONG, "/root is closed to it"),
         ({"is_ec2": True, "has_ip": False}, "isolation", Level.WARNING, "ask it for the keys of the instance's role"),
+        ({"allows_builds": True}, "builds", Level.WARNING, "pip may build packages for jobs"),
         (aws(error="no credentials"), "aws", Level.WRONG, "no credentials"),
         (aws(permissions={"s3:PutObject": False, "s3:GetObject": True}), "permissions", Level.WRONG, "not allowed: s3:PutObject"),
         (aws(permissions={"ssm:GetParameter": False, "s3:GetObject": True}), "permissions", Level.WARNING, "not allowed: ssm:GetParameter (Secrets)"),

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from everstep.protocol.ids import RunId
 from worker import beside, rank_user
 from worker.errors import UserRefused
-from worker.rank_user import NUMBER, RankUser, choose, make_own, make_way, share
+from worker.rank_user import NUMBER, UID_COUNT, RankUser, choose, make_own, make_way, share, user_of
 
 PEOPLE = {"ranks": RankUser(500, 501, (44,), "ranks"), "wheel": RankUser(600, 0, (), "wheel"), "helper": RankUser(601, 601, (0,), "helper")}
 NAMES = {0: "root", 500: "ranks", 1000: "me"}
@@ -24,7 +25,7 @@ def _people(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("setting", "own_uid", "chosen"),
     [
-        (None, 0, RankUser(NUMBER, NUMBER)),
+        (None, 0, RankUser(NUMBER + 1, NUMBER, uid_count=UID_COUNT)),
         ("ranks", 0, PEOPLE["ranks"]),
         ("7000", 0, RankUser(7000, 7000)),
         ("7000:8000", 0, RankUser(7000, 8000)),
@@ -58,16 +59,32 @@ def test_who_is_no_user_for_ranks_is_refused(setting: str, own_uid: int, words: 
     assert str(refused.value) == words
 
 
-def test_the_user_of_that_name_comes_before_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PEOPLE, rank_user.NAME, RankUser(900, 901))
-    assert choose(None, 0) == RankUser(900, 901)
+def test_jobs_users_are_in_the_groups_of_the_user_of_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PEOPLE, rank_user.NAME, RankUser(900, 901, (44,)))
+    assert choose(None, 0) == RankUser(NUMBER + 1, 901, (44,), uid_count=UID_COUNT)
 
 
 def test_a_number_that_is_somebody_elses_is_not_taken_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(NAMES, NUMBER, "somebody")
-    with pytest.raises(UserRefused, match=f"the uid {NUMBER} is that of somebody here"):
+    monkeypatch.setitem(NAMES, NUMBER + UID_COUNT, "somebody")
+    with pytest.raises(UserRefused, match=f"the uid {NUMBER + UID_COUNT} is that of somebody here"):
         choose(None, 0)
-    assert choose(str(NUMBER), 0) == RankUser(NUMBER, NUMBER)
+    assert choose("7000", 0) == RankUser(7000, 7000)
+
+
+@pytest.mark.security
+def test_each_job_of_a_node_has_a_uid_of_its_own(tmp_path: Path) -> None:
+    users = RankUser(NUMBER + 1, NUMBER, uid_count=UID_COUNT)
+    runs = [RunId(f"run-{number}") for number in range(UID_COUNT)]
+    found = [user_of(run, tmp_path, users) for run in runs]
+    assert {user.uid for user in found if user is not None} == set(range(NUMBER + 1, NUMBER + 1 + UID_COUNT))
+    assert user_of(runs[-1], tmp_path, users) == found[-1], "also after a restart of the agent"
+    assert all(user is not None and user.gid == NUMBER and user.uid_count == 1 for user in found)
+
+
+def test_a_named_user_has_every_job_and_without_one_ranks_are_the_agents(tmp_path: Path) -> None:
+    assert user_of(RunId("a"), tmp_path, RankUser(7000, 7000)) == RankUser(7000, 7000)
+    assert user_of(RunId("a"), tmp_path, None) is None
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_user_is_written_down_and_read_again() -> None:
