@@ -44,11 +44,7 @@ def test_a_good_node_has_nothing_wrong_and_everything_was_looked_at() -> None:
     findings = judge(GOOD)
     assert {finding.level for finding in findings} == {Level.OK}
     checks = {finding.check for finding in findings}
-<<<<<<< HEAD
-    machine = {"python", "version", "packages", "processor", "clock", "memory", "tmpfs", "ports", "gpu", "isolation"}
-=======
-    machine = {"python", "version", "packages", "clock", "memory", "tmpfs", "ports", "gpu", "isolation", "builds"}
->>>>>>> 5e042481 (Keep package layers and processes of one job from every other job)
+    machine = {"python", "version", "packages", "processor", "clock", "memory", "tmpfs", "ports", "gpu", "isolation", "builds"}
     assert checks == machine | {"endpoint", "token", "aws", "permissions"}
     assert not is_wrong(findings)
 
