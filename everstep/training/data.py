@@ -1,9 +1,9 @@
 """Where training stands in its data, and how to stand there again.
 
-A position is (epoch, batches handed out, generator states when the epoch's sampling began; between two epochs, as they are). How it is reached again
-depends on what the loader is:
+A position holds the epoch, the number of batches that were handed out, and the `Place` of the walk through the sampler
+(or through an iterable without a position). How a resumed run returns to it depends on the loader:
 
-    loader                                          reached by
+    loader                                          resumed by
     torch DataLoader over a map-style dataset       advancing its batch sampler without fetching
       (torchdata's StatefulDataLoader too)
     anything with state_dict and load_state_dict    its own state
@@ -11,22 +11,26 @@ depends on what the loader is:
     any other iterable                              replaying the epoch's batches, with a warning
     an iterator, a generator                        refused: it can be walked once only
 
-Randomness of a DataLoader's workers (augmentation) is seeded for every batch from (seed, epoch, rank, batch index), so a batch is the same
-whoever makes it and whenever. The rank is that of the sampler, which divides the data: ranks that must see the same samples (tensor parallel)
-make the same batches of them, as with torch. Without workers it is drawn in the training process, whose generators are part of the state. A
-sampler that draws from those as it goes is given a stream of its own (`_Walk`): else its next items would depend on what training has drawn
-meanwhile.
+**Generators.** A sampler draws from the process's generators and from those that it holds. The script may draw from
+the same ones: noise in the loop, a second loader, the dataset. So a position keeps two things of each generator: its
+state when the epoch's sampling began, to walk again, and its present state, which a resumed run continues with. A
+`Walk` that finds that somebody else has drawn between two of its own draws continues on a stream of its own, because
+the walk could not be repeated otherwise.
 
-Invariant: an undisturbed run and a resumed one hand out the same batches and leave the process's generators in the same state.
+Randomness of a DataLoader's workers (augmentation) is seeded for every batch from (seed, epoch, rank, batch index), so
+a batch is the same whichever worker makes it, and whenever. The rank is that of the sampler, which divides the data.
+Ranks that must see the same samples (tensor parallel) make the same batches of them, as with torch.
+
+Invariant: an undisturbed run and a resumed one hand out the same batches, and leave all generators in the same state.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sized
-from dataclasses import dataclass
-from typing import Protocol, cast, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast, runtime_checkable
 
 import xxhash
 from torch.utils.data import (
@@ -61,6 +65,10 @@ class Stateful(Protocol):
 class Resumable(Protocol):
     """A source of batches that knows its position."""
 
+    @property
+    def generators(self) -> Sequence[rng.Generator]:
+        """Those that its batches draw from, the process's own left out."""
+
     def begin(self, epoch: int) -> Iterator[object]:
         """Return the batches of an epoch: all of it, or what is left after `load_state_dict`."""
 
@@ -83,11 +91,11 @@ class DataStream:
         seed: of the workers' randomness, where the loader has no generator.
 
     Raises:
-        CannotResume: the loader can be walked once only.
+        CannotResume: the loader can be walked once only, or its workers keep generators from epoch to epoch.
     """
 
     def __init__(self, name: str, loader: Iterable[object], seed: int) -> None:
-        self._name = name
+        self.name = name
         self._source = _source(name, loader, seed)
         self._iterator: Iterator[object] | None = None
         self.epoch = 0
@@ -95,11 +103,22 @@ class DataStream:
         """Batches of this epoch handed out."""
         self.handed_count = 0
         """Batches handed out by this process."""
+        self._is_resumed = False
+        """Nothing was taken since `load_state_dict`."""
 
     def __iter__(self) -> Iterator[object]:
-        """Give what is left of the current epoch; the next `iter` begins the next one."""
-        while (batch := self._next_of_epoch()) is not _END:
+        """Yield what is left of the current epoch; the next `iter` begins the next epoch.
+
+        A loop that takes exactly as many batches as there are does not see the end of its epoch: the `iter` behind it
+        begins the next epoch. Only where this process was resumed at that position, the rest of the epoch is empty.
+        """
+        is_rest_possible = self._is_resumed or self.consumed_count == 0
+        batch = self._next_of_epoch()
+        if batch is _END and not is_rest_possible:
+            batch = self._next_of_epoch()
+        while batch is not _END:
             yield batch
+            batch = self._next_of_epoch()
 
     def next(self) -> object:
         """Return the next batch, beginning an epoch where the last one ended.
@@ -114,7 +133,12 @@ class DataStream:
             batch = self._next_of_epoch()
             if batch is not _END:
                 return batch
-        raise SessionMisuse(f"{self._name} yields no batches")
+        raise SessionMisuse(f"{self.name} yields no batches")
+
+    @property
+    def source(self) -> Resumable:
+        """What makes the batches."""
+        return self._source
 
     def state_dict(self) -> dict[str, Tree]:
         """Return the position, as a tree."""
@@ -124,12 +148,14 @@ class DataStream:
         """Stand at a position again. Fetches nothing yet."""
         self._iterator = None
         self.epoch, self.consumed_count = cast(int, state["epoch"]), cast(int, state["consumed"])
+        self._is_resumed = True
         self._source.load_state_dict(cast("dict[str, Tree]", state["source"]), self.consumed_count)
 
     def _next_of_epoch(self) -> object:
         if self._iterator is None:
             self._iterator = self._source.begin(self.epoch)
         batch = next(self._iterator, _END)
+        self._is_resumed = False
         if batch is _END:
             self._iterator = None
             self._source.end()
@@ -160,18 +186,18 @@ class _MapLoader:
     """A DataLoader over a map-style dataset, rebuilt around a sampler that knows its place."""
 
     def __init__(self, loader: DataLoader[object], seed: int) -> None:
-        self._has_workers = loader.num_workers > 0
-        self._user_samplers = [sampler for sampler in (loader.batch_sampler, loader.sampler) if sampler is not None]
-        self._all_samplers = [*self._user_samplers, *(getattr(sampler, "sampler", None) for sampler in self._user_samplers)]
+        has_workers = loader.num_workers > 0
+        samplers = [sampler for sampler in (loader.batch_sampler, loader.sampler) if sampler is not None]
+        self._all_samplers = [*samplers, *(getattr(sampler, "sampler", None) for sampler in samplers)]
         ranks = (getattr(sampler, "rank", None) for sampler in self._all_samplers)
         rank = next((rank for rank in ranks if isinstance(rank, int)), 0)
         seeding = Seeding(seed if loader.generator is None else loader.generator.initial_seed(), rank)
         inner = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-        of_dataset = rng.find_generators([loader.dataset])
-        of_sampler = rng.find_generators([*self._user_samplers, loader.generator])
-        generators = [generator for generator in of_sampler if not any(generator is other for other in of_dataset)]
-        self._dataset_generators = [] if self._has_workers else of_dataset
-        self._sampler = PlacedSampler(inner, generators, seeding if self._has_workers else None)
+        of_sampler = rng.find_generators([*samplers, loader.generator])
+        # A worker has copies of those of the dataset, and seeds them for each batch.
+        in_process = [] if has_workers else [loader.dataset, loader.collate_fn]
+        self.generators = rng.find_generators([*samplers, loader.generator, *in_process])
+        self._sampler = PlacedSampler(inner, of_sampler, seeding if has_workers else None)
         self._loader = _rebuild(loader, self._sampler)
         self._has_begun = False
         """In this process."""
@@ -183,27 +209,22 @@ class _MapLoader:
         is_first, self._has_begun = not self._has_begun, True
         if not self._sampler.is_resuming:
             if is_first and epoch > 0 and self._loader.persistent_workers:
-                self._sampler.hold()  # workers that have lasted since the first epoch begin this one without a base seed
+                # Workers that have lasted since the first epoch begin this one without a base seed.
+                self._sampler.hold()
             return iter(self._loader)
-        before = rng.observe(with_devices=False)
-        iterator = iter(self._loader)  # draws a base seed, which the undisturbed run drew when the epoch began
-        rng.restore(before)
-        return iterator
+        with rng.kept(self.generators):  # `iter` draws a base seed, which the undisturbed run drew when the epoch began
+            return iter(self._loader)
 
     def end(self) -> None:
-        self._sampler.began = None
+        self._sampler.place = None
 
     def state_dict(self) -> dict[str, Tree]:
-        began = self._sampler.began
-        own = rng.generator_states(self._sampler.generators) if began is None else None
-        return {"began": began, "own": own, "dataset": rng.generator_states(self._dataset_generators)}
+        place = self._sampler.place
+        return {"place": None if place is None else place.tree(), "present": rng.generator_states(self.generators)}
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
-        if state["began"] is not None:
-            self._sampler.resume(cast("dict[str, Tree]", state["began"]), consumed_count)
-        else:
-            rng.set_generator_states(self._sampler.generators, cast("list[Tree]", state["own"]))
-        rng.set_generator_states(self._dataset_generators, cast("list[Tree]", state["dataset"]))
+        self._sampler.resume(Place.of(state["place"]), consumed_count)
+        rng.set_generator_states(self.generators, cast("list[Tree]", state["present"]))
 
 
 class PlacedSampler:
@@ -211,19 +232,20 @@ class PlacedSampler:
 
     Args:
         inner: the user's.
-        generators: its own generators; their states belong to the position.
+        generators: those that it may draw from, beside the process's own.
         seeding: marks each batch with its seed, for the workers; None without workers.
     """
 
-    def __init__(self, inner: Iterable[object], generators: list[rng.Generator], seeding: Seeding | None) -> None:
-        self.generators = generators
+    def __init__(self, inner: Iterable[object], generators: Sequence[rng.Generator], seeding: Seeding | None) -> None:
+        self._generators = generators
         self._inner = inner
         self._seeding = seeding
-        self._held: dict[str, Tree] | None = None
-        self._resume: tuple[dict[str, Tree], int] | None = None
+        self._held: rng.States | None = None
+        self._skip_count: int | None = None
+        """Batches that were handed out already, in the walk that begins next; None where it begins an epoch."""
         self.epoch = 0
-        self.began: dict[str, Tree] | None = None
-        """All generators' states when the epoch's sampling began, and those that a lazy sampler found (`_Walk`); None between two."""
+        self.place: Place | None = None
+        """Of the walk through this epoch; None between two epochs."""
 
     def __len__(self) -> int:
         return len(cast(Sized, self._inner))
@@ -231,100 +253,159 @@ class PlacedSampler:
     @property
     def is_resuming(self) -> bool:
         """The next walk begins in mid-epoch."""
-        return self._resume is not None
+        return self._skip_count is not None
 
-    def resume(self, began: dict[str, Tree], skip_count: int) -> None:
-        """Begin the next walk after `skip_count` items of an epoch whose sampling began with these generator states."""
-        self._resume, self.began = (began, skip_count), began
+    def resume(self, place: Place | None, skip_count: int) -> None:
+        """Begin the next walk at a place, behind `skip_count` items; None: begin an epoch."""
+        self.place, self._skip_count = place, None if place is None else skip_count
 
     def hold(self) -> None:
         """Let the next walk begin with the generators' states of now, whatever a loader draws before it."""
-        self._held = self._observe()
-
-    def _observe(self) -> dict[str, Tree]:
-        return {"process": rng.observe(with_devices=False), "own": rng.generator_states(self.generators), "lazy": None}
-
-    def _restore(self, state: dict[str, Tree]) -> None:
-        rng.restore(cast(rng.RandomState, state["process"]))
-        rng.set_generator_states(self.generators, cast("list[Tree]", state["own"]))
+        self._held = rng.states(self._generators)
 
     def __iter__(self) -> Iterator[object]:
         # The body runs at the first `next`, when a DataLoader has drawn its base seed already: from there on the draws
         # are the sampler's own, in the undisturbed run and here alike, whatever the kind and age of the loader's workers.
-        count = 0
-        if self._resume is None:
+        skip_count, self._skip_count = self._skip_count or 0, None
+        if skip_count == 0:
             if self._held is not None:
-                self._restore(self._held)
+                rng.set_states(self._generators, self._held)
                 self._held = None
-            self.began = self._observe()
-            walk = _Walk(self._inner, self.began)
-        else:
-            (self.began, count), self._resume = self._resume, None
-            before = rng.observe(with_devices=False)
-            self._restore(self.began)
-            walk = _Walk(self._inner, self.began)
-            walk.skip(count)
-            rng.restore(before)
-        for number in itertools.count(count):
-            if (item := walk.next()) is _END:
-                return
+            self.place = Place(rng.states(self._generators))
+        assert self.place is not None
+        walk = Walk(self._inner, self._generators, self.place)
+        items = itertools.chain(walk.repeat(skip_count), walk) if skip_count else walk
+        for number, item in enumerate(items, skip_count):
             yield item if self._seeding is None else SeededItem(item, self._seeding.of(self.epoch, number))
 
 
-class _Walk:
-    """One walk through a sampler.
+@dataclass(slots=True)
+class Place:
+    """How far a walk has come, and what it takes to walk there again."""
 
-    What a sampler draws from the process's generators for its first item follows from their states when the walk began. One that draws for a later
-    item is lazy: from then on it draws from a stream of its own, which begins with the states that it found.
+    began: rng.States
+    """When the walk began."""
+    walked_count: int = 0
+    """Items that were asked for, the end included. A loader whose workers fetch ahead asks for more than it hands out."""
+    forks: list[Fork] = field(default_factory=list)
+
+    def tree(self) -> Tree:
+        """Return it as a tree, for a snapshot."""
+        forks: list[Tree] = [(fork.number, fork.index, fork.found) for fork in self.forks]
+        return {"began": list(self.began), "walked": self.walked_count, "forks": forks}
+
+    @classmethod
+    def of(cls, tree: Tree) -> Place | None:
+        """Return what `tree` was made from; None for None."""
+        values = cast("dict[str, Any] | None", tree)
+        if values is None:
+            return None
+        return cls(list(values["began"]), values["walked"], [Fork(*fork) for fork in values["forks"]])
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A walk's switch from a generator that it shares to a stream of its own."""
+
+    number: int
+    """The item that the walk drew from the shared generator last."""
+    index: int
+    """Of the generator, among those of the walk."""
+    found: Tree
+    """The generator's state before that item."""
+
+
+class Walk:
+    """One walk through a sampler or an iterable, which can be repeated whatever else draws from its generators.
+
+    The walk draws from the generators themselves as long as it alone does. When it draws from one that somebody else
+    has drawn from since its own last draw, it notes the state that it found (`Fork`). From the next item on it draws
+    from a stream of its own, which follows from the state behind that draw, and the generator itself is left alone.
 
     Args:
-        sampler: the user's; walked from its beginning.
-        began: its `lazy` holds those states, or None; written here when it shows.
+        items: walked from their beginning.
+        generators: those that the items may draw from, beside the process's own.
+        place: where the walk stands; kept up to date.
     """
 
-    def __init__(self, sampler: Iterable[object], began: dict[str, Tree]) -> None:
-        self._items = iter(sampler)
-        self._began = began
-        self._is_known = _draws_once(sampler)
-        self._is_begun = False
-        self._stream = cast("rng.RandomState | None", began["lazy"])
-        """Where the sampler's own stream stands, if it has one. Items before the first that draws from it leave it as it is."""
+    def __init__(self, items: Iterable[object], generators: Sequence[rng.Generator], place: Place) -> None:
+        self._source = items
+        self._items: Iterator[object] | None = None
+        self._generators = generators
+        self._place = place
+        self._is_known = _draws_once(items)
+        self._left = list(place.began)
+        """Of each generator: its state behind the walk's own last draw."""
+        self._streams: dict[int, Tree] = {}
+        """Of each generator that the walk has forked from: where its own stream stands."""
 
-    def skip(self, count: int) -> None:
-        """Walk so many items again; the process's generators stand as they did when that began, and are moved."""
-        for number in range(count):
-            next(self._items, _END)
-            if number == 0 and self._stream is not None:
-                rng.restore(self._stream)
-        if count > 0 and self._stream is not None:
-            self._stream = rng.observe(with_devices=False)
-        self._is_begun = count > 0
+    def __iter__(self) -> Iterator[object]:
+        while (item := self._next()) is not _END:
+            yield item
 
-    def next(self) -> object:
-        """Return the next item, or `_END`."""
-        is_first, self._is_begun = not self._is_begun, True
-        if is_first or self._is_known:
-            return next(self._items, _END)
-        before = rng.observe(with_devices=False)
-        if self._stream is not None:
-            rng.restore(self._stream)
-            item = next(self._items, _END)
-            self._stream = rng.observe(with_devices=False)
-            rng.restore(before)
-        else:
-            item = next(self._items, _END)
-            if not rng.stands_at(before):
-                self._began["lazy"] = before
-                self._stream = rng.observe(with_devices=False)
+    def repeat(self, skip_count: int) -> Sequence[object]:
+        """Walk to the place again. The generators are left as they are.
+
+        Args:
+            skip_count: items that were handed out.
+
+        Returns:
+            Items that were walked, and not handed out.
+        """
+        waiting: list[object] = []
+        with rng.kept(self._generators):
+            rng.set_states(self._generators, self._place.began)
+            forked: set[int] = set()
+            for number in range(self._place.walked_count):
+                forks = [fork for fork in self._place.forks if fork.number == number]
+                for fork in forks:
+                    rng.set_state_at(self._generators, fork.index, fork.found)
+                item = self._draw()
+                for fork in forks:
+                    rng.set_state_at(self._generators, fork.index, rng.branch(self._generators, fork.index))
+                    forked.add(fork.index)
+                if number >= skip_count and item is not _END:
+                    waiting.append(item)
+            now = rng.states(self._generators)
+            self._streams = {index: now[index] for index in forked}
+            self._left = now
+        return waiting
+
+    def _next(self) -> object:
+        number = self._place.walked_count
+        self._place.walked_count += 1
+        if self._is_known:
+            return self._draw()
+        found = rng.states(self._generators)
+        for index, stream in self._streams.items():
+            rng.set_state_at(self._generators, index, stream)
+        item = self._draw()
+        for index, (before, after) in enumerate(zip(found, rng.states(self._generators), strict=True)):
+            if index in self._streams:
+                self._streams[index] = after
+                rng.set_state_at(self._generators, index, before)
+            elif not rng.is_same(before, after):
+                if not rng.is_same(before, self._left[index]):
+                    self._place.forks.append(Fork(number, index, before))
+                    self._streams[index] = rng.branch(self._generators, index)
+                self._left[index] = after
         return item
 
+    def _draw(self) -> object:
+        if self._items is None:
+            self._items = iter(self._source)  # which may draw
+        return next(self._items, _END)
 
-def _draws_once(sampler: object) -> bool:
-    """Say whether a sampler is one of torch's, which draw from the process's generators for the first item alone."""
-    return type(sampler.sampler if type(sampler) is BatchSampler else sampler) in _DRAW_ONCE
+
+def _draws_once(items: object) -> bool:
+    """Say whether no draw behind the first item matters to the items: true of torch's samplers, and of lists."""
+    sampler = items.sampler if type(items) is BatchSampler else items
+    if type(sampler) is RandomSampler and sampler.generator is not None:
+        return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)  # else it draws again and again
+    return type(sampler) in _DRAW_ONCE
 
 
-_DRAW_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+_DRAW_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler, list, tuple)
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,10 +421,12 @@ class SeededDataset(Dataset[object]):
 
     Args:
         inner: the user's.
+        collate: what makes a batch of samples, in the same worker; its generators are seeded, too.
     """
 
-    def __init__(self, inner: Dataset[object]) -> None:
+    def __init__(self, inner: Dataset[object], collate: object = None) -> None:
         self.inner = inner
+        self._collate = collate
         self.generators: list[rng.Generator] | None = None
 
     def __len__(self) -> int:
@@ -363,7 +446,7 @@ class SeededDataset(Dataset[object]):
         assert get_worker_info() is not None
         rng.seed(number)
         if self.generators is None:
-            self.generators = rng.find_generators([self.inner])
+            self.generators = rng.find_generators([self.inner, self._collate])
         for generator in self.generators:
             rng.seed_generator(generator, number)
 
@@ -398,6 +481,7 @@ class _OwnState:
         self._loader = loader
         self._epoch = 0
         self._is_resuming = False
+        self.generators = rng.find_generators([loader])
 
     def begin(self, epoch: int) -> Iterator[object]:
         self._epoch = epoch
@@ -429,41 +513,54 @@ class _Replayed:
     def __init__(self, name: str, iterable: Iterable[object]) -> None:
         self._name = name
         self._iterable = iterable
-        self._generators = [] if isinstance(iterable, (list, tuple)) else rng.find_generators([iterable])
-        self._skip_count: int | None = None
-        self._began: dict[str, Tree] | None = None
-        """All generators' states when the epoch began; None between two."""
+        self.generators = [] if isinstance(iterable, (list, tuple)) else rng.find_generators([iterable])
+        self._skip_count = 0
+        self._place: Place | None = None
+        """Of the walk through this epoch; None between two epochs."""
 
     def begin(self, epoch: int) -> Iterator[object]:
         _set_epoch(self._iterable, epoch)
-        if self._skip_count is None:
-            self._began = {"process": rng.observe(with_devices=False), "own": rng.generator_states(self._generators)}
-            return iter(self._iterable)
-        assert self._began is not None
-        count, self._skip_count = self._skip_count, None
-        if not isinstance(self._iterable, (list, tuple)):
-            logger.warning("%s keeps no position: replaying %d batches to get back to where it stood", self._name, count)
-        before = rng.observe(with_devices=False)
-        rng.restore(cast(rng.RandomState, self._began["process"]))
-        rng.set_generator_states(self._generators, cast("list[Tree]", self._began["own"]))
-        iterator = iter(self._iterable)
-        for _ in range(count):
-            next(iterator, None)
-        rng.restore(before)
-        return iterator
+        count, self._skip_count = self._skip_count, 0
+        if count == 0:
+            self._place = Place(rng.states(self.generators))
+        assert self._place is not None
+        walk = Walk(self._iterable, self.generators, self._place)
+        if count:
+            if not isinstance(self._iterable, (list, tuple)):
+                logger.warning("%s keeps no position: replaying %d batches to return to it", self._name, count)
+            walk.repeat(count)
+        return iter(walk)
 
     def end(self) -> None:
-        self._began = None
+        self._place = None
 
     def state_dict(self) -> dict[str, Tree]:
-        return {"began": self._began, "own": rng.generator_states(self._generators) if self._began is None else None}
+        place = None if self._place is None else self._place.tree()
+        return {"place": place, "present": rng.generator_states(self.generators)}
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
-        if state["began"] is None:
-            self._skip_count = None
-            rng.set_generator_states(self._generators, cast("list[Tree]", state["own"]))
-        else:
-            self._began, self._skip_count = cast("dict[str, Tree]", state["began"]), consumed_count
+        self._place, self._skip_count = Place.of(state["place"]), consumed_count
+        rng.set_generator_states(self.generators, cast("list[Tree]", state["present"]))
+
+
+def check_apart(streams: Iterable[DataStream]) -> None:
+    """Refuse a loader that restores generators by itself, and shares one of them with another loader.
+
+    Args:
+        streams: all that are registered.
+
+    Raises:
+        CannotResume: what that loader writes into the generator is unknown to the other.
+    """
+    streams = list(streams)
+    for stream, other in itertools.permutations(streams, 2):
+        held = {id(generator) for generator in other.source.generators}
+        if isinstance(stream.source, _OwnState) and any(id(each) in held for each in stream.source.generators):
+            raise CannotResume(
+                stream.name,
+                f"the loader restores its own state, and draws from the same generator as {other.name}: "
+                "the order of both after a restart is unknown. Give each loader a generator of its own",
+            )
 
 
 def _set_epoch(thing: object, epoch: int) -> None:
@@ -482,6 +579,12 @@ def _source(name: str, loader: Iterable[object], seed: int) -> Resumable:
         return _MapLoader(cast("DataLoader[object]", loader), seed)
     if isinstance(loader, Stateful):
         return _OwnState(loader)
+    if isinstance(loader, DataLoader) and loader.num_workers > 0 and loader.persistent_workers:
+        raise CannotResume(
+            name,
+            "an IterableDataset with persistent_workers=True: its workers carry their random generators from epoch to "
+            "epoch, where no snapshot reaches them. Leave persistent_workers out, or use a loader with state_dict",
+        )
     if not isinstance(loader, (list, tuple)):
         logger.warning("%s (%s) keeps no position: after a restart its epoch is replayed up to where it stood", name, qualified_name(type(loader)))
     return _Replayed(name, loader)
@@ -513,7 +616,7 @@ def _rebuild(loader: DataLoader[object], sampler: PlacedSampler) -> DataLoader[o
     """Return a plain DataLoader like `loader`, around `sampler`."""
     has_workers = loader.num_workers > 0
     return DataLoader(
-        SeededDataset(loader.dataset) if has_workers else loader.dataset,
+        SeededDataset(loader.dataset, loader.collate_fn) if has_workers else loader.dataset,
         batch_size=None if loader.batch_sampler is None else 1,
         sampler=cast("Iterable[object]", sampler) if loader.batch_sampler is None else None,
         batch_sampler=None if loader.batch_sampler is None else cast("Iterable[list[object]]", sampler),

@@ -24,7 +24,7 @@ from everstep.training.adapters.fsdp import FSDPAdapter
 from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.agent_link import AgentLink, NullLink, UnixAgentLink
 from everstep.training.copier import Copier, CpuCopier
-from everstep.training.data import DataStream
+from everstep.training.data import DataStream, check_apart
 from everstep.training.errors import CannotResume, SessionMisuse, TrainingError
 from everstep.training.script import Environment
 from everstep.training.session import TrainingSession
@@ -80,6 +80,7 @@ def init(
         check_bound(objects, [optimizer for adapter in adapters for optimizer in adapter.optimizers().values()])
         seed = torch.initial_seed()
         streams = {name or "data": DataStream(f"data/{name}" if name else "data", loader, seed) for name, loader in _named(data).items()}
+        check_apart(streams.values())
         state = RankState(adapters, objects, streams, environment)
         session = TrainingSession(state, link, environment, _copier(state.devices(), environment), has_many_streams=isinstance(data, Mapping))
     except TrainingError as error:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import FunctionType, MethodType
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -17,6 +20,9 @@ from everstep.training.state_tree import Tree
 
 RandomState: TypeAlias = dict[str, Tree]
 Generator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+
+States: TypeAlias = list[Tree]
+"""Of the process's generators, as one, and behind that of others."""
 
 SEARCH_DEPTH = 4
 MAX_PARTS = 64
@@ -45,13 +51,6 @@ def observe(*, with_devices: bool = True) -> RandomState:
     if with_devices and torch.cuda.is_initialized() and torch.cuda.is_available():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
-
-
-def stands_at(state: RandomState) -> bool:
-    """Say whether nothing has been drawn since `observe(with_devices=False)` returned this."""
-    now = observe(with_devices=False)
-    # A bit generator that somebody gave numpy shows arrays, which compare element by element.
-    return all(now[key] == state[key] if isinstance(now[key], (bytes, tuple)) else repr(now[key]) == repr(state[key]) for key in now)
 
 
 def restore(state: RandomState) -> None:
@@ -86,7 +85,7 @@ def find_generators(roots: Iterable[object]) -> list[Generator]:
     """Return the random generators that these objects hold, in a fixed order, each once.
 
     Args:
-        roots: samplers or datasets; searched through their attributes, lists and dicts, a few levels deep.
+        roots: samplers, datasets or functions; searched through attributes, lists, dicts and closures, a few levels deep.
 
     Returns:
         Generators of torch, numpy and Python.
@@ -112,7 +111,96 @@ def _parts(value: object) -> Iterable[object]:
         return list(value.values()) if len(value) <= MAX_PARTS else ()
     if isinstance(value, (list, tuple)):
         return value if len(value) <= MAX_PARTS else ()
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, MethodType):
+        return [value.__self__]
+    if isinstance(value, FunctionType):
+        return [*_cells(value), *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
     return vars(value).values() if hasattr(value, "__dict__") else ()
+
+
+def _cells(function: FunctionType) -> Iterator[object]:
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # a variable that has no value yet
+            yield cell.cell_contents
+
+
+def states(generators: Sequence[Generator]) -> States:
+    """Return the states of the process's generators, as one, and of these."""
+    return [observe(with_devices=False), *generator_states(generators)]
+
+
+def set_states(generators: Sequence[Generator], states: States) -> None:
+    """Set all generators to what `states` returned of the same ones."""
+    for index, state in enumerate(states):
+        set_state_at(generators, index, state)
+
+
+def set_state_at(generators: Sequence[Generator], index: int, state: Tree) -> None:
+    """Set one generator.
+
+    Args:
+        generators: those that `states` was called with.
+        index: in what `states` returned; 0 are the process's.
+        state: of that generator.
+    """
+    if index == 0:
+        restore(cast(RandomState, state))
+    else:
+        set_generator_state(generators[index - 1], state)
+
+
+@contextmanager
+def kept(generators: Sequence[Generator]) -> Iterator[None]:
+    """Leave the process's generators and these as they were at the beginning of the context."""
+    before = states(generators)
+    try:
+        yield
+    finally:
+        set_states(generators, before)
+
+
+def is_same(one: Tree, other: Tree) -> bool:
+    """Say whether two states of a generator are equal."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, cast(torch.Tensor, other))
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, cast("np.ndarray[tuple[int], np.dtype[np.uint32]]", other))
+    if isinstance(one, dict):
+        return isinstance(other, dict) and one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return one == other
+
+
+def branch(generators: Sequence[Generator], index: int) -> Tree:
+    """Return the state of a stream that follows from a generator's present state, and shares no numbers with it.
+
+    Args:
+        generators: those that `states` was called with; left as they are.
+        index: of the generator, in what `states` returned.
+
+    Returns:
+        The state, for `set_state_at`.
+    """
+    with kept(generators):
+        if index == 0:
+            seed(_draw_seed(torch.default_generator))
+            return observe(with_devices=False)
+        generator = generators[index - 1]
+        seed_generator(generator, _draw_seed(generator))
+        return generator_state(generator)
+
+
+def _draw_seed(generator: Generator) -> int:
+    if isinstance(generator, torch.Generator):
+        return int(torch.empty((), dtype=torch.int64, device=generator.device).random_(generator=generator).item())
+    if isinstance(generator, np.random.Generator):
+        return int(generator.integers(2**63))
+    if isinstance(generator, np.random.RandomState):
+        return int(generator.randint(2**31)) << 32 | int(generator.randint(2**31))
+    return generator.getrandbits(63)
 
 
 def generator_state(generator: Generator) -> Tree:

@@ -26,7 +26,7 @@ from everstep.training.restore import VALUE_PREFIX, SlotValues, Snapshot, encode
 from everstep.training.script import Environment
 from everstep.training.state_tree import Tree, encode
 
-FORMAT = 1
+FORMAT = 2
 """Of what adapters and sessions keep in a slot's values. Whoever changes that raises it: what another library has kept is refused by this, before
 anything is written."""
 
@@ -139,7 +139,6 @@ class RankState:
         others = encode(
             {
                 "objects": {name: item.state_dict() for name, item in self.objects.items()},
-                "data": {name: stream.state_dict() for name, stream in self.streams.items()},
                 **(self._kept or self._passing()),
             },
             "",
@@ -196,8 +195,14 @@ class RankState:
         return self.adapters[0].steps_made() if len(self.adapters) == 1 else None
 
     def _passing(self) -> dict[str, Tree]:
-        """Return what changes in an evaluation: which modules train (a script may have put some into evaluation for good), and the generators."""
-        return {"modes": [bytes(map(attrgetter("training"), modules)) for modules in self._modules], "rng": rng.observe()}
+        """Return what an evaluation changes: which modules train (a script may put some into evaluation for good), the
+        process's generators, and those of the loaders.
+        """
+        return {
+            "modes": [bytes(map(attrgetter("training"), modules)) for modules in self._modules],
+            "data": {name: stream.state_dict() for name, stream in self.streams.items()},
+            "rng": rng.observe(),
+        }
 
 
 def _checked(adapter: Adapter) -> AdapterState:

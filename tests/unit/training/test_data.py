@@ -218,10 +218,11 @@ def test_a_sampler_that_draws_as_it_goes_is_not_in_trainings_stream() -> None:
         stream = DataStream("data", DataLoader(list(range(10)), batch_sampler=Episodes()), seed=1)
         found = [flatten(stream.next()) for _ in range(2)]
         random.random()
+        found.append(flatten(stream.next()))
         torch.rand(draws)
-        return [*found, *(flatten(stream.next()) for _ in range(3))]
+        return [*found, *(flatten(stream.next()) for _ in range(2))]
 
-    assert batches(1) == batches(100), "its items from the second draw on follow from its own draws"
+    assert batches(1) == batches(100), "behind the first draw of somebody else its items follow from its own draws"
 
 
 def test_nothing_is_fetched_on_the_way_to_the_position() -> None:

@@ -80,7 +80,7 @@ def test_what_is_kept_is_of_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
     values = msgspec.msgpack.decode(state.observe().values, type=SlotValues)
     of_adapters, others = (decode(data, torch.empty) for data in (values.adapters, values.others))  # type: ignore[arg-type]
     engine, plain = of_adapters  # type: ignore[misc]
-    assert FORMAT == 1
+    assert FORMAT == 2
     assert [set(tree) for tree in (plain, engine, others)] == [
         {"optimizers", "buffers", "gradients", "requires_grad", "extra_states"},
         {"optimizer", "buffers", "extra_states", "engine", "zero", "scaler", "scheduler"},
