@@ -1,4 +1,4 @@
-"""Every block of docs/guides runs, in the order in which a reader meets them; and README's quickstart."""
+"""Every block of docs/guides and of README's own script runs, in the order in which a reader meets them."""
 
 from __future__ import annotations
 
@@ -49,18 +49,13 @@ def test_every_block_of_the_guides_runs(place: Workplace, reader: Path) -> None:
         place.client.describe_training_job(TrainingJobName="second")
 
 
-@pytest.mark.full  # the same by three clients, over a larger script
-def test_the_readme_runs(place: Workplace, reader: Path) -> None:
-    (reader / "examples").symlink_to(ROOT / "examples")
-    section = (ROOT / "README.md").read_text().partition("## Play with it")[2].partition("\n## ")[0]
-    for language, text in BLOCK.findall(section):
-        if language == "python":
-            names: dict[str, object] = {}
-            exec(compile(text, "README.md", "exec"), names)
-            names["client"].close()  # type: ignore[attr-defined]
-        elif language == "sh":
-            run_shell(text, "README.md")
-    for name in ("gpt", "gpt-2"):
-        assert place.client.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] == "Completed"
-    assert (reader / "results" / "rank=0").is_dir()
-    assert (reader / "results-2" / "rank=0").is_dir()
+def test_the_readmes_own_script_survives_a_kill(place: Workplace, reader: Path) -> None:
+    section = (ROOT / "README.md").read_text().partition("## Your own script")[2].partition("\n## ")[0]
+    write, run = (text for _, text in BLOCK.findall(section))
+    run_shell(write, "README.md")
+    assert {"make", "local up"} <= {word for word in ("make", "local up") if word in run}, "the reader's cluster is the test's own"
+    kept = [line for line in run.splitlines() if "make web" not in line and "local up" not in line]
+    run_shell("\n".join(kept).replace(" && everstep local down", ""), "README.md")
+    job = place.client.describe_training_job(TrainingJobName="fit")
+    assert (job["TrainingJobStatus"], job["IncidentCount"]) == ("Completed", 1)
+    assert (reader / "results" / "rank=0" / "model.pt").stat().st_size > 0
