@@ -52,10 +52,15 @@ def test_every_block_of_the_guides_runs(place: Workplace, reader: Path) -> None:
 def test_the_readmes_own_script_survives_a_kill(place: Workplace, reader: Path) -> None:
     section = (ROOT / "README.md").read_text().partition("## Your own script")[2].partition("\n## ")[0]
     write, run = (text for _, text in BLOCK.findall(section))
-    run_shell(write, "README.md")
-    assert {"make", "local up"} <= {word for word in ("make", "local up") if word in run}, "the reader's cluster is the test's own"
-    kept = [line for line in run.splitlines() if "make web" not in line and "local up" not in line]
-    run_shell("\n".join(kept).replace(" && everstep local down", ""), "README.md")
+    cluster, submit, strike, wait, results = (line.split(" && ") for line in run.splitlines()[1:])
+    assert (cluster[0], results[1]) == ("everstep local up --nodes 2 --spares 1", "everstep local down"), "the test has a cluster of its own"
+    assert strike[1] == "everstep local fault kill-rank 'job 0 rank 1'"
+    for words in (write, *submit, strike[0]):
+        run_shell(words, "README.md")
+    node_ids = place.client.describe_training_job(TrainingJobName="fit")["NodeIds"]
+    place.fault("kill-rank", node_ids[1], "--rank", 1)  # only `local up` knows the roles of nodes
+    for words in (*wait, results[0]):
+        run_shell(words, "README.md")
     job = place.client.describe_training_job(TrainingJobName="fit")
     assert (job["TrainingJobStatus"], job["IncidentCount"]) == ("Completed", 1)
     assert (reader / "results" / "rank=0" / "model.pt").stat().st_size > 0

@@ -1,0 +1,42 @@
+"""Every message that docs/pitfalls.md quotes is one that the product prints."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+QUOTED = re.findall(r"^```text\n(.*?)^```", (ROOT / "docs/pitfalls.md").read_text(), re.DOTALL | re.MULTILINE)
+ANY = "…"
+"""What the page writes for the part of a message that varies."""
+
+
+def templates() -> Iterator[str]:
+    """Return each string of the product's code, with the mark in the place of each value that is filled in."""
+    for package in ("everstep", "control_plane", "worker"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.JoinedStr):
+                    yield "".join(part.value if isinstance(part, ast.Constant) else ANY for part in node.values)  # type: ignore[misc]
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+
+
+@pytest.fixture(scope="module")
+def printed() -> str:
+    return "\n".join(" ".join(template.split()) for template in templates())
+
+
+def test_the_page_has_ten_pitfalls():
+    assert len(QUOTED) == 10
+
+
+@pytest.mark.parametrize("message", QUOTED)
+def test_every_quoted_message_is_printed_by_the_product(printed, message):
+    pieces = [piece.strip() for piece in " ".join(message.split()).split(ANY)]
+    assert max(map(len, pieces)) >= 15, "a quotation names what is particular to the message"
+    assert [piece for piece in pieces if piece not in printed] == []
