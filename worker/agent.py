@@ -59,6 +59,7 @@ from worker import metadata_rule
 from worker.attestation import Claim, join
 from worker.control_client import ControlClient
 from worker.core.generation import Answer, Event, Membership, answer_prepare, is_current
+from worker.core.line_tails import Tail
 from worker.core.metric_outbox import MetricOutbox
 from worker.core.own_metrics import NodeUsage
 from worker.errors import LoadFailed, RanksNotGone, SourceRefused, StorageError
@@ -200,6 +201,7 @@ class Agent:
             self._usage,
             gpu_nodes(),
             self._snapshot_seconds.observe,
+            self._printed,
         )
         self._supplies = Supplies(
             settings.state, objects, aws, now=now, input_bytes=settings.input_bytes, user=settings.rank_user, allows_builds=settings.allows_builds
@@ -640,6 +642,10 @@ class Agent:
         if is_new and self._shipper is not None:
             self._shipper.show_recent()
 
+    async def _printed(self, number: int) -> Tail:
+        """Return the newest lines of this node's ranks, for its peers."""
+        return await self._shipper.printed(number) if self._shipper is not None else Tail()
+
     def _show_lines(self, lines: LogLines) -> None:
         if time.monotonic() < self._followed_until:
             self._control.send_lines(lines)
@@ -651,6 +657,7 @@ class Agent:
 
         async def work() -> None:
             missing = await shipper.finish() if shipper is not None else ()
+            missing += await member.held_lines.ship(self._objects)
             if not is_stored:
                 missing += await self._logs.upload_all(member.plan, member.here)
             if not missing:

@@ -107,6 +107,14 @@ class LogJournal:
         """Say whether a stream has another length than when it was read. Takes microseconds."""
         return any(_size(path) != self._positions[key] for key, path in self._streams.items())
 
+    def ends(self) -> Mapping[StreamKey, int]:
+        """Return how long each stream is now, in bytes. Takes microseconds."""
+        return {key: _size(path) for key, path in self._streams.items()}
+
+    def is_read(self, ends: Mapping[StreamKey, int]) -> bool:
+        """Say whether every stream was read up to where it ended at some time; a line that is not whole yet is not read."""
+        return self.is_ended or all(self._positions[key] >= end for key, end in ends.items())
+
     def end(self) -> list[LogLine]:
         """Append all that is left, and the end. The ranks are gone. Again does nothing.
 

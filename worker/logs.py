@@ -29,8 +29,9 @@ from typing import Protocol, TypeVar
 
 from everstep.protocol.agent_messages import LogLines
 from everstep.protocol.ids import RunId
-from everstep.protocol.log_chunks import FLUSH_SECONDS, LogLine
+from everstep.protocol.log_chunks import FLUSH_SECONDS, LogLine, decode_chunk, encode_lines
 from everstep.protocol.plan import GenerationPlan, ObjectReference, PlanNode
+from worker.core.line_tails import TAIL_BYTES, Tail
 from worker.errors import StorageError
 from worker.log_journal import BEHIND_BYTES, READ_BYTES, WHOLE_BYTES, LogJournal
 from worker.rank_files import RankFiles, logs_of, outputs_of
@@ -112,6 +113,8 @@ class LogShipper:
         self._journal: LogJournal | None = None
         self._reading = asyncio.Lock()
         self._shipping = asyncio.Lock()
+        self._tail = Tail()
+        self._tail_bytes = TAIL_BYTES * len(here.ranks)
         self._recent: deque[LogLines] = deque()
         self._recent_characters = 0
         self._is_failing = False
@@ -125,6 +128,20 @@ class LogShipper:
         """Pass the newest lines on once more: whoever begins to follow has what is stored, and would wait for what is not yet."""
         for lines in self._recent:
             self._live(lines)
+
+    async def printed(self, number: int) -> Tail:
+        """Read on until all is read that the ranks have printed by now, and return the newest lines of this node.
+
+        Called for each shard that is about to end, by every sender: a holder has the lines of a step before it acknowledges it.
+
+        Args:
+            number: of the first line that is wanted.
+
+        Returns:
+            Lines from `number` on, or from the oldest one that peers keep. What the disk does not take is missing.
+        """
+        await finish(self._read_up())  # what is half read goes to followers all the same
+        return self._tail.since(number).newest(self._tail_bytes)
 
     async def close(self) -> None:
         """Stop, and leave what is not shipped to the next agent of this node. Idempotent."""
@@ -201,8 +218,32 @@ class LogShipper:
     def _read_journal(self, is_last: bool) -> tuple[int, list[LogLine]]:
         if self._journal is None:
             self._journal = LogJournal(self._folder, self._node_id, self._streams, self._now)
+            self._tail = self._tail_of(self._journal)
         first = self._journal.count
-        return first, self._journal.end() if is_last else self._journal.read()
+        lines = self._journal.end() if is_last else self._journal.read()
+        self._tail = self._tail.extended(first, [encode_lines([line]) for line in lines], limit_bytes=self._tail_bytes)
+        return first, lines
+
+    async def _read_up(self) -> None:
+        """Read on to where the streams end now."""
+        try:
+            if self._journal is None:
+                await self._read()
+            assert self._journal is not None
+            ends = self._journal.ends()
+            while not self._journal.is_read(ends) and await self._read():
+                continue
+        except OSError as error:
+            log.info("lines of ranks are not read for peers yet: %s", error)
+
+    def _tail_of(self, journal: LogJournal) -> Tail:
+        """Return the newest lines that an earlier agent of this node has read."""
+        tail = Tail()
+        for chunk in journal.unstored():
+            head, lines, _ = decode_chunk(chunk.path.read_bytes())
+            if head is not None:
+                tail = tail.extended(head.first, [encode_lines([line]) for line in lines], limit_bytes=self._tail_bytes)
+        return tail
 
     async def _ship(self) -> None:
         async with self._shipping:

@@ -35,6 +35,7 @@ from worker.core.rounds import NONE, Coordinator, Shard
 from worker.core.slots import Content, kept, memory_nodes
 from worker.core.tree import RoundTree
 from worker.errors import CorruptCheckpoint, LoadFailed, NoRoom, ObjectMissing, PeerError, SourceRefused, StorageError
+from worker.held_lines import HeldLines
 from worker.network_cards import NetworkCard, network_cards
 from worker.owned_shard import OwnedShard
 from worker.priority import before_other_sessions
@@ -45,7 +46,7 @@ from worker.replication.fetching import fetch_shard
 from worker.replication.pacing import NodePacer
 from worker.replication.receiver import ReplicaReceiver
 from worker.replication.round_member import RoundMember
-from worker.replication.sender import ReplicaSender
+from worker.replication.sender import Printed, ReplicaSender
 from worker.replication.streams import OWN_STREAMS
 from worker.replication.tcp import PeerListener, TcpSession, dial
 from worker.replication.transfers import ShardRejected
@@ -90,6 +91,8 @@ class Node:
     """The NUMA node of each GPU; empty where there is nothing to choose."""
     on_snapshot: Callable[[float], None] = lambda _: None
     """Told of every snapshot, and how long it took."""
+    printed: Printed | None = None
+    """Returns what the ranks of the generation that runs here have printed. None: nobody reads that."""
 
 
 class _PeerDialler:
@@ -133,7 +136,8 @@ class Member:
         held = [rank.rank for rank in plan.ranks if node.node_id in rank.holders[1:]]
         node.store.place([*self.here.ranks, *held])
         self.pacer = NodePacer()
-        self._receiver = ReplicaReceiver(node.store, held_ranks=held, keep=self._keep, slot_count=self._slot_count)
+        self.held_lines = HeldLines(node.state, plan, node.node_id)
+        self._receiver = ReplicaReceiver(node.store, held_ranks=held, keep=self._keep, slot_count=self._slot_count, take_lines=self.held_lines.take)
         tree = RoundTree.of(plan.coordinator, {each.node_id: each.ranks for each in plan.nodes})
         self._rounds = RoundMember(
             plan.generation,
@@ -422,6 +426,7 @@ class Member:
                 self._node.store,
                 self.pacer,
                 holder_deadline_seconds=self.plan.timeouts.holder_deadline_seconds,
+                printed=self._node.printed,
             )
             self._begin(sender.run, f"replicas of rank {shard.rank} to {peer}")
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
+from operator import itemgetter
 from typing import Final
 
 from sqlalchemy.orm import Session
@@ -27,7 +28,7 @@ from control_plane.core.states import ENDED_JOBS
 from control_plane.db import jobs, nodes
 from control_plane.db.jobs import JobRecord
 from everstep.protocol.ids import NodeId, Rank
-from everstep.protocol.log_chunks import FLUSH_SECONDS, NO_RANK, ChunkName, LogLine, decode_chunk, parse_name
+from everstep.protocol.log_chunks import FLUSH_SECONDS, NO_RANK, ChunkName, LogLine, TailName, decode_chunk, parse_name, parse_tail
 from everstep.protocol.plan import ObjectReference
 
 SCAN_LINES: Final = 100_000
@@ -113,9 +114,19 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    name: ChunkName
+    name: ChunkName | TailName
     reference: ObjectReference
     etag: str
+
+
+@dataclass(slots=True)
+class _OfNode:
+    """What is stored of one node's lines in one generation."""
+
+    chunks: list[_Stored] = field(default_factory=list)
+    """By the node itself, in order."""
+    tails: list[_Stored] = field(default_factory=list)
+    """By its peers, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +206,7 @@ class LogReader:
                 positions, told = dict(at.positions), set(at.told)
                 chunks = self._chunks(at.generation)
                 nodes = {*chunks, *facts.ranks}
-                streams = [self._after(node, chunks.get(node, []), positions.get(node, 0), wanted.start_ms) for node in nodes]
+                streams = [self._after(node, chunks.get(node, _OfNode()), positions.get(node, 0), wanted.start_ms) for node in nodes]
                 for event, number in heapq.merge(*streams, key=_by_time):
                     if len(found) >= limit or scanned >= SCAN_LINES or (wanted.end_ms is not None and event.at_ms >= wanted.end_ms):
                         return Page(events=tuple(found), first=cursor, last=Cursor(at.generation, positions, frozenset(told)))
@@ -258,18 +269,30 @@ class LogReader:
 
     def _end_of(self, generation: int) -> Cursor:
         chunks = self._chunks(generation)
-        positions = {node: self._extent(of_node[-1]).end for node, of_node in chunks.items()}
+        positions = {node: self._end(of_node).end for node, of_node in chunks.items()}
         return Cursor(generation, positions, frozenset(gap.node_id for gap in self._settle(self._facts[generation], chunks)[1]))
 
-    def _chunks(self, generation: int) -> dict[NodeId, list[_Stored]]:
+    def _chunks(self, generation: int) -> dict[NodeId, _OfNode]:
         prefix = ObjectReference(bucket=self._place.bucket, key=f"{self._place.key}gen={generation}/")
-        found: dict[NodeId, list[_Stored]] = {}
+        chunks, tails = list[tuple[ChunkName, _Stored]](), list[tuple[TailName, _Stored]]()
         self._go_on()
         for info in self._objects.list(prefix):
-            name = parse_name(info.reference.key[len(prefix.key) :])
-            if name is not None:
-                found.setdefault(name.node_id, []).append(_Stored(name, info.reference, info.etag))
-        return {node: sorted(of_node, key=lambda chunk: chunk.name) for node, of_node in found.items()}
+            path = info.reference.key[len(prefix.key) :]
+            if (name := parse_name(path)) is not None:
+                chunks.append((name, _Stored(name, info.reference, info.etag)))
+            elif (tail := parse_tail(path)) is not None and not self._is_awaited(self._facts.get(generation), tail.node_id):
+                tails.append((tail, _Stored(tail, info.reference, info.etag)))
+        found: dict[NodeId, _OfNode] = {}
+        for name, stored in sorted(chunks, key=itemgetter(0)):
+            found.setdefault(name.node_id, _OfNode()).chunks.append(stored)
+        for tail, stored in sorted(tails, key=itemgetter(0)):
+            found.setdefault(tail.node_id, _OfNode()).tails.append(stored)
+        return found
+
+    def _is_awaited(self, facts: GenerationFacts | None, node: NodeId) -> bool:
+        """Say whether a node may still ship the rest of its lines: then nobody else's word of them counts."""
+        over_since = None if facts is None else facts.over_since
+        return over_since is None or (node in self._alive and self._now() - over_since < PATIENCE)
 
     def _lines(self, chunk: _Stored) -> list[LogLine]:
         key = (chunk.reference.key, chunk.etag)
@@ -298,7 +321,32 @@ class LogReader:
             known = self._extents[chunk.reference.key]
         return known
 
-    def _after(self, node: NodeId, chunks: list[_Stored], position: int, start_ms: int | None) -> Iterator[tuple[LogEvent, int]]:
+    def _beyond(self, of_node: _OfNode) -> list[tuple[_Stored, LogLine, int]]:
+        """Return what peers have stored of a node beyond its own chunks, with numbers; a gap stands for lines that nobody has."""
+        own = self._extent(of_node.chunks[-1]) if of_node.chunks else None
+        if own is not None and own.is_last:
+            return []
+        end, found = 0 if own is None else own.end, list[tuple[_Stored, LogLine, int]]()
+        for tail in of_node.tails:
+            lines = self._lines(tail)
+            if lines and tail.name.first > end:
+                lost = tail.name.first - end
+                text = f"{lost} line{'s' if lost > 1 else ''} of node {tail.name.node_id} were lost with it: its peers keep only the newest."
+                gap = LogLine(at_ms=lines[0].at_ms, rank=NO_RANK, stream="stderr", text=text, end=0, is_gap=True)
+                found.append((tail, gap, tail.name.first - 1))
+                end = tail.name.first
+            found += [(tail, line, number) for number, line in enumerate(lines, tail.name.first) if number >= end]
+            end = max(end, tail.name.first + len(lines))
+        return found
+
+    def _end(self, of_node: _OfNode) -> _Extent:
+        """Return how far a node's lines are known, by itself or by its peers."""
+        own = self._extent(of_node.chunks[-1]) if of_node.chunks else _Extent("", 0, None, is_last=False)
+        beyond = self._beyond(of_node)
+        return replace(own, end=beyond[-1][2] + 1, last_at_ms=beyond[-1][1].at_ms) if beyond else own
+
+    def _after(self, node: NodeId, of_node: _OfNode, position: int, start_ms: int | None) -> Iterator[tuple[LogEvent, int]]:
+        chunks = of_node.chunks
         for chunk, later in zip_longest(chunks, (chunk.name for chunk in chunks[1:])):
             if later is not None and (later.first <= position or (start_ms is not None and later.at_ms < start_ms)):
                 continue
@@ -308,26 +356,32 @@ class LogReader:
             for number, line in enumerate(self._lines(chunk), chunk.name.first):
                 if number >= position:
                     yield _event(line, node, chunk.reference), number
+        for stored, line, number in self._beyond(of_node):
+            if number >= position:
+                yield _event(line, node, stored.reference), number
 
-    def _before(self, node: NodeId, chunks: list[_Stored], position: int, end_ms: int | None) -> Iterator[tuple[LogEvent, int]]:
-        for chunk in reversed(chunks):
+    def _before(self, node: NodeId, of_node: _OfNode, position: int, end_ms: int | None) -> Iterator[tuple[LogEvent, int]]:
+        for stored, line, number in reversed(self._beyond(of_node)):
+            if number < position:
+                yield _event(line, node, stored.reference), number
+        for chunk in reversed(of_node.chunks):
             if chunk.name.first >= position or (end_ms is not None and chunk.name.at_ms >= end_ms):
                 continue
             for number, line in reversed(list(enumerate(self._lines(chunk), chunk.name.first))):
                 if number < position:
                     yield _event(line, node, chunk.reference), number
 
-    def _settle(self, facts: GenerationFacts, chunks: Mapping[NodeId, list[_Stored]]) -> tuple[bool, list[LogEvent]]:
+    def _settle(self, facts: GenerationFacts, chunks: Mapping[NodeId, _OfNode]) -> tuple[bool, list[LogEvent]]:
         """Say whether nothing more is to be waited for in a generation, and where lines of nodes end that have not said so themselves."""
         if facts.over_since is None:
             return False, []
         is_settled, gaps = True, []
         over_ms = int(facts.over_since.timestamp() * 1000)
         for node in sorted({*chunks, *facts.ranks}):
-            last = self._extent(chunks[node][-1]) if node in chunks else None
+            last = self._end(chunks[node]) if node in chunks else None
             if last is not None and last.is_last:
                 continue
-            if node in self._alive and self._now() - facts.over_since < PATIENCE:
+            if self._is_awaited(facts, node):
                 is_settled = False
                 continue
             ranks = ", ".join(str(rank) for rank in facts.ranks.get(node, ()))

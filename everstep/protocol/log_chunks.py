@@ -1,6 +1,7 @@
 """What ranks print, as it is kept and sent: lines with their time, in chunks, one writer per node and generation.
 
-    <log key>gen=<g>/node=<node id>/<first>-<milliseconds>.jsonl
+    <log key>gen=<g>/node=<node id>/<first>-<milliseconds>.jsonl                a chunk, by the node itself
+    <log key>gen=<g>/node=<node id>/<first>-<milliseconds>.<holder>.jsonl       a tail, by a node that holds its shards
 
     {"first":120,"positions":{"0.stdout":9118,…}}             the head: number of the first line; how far each stream was read before it
     {"t":1763672500123,"r":0,"s":"stdout","m":"…","b":9135}   a line: time in ms, rank, stream, text, where it ends in its stream
@@ -8,6 +9,9 @@
 
 A node numbers its lines of a generation 0, 1, 2 …, whatever rank they are of; so one number says how far somebody has read a node. A chunk grows
 until it is long or old enough and is stored again each time; what was stored of it never changes.
+
+A tail has the node's newest lines. Chunks may have some or all of them: a holder stores a tail whenever the generation ends, for the
+node may be lost. Readers take from tails what the chunks of a lost node lack. Lines between the two are lost.
 
 Invariant: times of one node and generation never decrease; a line number means the same line for ever.
 """
@@ -71,6 +75,24 @@ class ChunkName:
         return f"node={self.node_id}/{self.first:012d}-{self.at_ms}{SUFFIX}"
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class TailName:
+    """What the name of a tail says."""
+
+    node_id: NodeId
+    """Whose lines they are."""
+    first: int
+    at_ms: int
+    """No line of it is older."""
+    holder: NodeId
+    """Who has stored it."""
+
+    @property
+    def path(self) -> str:
+        """Return the name below `gen=<g>/`."""
+        return f"node={self.node_id}/{self.first:012d}-{self.at_ms}.{self.holder}{SUFFIX}"
+
+
 _encoder = msgspec.json.Encoder()
 _heads = msgspec.json.Decoder(ChunkHead)
 _lines = msgspec.json.Decoder(LogLine)
@@ -84,6 +106,14 @@ def parse_name(path: str) -> ChunkName | None:
     return ChunkName(NodeId(node.removeprefix("node=")), int(first), int(at)) if is_chunk else None
 
 
+def parse_tail(path: str) -> TailName | None:
+    """Return what a name below `gen=<g>/` says, or None if it is no tail's."""
+    node, _, file = path.partition("/")
+    stem, _, holder = file.removesuffix(SUFFIX).partition(".")
+    chunk = parse_name(f"{node}/{stem}{SUFFIX}") if holder and file.endswith(SUFFIX) else None
+    return TailName(chunk.node_id, chunk.first, chunk.at_ms, NodeId(holder)) if chunk is not None else None
+
+
 def encode_head(head: ChunkHead) -> bytes:
     """Return the first line of a chunk."""
     return _encoder.encode(head) + b"\n"
@@ -92,6 +122,21 @@ def encode_head(head: ChunkHead) -> bytes:
 def encode_lines(lines: Iterable[LogLine]) -> bytes:
     """Return lines as they are appended to a chunk."""
     return b"".join(_encoder.encode(line) + b"\n" for line in lines)
+
+
+def decode_lines(data: bytes) -> list[LogLine]:
+    """Return lines without a head.
+
+    Args:
+        data: as `encode_lines` made it.
+
+    Returns:
+        The lines.
+
+    Raises:
+        msgspec.MsgspecError: they are not such lines.
+    """
+    return [_lines.decode(row) for row in data.splitlines()]
 
 
 def decode_chunk(data: bytes) -> tuple[ChunkHead | None, list[LogLine], int]:

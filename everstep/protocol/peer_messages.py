@@ -12,6 +12,7 @@ member of another generation gets past the first message.
     replica session: ReserveShard ─▶ ; ◀─ ShardReserved ; a shard ─▶
     fetch session:   FetchShard ─▶ ; ◀─ a shard | ShardRefused
     a shard:         BeginShard, ShardDigests …, EndShard ─▶ ; ◀─ ShardWanted … ; chunks on the streams ─▶ ; ◀─ ShardSealed | ShardRefused
+                     (ahead of EndShard on a replica session: PrintedLines …)
     round session:   RoundReport ─▶ ; ◀─ Announcement
     stream:          a connection of its own, opened by the dialler of a replica or fetch session and named after it; chunks alone follow
 
@@ -133,6 +134,18 @@ class ShardDigests(Message, frozen=True):
     """Of these chunks, as `everstep.protocol.slot` draws them."""
 
 
+class PrintedLines(Message, frozen=True):
+    """The newest lines that the owner's ranks printed, from `first` on. The holder keeps them before it acknowledges the shard that ends behind them.
+
+    The next such message of the session goes on where this one ends. The first may begin before lines that the holder has.
+    """
+
+    first: int
+    """Number of the first line on the owner's node, in this generation."""
+    lines: bytes
+    """As in a chunk of the log (`everstep.protocol.log_chunks`), each with its line feed."""
+
+
 class EndShard(Message, frozen=True):
     """The shard is complete, and a snapshot: before this the receiver seals nothing."""
 
@@ -190,7 +203,7 @@ class FetchShard(Message, frozen=True):
 
 PeerMessage = (
     Open | Challenge | Answer | Accepted | Refused | ReserveShard | PreparingShard | ShardReserved | BeginShard | ShardDigests
-    | EndShard | ShardWanted | CancelShard | ShardSealed | ShardRefused
+    | PrintedLines | EndShard | ShardWanted | CancelShard | ShardSealed | ShardRefused
     | HolderInventory | FetchShard | RoundReport | Announcement
 )  # fmt: skip
 

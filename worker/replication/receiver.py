@@ -20,6 +20,7 @@ from everstep.protocol.peer_messages import (
     FetchShard,
     HolderInventory,
     PreparingShard,
+    PrintedLines,
     ReserveShard,
     ShardDigests,
     ShardRefused,
@@ -78,6 +79,7 @@ class ReplicaReceiver:
         held_ranks: Collection[Rank],
         keep: Callable[[Rank, Step], Collection[Content]],
         slot_count: int,
+        take_lines: Callable[[NodeId, PrintedLines], Awaitable[None]] | None = None,
     ) -> None:
         """Serve out of `store`.
 
@@ -86,7 +88,9 @@ class ReplicaReceiver:
             held_ranks: shards of other nodes that the plan places here; all others are refused.
             keep: what must survive of a shard, given C as its owner knows it.
             slot_count: slots per shard.
+            take_lines: keeps what an owner's ranks have printed. None: nobody does.
         """
+        self._take_lines = take_lines
         self._store = store
         self._held = frozenset(held_ranks)
         self._keep = keep
@@ -180,6 +184,9 @@ class ReplicaReceiver:
                     case ShardDigests() | EndShard() if message.transfer <= number:
                         if message.transfer == number:
                             told.put_nowait(message)
+                    case PrintedLines():
+                        if self._take_lines is not None:
+                            await self._take_lines(session.peer, message)
                     case CancelShard():
                         if message.transfer == number:
                             await end(taking)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import NodeId, Step
@@ -15,6 +16,7 @@ from everstep.protocol.peer_messages import (
     CancelShard,
     HolderInventory,
     PreparingShard,
+    PrintedLines,
     ReserveShard,
     ShardRefused,
     ShardReserved,
@@ -22,6 +24,7 @@ from everstep.protocol.peer_messages import (
     ShardWanted,
 )
 from worker.core.broken_line import BrokenLine
+from worker.core.line_tails import Tail
 from worker.core.rounds import NONE
 from worker.core.silence import Silence
 from worker.core.slow_link import SlowLink
@@ -54,13 +57,23 @@ LOOKS_PER_DEADLINE = 10
 
 
 Answer = ShardWanted | ShardSealed | ShardRefused
+Printed = Callable[[int], Awaitable[Tail]]
+"""Returns the newest lines of this node, from a number on, up to what its ranks have printed by now."""
 
 
 class ReplicaSender:
     """One shard, one holder. One owner: the node's `Member`, which cancels `run`."""
 
     def __init__(
-        self, shard: OwnedShard, peer: NodeId, dialler: Dialler, store: SlotStore, pacer: NodePacer, *, holder_deadline_seconds: float
+        self,
+        shard: OwnedShard,
+        peer: NodeId,
+        dialler: Dialler,
+        store: SlotStore,
+        pacer: NodePacer,
+        *,
+        holder_deadline_seconds: float,
+        printed: Printed | None = None,
     ) -> None:
         """Begin nothing yet.
 
@@ -71,7 +84,11 @@ class ReplicaSender:
             store: this node's slots.
             pacer: the node's.
             holder_deadline_seconds: how long a holder that is owed something may make no progress.
+            printed: returns what this node's ranks have printed; the holder has it before it acknowledges a shard. None: nothing.
         """
+        self._printed = printed
+        self._held_lines = 0
+        """Number of the next line that this session's holder lacks."""
         self.stream_count = StreamCount(limit=OWN_STREAMS)
         self._shard = shard
         self._store = store
@@ -131,6 +148,7 @@ class ReplicaSender:
             failures += 1
 
     async def _serve(self, session: Session) -> None:
+        self._held_lines = 0
         first = await session.receive()
         if not isinstance(first, HolderInventory) or first.owner_rank != self._shard.rank:
             raise MalformedMessage("a holder that does not begin with its inventory")
@@ -207,11 +225,29 @@ class ReplicaSender:
         self._filled = None
         queue = self._queue = ChunkQueue(asyncio.get_running_loop().time, self._pacer.link)
         outcome: ShardSealed | ShardRefused | bool = False
+        held_lines = self._held_lines
+
+        async def before_end() -> list[PrintedLines]:
+            # All that ranks have printed before this step's boundary is in their streams: the slot is sealed.
+            nonlocal held_lines
+            lines = await self._printed(self._held_lines) if self._printed is not None else Tail()
+            held_lines = max(self._held_lines, lines.end)
+            return [PrintedLines(first=part.first, lines=b"".join(part.rows)) for part in lines.batches()]
 
         async def send() -> None:
             nonlocal outcome
             outcome = await send_shard(
-                session, self._streams, answer, slot.file, digests, begin, queue, pacer=pacer, progress=self._progress, paused=self._paused
+                session,
+                self._streams,
+                answer,
+                slot.file,
+                digests,
+                begin,
+                queue,
+                pacer=pacer,
+                progress=self._progress,
+                paused=self._paused,
+                before_end=before_end,
             )
 
         with self._pacer.counted(queue):
@@ -225,6 +261,8 @@ class ReplicaSender:
             finally:
                 self._queue = None
                 queue.cancel()  # whether or not it came to sending
+        if isinstance(outcome, ShardSealed):
+            self._held_lines = held_lines
         if isinstance(outcome, ShardSealed) and not self._is_slow(queue):
             self._shard.told_slow(self._peer, "")
             if self._link.carries and not self._crawls(queue, SUSPECT_RATIO * self._deadline):

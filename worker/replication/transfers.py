@@ -20,7 +20,7 @@ import asyncio
 import ctypes
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 
 from everstep.protocol.codec import Message
@@ -96,6 +96,7 @@ async def send_shard(
     pacer: Pacer | None = None,
     progress: Callable[[int], None],
     paused: Callable[[int], None] = lambda _: None,
+    before_end: Callable[[], Awaitable[Sequence[Message]]] | None = None,
 ) -> ShardSealed | ShardRefused:
     """Send a slot that is sealed, or that will be. The caller holds it: it is a registered reader of the slot, or has pinned it.
 
@@ -110,6 +111,7 @@ async def send_shard(
         pacer: see `send_chunks`.
         progress: told whenever the receiver has answered (0) or the kernel has taken something for it (bytes).
         paused: told +1 whenever the receiver is kept waiting, by the pacer or because nothing new is final yet, and -1 when it no longer is.
+        before_end: returns what the receiver gets ahead of the shard's end, once the slot is sealed. None: nothing.
 
     Returns:
         The receiver's last word. A caller whose work was cancelled (the slot was granted anew, or its capture given up) says so with `CancelShard`.
@@ -123,7 +125,7 @@ async def send_shard(
     named_count = 0
     is_ended = False
 
-    def news() -> list[Message]:
+    async def news() -> list[Message]:
         """What has come to be known since it was asked last."""
         nonlocal named_count, is_ended
         found: list[Message] = []
@@ -132,13 +134,15 @@ async def send_shard(
             found.append(ShardDigests(transfer=begin.transfer, first=first, chunk_digests=digests.known[DIGEST_BYTES * first :]))
         if digests.is_sealed and not is_ended:
             is_ended = True
+            if before_end is not None:
+                found += await before_end()
             found.append(EndShard(transfer=begin.transfer, digest=digests.payload_digest))
         return found
 
     async def name() -> None:
         while not is_ended:
             seen = digests.changed.version
-            if found := news():
+            if found := await news():
                 await session.send(*found)
             else:
                 await _wait(digests, seen, paused)
@@ -159,7 +163,7 @@ async def send_shard(
         await streams.attached.wait()
         await send_chunks(streams, file, begin.transfer, queue, payload_bytes=begin.payload_bytes, pacer=pacer, progress=progress, paused=paused)
 
-    await session.send(begin, *news())
+    await session.send(begin, *await news())
     await first_of(hear(), supply(), *(() if is_ended else (name(),)))
     return outcome[0]
 

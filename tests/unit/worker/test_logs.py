@@ -13,7 +13,7 @@ import pytest
 from everstep.protocol.agent_messages import LogLines, NodeFault
 from everstep.protocol.codec import encode
 from everstep.protocol.ids import Generation, Rank
-from everstep.protocol.log_chunks import LINE_BYTES, LogLine, decode_chunk
+from everstep.protocol.log_chunks import LINE_BYTES, LogLine, decode_chunk, decode_lines
 from everstep.protocol.plan import GenerationPlan, ObjectReference
 from tests.unit.worker.rank_plans import RUN, rank_plan
 from worker import log_journal, logs
@@ -158,6 +158,54 @@ def shipper(bench: Bench) -> tuple[LogShipper, list[LogLines]]:
     """One that has not begun, and what it passes on."""
     passed: list[LogLines] = []
     return LogShipper(bench.state, bench.objects, bench.plan, bench.here, now=lambda: 1.0, live=passed.append), passed
+
+
+def texts(rows: tuple[bytes, ...]) -> list[str]:
+    return [line.text for line in decode_lines(b"".join(rows))]
+
+
+async def test_peers_get_every_line_that_is_printed_by_now(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_journal, "READ_BYTES", 16)
+    ships, passed = shipper(bench)
+    bench.files(0).stdout.write_text("".join(f"line {number}\n" for number in range(20)) + "half a li")
+    bench.files(1).stderr.write_text("warning\n")
+    tail = await ships.printed(0)
+    assert (tail.first, sorted(texts(tail.rows))) == (0, sorted([*(f"line {number}" for number in range(20)), "warning"]))
+    assert sum(len(lines.lines) for lines in passed) == 21, "who follows gets them, too"
+    assert (await ships.printed(19)).first == 19
+    assert (await ships.printed(21)).rows == ()
+    with bench.files(0).stdout.open("a") as stream:
+        stream.write("ne\n")
+    assert texts((await ships.printed(21)).rows) == ["half a line"]
+
+
+async def test_peers_get_lines_that_an_earlier_agent_has_read(bench: Bench) -> None:
+    before, _ = shipper(bench)
+    bench.files(0).stdout.write_text("one\ntwo\n")
+    await before.printed(0)
+    bench.files(0).stdout.write_text("one\ntwo\nthree\n")
+    after, _ = shipper(bench)
+    assert texts((await after.printed(0)).rows) == ["one", "two", "three"]
+
+
+async def test_peers_get_the_newest_lines_of_many(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "TAIL_BYTES", 200)
+    ships, _ = shipper(bench)
+    bench.files(0).stdout.write_text("".join(f"line {number}\n" for number in range(100)))
+    tail = await ships.printed(0)
+    assert tail.end == 100
+    assert texts(tail.rows) == [f"line {number}" for number in range(tail.first, 100)]
+    assert 0 < tail.size <= 200 * 2
+
+
+async def test_a_disk_that_takes_no_lines_holds_up_no_step(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    ships, _ = shipper(bench)
+    bench.files(0).stdout.write_text("one\n")
+    monkeypatch.setattr(log_journal, "_write", full)
+    assert (await ships.printed(0)).rows == ()
 
 
 async def test_who_begins_to_follow_is_given_the_newest_lines_once_more(tmp_path: Path) -> None:

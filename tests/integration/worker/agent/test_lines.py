@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import pytest
 
 import worker.agent
 from everstep.protocol.agent_messages import ExitClass, LogLines, MemberPhase, MemberReport, Release, SendLines
-from everstep.protocol.ids import Generation, Rank
-from everstep.protocol.log_chunks import LogLine, decode_chunk, parse_name
+from everstep.protocol.ids import Generation, NodeId, Rank
+from everstep.protocol.log_chunks import LogLine, decode_chunk, parse_name, parse_tail
 from everstep.protocol.plan import ObjectReference
-from tests.integration.worker.agent.fleet import BUCKET, RUN, Fleet, until
+from tests.integration.worker.agent.fleet import BUCKET, RUN, Fleet, ScriptedRank, until
+from worker.errors import StoreUnavailable
 from worker.logs import STILL_SECONDS
 from worker.rank_files import RankFiles
 from worker.storage.object_store import StoredObject
@@ -22,7 +24,11 @@ pytestmark = pytest.mark.integration
 
 
 def say(fleet: Fleet, rank: int, *lines: str) -> None:
-    files = RankFiles(fleet.nodes[rank].state_dir, RUN, Generation(fleet.generation), Rank(rank))
+    say_as(fleet, rank, rank, *lines)
+
+
+def say_as(fleet: Fleet, index: int, rank: int, *lines: str) -> None:
+    files = RankFiles(fleet.nodes[index].state_dir, RUN, Generation(fleet.generation), Rank(rank))
     files.make()
     with files.stdout.open("a") as file:
         file.writelines(f"{line}\n" for line in lines)
@@ -40,6 +46,13 @@ def stored(fleet: Fleet, rank: int, generation: int = 1) -> list[LogLine]:
             assert head.first == len(found)
             found += lines
     return found
+
+
+def tails(fleet: Fleet, node_id: NodeId) -> list[list[LogLine]]:
+    """What peers have stored of a node."""
+    objects = fleet.objects.objects[BUCKET]
+    found = [key for key in list(objects) if (name := parse_tail(key.removeprefix("logs/gen=1/"))) is not None and name.node_id == node_id]
+    return [decode_chunk(objects[key])[1] for key in found]
 
 
 def texts(lines: list[LogLine]) -> list[str]:
@@ -188,3 +201,38 @@ async def test_what_was_stored_at_the_exit_is_not_sent_again_at_the_release(flee
     await fleet.release()
     assert store.keys == ["output/gen=1/rank=0/model"]
     assert not files.output_dir.exists()
+
+
+@pytest.mark.parametrize("per_node", [1, 2])
+async def test_a_lost_node_takes_no_line_of_a_committed_step_with_it(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, per_node: int) -> None:
+    """Not even where the store has taken none of its lines, and its holder's agent was restarted after the commit."""
+    put_file, step = fleet.objects.put_file, ScriptedRank.step
+    fleet.per_node = per_node
+    lost, holder = fleet.nodes[1], fleet.nodes[2]
+
+    def put(reference: ObjectReference, path: Path, size: int | None = None) -> StoredObject:
+        if f"node={lost.id}/" in reference.key:
+            raise StoreUnavailable("the store cannot be reached from here")
+        return put_file(reference, path, size)
+
+    def print_and_step(rank: ScriptedRank) -> None:
+        say_as(fleet, rank.rank // per_node, rank.rank, f"rank {rank.rank} step {rank.boundary + 1}")
+        step(rank)
+
+    monkeypatch.setattr(fleet.objects, "put_file", put)
+    monkeypatch.setattr(ScriptedRank, "step", print_and_step)
+    await fleet.launch()
+    await fleet.train(5)
+    committed = min(rank.word.committed for rank in fleet.ranks)
+    await lost.gone()
+    shutil.rmtree(lost.state_dir)
+    await holder.stop()
+    holder.start()
+    fleet.nodes = [fleet.nodes[0], holder]
+    await fleet.prepare()
+    await until("the tail", lambda: tails(fleet, lost.id))
+    (lines,) = tails(fleet, lost.id)
+    for rank in range(per_node, 2 * per_node):
+        printed = [line.text for line in lines if line.rank == rank]
+        assert printed[:committed] == [f"rank {rank} step {number}" for number in range(1, committed + 1)]
+    assert len(set(texts(lines))) == len(lines)

@@ -16,7 +16,7 @@ from worker.network_cards import NetworkCard
 from worker.owned_shard import OwnedShard
 from worker.replication.pacing import NodePacer
 from worker.replication.receiver import ReplicaReceiver
-from worker.replication.sender import ReplicaSender
+from worker.replication.sender import Printed, ReplicaSender
 from worker.replication.tcp import PeerListener, TcpSession, dial
 from worker.replication.transport import Credentials, Dialler, Session
 from worker.shm.rank_page import RankPage
@@ -170,9 +170,11 @@ class Pair:
 
     # -- the owner --------------------------------------------------------------------------------------------------------------------------
 
-    def send(self, *, deadline_seconds: float = 30.0, dialler: Dialler | None = None) -> ReplicaSender:
+    def send(self, *, deadline_seconds: float = 30.0, dialler: Dialler | None = None, printed: Printed | None = None) -> ReplicaSender:
         """Keep the holder supplied."""
-        sender = ReplicaSender(self.shard, HOLDER, dialler or self, self.owner_store, self.pacer, holder_deadline_seconds=deadline_seconds)
+        sender = ReplicaSender(
+            self.shard, HOLDER, dialler or self, self.owner_store, self.pacer, holder_deadline_seconds=deadline_seconds, printed=printed
+        )
         self._sending = asyncio.create_task(sender.run())
         return sender
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from control_plane.cloud.fake import MemoryObjectStore
 from control_plane.loop import log_reader
 from control_plane.loop.log_reader import GenerationFacts, LogFilter, LogReader
 from everstep.protocol.ids import NodeId, Rank
-from everstep.protocol.log_chunks import NO_RANK, ChunkHead, ChunkName, LogLine, encode_head, encode_lines
+from everstep.protocol.log_chunks import NO_RANK, ChunkHead, ChunkName, LogLine, TailName, encode_head, encode_lines
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.db.conftest import NOW
 
@@ -80,3 +82,61 @@ def test_what_is_kept_is_bounded(store, monkeypatch) -> None:
     end = asker.tail(ALL)
     assert len(asker.backward(end, ALL, 1_000).events) == 2 * len(NODES)
     assert store.count() >= 2 * len(NODES) - 2
+
+
+def lines_of(first: int, *texts: str) -> bytes:
+    lines = [LogLine(at_ms=MS + first + number, rank=Rank(0), stream="stdout", text=text, end=1) for number, text in enumerate(texts)]
+    return encode_head(ChunkHead(first=first, positions={})) + encode_lines(lines)
+
+
+def one_node(tails: Mapping[str, tuple[int, str]], *, is_alive: bool = False, ended: bool = False) -> LogReader:
+    """A node that has stored a, b, c, and what others have stored of it: a letter for each line, from a number on."""
+    store = MemoryObjectStore("b")
+    end = encode_lines([LogLine(at_ms=MS + 9, rank=NO_RANK, stream="end", text="", end=0)]) if ended else b""
+    store.put(ObjectReference(bucket="b", key=f"logs/gen=1/{ChunkName(NODES[0], 0, MS).path}"), lines_of(0, *"abc") + end)
+    for holder, (first, letters) in tails.items():
+        name = TailName(NODES[0], first, MS + first, NodeId(holder))
+        store.put(ObjectReference(bucket="b", key=f"logs/gen=1/{name.path}"), lines_of(first, *letters))
+    facts = GenerationFacts(number=1, ranks={NODES[0]: (Rank(0),)}, over_since=NOW)
+    return LogReader(store, ObjectReference(bucket="b", key="logs/"), [facts], frozenset(NODES[:1] if is_alive else ()), True, lambda: NOW)
+
+
+@pytest.mark.parametrize(
+    ("tails", "expected"),
+    [
+        ({}, "abc"),
+        ({"i-8": (1, "bcde")}, "abcde"),
+        ({"i-8": (3, "de")}, "abcde"),
+        ({"i-8": (1, "bcde"), "i-9": (2, "cdef")}, "abcdef"),
+        ({"i-8": (2, "cdef"), "i-9": (1, "bcd")}, "abcdef"),
+        ({"i-8": (0, "ab")}, "abc"),
+    ],
+)
+@pytest.mark.parametrize("limit", [1, 2, 100])
+def test_lines_of_a_lost_node_that_its_peers_have_are_read_once_and_in_place(tails, expected, limit) -> None:
+    asker = one_node(tails)
+    forward, at = [], asker.head(ALL)
+    while (page := asker.forward(at, ALL, limit)).events:
+        forward, at = [*forward, *page.events], page.last
+    assert "".join(event.text for event in forward if event.kind != "gap") == expected
+    assert [event.kind for event in forward].count("gap") == 1, "what it printed behind its last committed step"
+    assert forward[-1].at_ms == MS + len(expected) - 1
+    back, at = [], asker.tail(ALL)
+    while (page := asker.backward(at, ALL, limit)).events:
+        back, at = [*page.events, *back], page.first
+    assert [event for event in back if event.kind != "gap"] == [event for event in forward if event.kind != "gap"]
+
+
+def test_lines_between_a_lost_node_and_what_its_peers_keep_are_named() -> None:
+    asker = one_node({"i-8": (7, "hi")})
+    events = asker.forward(asker.head(ALL), ALL, 100).events
+    assert [event.text for event in events[:3]] == ["a", "b", "c"]
+    assert (events[3].kind, events[3].text) == ("gap", "4 lines of node i-0 were lost with it: its peers keep only the newest.")
+    assert [event.text for event in events[4:6]] == ["h", "i"]
+    assert asker.backward(asker.tail(ALL), ALL, 100).events == events
+
+
+@pytest.mark.parametrize(("is_alive", "ended"), [(True, False), (False, True)])
+def test_a_node_that_ships_its_lines_itself_needs_nobodys_word(is_alive, ended) -> None:
+    asker = one_node({"i-8": (7, "hi")}, is_alive=is_alive, ended=ended)
+    assert [event.text for event in asker.forward(asker.head(ALL), ALL, 100).events] == ["a", "b", "c"]

@@ -1,0 +1,53 @@
+"""Whatever breaks between an owner and its holder, the holder has every line of a step that it has acknowledged, as far as its memory goes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.core.line_tails import Tail
+
+LIMIT_BYTES = 120
+EVENTS = st.one_of(
+    st.tuples(st.just("print"), st.lists(st.integers(1, 40), min_size=1, max_size=6)),
+    st.tuples(st.sampled_from(["commit", "cancelled", "cut off", "owner restarts", "holder restarts"]), st.just([])),
+)
+
+
+@given(st.lists(EVENTS, max_size=40))
+def test_a_holder_has_the_newest_lines_of_every_step_that_it_acknowledged(events: list[tuple[str, list[int]]]) -> None:
+    printed: list[bytes] = []
+    owner, holder, sent = Tail(), Tail(), 0
+    for event, sizes in events:
+        if event == "print":
+            rows = [b"%d" % (len(printed) + index) + b"." * size + b"\n" for index, size in enumerate(sizes)]
+            owner = owner.extended(len(printed), rows, limit_bytes=LIMIT_BYTES)
+            printed += rows
+        elif event == "holder restarts":
+            holder, sent = Tail.of(holder.first, holder.rows), 0  # what it has is on its disk; its sessions are new
+        elif event == "owner restarts":
+            owner, sent = Tail.of(0, printed).newest(LIMIT_BYTES), 0  # its journal has them
+        else:
+            lines = owner.since(sent).newest(LIMIT_BYTES)
+            parts = list(lines.batches())
+            for part in parts[: len(parts) // 2] if event == "cut off" else parts:
+                holder = holder.extended(part.first, part.rows, limit_bytes=LIMIT_BYTES)
+            if event == "cut off":
+                sent = 0
+            if event == "commit":
+                sent = max(sent, lines.end)
+                assert holder.end == len(printed)
+                assert list(holder.rows) == printed[holder.first :], "these very lines, without a hole"
+                newest = Tail.of(0, printed).newest(LIMIT_BYTES)
+                assert holder.first <= newest.first, "the oldest are given up first, and only beyond the limit"
+        assert holder.size == sum(map(len, holder.rows)) <= 2 * LIMIT_BYTES + 60
+
+
+def test_a_message_has_lines_up_to_its_size_and_one_more(monkeypatch) -> None:
+    monkeypatch.setattr("worker.core.line_tails.MESSAGE_BYTES", 10)
+    tail = Tail.of(7, [b"abcd\n", b"efgh\n", b"x" * 30 + b"\n", b"i\n"])
+    assert [(part.first, part.rows) for part in tail.batches()] == [
+        (7, (b"abcd\n", b"efgh\n")),
+        (9, (b"x" * 30 + b"\n",)),
+        (10, (b"i\n",)),
+    ]
