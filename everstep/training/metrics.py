@@ -50,6 +50,18 @@ def numbers(
     return known, later
 
 
+def check_values(values: Mapping[str, float | torch.Tensor]) -> None:
+    """Refuse what `numbers` refuses, without waiting for a device.
+
+    Args:
+        values: what a script logs, by name.
+
+    Raises:
+        SessionMisuse: as for `numbers`.
+    """
+    numbers(values, is_later=lambda tensor: not tensor.is_cpu)
+
+
 def _check(name: str, value: float | torch.Tensor) -> None:
     if not 0 < len(name) <= MAX_NAME_LENGTH:
         raise SessionMisuse(f"log({name[:40]}…=…): a name has 1 to {MAX_NAME_LENGTH} characters, not {len(name)}")

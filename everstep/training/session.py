@@ -51,7 +51,7 @@ from everstep.training.device_numbers import DeviceNumbers
 from everstep.training.errors import RestoreMismatch, SessionMisuse, TrainingError
 from everstep.training.exit_watch import ExitWatch
 from everstep.training.guard import Guard
-from everstep.training.metrics import MetricRing
+from everstep.training.metrics import MetricRing, check_values
 from everstep.training.profile import NetworkProfiler, TorchTrace
 from everstep.training.restore import Arrival, Expected, LoadBegunAnew, Snapshot, agree, check_whole, map_ahead, read_snapshot
 from everstep.training.script import Environment, input_dir
@@ -302,6 +302,8 @@ class TrainingSession:
     def log(self, **values: float | torch.Tensor) -> None:
         """Log numbers for the step being made. Never blocks; what a full ring cannot take is dropped and counted.
 
+        The same values are accepted and refused with an agent, without one and after `close`. Only an agent keeps them.
+
         Args:
             **values: numbers, or tensors of one element, which may require grad; one on a GPU is read at a later boundary. NaN and infinities are
                 logged.
@@ -311,6 +313,8 @@ class TrainingSession:
         """
         if self._link.has_agent and not self._is_closed:
             self._logged.add(Step(self.step), values)
+        else:
+            check_values(values)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Return this rank's live model and optimizer tensors by name: what a script may write out as its result."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from everstep.training import session as sessions
 from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.agent_link import NullLink
 from everstep.training.copier import CpuCopier
+from everstep.training.errors import SessionMisuse
 from everstep.training.script import Environment
 from everstep.training.session import TrainingSession
 from everstep.training.state import RankState
@@ -89,4 +91,29 @@ def test_the_guard_waits_in_every_compiled_step(optimizer: type[torch.optim.Opti
         model(torch.ones(1, 2)).sum().backward()
         step()
     assert len(reached) == 3
+    session.close()
+
+
+@pytest.mark.parametrize("place", ["alone", "under an agent", "closed"])
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("loss", "low", "str is not a real number"),
+        ("loss", None, "NoneType is not a real number"),
+        ("loss", 1j, "complex is not a real number"),
+        ("loss", torch.ones(2), r"of shape \[2\]"),
+        ("loss", torch.ones((), dtype=torch.complex64), "complex64"),
+        ("everstep/loss", 1.0, "names that begin with everstep/"),
+        ("x" * 256, 1.0, "1 to 255 characters"),
+        ("", 1.0, "1 to 255 characters"),
+    ],
+)
+def test_log_refuses_the_same_values_everywhere(place: str, name: str, value: Any, reason: str) -> None:
+    """A script that is tried alone is told what an agent would refuse hours later."""
+    session = session_of(AgentLink() if place == "under an agent" else Link())
+    if place == "closed":
+        session.close()
+    with pytest.raises(SessionMisuse, match=reason):
+        session.log(**{name: value})
+    session.log(loss=float("nan"), tensor=torch.ones(1, requires_grad=True), whole=3)
     session.close()
