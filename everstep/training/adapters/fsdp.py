@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.optim.optimizer import Optimizer
@@ -25,6 +27,23 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
+def is_unreduced(group: FSDPParamGroup) -> bool:
+    """Say whether a group of parameters holds gradients that fully_shard has not summed over ranks yet.
+
+    Args:
+        group: of torch's own; its fields are private, and read here alone.
+
+    Returns:
+        True between a backward without synchronization and the next one with it.
+    """
+    if group._partial_reduce_output is not None:
+        return True
+    return any(
+        parameter.unsharded_accumulated_grad is not None or (hasattr(parameter, "_unsharded_param") and parameter._unsharded_param.grad is not None)
+        for parameter in group.fsdp_params
+    )
+
+
 class FSDPAdapter(PlainAdapter):
     """Modules whose parameters are DTensors, with any torch optimizer that works element by element."""
 
@@ -38,6 +57,25 @@ class FSDPAdapter(PlainAdapter):
                     f"{type(optimizer).__name__} with fully_shard or tensor parallel parameters is not known to come back",
                 )
         super().__init__(models, optimizers, trusted)
+        self._groups = [
+            (f"model/{name}.{path}".rstrip(".") if name else f"model/{path}".rstrip("/"), group)
+            for name, model in models.items()
+            for path, module in model.named_modules()
+            if isinstance(module, FSDPModule)
+            for group in module._get_fsdp_state()._fsdp_param_groups
+        ]
+
+    def check(self) -> None:
+        super().check()
+        for name, group in self._groups:
+            if is_unreduced(group):
+                raise CannotResume(
+                    name,
+                    "gradients are accumulated across a step before ranks have summed them "
+                    "(set_requires_gradient_sync(False) or set_requires_all_reduce(False)), where no snapshot reaches "
+                    "them. Call boundary() only behind a backward that synchronizes gradients; "
+                    "with batches() use accumulate=",
+                )
 
     local = staticmethod(_local)
 

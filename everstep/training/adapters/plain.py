@@ -6,6 +6,7 @@ Invariant: the parameters and owners listed at `init` are the ones captured.
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, repeat
 from operator import attrgetter, itemgetter
@@ -71,11 +72,15 @@ class PlainAdapter:
         check_distinct([*self._names.values(), *(name for name, _, _ in self._buffers.places), *self._extra.names])
         self._owner = {id(parameter): named.name for named in self._optimizers for _, parameter in named.members}
         self._listed = NamedTensors()
-        self._stepped: set[str] = set()
-        self._accumulating: dict[str, int] = {}
-        """For how many boundaries, if they are not accumulated across another one, an optimizer's gradients keep their place."""
+        self._used: dict[str, list[_GradientMark]] = {}
+        """The gradients of each optimizer that has stepped since the last boundary, as its newest step left them."""
+        self._ownerless = [parameter for parameter in self._parameters.values() if id(parameter) not in self._owner]
+        self._accumulating: dict[str | None, int] = {}
+        """By optimizer, None for parameters without one: for how many boundaries its gradients keep their place in the
+        plan, if they are not needed at another one.
+        """
         for named in self._optimizers:
-            named.optimizer.register_step_pre_hook(self._note(named.name))
+            self._watch_gradients(named)
         self._facts = self._describe()
 
     def prepare(self) -> None:
@@ -165,11 +170,17 @@ class PlainAdapter:
 
     def end_step(self) -> None:
         for named in self._optimizers:
-            is_live = named.name not in self._stepped and any(parameter.grad is not None for _, parameter in named.members)
-            left = GRADIENT_BOUNDARIES if is_live else self._accumulating.pop(named.name, 0) - 1
-            if left > 0:
-                self._accumulating[named.name] = left
-        self._stepped.clear()
+            gradients = [parameter.grad for _, parameter in named.members]
+            used = self._used.get(named.name, repeat(None))
+            self._keep_place(named.name, not all(map(_is_used, gradients, used)))
+        # Nobody reports when such a gradient is used. It may also be part of the norm that others are clipped by.
+        self._keep_place(None, any(parameter.grad is not None for parameter in self._ownerless))
+        self._used.clear()
+
+    def _keep_place(self, owner: str | None, is_live: bool) -> None:
+        left = GRADIENT_BOUNDARIES if is_live else self._accumulating.pop(owner, 0) - 1
+        if left > 0:
+            self._accumulating[owner] = left
 
     local: Callable[[torch.Tensor], torch.Tensor] = staticmethod(plain_local)
     """Returns the memory of this rank behind a tensor."""
@@ -235,25 +246,36 @@ class PlainAdapter:
         """An optimizer's parameters change in its step, frozen ones never; a trainable one without optimizer changes who knows when."""
         return id(parameter) in self._owner or not parameter.requires_grad
 
-    def _note(self, name: str) -> Callable[[Optimizer, tuple[object, ...], dict[str, object]], None]:
-        def hook(_optimizer: Optimizer, _args: tuple[object, ...], _kwargs: dict[str, object]) -> None:
-            self._stepped.add(name)
+    def _watch_gradients(self, named: NamedOptimizer) -> None:
+        """Note which gradients each step of an optimizer has used, and which were cleared behind it."""
+        clear = named.optimizer.zero_grad
 
-        return hook
+        def mark(*_: object) -> None:
+            self._used[named.name] = [_mark(parameter.grad) for _, parameter in named.members]
+
+        def clear_and_mark(set_to_none: bool = True) -> None:
+            clear(set_to_none)
+            if named.name in self._used:
+                mark()  # what is zero comes back as zero
+
+        named.optimizer.register_step_post_hook(mark)
+        named.optimizer.zero_grad = clear_and_mark  # type: ignore[method-assign]
 
     def _gradients(self, tensors: list[StateTensor]) -> bytes:
-        """Return per parameter whether it has a gradient, and list those whose values are state.
+        """Return per parameter whether it has a gradient, and list the gradients whose values are state.
 
-        A gradient that its optimizer's step has used is not: only that it exists matters (AdamW moves a parameter with a zero gradient and
-        leaves one without alone). Of an optimizer that did not step it is being accumulated across the boundary. Once seen, such an
-        optimizer's gradients keep their place in the plan for some boundaries, so that it is not made anew at each of its steps.
+        A gradient that its optimizer's step has used is no state. Only its existence matters: AdamW moves a parameter
+        with a zero gradient, and leaves a parameter without one alone. All others are state: gradients of an optimizer
+        that did not step, gradients that were made or changed behind its step, and gradients without an optimizer.
+        An optimizer's gradients then keep their place in the plan for some boundaries, so that the plan is not made
+        anew at each of its steps.
         """
         if not self._accumulating:
             return bytes(map(operator.is_not, map(attrgetter("grad"), self._parameters.values()), repeat(None)))
         states = bytearray()
         for name, parameter in self._parameters.items():
             gradient, owner = parameter.grad, self._owner.get(id(parameter))
-            is_live = owner in self._accumulating and parameter.requires_grad
+            is_live = owner in self._accumulating and (parameter.requires_grad or gradient is not None)
             if is_live:
                 if gradient is not None:
                     self.check_gradient(name, parameter, gradient)
@@ -272,6 +294,19 @@ class PlainAdapter:
         if state == _LIVE_GRADIENT and saved is not None:
             value = value.to(saved.dtype).copy_(saved)
         parameter.grad = self.rewrap(parameter, value)
+
+
+_GradientMark = tuple[weakref.ref[torch.Tensor], int] | None
+"""A gradient and its version. Weak: an optimizer that steps inside backward frees each gradient at once."""
+
+
+def _mark(gradient: torch.Tensor | None) -> _GradientMark:
+    return None if gradient is None else (weakref.ref(gradient), gradient._version)
+
+
+def _is_used(gradient: torch.Tensor | None, mark: _GradientMark) -> bool:
+    """Say whether a gradient is absent, or the one that was marked, and unchanged since."""
+    return gradient is None or (mark is not None and mark[0]() is gradient and mark[1] == gradient._version)
 
 
 def _is_of_host(local: torch.Tensor) -> bool:
