@@ -12,7 +12,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from worker.core.metric_outbox import MetricOutbox
 from worker.core.own_metrics import NodeUsage
 from worker.core.phases import PhaseClock
 from worker.core.rounds import NONE, Coordinator, Shard
-from worker.core.slots import Content, kept, memory_nodes
+from worker.core.slots import Content, is_superseded, kept, memory_nodes
 from worker.core.tree import RoundTree
 from worker.errors import CorruptCheckpoint, LoadFailed, NoRoom, ObjectMissing, PeerError, SourceRefused, StorageError
 from worker.held_lines import HeldLines
@@ -175,6 +175,8 @@ class Member:
         self._told: tuple[object, ...] = ()
         self._tasks: set[asyncio.Task[None]] = set()
         self._upload_tasks: set[asyncio.Task[None]] = set()
+        self._uploading: dict[Rank, asyncio.Task[None]] = {}
+        """The newest upload of each local rank; it may have ended."""
 
     # -- what must survive ------------------------------------------------------------------------------------------------------------------
 
@@ -498,6 +500,10 @@ class Member:
         for shard in self.shards.values():
             self._upload_if_due(shard)
         self.lines.hear(announcement)
+        for shard in self.shards.values():
+            if is_superseded(shard.pinned, proposed=announcement.proposed, persist=announcement.persist_step):
+                log.info("the upload of step %d of rank %d is cancelled for the final step %d", shard.pinned, shard.rank, announcement.proposed)
+                self._keep_upload_task(self._end_upload(shard), f"end of the upload of rank {shard.rank}")
         self._tell()
 
     def _shard_changed(self) -> None:
@@ -544,9 +550,18 @@ class Member:
                 self._shard_changed()
             self._upload_if_due(shard)
 
-        task = asyncio.create_task(work(), name=f"upload rank {shard.rank} step {step}")
+        self._uploading[shard.rank] = self._keep_upload_task(work(), f"upload rank {shard.rank} step {step}")
+
+    async def _end_upload(self, shard: OwnedShard) -> None:
+        """Cancel the upload of a shard. Once its slot is free, grant the slot to the final step."""
+        await end(self._uploading[shard.rank])
+        self.lines.grant_if_due(shard)
+
+    def _keep_upload_task(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
         self._upload_tasks.add(task)
         task.add_done_callback(self._upload_tasks.discard)
+        return task
 
     async def uploads_done(self) -> None:
         """Wait until no upload is under way."""

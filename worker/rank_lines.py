@@ -229,7 +229,7 @@ class RankLines:
                 self._on_round_change()
                 half = shard.page.rank()
                 if half.standing is not Standing.MOVING:  # it did when the step was proposed at which it stands now
-                    self._grant_if_due(shard)
+                    self.grant_if_due(shard)
                 if message.boundary <= self._plan.base_step + FIRST_STEPS:
                     self._on_change()  # that is what everybody waits for after a launch
                 seconds = self._traffic.boundary(rank, message, half, is_sending=shard.core.is_under_way)
@@ -480,10 +480,11 @@ class RankLines:
             shard.apply(shard.core.hear(announcement.committed, announcement.proposed))
             shard.publish(finished=announcement.finished, stop=announcement.stop_step, stop_state=announcement.stop_state)
             self._wake(shard, stop_before)
-            self._grant_if_due(shard)
+            self.grant_if_due(shard)
         self._on_round_change()
 
-    def _grant_if_due(self, shard: OwnedShard) -> None:
+    def grant_if_due(self, shard: OwnedShard) -> None:
+        """Grant a slot for the proposed step, if the rank has none yet. Called for each announcement, and when a pinned slot becomes free."""
         if shard.core.proposed in (NONE, self._plan.base_step) or shard.granted_slot >= 0:
             return
         if shard.rank not in self._layouts:  # also while they are being made: the grant waits for that

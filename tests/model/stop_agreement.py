@@ -26,7 +26,7 @@ from everstep.training import step_rules
 from tests.model.explore import Event, Explored, Found, every_interleaving
 from tests.model.world import NONE, put
 from worker.core.rounds import Coordinator, Shard, echo_of
-from worker.core.slots import EMPTY, Content, SlotView, being_written, find_sealed, kept, writable
+from worker.core.slots import EMPTY, Content, SlotView, being_written, find_sealed, is_superseded, kept, writable
 
 GENERATION = Generation(1)
 RARELY = {"ask": 0.1, "restart": 0.03, "halt": 0.02, "give up": 0.01, "end final round": 0.01, "uploaded": 0.3}
@@ -93,6 +93,8 @@ class Agent(NamedTuple):
     """The newest step whose upload was begun."""
     uploaded: int = NONE
     """The newest step that is in S3."""
+    cancelled: int = NONE
+    """The newest step whose upload was cancelled for the final step."""
     down: Word | None = None
     """An announcement on its way."""
     up: RankRound | None = None
@@ -128,6 +130,8 @@ class Options:
     """Final rounds are given up, ranks leave on their own."""
     may_hang: bool = False
     """The control plane gives up waiting for the stop that it has asked for, and has the ranks killed."""
+    has_slow_uploads: bool = False
+    """Uploads take longer than the final round: none ends by itself before all ranks have left."""
     has_uploads: bool = False
     """What is marked is uploaded. Always, where there are checkpoints at an interval."""
     is_fine: bool = False
@@ -281,8 +285,10 @@ class Model:
 
     def _uploads(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
         agent = world.agents[rank]
-        if agent.pinned != NONE:
-            slots = tuple(replace(view, is_pinned=False) for view in agent.slots)
+        slots = tuple(replace(view, is_pinned=False) for view in agent.slots)
+        if is_superseded(Step(agent.pinned), proposed=Step(agent.word.proposed), persist=Step(agent.word.persist)):
+            yield ("cancelled", rank, agent.pinned), self._with(world, rank, agent._replace(slots=slots, pinned=NONE, cancelled=agent.pinned))
+        if agent.pinned != NONE and (self.is_done(world) or not self.options.has_slow_uploads):
             ended = agent._replace(slots=slots, pinned=NONE, uploaded=agent.pinned)
             after = self._upload_if_due(ended) if self.options.begins_again else ended
             yield ("uploaded", rank, agent.pinned), self._with(world, rank, after)
@@ -411,11 +417,13 @@ class Model:
             raise Violation(f"a stop at {world.confirmed} is confirmed and a rank has passed it")
         core = world.coordinator
         is_told = all(agent.word == word_of(core) and agent.pinned == NONE and agent.down is None for agent in world.agents)
-        if self.options.uploads and self.is_done(world) and is_told and core.is_finished and core.stop_requested and not core.is_recovering:
+        is_replaced = any(agent.cancelled != NONE for agent in world.agents) and not world.restarts
+        must_leave = core.is_finished and (core.stop_requested or is_replaced) and not core.is_recovering
+        if self.options.uploads and self.is_done(world) and is_told and must_leave:
             left = {agent.uploaded for agent in world.agents}
             if left != {core.committed}:
-                raise Violation(f"a stop leaves steps {sorted(left)} in S3, and C is {core.committed}")
-        if self.is_done(world) and not world.is_hurried and not world.restarts and not self.options.every_steps:
+                raise Violation(f"steps {sorted(left)} are left in S3, and C is {core.committed}")
+        if self.is_done(world) and not world.is_hurried and not world.restarts:
             boundary = world.processes[0].boundary
             if world.coordinator.committed != boundary:
                 raise Violation(f"all left at {boundary}, and C is {world.coordinator.committed}")
@@ -486,6 +494,25 @@ class LeavesNothing(Coordinator):
         return super()._left_behind() if self.final == self.committed else self
 
 
+class UploadsFirst(Coordinator):
+    """Proposes no final step while an upload holds the slot beside C."""
+
+    __slots__ = ()
+
+    def _propose(self) -> Coordinator:
+        is_full = self.slot_count < 3 and any(each.pinned_step not in (NONE, self.committed) for each in self.ranks)
+        return self if is_full else super()._propose()
+
+
+class ForgetsCancelled(Coordinator):
+    """A final step that replaced an upload is uploaded only where it falls on the interval."""
+
+    __slots__ = ()
+
+    def _left_behind(self) -> Coordinator:
+        return super()._left_behind() if self._is_stopping else self
+
+
 class MostEchoes(Coordinator):
     """Confirms without the last answer."""
 
@@ -510,6 +537,8 @@ BUGS: dict[str, dict[str, object]] = {
     "reuses-number": {"coordinator": ReusesNumber, "restarts": 1},
     "leaves-nothing": {"coordinator": LeavesNothing, "has_uploads": True, "may_hang": True},
     "forgets-mark": {"begins_again": False, "every_steps": 1, "slot_count": 3},
+    "uploads-first": {"coordinator": UploadsFirst, "every_steps": 1, "may_stop": False, "has_slow_uploads": True},
+    "forgets-cancelled": {"coordinator": ForgetsCancelled, "every_steps": 1, "may_stop": False, "may_hurry": True, "has_slow_uploads": True},
     "most-echoes": {"coordinator": MostEchoes},
     "walks-on": {"decide": _walks_on},
     "rank-alone": {"echo_of": lambda half, stop, state: (Step(half.echo_step), half.echo)},

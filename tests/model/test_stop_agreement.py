@@ -23,6 +23,7 @@ pytestmark = pytest.mark.timeout(600)
         pytest.param(Options(2, 1, restarts=1, may_stop=False), id="end, coordinator restarts"),
         pytest.param(Options(2, 2, may_stop=False), id="end"),
         pytest.param(Options(2, 2, every_steps=1, may_stop=False), id="uploads pin slots"),
+        pytest.param(Options(2, 3, every_steps=1, may_stop=False, has_slow_uploads=True), id="uploads outlast training"),
         pytest.param(Options(2, 2, every_steps=1, slot_count=3, may_stop=False), id="uploads, a third slot"),
         pytest.param(Options(2, 1, may_stop=False, may_hurry=True), id="given up"),
         pytest.param(Options(2, 1, has_uploads=True), id="stop, what is left behind"),
@@ -61,6 +62,7 @@ def follow(options: Options, seeds: range) -> None:
 def test_random_walks_with_messages_on_their_way(ranks: int, every: int) -> None:
     follow(Options(ranks, 6, restarts=2, every_steps=every, is_fine=True), range(40))
     follow(Options(ranks, 6, restarts=1, every_steps=every, may_hurry=True, is_fine=True), range(15))
+    follow(Options(ranks, 6, restarts=1, every_steps=every, has_slow_uploads=True, is_fine=True), range(15))
     follow(Options(ranks, 6, restarts=1, every_steps=every, may_hurry=True, may_hang=True, has_uploads=True, is_fine=True), range(25))
 
 
@@ -71,14 +73,15 @@ def test_many_random_walks(ranks: int) -> None:
     follow(Options(ranks, 10, restarts=4, every_steps=3, slot_count=3, is_fine=True), range(2000, 3000))
 
 
-BY_WALK = {"forgets-confirmed", "forgets-mark", "leaves-nothing"}
+BY_WALK = {"forgets-confirmed", "forgets-mark", "leaves-nothing", "forgets-cancelled"}
+OF_THREE_STEPS = {"uploads-first"}
 BY_STORY = {"reuses-number"}
 
 
 @pytest.mark.parametrize("bug", sorted(set(BUGS) - BY_WALK - BY_STORY))
 def test_planted_bugs_are_found(bug: str) -> None:
     with pytest.raises(Found):
-        explore(replace(Options(2, 2), **BUGS[bug]))  # type: ignore[arg-type]
+        explore(replace(Options(2, 3 if bug in OF_THREE_STEPS else 2), **BUGS[bug]))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("bug", sorted(BY_WALK))

@@ -206,7 +206,10 @@ class Coordinator:
     cadence: int = 1
     """Steps between the last two commits."""
     persist: Step = NONE
-    """The newest step that is to be uploaded: committed, or the base of a job that is stopped before it is."""
+    """The newest step that is to be uploaded: committed, or the base of a job that is stopped before it is.
+
+    The final step is marked when it is proposed, if the upload of an older step holds its slot: agents cancel that upload.
+    """
     wanted: Step = NONE
     """A person wants this step or a later one uploaded."""
     is_recovering: bool = False
@@ -364,9 +367,13 @@ class Coordinator:
         return self
 
     def _left_behind(self) -> Coordinator:
-        """A stopped job leaves what it stands on in S3, however its final round ended."""
+        """A stopped job leaves what it stands on in S3, however its final round ended.
+
+        So does a job whose final step was marked and not committed: the upload of an older step was cancelled for it.
+        """
         foundation = self.committed if self.committed != NONE else (self.base or NONE)
-        return replace(self, persist=foundation) if self.is_finished and self._is_stopping else self
+        is_due = self._is_stopping or self.persist > foundation
+        return replace(self, persist=foundation) if self.is_finished and is_due else self
 
     @property
     def _is_stopping(self) -> bool:
@@ -377,12 +384,14 @@ class Coordinator:
             return self
         if self.committed == NONE and self.base:
             return replace(self, proposed=self.base, newest=max(self.newest, self.base))
-        if self.slot_count < 3 and any(each.pinned_step not in (NONE, self.committed) for each in self.ranks):
-            return self  # the other slot holds C: nothing may be captured before the upload is done
+        is_full = self.slot_count < 3 and any(each.pinned_step not in (NONE, self.committed) for each in self.ranks)
         if self.final != NONE:
             if self.final > self.newest or all(each.proposed != self.final for each in self.ranks):
-                return replace(self, proposed=self.final, newest=max(self.newest, self.final))
+                persist = self.final if is_full else self.persist
+                return replace(self, proposed=self.final, newest=max(self.newest, self.final), persist=persist)
             return self
+        if is_full:
+            return self  # an upload holds one slot and C the other: the next capture waits for the upload
         soonest = max(self.highest_boundary + self.lead.steps, self.newest + 1)
         step = max(soonest, self.committed + self.distance)
         if self.every_steps:

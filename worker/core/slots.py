@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from everstep.protocol.ids import Generation, Rank, Step
+from everstep.protocol.rank_messages import NONE
 from everstep.protocol.slot import SlotState
 
 
@@ -98,6 +99,22 @@ def kept(committed: Content | None, planned: Collection[Content], base: Content 
     if committed is not None:
         return frozenset({committed})
     return frozenset(planned) | (frozenset() if base is None else {base})
+
+
+def is_superseded(uploading: Step, *, proposed: Step, persist: Step) -> bool:
+    """Return whether an upload is to be cancelled: its slot is needed for the final step, which is uploaded instead.
+
+    Only the coordinator of ranks that stand still proposes a step that it has marked for upload. The cancelled upload is of no complete checkpoint.
+
+    Args:
+        uploading: the step whose slot is pinned, or -1.
+        proposed: w, or -1.
+        persist: the step that is marked for upload, or -1.
+
+    Returns:
+        True if the agent must free the slot now.
+    """
+    return NONE < uploading < persist == proposed
 
 
 def find_sealed(slots: Sequence[SlotView], content: Content) -> int | None:

@@ -63,6 +63,7 @@ from everstep.protocol.rank_messages import (
     RankHello,
     SlotsGranted,
     SlotsRequest,
+    Standing,
     Welcome,
     WordChanged,
     read_agent_half,
@@ -197,6 +198,7 @@ class ScriptedRank:
     slots: SlotsGranted | None = None
     refusals: list[str] = field(default_factory=list)
     connection_count: int = 0
+    standing: Standing = Standing.MOVING
     _page: mmap.mmap | None = None
     _writer: asyncio.StreamWriter | None = None
 
@@ -256,6 +258,11 @@ class ScriptedRank:
         self._publish()
         self.look()
 
+    def close(self) -> None:
+        """Stand still at the last boundary, as a session in `close()` does; the test has it look at its page."""
+        self.standing = Standing.CLOSING
+        self._publish()
+
     def look(self) -> None:
         """Capture or abandon what is proposed."""
         half = self.word
@@ -307,7 +314,8 @@ class ScriptedRank:
 
     def _publish(self) -> None:
         assert self._page is not None
-        write_rank_half(memoryview(self._page), RankHalf(self.plan.generation, boundary=self.boundary, phase=Phase.TRAIN))
+        half = RankHalf(self.plan.generation, boundary=self.boundary, phase=Phase.TRAIN, standing=self.standing)
+        write_rank_half(memoryview(self._page), half)
         self._send(Boundary(generation=self.plan.generation, boundary=Step(self.boundary)))
 
     def _send(self, message: Message) -> None:

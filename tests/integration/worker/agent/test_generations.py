@@ -517,6 +517,38 @@ async def test_a_checkpoint_that_a_person_wants_is_one_commit_of_all(fleet: Flee
     assert uploaded(fleet) == [first] * 3, "of another generation"
 
 
+async def test_the_final_step_takes_the_slot_of_an_upload_that_does_not_end(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(*_: object, **__: object) -> UploadedShard:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    await fleet.launch()
+    await fleet.train(3)
+    shards = [shard for node in fleet.nodes if node.agent._member is not None for shard in node.agent._member.shards.values()]
+    with monkeypatch.context() as slow:
+        slow.setattr(worker.member, "upload_shard", hang)
+        wanted = max(rank.word.committed for rank in fleet.ranks)
+        await fleet.send(fleet.nodes[0], TakeCheckpoint(job=JOB, run=RUN, generation=Generation(fleet.generation), step=wanted))
+        await fleet.train(wanted + 2)
+        await until("the uploads", lambda: all(shard.pinned >= wanted for shard in shards))
+        await fleet.train(max(shard.pinned for shard in shards) + 1)
+    for _ in range(5):
+        for rank in fleet.ranks:
+            rank.step()
+    assert all(rank.word.committed < rank.boundary - 2 for rank in fleet.ranks), "no slot was free for a later step"
+    for rank in fleet.ranks:
+        rank.close()
+
+    def is_committed() -> bool:
+        for rank in fleet.ranks:
+            rank.look()
+        return all(rank.word.committed == rank.boundary for rank in fleet.ranks)
+
+    await until("the commit of the final step", is_committed)
+    await until("its upload", lambda: all(uploaded(fleet)))
+    assert uploaded(fleet) == [{fleet.ranks[0].boundary}] * 3
+
+
 async def test_of_failed_uploads_the_newest_of_a_rank_is_told_until_one_succeeds(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*_: object, **__: object) -> UploadedShard:
         raise StoreUnavailable("it is down")

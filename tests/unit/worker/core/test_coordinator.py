@@ -157,6 +157,41 @@ def test_while_a_slot_is_pinned_and_the_other_holds_c_nothing_is_proposed(slot_c
     assert core.report(*both(2, 2, NONE)).proposed != NONE
 
 
+class TestFinalStepDuringAnUpload:
+    """The upload of step 1 holds one slot, C = 2 the other; the ranks stop at step 60."""
+
+    def stopped(self, *, has_stop: bool) -> Coordinator:
+        core = running()
+        core = core.report(*both(2, 1, 2, Vote.ACKED, pinned_step=Step(1)))
+        core = core.report(*both(60, 2, NONE, pinned_step=Step(1)))
+        assert (core.committed, core.proposed) == (2, NONE)
+        core = core.request_stop() if has_stop else core
+        return core.report(*self.standing(2, NONE, pinned_step=Step(1)))
+
+    @staticmethod
+    def standing(committed: int, proposed: int, vote: Vote = Vote.NONE, **more: object) -> tuple[RankRound, ...]:
+        return both(60, committed, proposed, vote, standing=Standing.CLOSING, **more)
+
+    @pytest.mark.parametrize("has_stop", [True, False], ids=["agreed stop", "end of the script"])
+    def test_the_final_step_is_proposed_and_replaces_the_upload(self, has_stop: bool) -> None:
+        core = self.stopped(has_stop=has_stop)
+        assert (core.proposed, core.persist) == (60, 60)
+        core = core.report(*self.standing(2, 60, Vote.ACKED))
+        assert (core.committed, core.persist, core.is_finished) == (60, 60, True)
+
+    @pytest.mark.parametrize("has_stop", [True, False], ids=["agreed stop", "end of the script"])
+    def test_a_final_step_that_is_not_committed_leaves_the_newest_commit_to_be_uploaded(self, has_stop: bool) -> None:
+        assert self.stopped(has_stop=has_stop).end_final_round().persist == 2
+        refused = self.stopped(has_stop=has_stop).report(*self.standing(2, 60, Vote.ABANDON))
+        assert (refused.is_finished, refused.persist) == (True, 2)
+
+    def test_an_upload_of_the_committed_step_goes_on_beside_the_final_step(self) -> None:
+        core = Coordinator.begin(world_size=2, base=Step(0), every_steps=1).report(*both(1, NONE, 1, Vote.ACKED))
+        core = core.report(*both(60, 1, core.proposed, Vote.ABANDON, is_late=True, pinned_step=Step(1)))
+        core = core.report(*self.standing(1, core.proposed, Vote.ABANDON, is_late=True, pinned_step=Step(1)))
+        assert (core.committed, core.proposed, core.persist) == (1, 60, 1)
+
+
 class TestRestart:
     """Coordinator.recover."""
 

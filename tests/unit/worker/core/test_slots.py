@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.slot import SlotState
-from worker.core.slots import EMPTY, Content, SlotView, find_sealed, kept, memory_nodes, slot_bytes_per_node, writable
+from worker.core.slots import EMPTY, Content, SlotView, find_sealed, is_superseded, kept, memory_nodes, slot_bytes_per_node, writable
 
 
 def content(step: int, origin: int = 1) -> Content:
@@ -108,3 +108,11 @@ def test_memory_of_a_node() -> None:
     assert slot_bytes_per_node(copies=2, shard_bytes=[10] * 8) == 320
     assert slot_bytes_per_node(copies=3, shard_bytes=[10], slot_count=3) == 90
     assert slot_bytes_per_node(copies=2, shard_bytes=[20, 8]) == 112
+
+
+@pytest.mark.parametrize(
+    ("uploading", "proposed", "persist", "expected"),
+    [(100, 160, 160, True), (100, 102, 100, False), (100, 160, 100, False), (-1, 160, 160, False), (160, 160, 160, False), (100, -1, 160, False)],
+)
+def test_only_a_marked_proposal_replaces_an_upload(uploading: int, proposed: int, persist: int, expected: bool) -> None:
+    assert is_superseded(Step(uploading), proposed=Step(proposed), persist=Step(persist)) is expected
