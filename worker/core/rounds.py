@@ -37,6 +37,8 @@ class Shard:
     """Peers out of view that have lost C or answer again: the vote waits for them, as what they are sent would else be overwritten before it is
     there.
     """
+    unheard: frozenset[NodeId] = frozenset()
+    """Peers that were dropped and have said nothing since: what they acknowledged earlier does not bring them back into view."""
     committed: Step = NONE
     proposed: Step = NONE
     vote: Vote = Vote.NONE
@@ -72,9 +74,9 @@ class Shard:
         if proposed == self.proposed:
             return replace(self, committed=committed, held=held)
         heard = replace(self, committed=committed, held=held, proposed=proposed, capturing=NONE, vote=Vote.NONE, reason="", is_late=False)
-        if committed > self.committed:  # who was dropped and has the new C all the same has answered since
+        if committed > self.committed:  # a dropped peer may hold the new C: it answered after this owner had voted
             for peer in self.peers:
-                heard = heard._confirmed(peer)
+                heard = heard if peer in heard.unheard else heard._confirmed(peer)
         return heard._settled()
 
     def capture(self, step: Step) -> Shard:
@@ -99,22 +101,24 @@ class Shard:
 
     def acknowledge(self, peer: NodeId, step: Step) -> Shard:
         """`peer` has verified and sealed `step`."""
-        return replace(self, held=self.held | {(peer, step)})._confirmed(peer)._settled()
+        return replace(self, held=self.held | {(peer, step)}, unheard=self.unheard - {peer})._confirmed(peer)._settled()
 
     def inventory(self, peer: NodeId, steps: frozenset[Step]) -> Shard:
         """`peer` (re)connected and holds exactly these steps: acknowledgements that it does not list are revoked."""
         held = frozenset(each for each in self.held if each[0] != peer) | {(peer, step) for step in steps}
         lost = {peer} if self.committed != NONE and peer in self.view and self.committed not in steps else set[NodeId]()
-        return replace(self, held=held, view=self.view - lost, returning=self.returning | lost)._confirmed(peer)._settled()
+        heard = replace(self, held=held, view=self.view - lost, returning=self.returning | lost, unheard=self.unheard - {peer})
+        return heard._confirmed(peer)._settled()
 
     def answer(self, peer: NodeId) -> Shard:
         """`peer`, which was dropped, takes what it is sent: until it has returned or is dropped again nothing is voted on without it."""
         is_back = peer in self.awaited or peer not in self.peers
-        return self if is_back else replace(self, returning=self.returning | {peer})
+        return self if is_back else replace(self, returning=self.returning | {peer}, unheard=self.unheard - {peer})
 
     def drop(self, peer: NodeId) -> Shard:
         """`peer` has not answered for the holder deadline: commits go on without it, loudly degraded."""
-        return replace(self, view=self.view - {peer}, returning=self.returning - {peer})._settled()
+        unheard = self.unheard | ({peer} & frozenset(self.peers))
+        return replace(self, view=self.view - {peer}, returning=self.returning - {peer}, unheard=unheard)._settled()
 
     # -- what follows ------------------------------------------------------------------------------------------------------------------
 

@@ -69,9 +69,14 @@ NEWS = st.one_of(
 @given(st.sampled_from([0, 4]), st.lists(NEWS, max_size=30))
 def test_a_shard_acknowledges_only_what_is_held(base: int, news: list[tuple[str, object, object]]) -> None:
     peers = (NodeId("i-a"), NodeId("i-b"))
-    shard = Shard.begin(Step(base), peers)
+    shard, heard = Shard.begin(Step(base), peers), {*peers}
     for name, first, second in news:
         before = shard
+        match name:
+            case "drop":
+                heard.discard(first)
+            case "acknowledge" | "inventory" | "answer":
+                heard.add(first)
         arguments = (first, second) if name in ("hear", "acknowledge", "inventory") else (first, "why") if name == "abandon" else (first,)
         shard = getattr(shard, name)(*arguments)
         assert shard.committed >= before.committed
@@ -85,3 +90,4 @@ def test_a_shard_acknowledges_only_what_is_held(base: int, news: list[tuple[str,
         for peer in shard.view - before.view:
             assert shard.vote is Vote.NONE or shard.proposed != before.proposed or before.vote is Vote.NONE
             assert (peer, shard.foundation) in shard.held
+            assert peer in heard, "it has said nothing since it was dropped"

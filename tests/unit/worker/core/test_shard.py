@@ -99,6 +99,17 @@ def test_a_dropped_holder_does_not_return_after_the_vote() -> None:
     assert shard.hear(step(8), step(9)).view == {A, B}  # but with the new C, which it has
 
 
+def test_a_dropped_holder_does_not_return_by_what_it_acknowledged_before() -> None:
+    """It sealed w, fell silent, and w became C: votes on the next step would wait for it for one more holder deadline."""
+    dropped = committed().seal(step(8)).acknowledge(A, step(8)).acknowledge(B, step(8)).drop(B).hear(step(8), step(9))
+    assert dropped.awaited == {A}
+    assert dropped.seal(step(9)).acknowledge(A, step(9)).vote is Vote.ACKED
+    assert dropped.inventory(B, frozenset({step(8)})).view == {A, B}
+    answered = dropped.answer(B)
+    assert answered.awaited == {A, B}
+    assert answered.acknowledge(B, step(9)).view == {A, B}
+
+
 def test_a_dropped_holder_that_has_not_got_the_new_c_stays_out() -> None:
     shard = committed().seal(step(8)).acknowledge(A, step(8)).drop(B)
     assert shard.hear(step(8), step(9)).view == {A}
