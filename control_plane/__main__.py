@@ -17,7 +17,7 @@ from pathlib import Path
 from sqlalchemy.exc import ArgumentError, OperationalError
 
 from control_plane.app import Server, create_app, server_config
-from control_plane.cloud.connection import LOCAL_REGION, CloudMode, CloudSettings, Connection
+from control_plane.cloud.connection import LOCAL_REGION, CloudMode, Connection
 from control_plane.cloud.errors import CloudError
 from control_plane.core.timeouts import explained, ladder, rungs
 from control_plane.db import schema
@@ -28,6 +28,7 @@ from control_plane.errors import InvalidTimeouts
 from control_plane.gate import MAX_STRANGERS, Gate, raise_open_files
 from control_plane.secrets import admin_token_path, server_id, write_private
 from control_plane.settings import InvalidSettings, Settings
+from everstep.protocol.local_keys import LocalKeys, UnusableKeys
 from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter, LogFormat, TextFormatter
 
 log = logging.getLogger("control_plane")
@@ -114,6 +115,12 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
     parser.add_argument("--region", default=env("EVERSTEP_AWS_REGION", env("AWS_REGION", LOCAL_REGION)), help="AWS region (default %(default)s)")
     parser.add_argument("--aws-endpoint-url", default=env("EVERSTEP_AWS_ENDPOINT_URL"), help="where the local cloud listens")
     parser.add_argument(
+        "--aws-keys-file",
+        type=Path,
+        default=env("EVERSTEP_AWS_KEYS_FILE"),
+        help="private file with the local cloud's access key, which `everstep local up` makes",
+    )
+    parser.add_argument(
         "--events-queue-url",
         default=env("EVERSTEP_EVENTS_QUEUE_URL", ""),
         help="SQS queue that EventBridge delivers AWS's events to; without one AWS is polled only",
@@ -152,6 +159,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         mode=CloudMode(given.mode),
         region=given.region,
         aws_endpoint_url=given.aws_endpoint_url,
+        aws_keys=_keys(given.aws_keys_file),
         events_queue_url=given.events_queue_url,
         event_exports=tuple(given.export_events),
         log_group=given.export_logs,
@@ -172,6 +180,14 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
     )
 
 
+def _keys(file: Path | None) -> LocalKeys | None:
+    """Return the local cloud's access key from the file that the command line or the environment names."""
+    try:
+        return LocalKeys.read(Path(file)) if file else None
+    except UnusableKeys as error:
+        raise InvalidSettings(f"--aws-keys-file: {error}") from error
+
+
 def _retention(given: Sequence[str]) -> Retention:
     """Return the limits, with those that were given on the command line."""
     known = {limit.name for limit in fields(Retention)}
@@ -190,7 +206,7 @@ def _announce(settings: Settings) -> None:
         log.info("timeout %s", rung)
     queue = settings.events_queue_url
     log.info("AWS's events: %s", f"read from {queue}, and AWS is polled" if queue else "no queue is given (--events-queue-url): AWS is polled only")
-    Connection(CloudSettings(mode=settings.mode, region=settings.region, endpoint_url=settings.aws_endpoint_url)).identify()
+    Connection(settings.cloud).identify()
 
 
 def _migrate(settings: Settings) -> None:

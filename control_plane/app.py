@@ -34,7 +34,7 @@ from control_plane.api.routes import attestation as attestation_routes
 from control_plane.api.routes import metrics, sessions
 from control_plane.api.surface import make_surface
 from control_plane.cloud.aws import AwsOperator
-from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
+from control_plane.cloud.connection import CloudMode, Connection
 from control_plane.cloud.identity import Attestation, RegionalSts
 from control_plane.cloud.notices import EventQueue, SqsQueue
 from control_plane.cloud.objects import ObjectStore
@@ -107,7 +107,7 @@ def create_app(
     log_sink: LogSink | None = None
     attestation: Attestation | None = None
     if operator is None or objects is None:
-        connection = Connection(CloudSettings(mode=settings.mode, region=settings.region, endpoint_url=settings.aws_endpoint_url))
+        connection = Connection(settings.cloud)
         queue = SqsQueue(connection, settings.events_queue_url) if settings.events_queue_url else None
         sinks = {arn: sink_of(connection, arn) for arn in settings.event_exports}
         log_sink = LogGroupSink(connection, settings.log_group) if settings.log_group else None

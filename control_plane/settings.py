@@ -9,9 +9,10 @@ import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from control_plane.cloud.connection import LOCAL_REGION, CloudMode
+from control_plane.cloud.connection import LOCAL_REGION, CloudMode, CloudSettings
 from control_plane.cloud.sinks import ARN
 from control_plane.db.retention import DEFAULT, Retention
+from everstep.protocol.local_keys import LocalKeys
 from everstep.protocol.loopback import is_loopback, is_this_machine, url_host
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN
 
@@ -29,6 +30,8 @@ class Settings:
     mode: CloudMode = CloudMode.AWS
     region: str = LOCAL_REGION
     aws_endpoint_url: str | None = None
+    aws_keys: LocalKeys | None = None
+    """The local cloud's access key; None in AWS mode, where credentials are the instance's."""
     database_url: str = ""
     """Empty: SQLite in the state directory."""
     host: str = "127.0.0.1"
@@ -61,6 +64,8 @@ class Settings:
             raise InvalidSettings(f"--aws-endpoint-url {self.aws_endpoint_url!r} is not an http or https URL")
         if self.events_queue_url and not url_host(self.events_queue_url):
             raise InvalidSettings(f"--events-queue-url {self.events_queue_url!r} is not an http or https URL")
+        if self.mode is not CloudMode.LOCAL and self.aws_keys is not None:
+            raise InvalidSettings("--aws-keys-file is for --mode local: on AWS the server uses the credentials of its instance or environment")
         if self.mode is CloudMode.LOCAL and self.events_queue_url and not is_loopback(self.events_queue_url):
             raise InvalidSettings(f"local mode needs --events-queue-url on this machine (127.0.0.0/8 or ::1), not {self.events_queue_url!r}")
         for arn in self.event_exports:
@@ -95,6 +100,11 @@ class Settings:
     def default_max_slowdown(self) -> float:
         """What snapshots may cost a job that does not say it: nodes of a local cluster share one machine's cores, and their times say nothing."""
         return 1.0 if self.mode is CloudMode.LOCAL else DEFAULT_MAX_SLOWDOWN
+
+    @property
+    def cloud(self) -> CloudSettings:
+        """The cloud that this server looks after."""
+        return CloudSettings(mode=self.mode, region=self.region, endpoint_url=self.aws_endpoint_url, keys=self.aws_keys)
 
     @property
     def database(self) -> str:

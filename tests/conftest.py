@@ -8,6 +8,7 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_randomly
@@ -94,3 +95,31 @@ def empty_database_url(engine: str, request: pytest.FixtureRequest, tmp_path: Pa
         return
     with request.getfixturevalue("postgresql").database(is_migrated=False) as url:
         yield url
+
+
+@pytest.fixture(scope="session", autouse=True)
+def recorded_calls() -> Iterator[list[str]]:
+    """Hold every call of AWS that this process makes against what AWS documents, stubbed calls too; botocore itself checks types only."""
+    from botocore.client import BaseClient
+
+    from infra.local_cloud.documented import undocumented
+
+    wrong: list[str] = []
+    make = BaseClient._make_api_call
+
+    def checked(self: Any, operation_name: str, api_params: dict[str, Any]) -> Any:
+        if self.meta.service_model.service_name != "everstep":
+            wrong.extend(undocumented(self.meta.service_model.operation_model(operation_name), api_params))
+        return make(self, operation_name, api_params)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BaseClient, "_make_api_call", checked)
+        yield wrong
+
+
+@pytest.fixture(autouse=True)
+def undocumented_calls(recorded_calls: list[str]) -> Iterator[list[str]]:
+    """Fail a test during which the process asked AWS for what AWS does not document; a test that means to do so clears the list."""
+    recorded_calls.clear()
+    yield recorded_calls
+    assert not recorded_calls, f"AWS would refuse these calls: {'; '.join(recorded_calls)}"

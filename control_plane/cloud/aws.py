@@ -165,15 +165,24 @@ class AwsOperator:
     def statuses(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceStatus]:
         """Return scheduled events and failed checks; see `CloudOperator`."""
         found: dict[NodeId, InstanceStatus] = {}
-        for ids in _batches(sorted(set(instance_ids)), FILTERED_PER_CALL):
-            # A filter, not InstanceIds: one unknown id would fail the whole call.
-            with translated():
-                pages = self._ec2.get_paginator("describe_instance_status").paginate(
-                    Filters=[{"Name": "instance-id", "Values": list(ids)}], IncludeAllInstances=True
-                )
-                statuses = [status for page in pages for status in page["InstanceStatuses"]]
-            found |= {NodeId(status["InstanceId"]): _status(status) for status in statuses}
+        for ids in _batches(sorted(set(instance_ids)), INSTANCES_PER_CALL):
+            found |= self._statuses(ids)
         return {id: found[id] for id in instance_ids if found.get(id, InstanceStatus()) != InstanceStatus()}
+
+    def _statuses(self, ids: Sequence[NodeId]) -> dict[NodeId, InstanceStatus]:
+        """Return the statuses of those instances that EC2 still describes.
+
+        DescribeInstanceStatus has no filter for ids, and one unknown id fails the whole call. EC2 forgets an instance about an hour after its end,
+        so that a refused batch is halved until only the forgotten ids are left out.
+        """
+        try:
+            with translated():
+                pages = self._ec2.get_paginator("describe_instance_status").paginate(InstanceIds=list(ids), IncludeAllInstances=True)
+                statuses = [status for page in pages for status in page["InstanceStatuses"]]
+        except NotFound:
+            half = len(ids) // 2
+            return {} if half == 0 else self._statuses(ids[:half]) | self._statuses(ids[half:])
+        return {NodeId(status["InstanceId"]): _status(status) for status in statuses}
 
     def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
         """Return network nodes; see `CloudOperator`."""

@@ -35,13 +35,14 @@ from control_plane.cloud.errors import (
     ResourceContended,
     Throttled,
 )
+from everstep.protocol.local_keys import LocalKeys
 from everstep.protocol.loopback import is_loopback, url_host
 
 log = logging.getLogger(__name__)
 
 LOCAL_REGION: Final = "us-east-1"
-LOCAL_ACCESS_KEY: Final = "everstep-local"
-"""Not a credential: the local cloud accepts any key, and this one is worth nothing anywhere else."""
+NO_KEYS: Final = LocalKeys(access_key_id="none", secret_access_key="none")
+"""Sent when local mode got no keys file: the local cloud refuses it, and nothing is looked for elsewhere."""
 CONNECT_TIMEOUT_SECONDS: Final = 3.0
 READ_TIMEOUT_SECONDS: Final = 20.0
 MAX_ATTEMPTS: Final = 3
@@ -62,6 +63,8 @@ class CloudSettings:
     region: str = LOCAL_REGION
     endpoint_url: str | None = None
     """Required in local mode; in AWS mode normally None."""
+    keys: LocalKeys | None = None
+    """The local cloud's access key; unused in AWS mode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +124,8 @@ class Connection:
     def _keys(self) -> dict[str, str]:
         if self.settings.mode is CloudMode.AWS:
             return {}
-        return {"aws_access_key_id": LOCAL_ACCESS_KEY, "aws_secret_access_key": LOCAL_ACCESS_KEY}
+        keys = self.settings.keys or NO_KEYS
+        return {"aws_access_key_id": keys.access_key_id, "aws_secret_access_key": keys.secret_access_key}
 
     def _make(self, service: str) -> Any:
         is_local = self.settings.mode is CloudMode.LOCAL
@@ -193,7 +197,8 @@ _CODES: Final[tuple[tuple[type[CloudError], str], ...]] = (
     (CapacityError, "InsufficientInstanceCapacity InstanceLimitExceeded VcpuLimitExceeded MaxSpotInstanceCountExceeded LimitExceeded"),
     (ResourceContended, "ResourceContention ScalingActivityInProgress ResourceInUse ConditionalRequestConflict OperationAborted"),
     (AccessDenied, "AccessDenied AccessDeniedException UnauthorizedOperation AuthFailure OptInRequired SignatureDoesNotMatch"),
-    (AccessDenied, "ExpiredToken ExpiredTokenException InvalidClientTokenId InvalidAccessKeyId"),
+    (AccessDenied, "ExpiredToken ExpiredTokenException RequestExpired InvalidClientTokenId InvalidAccessKeyId"),
+    (AccessDenied, "UnrecognizedClientException InvalidSignatureException MissingAuthenticationToken MissingAuthenticationTokenException"),
     (NotFound, "NoSuchKey NoSuchBucket InvalidInstanceID.NotFound ResourceNotFoundException 404"),
     (PreconditionFailed, "PreconditionFailed 412"),
     (CloudUnavailable, "RequestTimeout ServiceUnavailable InternalError InternalFailure"),

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from everstep.protocol.local_keys import LocalKeys, UnusableKeys
 from infra.local_cloud import fault_commands
 from infra.local_cloud.environment import POISONOUS, aws_variables, process_environment
 from infra.local_cloud.errors import LocalCloudError
@@ -43,6 +44,8 @@ class Network(StrEnum):
 
 StateDir = Annotated[Path, typer.Option(envvar="EVERSTEP_STATE_DIR", help="Where everything of this local cloud is kept.")]
 DEFAULT_STATE_DIR = Path(".everstep")
+NO_KEYS = LocalKeys(access_key_id="", secret_access_key="")
+"""For the names of variables, where their values do not matter."""
 MAX_WIDTH = 240
 """Of a table that no terminal shows: nothing is cut off in a file or a pipe."""
 
@@ -130,7 +133,8 @@ def env(
     from infra.local_cloud.up import LocalCluster
 
     if unset:
-        print(f"unset EVERSTEP_ENDPOINT_URL EVERSTEP_TOKEN AWS_DATA_PATH AWS_ENDPOINT_URL_EVERSTEP {' '.join(aws_variables('http://127.0.0.1'))}")
+        names = ["EVERSTEP_ENDPOINT_URL", "EVERSTEP_TOKEN", "AWS_DATA_PATH", "AWS_ENDPOINT_URL_EVERSTEP"]
+        print(" ".join(["unset", *names, *aws_variables("http://127.0.0.1", NO_KEYS)]))
         return
     variables = LocalCluster(state_dir).environment()
     print(f"unset {' '.join(POISONOUS)}")
@@ -142,6 +146,7 @@ def env(
 def serve(
     nodes_directory: Annotated[Path, typer.Option()],
     ready_file: Annotated[Path, typer.Option()],
+    keys_file: Annotated[Path, typer.Option()],
     port: Annotated[int, typer.Option()] = 0,
     conditions: Annotated[str, typer.Option()] = "{}",
     instance_environment: Annotated[str, typer.Option()] = "{}",
@@ -154,15 +159,17 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     os.umask(0o077)  # instances inherit it: their files are this user's alone
     marker = os.environ.get("EVERSTEP_LOCAL_CLUSTER", str(nodes_directory))
+    keys = LocalKeys.read(keys_file)
     cloud = LocalAws(
         AwsOptions(
             nodes_directory=nodes_directory,
             environment={
                 **process_environment(marker),
-                **aws_variables("http://127.0.0.1"),
+                **aws_variables("http://127.0.0.1", keys),
                 **json.loads(instance_environment),
             },
             conditions=CONDITIONS.decode(conditions),
+            keys=keys,
             port=port,
             seed=seed,
             network_name=network_name,
@@ -199,7 +206,7 @@ def main() -> None:
     """Run the command line; operating errors are one line on stderr."""
     try:
         app(prog_name="everstep local")
-    except LocalCloudError as error:
+    except (LocalCloudError, UnusableKeys) as error:
         console.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
         sys.exit(1)
 

@@ -1,5 +1,8 @@
 """AWS's APIs on loopback: moto served in this process, the engine beside it, and the instances below.
 
+Every request passes the gate of `signatures` first: user data runs as whoever started this process, root included, so that only holders of the
+cluster's key may launch instances or inject faults.
+
 One lock is held around every request that is not S3's or SQS's and around every pass of the engine: moto itself has none. S3 stays concurrent, its
 backend is safe for that; so does SQS, whose receivers wait. One thread runs the engine and owns the instances.
 """
@@ -15,6 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -23,7 +27,7 @@ import msgspec
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
-from everstep.protocol.loopback import is_loopback
+from everstep.protocol.local_keys import LocalKeys
 from infra.local_cloud.addresses import AddressPool
 from infra.local_cloud.auto_scaling import AutoScaling
 from infra.local_cloud.calls import RECORDED_SERVICES, CallRecord
@@ -35,9 +39,10 @@ from infra.local_cloud.faults import CONDITIONS, Conditions, Faults
 from infra.local_cloud.injector import Injector, Places
 from infra.local_cloud.instances import InstanceRunner
 from infra.local_cloud.metadata import MetadataService
-from infra.local_cloud.moto_api import install
+from infra.local_cloud.moto_api import install, session_key, undocumented_filter
 from infra.local_cloud.network import Network, remove
-from infra.local_cloud.throttling import refusal, service_of
+from infra.local_cloud.service_errors import answer_of, denied, service_of, throttled
+from infra.local_cloud.signatures import ADMIN_SERVICE, Caller, Denied, IssuedKey, Received, stray, verify
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +53,12 @@ STOP_POLL_SECONDS = 0.05
 ADMIN_PREFIX = "/_everstep/"
 """No bucket can have this name."""
 MAX_ADMIN_BODY_BYTES = 64 * 1024
+MAX_API_BODY_BYTES = 16 * 1024 * 1024
+"""Largest request of any service but S3: twice the largest that AWS documents for one of those."""
+MOTO_PATHS = ("/moto-api", "/latest/meta-data/", "/latest/api/", "/favicon.ico")
+"""Paths that moto serves besides AWS's APIs, whoever signed the request; they are no part of this cloud."""
+RECEIVED = "everstep.received"
+"""Key of the `Received` in a request's environ."""
 CONCURRENT = frozenset({"s3", "sqs"})
 LOOPBACK = "127.0.0.1"
 CONTROL_PLANES: Final = 2
@@ -64,6 +75,8 @@ class AwsOptions:
     environment: Mapping[str, str]
     """What instances get besides their own variables; AWS_ENDPOINT_URL is added."""
     conditions: Conditions
+    keys: LocalKeys
+    """The only long-lived access key that this cloud accepts; instances get it."""
     port: int = 0
     seed: int = 0
     network_name: str = ""
@@ -88,6 +101,7 @@ class LocalAws:
         self._auto_scaling = AutoScaling(self._ec2, self.faults, self._announcements, time.monotonic)
         install(self._ec2, self._auto_scaling)
         self._moto = DomainDispatcherApplication(create_backend_app)
+        self._keys = options.keys
         self._calls = CallRecord()
         self._network: Network | None = None
         self._address = LOOPBACK
@@ -98,7 +112,8 @@ class LocalAws:
             self._network = Network(options.network_name, services=(self._address, *addresses))
         try:
             self._server = make_server(self._address, options.port, self._serve, threaded=True, request_handler=_QuietHandler)
-            self.url = f"http://{self._address}:{self._server.server_port}"
+            self._host = f"{self._address}:{self._server.server_port}"
+            self.url = f"http://{self._host}"
             if self._network:
                 self.control_planes = [(address, _free_port(address)) for address in addresses]
                 for address, port in ((self._address, self._server.server_port), *self.control_planes):
@@ -169,23 +184,47 @@ class LocalAws:
             log.exception("a pass of the engine failed")
 
     def _serve(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        if environ["PATH_INFO"].startswith(ADMIN_PREFIX):
-            return self._administer(environ, start_response)
-        service = service_of(environ.get("HTTP_AUTHORIZATION", ""))
+        """Answer one request, if the gate admits it."""
+        received: Received = environ[RECEIVED]
+        service = service_of(received.header("authorization"))
+        if reason := stray(received, self._host):
+            return _say(start_response, "403 Forbidden", [("Content-Type", "application/json")], msgspec.json.encode({"Message": reason}))
+        if environ["PATH_INFO"].startswith(MOTO_PATHS):
+            return _say(start_response, "404 Not Found", [("Content-Type", "application/json")], b'{"Message": "not a service of AWS"}')
+        try:
+            caller = verify(received, lambda: _body(environ, service), self._issued, datetime.now(UTC))
+        except Denied as error:
+            return _say(start_response, *denied(service, error.denial, str(error), str(uuid.uuid4())))
+        except BodyTooLarge as error:
+            return _say(start_response, "413 Content Too Large", [], str(error).encode())
+        if environ["PATH_INFO"].startswith(ADMIN_PREFIX) or caller.service == ADMIN_SERVICE:
+            return self._administer(environ, caller, start_response)
+        return self._call(caller.service, environ, _without_cors(start_response))
+
+    def _call(self, service: str, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        """Answer a call of AWS's API, in the name of the service that it is signed for."""
         if self.faults.is_throttled(service):
-            status, headers, refused = refusal(service, str(uuid.uuid4()))
-            start_response(status, [*headers, ("Content-Length", str(len(refused)))])
-            return [refused]
+            return _say(start_response, *throttled(service, str(uuid.uuid4())))
+        scope = f"AWS4-HMAC-SHA256 Credential=key/date/us-east-1/{service}/aws4_request"
+        # moto guesses the service of a presigned URL from its path and body, which the signature need not cover.
+        application = self._moto.get_application(environ if "HTTP_AUTHORIZATION" in environ else {**environ, "HTTP_AUTHORIZATION": scope})
         if service in CONCURRENT:
-            answer: Iterable[bytes] = self._moto(environ, start_response)
+            answer: Iterable[bytes] = application(environ, start_response)
             return answer
         with self._lock:
-            body = self._recorded(service, environ, start_response) if service in RECORDED_SERVICES else list(self._moto(environ, start_response))
+            is_recorded = service in RECORDED_SERVICES
+            body = self._recorded(service, application, environ, start_response) if is_recorded else list(application(environ, start_response))
         self._wake.set()
         return body
 
-    def _recorded(self, service: str, environ: dict[str, Any], start_response: StartResponse) -> list[bytes]:
-        """Let moto answer a call, and record it with the status that it was given."""
+    def _issued(self, access_key_id: str) -> IssuedKey | None:
+        if access_key_id == self._keys.access_key_id:
+            return IssuedKey(secret_access_key=self._keys.secret_access_key, is_owner=True)
+        with self._lock:
+            return session_key(access_key_id)
+
+    def _recorded(self, service: str, application: Any, environ: dict[str, Any], start_response: StartResponse) -> list[bytes]:
+        """Let moto answer a call, and record it with the status of the answer. EC2 refuses filters that it does not document; moto does not."""
         at, request, statuses = time.time(), environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)), [""]
         environ["wsgi.input"] = io.BytesIO(request)
 
@@ -193,19 +232,23 @@ class LocalAws:
             statuses.append(status)
             return start_response(status, headers, *rest)
 
-        body = list(self._moto(environ, start))
+        refused = undocumented_filter(request) if service == "ec2" else ""
+        if refused:
+            message = f"The filter '{refused}' is invalid"
+            body = _say(start, *answer_of(service, "400 Bad Request", "InvalidParameterValue", message, str(uuid.uuid4())))
+        else:
+            body = list(application(environ, start))
         self._calls.add(service, request, statuses[-1], at)
         return body
 
-    def _administer(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-        status, body = self._answer(environ)
-        start_response(status, [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
-        return [body]
+    def _administer(self, environ: dict[str, Any], caller: Caller, start_response: StartResponse) -> Iterable[bytes]:
+        if caller.is_owner and caller.service == ADMIN_SERVICE:
+            status, body = self._answer(environ)
+        else:
+            status, body = "403 Forbidden", msgspec.json.encode({"Message": f"sign it with the cluster's own key for the service {ADMIN_SERVICE!r}"})
+        return _say(start_response, status, [("Content-Type", "application/json")], body)
 
     def _answer(self, environ: dict[str, Any]) -> tuple[str, bytes]:
-        # A web page may make a browser send requests here, but not with this machine's name as Host.
-        if not is_loopback(f"http://{environ.get('HTTP_HOST', '')}"):
-            return "403 Forbidden", msgspec.json.encode({"Message": "this address serves this machine only"})
         length = int(environ.get("CONTENT_LENGTH") or 0)
         if length > MAX_ADMIN_BODY_BYTES:
             return "413 Content Too Large", msgspec.json.encode({"Message": f"at most {MAX_ADMIN_BODY_BYTES} bytes"})
@@ -283,8 +326,47 @@ def _free_port(address: str) -> int:
         return port
 
 
+class BodyTooLarge(Exception):
+    """A request of another service than S3 has a body beyond `MAX_API_BODY_BYTES`."""
+
+
+def _body(environ: dict[str, Any], service: str) -> bytes:
+    """Return a request's whole body, and leave it in place for moto."""
+    stream, length = environ["wsgi.input"], int(environ.get("CONTENT_LENGTH") or 0)
+    limit = length if service == "s3" else MAX_API_BODY_BYTES
+    if length > limit:
+        raise BodyTooLarge(f"the body has {length} bytes; {service} accepts {limit}")
+    if environ.get("wsgi.input_terminated"):  # chunks without a length
+        content: bytes = stream.read() if service == "s3" else stream.read(limit + 1)
+        if service != "s3" and len(content) > limit:
+            raise BodyTooLarge(f"the body has more than {limit} bytes, which is all that {service} accepts")
+    else:
+        content = stream.read(length)
+    environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(content), str(len(content))
+    return content
+
+
+def _say(start_response: StartResponse, status: str, headers: list[tuple[str, str]], body: bytes) -> list[bytes]:
+    start_response(status, [*headers, ("Content-Length", str(len(body)))])
+    return [body]
+
+
+def _without_cors(start_response: StartResponse) -> StartResponse:
+    """Return what moto answers through: no web page is allowed anything, whatever moto says."""
+
+    def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> object:
+        return start_response(status, [(name, value) for name, value in headers if not name.lower().startswith("access-control-")], *rest)
+
+    return start
+
+
 class _QuietHandler(MotoRequestHandler):  # type: ignore[misc]
-    """Logs failures only: a control plane polls."""
+    """Logs failures only, because a control plane polls; hands on the request as it arrived, which its signature is about."""
+
+    def make_environ(self) -> dict[str, Any]:
+        environ: dict[str, Any] = super().make_environ()
+        environ[RECEIVED] = Received(method=self.command, target=self.path, headers=tuple(self.headers.items()))
+        return environ
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         if str(code).startswith("5"):

@@ -14,14 +14,15 @@ from typing import Any, Final
 
 import boto3
 import botocore.session
+import httpx
 from botocore.config import Config
 
+from everstep.protocol.local_keys import LocalKeys
 from everstep.protocol.loopback import is_loopback, url_host
 from infra.local_cloud.errors import EndpointRefused
+from infra.local_cloud.signatures import signed_headers
 
 REGION: Final = "us-east-1"
-ACCESS_KEY: Final = "everstep-local"
-"""Not a credential: the local cloud accepts any key, and this one is worth nothing anywhere else."""
 INHERITED: Final = ("HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "TORCH_EXTENSIONS_DIR", "OMP_NUM_THREADS", "CC", "CXX")
 POISONOUS: Final = (
     "AWS_PROFILE",
@@ -42,11 +43,12 @@ POISONOUS: Final = (
 """Variables that would lead a client away from the endpoint it was pointed at."""
 
 
-def aws_variables(endpoint_url: str) -> dict[str, str]:
+def aws_variables(endpoint_url: str, keys: LocalKeys) -> dict[str, str]:
     """Return the variables that point any AWS tool at the local cloud and at nothing else.
 
     Args:
         endpoint_url: the local cloud.
+        keys: that it accepts.
 
     Returns:
         Variables for a process or a shell.
@@ -58,8 +60,8 @@ def aws_variables(endpoint_url: str) -> dict[str, str]:
         raise EndpointRefused(f"the local cloud is on this machine only, not at {endpoint_url!r}")
     return {
         "AWS_ENDPOINT_URL": endpoint_url,
-        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-        "AWS_SECRET_ACCESS_KEY": ACCESS_KEY,
+        "AWS_ACCESS_KEY_ID": keys.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": keys.secret_access_key,
         "AWS_REGION": REGION,
         "AWS_DEFAULT_REGION": REGION,
         "AWS_CONFIG_FILE": "/dev/null",
@@ -92,12 +94,13 @@ def process_environment(marker: str, user: Mapping[str, str] | None = None) -> d
     }
 
 
-def local_client(service: str, endpoint_url: str) -> Any:
+def local_client(service: str, endpoint_url: str, keys: LocalKeys) -> Any:
     """Return a boto3 client of the local cloud that reads nothing of the user's AWS settings.
 
     Args:
         service: `s3`, `ec2`, `autoscaling` …
         endpoint_url: the local cloud.
+        keys: that it accepts.
 
     Returns:
         The client; each request is refused if it would leave this machine.
@@ -116,8 +119,8 @@ def local_client(service: str, endpoint_url: str) -> Any:
     session = boto3.Session(
         botocore_session=botocore.session.Session(session_vars=unread),
         region_name=REGION,
-        aws_access_key_id=ACCESS_KEY,
-        aws_secret_access_key=ACCESS_KEY,
+        aws_access_key_id=keys.access_key_id,
+        aws_secret_access_key=keys.secret_access_key,
     )
     config = Config(
         connect_timeout=3,
@@ -129,6 +132,25 @@ def local_client(service: str, endpoint_url: str) -> Any:
     client = session.client(service, endpoint_url=endpoint_url, config=config)
     client.meta.events.register_first("before-send.*", _refuse_elsewhere)
     return client
+
+
+def ask(method: str, url: str, content: bytes, keys: LocalKeys, *, timeout_seconds: float = 10.0) -> httpx.Response:
+    """Send a signed request to a path below `/_everstep/` of a local AWS.
+
+    Args:
+        method: of HTTP.
+        url: with its query.
+        content: the body.
+        keys: the cluster's own.
+        timeout_seconds: for each of connecting, sending and receiving.
+
+    Returns:
+        The answer, whatever its status.
+
+    Raises:
+        httpx.TransportError: no answer.
+    """
+    return httpx.request(method, url, content=content, headers=signed_headers(method, url, content, keys), timeout=timeout_seconds, trust_env=False)
 
 
 def _refuse_elsewhere(request: Any, **_: object) -> None:

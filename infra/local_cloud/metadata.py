@@ -16,10 +16,14 @@ from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
 
+from infra.local_cloud.signatures import Received, stray
+
 PREFIX: Final = "/latest/meta-data/"
 TOKEN_PATH: Final = "/latest/api/token"
 LONGEST_TTL_SECONDS: Final = 21_600
 REQUEST_SECONDS: Final = 5.0
+MAX_TOKENS: Final = 1000
+"""Per instance; the oldest are forgotten first."""
 
 
 class MetadataService:
@@ -80,6 +84,17 @@ class _Handler(BaseHTTPRequestHandler):
     facts: Callable[[], Mapping[str, str]]
     monotonic: Callable[[], float]
 
+    def parse_request(self) -> bool:
+        """Refuse what web pages and forwarders send, as AWS does with X-Forwarded-For; then answer as usual."""
+        if not super().parse_request():
+            return False
+        host, port = self.connection.getsockname()[:2]
+        request = Received(method=self.command, target=self.path, headers=tuple(self.headers.items()))
+        if stray(request, f"{host}:{port}") or "X-Forwarded-For" in self.headers:
+            self._say(403)
+            return False
+        return True
+
     def do_PUT(self) -> None:
         seconds = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "")
         if self.path != TOKEN_PATH:
@@ -88,6 +103,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(400)
         else:
             token = secrets.token_urlsafe(40)
+            while len(self.known) >= MAX_TOKENS:
+                self.known.pop(next(iter(self.known)), None)
             self.known[token] = self.monotonic() + int(seconds)
             self._say(200, token, [("X-Aws-Ec2-Metadata-Token-Ttl-Seconds", seconds)])
 

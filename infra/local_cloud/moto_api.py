@@ -6,24 +6,32 @@ suite runs against the served result.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from datetime import UTC
 from functools import wraps
 from typing import Any
+from urllib.parse import parse_qsl
 
 from moto.autoscaling.exceptions import AutoscalingClientError, ValidationError
 from moto.autoscaling.models import AutoScalingBackend, FakeAutoScalingGroup, InstanceState
 from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult, EmptyResult
+from moto.core.utils import get_service_model
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.instances import Instance
 from moto.ec2.responses.instances import InstanceResponse
 from moto.ec2.responses.launch_templates import LaunchTemplates
 from moto.ec2.utils import parse_user_data
+from moto.sts.models import sts_backends
 
 from infra.local_cloud.auto_scaling import PROCESSES, AutoScaling, find_group, find_member
+from infra.local_cloud.documented import filter_names, is_documented
 from infra.local_cloud.ec2 import Ec2, StatusCheck
+from infra.local_cloud.signatures import IssuedKey
 
 MAX_ACTIVITIES_PER_PAGE = 100
+_FILTER = re.compile(r"Filter\.[0-9]+\.Name")
 NAMED_GROUP_ACTIONS = (
     "attach_instances",
     "delete_lifecycle_hook",
@@ -46,6 +54,40 @@ def install(ec2: Ec2, auto_scaling: AutoScaling) -> None:
     _install_launch_templates()
     _install_groups(auto_scaling)
     _install_members(auto_scaling)
+
+
+def session_key(access_key_id: str) -> IssuedKey | None:
+    """Return what moto's STS issued under an access key id: the keys of an assumed role. Called under the server's lock.
+
+    Args:
+        access_key_id: that a request is signed with.
+
+    Returns:
+        The session's secret, token and end; None if STS issued no such key.
+    """
+    for partitions in sts_backends.values():
+        for backend in partitions.values():
+            role = backend.get_assumed_role_from_access_key(access_key_id)
+            if role is not None:
+                expires_at = role.expiration if role.expiration.tzinfo else role.expiration.replace(tzinfo=UTC)
+                return IssuedKey(secret_access_key=role.secret_access_key, session_token=role.session_token, expires_at=expires_at)
+    return None
+
+
+def undocumented_filter(request: bytes) -> str:
+    """Return the first filter of an EC2 call that AWS does not document for it.
+
+    Args:
+        request: the call's body, in AWS's query protocol.
+
+    Returns:
+        The filter's name; empty if AWS documents all.
+    """
+    parameters = dict(parse_qsl(request.decode(errors="replace")))
+    service, action = get_service_model("ec2"), parameters.get("Action", "")
+    names = filter_names(service.operation_model(action)) if action in service.operation_names else frozenset()
+    given = [value for name, value in parameters.items() if _FILTER.fullmatch(name)]
+    return next((name for name in given if names and not is_documented(name, names)), "")
 
 
 def _install_instances(ec2: Ec2) -> None:

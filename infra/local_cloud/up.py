@@ -30,9 +30,10 @@ import msgspec
 from everstep import aws_models, failures, sdk
 from everstep.config import ClientConfig
 from everstep.errors import EverstepError
+from everstep.protocol.local_keys import LocalKeys, UnusableKeys
 from infra.local_cloud import network, preflight, roles
 from infra.local_cloud.calls import CALLS, Call
-from infra.local_cloud.environment import REGION, aws_variables, local_client, process_environment
+from infra.local_cloud.environment import REGION, ask, aws_variables, local_client, process_environment
 from infra.local_cloud.errors import FaultRefused, NotUp, PreflightFailed, StartFailed
 from infra.local_cloud.fault_kinds import EFFECT, EFFECTS, AnyFault, Effect, KillAgent, KillControlPlane, KillRank, name_of
 from infra.local_cloud.faults import CONDITIONS, Conditions
@@ -310,13 +311,25 @@ class LocalCluster:
             raise NotUp(f"no control plane runs in {self.state_dir}: everstep local up")
         return Path(ready["admin_token_path"])
 
+    @property
+    def keys(self) -> LocalKeys:
+        """The access key of this cluster's AWS, made by `up`.
+
+        Raises:
+            NotUp: it was not started.
+        """
+        try:
+            return LocalKeys.read(self._keys_file)
+        except UnusableKeys as error:
+            raise NotUp(str(error)) from error
+
     def client(self) -> EverstepClient:
         """Return a client of this cluster's control plane, with its admin token."""
         return sdk.client(self.endpoint_url, self.token)
 
     def aws(self, service: str) -> Any:
         """Return a boto3 client of this cluster's AWS."""
-        return local_client(service, self.aws_url)
+        return local_client(service, self.aws_url, self.keys)
 
     def environment(self) -> dict[str, str]:
         """Return the variables that point the command line, the SDK and any AWS tool at this cluster."""
@@ -325,7 +338,7 @@ class LocalCluster:
             "EVERSTEP_TOKEN": self.token,
             "AWS_DATA_PATH": str(self._models),
             "AWS_ENDPOINT_URL_EVERSTEP": self.endpoint_url,
-            **aws_variables(self.aws_url),
+            **aws_variables(self.aws_url, self.keys),
         }
 
     def kill_control_plane(self) -> None:
@@ -544,11 +557,13 @@ class LocalCluster:
         arguments = {
             "--nodes-directory": str(self.nodes_directory),
             "--ready-file": str(self._parts.ready_file(AWS)),
+            "--keys-file": str(self._keys_file),
             "--conditions": msgspec.json.encode(options.conditions).decode(),
             "--instance-environment": msgspec.json.encode(instance_environment).decode(),
             "--seed": str(random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed),
             "--network-name": network.network_name(self.state_dir) if options.has_namespaces else "",
         }
+        write_private(self._keys_file, LocalKeys.random().encoded())
         flat = [word for pair in arguments.items() for word in pair]
         record = self._parts.start(AWS, "infra.local_cloud", ["serve", *flat], process_environment(str(self.state_dir)))
         return self._parts.wait_ready(record, timeout_seconds=START_SECONDS)
@@ -582,7 +597,7 @@ class LocalCluster:
         flat = [word for pair in arguments.items() for word in pair]
         environment = {
             **process_environment(str(self.state_dir)),
-            **aws_variables(self.aws_url),
+            "EVERSTEP_AWS_KEYS_FILE": str(self._keys_file),
             "EVERSTEP_EVENTS_QUEUE_URL": description.events_queue_url,
             **description.control_plane_environment,
         }
@@ -638,7 +653,8 @@ class LocalCluster:
         network.remove(network.network_name(self.state_dir))
         for directory in self.nodes_directory.glob("*/"):
             remove_memory(directory.name)
-        (self._local / "cluster.json").unlink(missing_ok=True)
+        for file in (self._local / "cluster.json", self._keys_file):
+            file.unlink(missing_ok=True)
 
     def _end_marked(self) -> None:
         """End what no record tells of. An instance follows the local AWS into death by itself, also after a crash; this waits for it."""
@@ -651,6 +667,10 @@ class LocalCluster:
     @property
     def _run_file(self) -> Path:
         return self._local / "run"
+
+    @property
+    def _keys_file(self) -> Path:
+        return self._local / "keys.json"
 
     def _prepare_directory(self) -> None:
         for directory in (self.state_dir, self.logs, self.nodes_directory, self._local):
@@ -681,7 +701,7 @@ class LocalCluster:
 
     def _admin(self, method: str, path: str, *, content: bytes = b"") -> httpx.Response:
         try:
-            return httpx.request(method, f"{self.aws_url}/_everstep/{path}", content=content, timeout=10, trust_env=False)
+            return ask(method, f"{self.aws_url}/_everstep/{path}", content, self.keys)
         except httpx.TransportError as error:
             raise NotUp(f"the local AWS of {self.state_dir} does not answer: {error}") from error
 

@@ -13,7 +13,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from control_plane.cloud.aws import AwsOperator
-from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
+from control_plane.cloud.connection import Connection
 from control_plane.cloud.notices import SqsQueue
 from control_plane.db import nodes, notices
 from control_plane.loop.notice_reader import NoticeReader
@@ -52,7 +52,7 @@ def operator_of(aws: ServedAws) -> AwsOperator:
 
 
 def connection_of(aws: ServedAws) -> Connection:
-    return Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url=aws.url))
+    return aws.connection()
 
 
 @pytest.fixture(scope="module")
@@ -444,7 +444,7 @@ def test_a_fault_that_cannot_happen_is_refused(aws: ServedAws) -> None:
         aws.inject(Terminate(target="i-0"))
     with pytest.raises(FaultRefused, match="--network namespaces"):
         aws.inject(Partition(target=id))
-    answer = httpx.post(f"{aws.url}/_everstep/faults", content=b'{"fault":"terminate","force":true}', trust_env=False, timeout=30)
+    answer = aws.ask("POST", "/_everstep/faults", b'{"fault":"terminate","force":true}')
     assert answer.status_code == 400
     assert id in aws.pids(), "nothing was done"
 
@@ -471,5 +471,5 @@ def test_the_stub_of_nvml_has_no_fault_until_it_gets_one(aws: ServedAws) -> None
 def test_what_faults_did_can_be_read_again(aws: ServedAws) -> None:
     _, (id,) = running(aws)
     effect = aws.inject(Rebalance(target=id))
-    history = httpx.get(f"{aws.url}/_everstep/faults", trust_env=False, timeout=30).json()
+    history = aws.ask("GET", "/_everstep/faults").json()
     assert history[-1] == {"fault": "rebalance", "target": id, "did": effect.did, "facts": effect.facts}

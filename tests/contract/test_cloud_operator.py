@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from control_plane.cloud.aws import AwsOperator
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
@@ -100,7 +101,7 @@ def _fake_world() -> World:
 
 
 def _aws_world(aws: ServedAws) -> World:
-    connection = Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url=aws.url))
+    connection = aws.connection()
     names = ["us-east-1a", "us-east-1b"]
 
     def make_group(*, zones: int = 1, **more: Any) -> str:
@@ -417,3 +418,11 @@ def test_a_member_is_struck_by_name_and_its_group_is_not_told(world: World) -> N
     assert (states[struck].state.has_ended, states[other].state.has_ended) == (True, False)
     with pytest.raises(NotFound):
         world.operator.strike_member(name, ABSENT)
+
+
+def test_ec2_refuses_a_filter_that_it_does_not_document(aws: ServedAws, undocumented_calls: list[str]) -> None:
+    with pytest.raises(ClientError, match=r"InvalidParameterValue.*'instance-id' is invalid"):
+        aws.client("ec2").describe_instance_status(Filters=[{"Name": "instance-id", "Values": ["i-1"]}])
+    assert undocumented_calls == ["DescribeInstanceStatus has no filter 'instance-id'"]
+    undocumented_calls.clear()
+    assert aws.client("ec2").describe_instances(Filters=[{"Name": "instance-id", "Values": ["i-1"]}])["Reservations"] == []

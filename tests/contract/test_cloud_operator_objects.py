@@ -36,7 +36,7 @@ def store(request: pytest.FixtureRequest) -> ObjectStore:
     if request.param == "memory":
         return MemoryObjectStore(BUCKET)
     served: ServedAws = request.getfixturevalue("served")
-    return S3ObjectStore(Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url=served.url)))
+    return S3ObjectStore(served.connection())
 
 
 @pytest.fixture

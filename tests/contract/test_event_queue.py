@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
+from control_plane.cloud.connection import Connection
 from control_plane.cloud.errors import CloudError
 from control_plane.cloud.notices import SqsQueue, parse
 from tests.unit.control_plane.cloud import aws_events
@@ -21,7 +21,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAws]:
 
 @pytest.fixture
 def connection(served: ServedAws) -> Connection:
-    return Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url=served.url))
+    return served.connection()
 
 
 def test_a_message_is_delivered_until_it_is_deleted(served: ServedAws, connection: Connection) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
+from control_plane.cloud.connection import Connection
 from control_plane.cloud.errors import CloudError
 from control_plane.cloud.sinks import ARN, Entry, EventBusSink, LogGroupSink, TopicSink, sink_of
 from control_plane.core.log_batches import Line
@@ -27,7 +27,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAws]:
 
 @pytest.fixture
 def connection(served: ServedAws) -> Connection:
-    return Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url=served.url))
+    return served.connection()
 
 
 def entries(*jobs: str) -> list[Entry]:

@@ -14,18 +14,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import msgspec
 
-from infra.local_cloud.environment import local_client, process_environment
+from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
+from everstep.protocol.local_keys import LocalKeys
+from infra.local_cloud.environment import ask, local_client, process_environment
 from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.fault_kinds import EFFECT, AnyFault, Effect
 from infra.local_cloud.faults import Conditions
+from infra.local_cloud.parts import write_private
 
 QUICK = Conditions(boot_delay_seconds=0.05, launch_retry_seconds=0.1)
 ANSWER_SECONDS = 30.0
 """As long as `eventually` waits: a busy machine answers late."""
+START_SECONDS = 120.0
+"""How long a local AWS may take to import what it needs, on a machine with too much to do."""
 _numbers = itertools.count()
 
 
@@ -47,11 +53,12 @@ class ServedAws:
     url: str
     nodes_directory: Path
     process: subprocess.Popen[bytes]
+    keys: LocalKeys
     _clients: dict[str, Any] = field(default_factory=dict)
 
     def client(self, service: str) -> Any:
         if service not in self._clients:
-            self._clients[service] = local_client(service, self.url)
+            self._clients[service] = local_client(service, self.url, self.keys)
         return self._clients[service]
 
     def set_conditions(self, conditions: Conditions) -> None:
@@ -76,8 +83,16 @@ class ServedAws:
         answer: dict[str, int] = self._ask("GET", "instances").json()
         return answer
 
-    def _ask(self, method: str, what: str, **more: Any) -> httpx.Response:
-        return httpx.request(method, f"{self.url}/_everstep/{what}", trust_env=False, timeout=ANSWER_SECONDS, **more)
+    def _ask(self, method: str, what: str, content: bytes = b"", params: dict[str, str] | None = None) -> httpx.Response:
+        return self.ask(method, f"/_everstep/{what}{'?' + urlencode(params) if params else ''}", content)
+
+    def ask(self, method: str, path: str, content: bytes = b"") -> httpx.Response:
+        """Send a request that is signed with the cluster's key."""
+        return ask(method, self.url + path, content, self.keys, timeout_seconds=ANSWER_SECONDS)
+
+    def connection(self) -> Connection:
+        """A control plane's connection to it."""
+        return Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url=self.url, keys=self.keys))
 
     def console(self, instance_id: str) -> str:
         """What an instance has printed; one may be in service before anything of it runs."""
@@ -141,6 +156,9 @@ def served_aws(directory: Path, conditions: Conditions = QUICK, *, network_name:
     """Serve a local AWS until the block ends."""
     ready, log = directory / "ready.json", directory / "aws.log"
     words = ["--nodes-directory", str(directory / "nodes"), "--ready-file", str(ready), "--conditions", msgspec.json.encode(conditions).decode()]
+    keys = LocalKeys.random()
+    write_private(directory / "keys.json", keys.encoded())
+    words += ["--keys-file", str(directory / "keys.json")]
     words += ["--network-name", network_name, "--seed", str(seed)]
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -151,9 +169,9 @@ def served_aws(directory: Path, conditions: Conditions = QUICK, *, network_name:
         )
     aws = None
     try:
-        eventually(lambda: ready.exists() or process.poll() is not None, timeout_seconds=30)
+        eventually(lambda: ready.exists() or process.poll() is not None, timeout_seconds=START_SECONDS)
         assert process.poll() is None, log.read_text()
-        aws = ServedAws(json.loads(ready.read_text())["url"], directory / "nodes", process)
+        aws = ServedAws(json.loads(ready.read_text())["url"], directory / "nodes", process, keys)
         yield aws
     finally:
         for client in aws._clients.values() if aws else ():

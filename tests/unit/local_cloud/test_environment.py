@@ -17,9 +17,11 @@ from botocore.parsers import ResponseParserError
 
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.errors import EndpointRefused as ControlPlaneRefused
+from everstep.protocol.local_keys import LocalKeys
 from infra.local_cloud.environment import POISONOUS, aws_variables, local_client, process_environment
 from infra.local_cloud.errors import EndpointRefused
 
+KEYS = LocalKeys(access_key_id="LOCAL0", secret_access_key="local")
 REAL = "https://s3.us-east-1.amazonaws.com"
 ELSEWHERE = [
     REAL,
@@ -112,32 +114,36 @@ def poison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder) 
 
 
 def control_plane_client(service: str, url: str) -> Any:
-    return Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url=url)).client(service)
+    return Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url=url, keys=KEYS)).client(service)
 
 
-@pytest.mark.parametrize("make", [local_client, control_plane_client])
+def command_line_client(service: str, url: str) -> Any:
+    return local_client(service, url, KEYS)
+
+
+@pytest.mark.parametrize("make", [command_line_client, control_plane_client])
 def test_a_poisoned_configuration_changes_nothing(make: Any, recorder: Recorder, poison: dict[str, str]) -> None:
     client = make("s3", recorder.url)
     client.get_object(Bucket="b", Key="k")
     client.close()
     (path, authorization) = recorder.requests[0]
     assert path == "/b/k"
-    assert "Credential=everstep-local/" in authorization
+    assert f"Credential={KEYS.access_key_id}/" in authorization
     assert "/us-east-1/s3/" in authorization
     assert client.meta.region_name == "us-east-1"
     assert "AKIA" not in authorization
 
 
-@pytest.mark.parametrize("make", [local_client, control_plane_client])
+@pytest.mark.parametrize("make", [command_line_client, control_plane_client])
 def test_nor_does_it_for_the_other_services(make: Any, recorder: Recorder, poison: dict[str, str]) -> None:
     client = make("autoscaling", recorder.url)
     with contextlib.suppress(ResponseParserError):  # the recorder's answer is empty
         client.describe_auto_scaling_groups()
     client.close()
-    assert "Credential=everstep-local/" in recorder.requests[0][1]
+    assert f"Credential={KEYS.access_key_id}/" in recorder.requests[0][1]
 
 
-@pytest.mark.parametrize("make", [local_client, control_plane_client])
+@pytest.mark.parametrize("make", [command_line_client, control_plane_client])
 @pytest.mark.parametrize("url", ELSEWHERE)
 def test_another_machine_is_refused_before_the_first_call(make: Any, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody_asks(*_: object, **__: object) -> None:
@@ -148,7 +154,7 @@ def test_another_machine_is_refused_before_the_first_call(make: Any, url: str, m
         make("s3", url)
 
 
-@pytest.mark.parametrize("make", [local_client, control_plane_client])
+@pytest.mark.parametrize("make", [command_line_client, control_plane_client])
 def test_a_client_that_is_led_elsewhere_refuses_to_go(make: Any, recorder: Recorder) -> None:
     client = make("s3", recorder.url)
 
@@ -168,7 +174,7 @@ def test_local_mode_without_an_endpoint_is_refused() -> None:
 
 
 def test_processes_get_an_environment_made_from_nothing(poison: dict[str, str]) -> None:
-    made = {**process_environment("/marker"), **aws_variables("http://127.0.0.1:7")}
+    made = {**process_environment("/marker"), **aws_variables("http://127.0.0.1:7", KEYS)}
     assert made["HOME"] == poison["HOME"]
     assert made["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
     assert made["EVERSTEP_LOCAL_CLUSTER"] == "/marker"
@@ -177,12 +183,12 @@ def test_processes_get_an_environment_made_from_nothing(poison: dict[str, str]) 
 
 
 def test_boto3_itself_in_such_a_process_goes_nowhere_else(recorder: Recorder, poison: dict[str, str]) -> None:
-    environment = {**process_environment("/marker"), **aws_variables(recorder.url)}
+    environment = {**process_environment("/marker"), **aws_variables(recorder.url, KEYS)}
     code = "import boto3; boto3.client('s3').get_object(Bucket='b', Key='k')"
     subprocess.run([sys.executable, "-P", "-c", code], env=environment, check=True, timeout=30)
-    assert "Credential=everstep-local/" in recorder.requests[0][1]
+    assert f"Credential={KEYS.access_key_id}/" in recorder.requests[0][1]
 
 
 def test_variables_for_another_machine_are_not_made() -> None:
     with pytest.raises(EndpointRefused):
-        aws_variables(REAL)
+        aws_variables(REAL, KEYS)

@@ -31,7 +31,7 @@ def test_scheduled_events_that_are_over_are_left_out(operator: AwsOperator) -> N
     over = [{**RETIREMENT, "Description": f"[{word}] {RETIREMENT['Description']}"} for word in ("Completed", "Canceled")]
     answer = {"InstanceStatuses": [{"InstanceId": NODE, "Events": [RETIREMENT, *over]}, {"InstanceId": OTHER, "Events": over}]}
     with Stubber(operator._ec2) as stub:
-        stub.add_response("describe_instance_status", answer, {"Filters": ANY, "IncludeAllInstances": True})
+        stub.add_response("describe_instance_status", answer, {"InstanceIds": ANY, "IncludeAllInstances": True})
         found = operator.statuses([NODE, OTHER])
     event = ScheduledEvent(
         event_id="instance-event-0d59937288b749b32",
@@ -46,8 +46,23 @@ def test_only_a_check_that_is_impaired_has_failed(operator: AwsOperator) -> None
     words = {NODE: ("impaired", "initializing"), OTHER: ("insufficient-data", "ok")}
     statuses = [{"InstanceId": id, "SystemStatus": {"Status": system}, "InstanceStatus": {"Status": own}} for id, (system, own) in words.items()]
     with Stubber(operator._ec2) as stub:
-        stub.add_response("describe_instance_status", {"InstanceStatuses": statuses}, {"Filters": ANY, "IncludeAllInstances": True})
+        stub.add_response("describe_instance_status", {"InstanceStatuses": statuses}, {"InstanceIds": ANY, "IncludeAllInstances": True})
         assert operator.statuses([NODE, OTHER]) == {NODE: InstanceStatus(failed_checks=("system",))}
+
+
+def test_instances_that_ec2_has_forgotten_cost_the_others_nothing(operator: AwsOperator) -> None:
+    impaired = {"SystemStatus": {"Status": "impaired"}, "InstanceStatus": {"Status": "ok"}}
+    with Stubber(operator._ec2) as stub:
+        for ids in ([OTHER, NODE], [OTHER]):
+            stub.add_client_error(
+                "describe_instance_status",
+                "InvalidInstanceID.NotFound",
+                expected_params={"InstanceIds": ids, "IncludeAllInstances": True},
+            )
+        answer = {"InstanceStatuses": [{"InstanceId": NODE, **impaired}]}
+        stub.add_response("describe_instance_status", answer, {"InstanceIds": [NODE], "IncludeAllInstances": True})
+        assert operator.statuses([NODE, OTHER]) == {NODE: InstanceStatus(failed_checks=("system",))}
+        stub.assert_no_pending_responses()
 
 
 def test_network_nodes_are_told_nearest_last_and_unknown_ones_are_left_out(operator: AwsOperator) -> None:
