@@ -2,7 +2,7 @@
 
 A file `.everstepignore` at its top says what else is left out, one pattern a line, as in a `.gitignore`: `*.log` anywhere, `/data` at the top,
 `cache/` directories alone, `a/**/b`, `!keep.log` to take one back, `#` before a comment. What is in a directory that is left out cannot be taken
-back.
+back. The directory `output` at the top is left out unless `!/output` takes it back: a script that runs without Everstep writes its results there.
 
 Invariant: an archive holds regular files and directories only; whatever else is in the directory is refused by name, never followed or dropped.
 """
@@ -26,6 +26,8 @@ LEFT_OUT = frozenset(
 )
 """Directories (and files) of these names are no part of a program."""
 IGNORE_FILE = ".everstepignore"
+OUTPUT = re.compile("output")
+"""The default of EVERSTEP_OUTPUT_DIR, relative to the source directory. Results of an earlier run are no part of the program."""
 
 
 def pack(directory: Path, into: BinaryIO) -> str:
@@ -72,14 +74,14 @@ Rule = tuple[re.Pattern[str], bool, bool]
 
 
 def _ignored(directory: Path) -> list[Rule]:
+    found: list[Rule] = [(OUTPUT, True, False)]
     file = directory / IGNORE_FILE
     if not file.is_file() or file.is_symlink():
-        return []
+        return found
     try:
         rows = file.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise SourceRefused(f"{file} is not UTF-8.") from error
-    found: list[Rule] = []
     for row in rows:
         pattern = row.rstrip()
         if not pattern or pattern.startswith("#"):
@@ -120,7 +122,9 @@ def _members(directory: Path, top: Path, rules: list[Rule]) -> Iterator[Path]:
         if _is_ignored(path.relative_to(top).as_posix(), path.is_dir() and not path.is_symlink(), rules):
             continue
         if path.is_symlink():
-            raise SourceRefused(f"{path} is a link (to {path.readlink()}).", hint="Copy what it points to into the source directory, or remove it.")
+            raise SourceRefused(
+                f"{path} is a link (to {path.readlink()}).", hint=f"Copy what it points to into the source directory, or name it in {IGNORE_FILE}."
+            )
         if path.is_dir():
             yield path
             yield from _members(path, top, rules)

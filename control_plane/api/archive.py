@@ -65,6 +65,10 @@ class RefusedArchive(Exception):
     """The archive cannot be taken; the message says what is wrong with which member."""
 
 
+class ArchiveTooLarge(RefusedArchive):
+    """The archive has too many files or bytes; the user can leave some out."""
+
+
 @dataclass(frozen=True, slots=True)
 class ArchiveContents:
     """What is in an archive."""
@@ -100,7 +104,7 @@ def inspect_apart(file: IO[bytes], archive_bytes: int, limits: SourceLimits) -> 
         raise RefusedArchive(f"it takes more than {CPU_SECONDS} s or {MEMORY_BYTES} bytes of memory to read")
     found = json.loads(ended.stdout)
     if "refused" in found:
-        raise RefusedArchive(found["refused"])
+        raise (ArchiveTooLarge if found["is_too_large"] else RefusedArchive)(found["refused"])
     return ArchiveContents(tuple(found["files"]), found["unpacked_bytes"])
 
 
@@ -116,7 +120,7 @@ def main(arguments: list[str]) -> None:
         contents = inspect(sys.stdin.buffer, int(arguments[0]), SourceLimits(**json.loads(arguments[1])))
         found: dict[str, object] = {"files": contents.files, "unpacked_bytes": contents.unpacked_bytes}
     except RefusedArchive as error:
-        found = {"refused": str(error)}
+        found = {"refused": str(error), "is_too_large": isinstance(error, ArchiveTooLarge)}
     sys.stdout.write(json.dumps(found))
 
 
@@ -145,12 +149,12 @@ def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> Archive
                 path = _clean_path(member)
                 path_bytes += len(path)
                 if path_bytes > ALL_PATHS_BYTES:
-                    raise RefusedArchive(f"paths of more than {ALL_PATHS_BYTES} bytes in all")
+                    raise ArchiveTooLarge(f"paths of more than {ALL_PATHS_BYTES} bytes in all")
                 if member.isdir():
                     directory_count += 1
                     directories.add(path)
                     if directory_count > limits.file_count:
-                        raise RefusedArchive(f"more than {limits.file_count} directories")
+                        raise ArchiveTooLarge(f"more than {limits.file_count} directories")
                     stream.expect(0)
                     continue
                 if path in files:
@@ -158,9 +162,9 @@ def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> Archive
                 files.add(path)
                 unpacked_bytes += member.size
                 if len(files) > limits.file_count:
-                    raise RefusedArchive(f"more than {limits.file_count} files")
+                    raise ArchiveTooLarge(f"more than {limits.file_count} files")
                 if unpacked_bytes > unpacked_limit:
-                    raise RefusedArchive(f"more than {unpacked_limit} bytes when unpacked")
+                    raise ArchiveTooLarge(f"more than {unpacked_limit / 2**20:.4g} MiB ({unpacked_limit} bytes) when unpacked")
                 stream.expect(member.size)
             stream.drain()
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, LookupError, ArithmeticError) as error:

@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from everstep.cli import steps, tables
-from everstep.cli.output import Json, counted, duration, step, when
+from everstep.cli.output import Json, cell, counted, duration, step, when
+from everstep.cli.terminal import safe_cell
 
 EVENTS_SHOWN: Final = 8
 RATE_SECONDS: Final = 5.0
@@ -79,7 +80,7 @@ def picture(board: Board, now: datetime, width: int) -> RenderableType:
     age = "not asked yet" if board.looked_at is None else "now" if seconds < 1 else f"{seconds} s ago"
     head = Text.assemble((f"everstep · {when(now)} UTC", "bold"), f" · {counted(len(board.jobs), 'job')} under way, as of {age}")
     if board.trouble:
-        head.append(f" · {board.trouble}", style="red")
+        head.append(safe_cell(f" · {board.trouble}"), style="red")
     return Group(head, Text(), _jobs(board, now, width), Text(), _events(board))
 
 
@@ -131,5 +132,5 @@ def _events(board: Board) -> RenderableType:
     for name in ("time", "type", "message"):
         table.add_column(name, no_wrap=True, overflow="ellipsis")
     for event in board.events:
-        table.add_row(Text(event["Time"].astimezone(UTC).strftime("%H:%M:%S"), style="dim"), Text(event["Type"]), Text(event["Message"]))
+        table.add_row(Text(event["Time"].astimezone(UTC).strftime("%H:%M:%S"), style="dim"), cell(event["Type"]), cell(event["Message"]))
     return table

@@ -26,7 +26,7 @@ import typer
 
 from everstep.cli.confirm import confirmed
 from everstep.cli.formats import OutputFormat, headings_and_cells, plain, rendered
-from everstep.cli.output import FAILED, Facts, Json, Part, Rows, leave_stdout, say, show, show_cells
+from everstep.cli.output import FAILED, Facts, Json, Part, Rows, echo, leave_stdout, say, show, show_cells
 from everstep.cli.tables import Columns, Detail, Prose
 from everstep.errors import ConfigurationError, FileFailed
 
@@ -261,7 +261,7 @@ def show_value(value: Any, output: OutputFormat, *, is_one_of_many: bool = False
     if output is OutputFormat.TABLE:
         show_cells(*headings_and_cells(value))
     elif text := rendered(value, output, is_one_of_many=is_one_of_many):
-        typer.echo(text)
+        echo(text)
 
 
 def _with_options(function: Callable[..., Any], asks: Asks | None) -> Callable[..., None]:

@@ -10,6 +10,7 @@ import sys
 import typer
 
 from everstep.cli.output import say
+from everstep.cli.terminal import safe_line
 from everstep.errors import ConfigurationError
 
 
@@ -31,7 +32,7 @@ def confirmed(question: str, *, yes: bool) -> bool:
     if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigurationError(f"{question} There is no terminal to ask at, so nothing was done.", hint="Programs say --yes.")
     # To stderr, the answer read by itself: a prompt of Python's would go to stdout, into what the service answers.
-    typer.echo(f"{question} [y/N] ", err=True, nl=False)
+    typer.echo(f"{safe_line(question)} [y/N] ", err=True, nl=False)
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True
     say("Nothing was done.")

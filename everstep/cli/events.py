@@ -27,7 +27,8 @@ from everstep.cli.commands import (
     show_value,
 )
 from everstep.cli.names import OnlyFleet, OnlyJob
-from everstep.cli.output import when, without_none
+from everstep.cli.output import echo, when, without_none
+from everstep.cli.terminal import safe_line
 from everstep.errors import ConfigurationError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -51,7 +52,7 @@ def list_events(
         with closing(following.events(service, without_none(TrainingJobName=job, FleetName=fleet, AfterEventId=after))) as happening:
             for event in itertools.islice(happening, pages.max_items):
                 if output is OutputFormat.TABLE and query is None:
-                    typer.echo(f"{when(event['Time'])}  {event['EventId']}  {event['Type']}  {_about(event) or '-'}  {event['Message']}")
+                    echo(safe_line(f"{when(event['Time'])}  {event['EventId']}  {event['Type']}  {_about(event) or '-'}  {event['Message']}"))
                 else:
                     show_value(searched(event, query), output, is_one_of_many=True)
                 sys.stdout.flush()

@@ -16,7 +16,8 @@ from typing import Any, Final
 import typer
 
 from everstep.cli.following import kept_up
-from everstep.cli.output import Json, colored, say
+from everstep.cli.output import Json, colored, echo, say
+from everstep.cli.terminal import safe_line
 from everstep.cli.waiting import ENDED
 
 _COLORS: Final = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow", "bright_magenta", "bright_blue")
@@ -126,7 +127,7 @@ def show(events: Iterator[Json], each: Callable[[Json], None] | None) -> None:
         else:
             moment = event["Timestamp"].astimezone(UTC).strftime("%H:%M:%S.%f")[:-3]
             who = colored(f"{moment} g{event['Generation']} r{event['Rank']}", _COLORS[event["Rank"] % len(_COLORS)])
-            typer.echo(f"{who} {event['Message']}", err=event["Stream"] == "stderr")
+            echo(f"{who} {safe_line(event['Message'])}", err=event["Stream"] == "stderr")
             sys.stdout.flush()
     if not has_any:
         say("Nothing matches, or nothing has been printed yet.")

@@ -27,6 +27,7 @@ from rich.text import Text
 
 from everstep.cli import tables
 from everstep.cli.tables import Columns
+from everstep.cli.terminal import safe, safe_cell
 from everstep.errors import ConfigurationError, EverstepError, ServiceFailed, SourceRefused, WaitTimedOut
 
 Json = Mapping[str, Any]
@@ -71,7 +72,7 @@ def show(person: Part | Sequence[Part]) -> None:
         elif isinstance(part, Rows):
             say(part.empty)
         else:
-            typer.echo(part)
+            echo(part)
 
 
 def _table_width() -> int | None:
@@ -111,8 +112,18 @@ def show_cells(headings: Sequence[str], cells: Sequence[Sequence[str]], *, is_fi
         is_name = is_first_a_name and number == 0
         table.add_column(heading, overflow="fold", style="bold" if is_name else "", no_wrap=is_name)
     for row in cells:
-        table.add_row(*map(Text, row))  # what users and instances wrote is never markup
+        table.add_row(*map(cell, row))
     stdout().print(table)
+
+
+def cell(text: str, style: str = "") -> Text:
+    """Return a cell of a table: text that is neither markup nor a control sequence, whoever wrote it."""
+    return Text(safe_cell(text), style=style)
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print text, which may have colors of its own, to stdout or stderr."""
+    typer.echo(safe(text), err=err)
 
 
 def leave_stdout() -> None:
@@ -122,7 +133,7 @@ def leave_stdout() -> None:
 
 def say(text: str) -> None:
     """Print a line for the person at the terminal, to stderr."""
-    stderr().print(text, markup=False, soft_wrap=True)
+    stderr().print(Text(safe_cell(text)), soft_wrap=True)
 
 
 def when(time: datetime | None) -> str:
@@ -214,11 +225,11 @@ def tell(error: EverstepError) -> int:
     """Print an error as one clear line with its hint, and return the exit code."""
     console = stderr()
     code = f" ({error.code})" if isinstance(error, ServiceFailed) and error.code else ""
-    console.print(Text.assemble(("error:", "bold red"), f" {error.message}{code}"), soft_wrap=True)
+    console.print(Text.assemble(("error:", "bold red"), f" {safe_cell(error.message + code)}"), soft_wrap=True)
     if error.hint:
-        console.print(f"hint: {error.hint}", markup=False, soft_wrap=True)
+        console.print(Text(safe_cell(f"hint: {error.hint}")), soft_wrap=True)
     if isinstance(error, ServiceFailed) and error.request_id and not error.code.endswith(_THE_CALLERS):
-        console.print(f"request id: {error.request_id}", markup=False, soft_wrap=True)
+        console.print(Text(safe_cell(f"request id: {error.request_id}")), soft_wrap=True)
     return exit_code(error)
 
 

@@ -10,11 +10,10 @@ from typing import Any, Final, Self
 
 from rich.console import Console
 from rich.status import Status
-from rich.text import Text
 
 from everstep.cli import steps
 from everstep.cli.commands import Pages
-from everstep.cli.output import Json, counted, seconds, stderr, step
+from everstep.cli.output import Json, cell, counted, seconds, stderr, step
 
 QUIET_SECONDS: Final = 10.0
 """Where nobody watches live, a step alone is worth a line this often."""
@@ -54,12 +53,12 @@ class Progress:
         self._show_incidents(job)
         line = line_of(job)
         if self._live is not None:
-            self._live.update(Text(line))
+            self._live.update(cell(line))
             return
         news = (job["SecondaryStatus"], job["Generation"], job["Reason"])
         now = self._monotonic()
         if news != self._told or now - self._told_at >= QUIET_SECONDS:
-            self._console.print(line, markup=False, soft_wrap=True)
+            self._console.print(cell(line), soft_wrap=True)
             self._told, self._told_at = news, now
 
     def _show_incidents(self, job: Json) -> None:
@@ -69,7 +68,7 @@ class Progress:
             state = "closed" if incident.get("ClosedAt") else "open"
             if self._incidents.get(incident["IncidentId"]) != state:
                 self._incidents[incident["IncidentId"]] = state
-                self._console.print(incident_line(incident), markup=False, soft_wrap=True)
+                self._console.print(cell(incident_line(incident)), soft_wrap=True)
 
 
 def line_of(job: Json) -> str:

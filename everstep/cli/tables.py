@@ -15,6 +15,8 @@ from typing import Any, Final
 from rich.cells import cell_len
 from rich.text import Text
 
+from everstep.cli.terminal import safe_cell
+
 Field = str | Callable[[Mapping[str, Any]], str]
 """What a cell shows: a field of the row by its name, or the result of a function of the row."""
 
@@ -44,7 +46,7 @@ Columns = Mapping[str, Column]
 
 
 def cells_of(rows: Sequence[Mapping[str, Any]], columns: Columns) -> list[list[str]]:
-    """Return the text of every cell, line breaks replaced by spaces.
+    """Return the text of every cell without control sequences, line breaks replaced by spaces.
 
     Args:
         rows: items of an answer.
@@ -126,4 +128,4 @@ def _text(row: Mapping[str, Any], field: Field) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split("\n"))
+    return " ".join(safe_cell(text).split("\n"))

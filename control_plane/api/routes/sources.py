@@ -19,7 +19,7 @@ from typing import BinaryIO, cast
 from fastapi import Request
 
 from control_plane.api import deps, schemas
-from control_plane.api.archive import RefusedArchive, inspect_apart
+from control_plane.api.archive import ArchiveTooLarge, RefusedArchive, inspect_apart
 from control_plane.api.auth import Caller, Reader, User
 from control_plane.api.deps import Router, Services, ServicesDep, SourceIdPath
 from control_plane.api.errors import InUse, InvalidRequest, TooLarge
@@ -38,6 +38,7 @@ IN_MEMORY_BYTES = 1024 * 1024
 """Archives up to this size never touch the disk of the control plane."""
 PIECE_BYTES = 1024 * 1024
 """What comes of a larger archive until a thread is asked for that writes it."""
+LEAVE_OUT = "Name data and results in the file .everstepignore of the source directory (patterns as in .gitignore), or move them elsewhere."
 UPLOAD_SECONDS = 900
 """How long an address is good: an archive of 256 MiB takes so long at 2.4 Mbit/s."""
 
@@ -137,7 +138,10 @@ def _store(services: Services, caller: Caller, source_id: str, file: BinaryIO, a
         contents = inspect_apart(file, archive_bytes, services.source_limits)
     except RefusedArchive as error:
         message = str(error)
-        raise InvalidRequest(f"The source is refused: {message}.", fields=[FieldError(field="Body", message=message)]) from error
+        fields = [FieldError(field="Body", message=message)]
+        raise InvalidRequest(
+            f"The source is refused: {message}.", fields=fields, hint=LEAVE_OUT if isinstance(error, ArchiveTooLarge) else ""
+        ) from error
     reference = _reference(services, source_id)
     file.seek(0)
     services.objects.put_file(reference, file)
@@ -178,7 +182,7 @@ def _spool(services: Services) -> tempfile.SpooledTemporaryFile[bytes]:
 
 def _too_long(services: Services) -> TooLarge:
     limit = services.source_limits.archive_bytes
-    return TooLarge(f"The archive is longer than {limit} bytes.", hint="Leave data and build results out of the source directory.")
+    return TooLarge(f"The archive is larger than {limit / 2**20:.4g} MiB ({limit} bytes).", hint=LEAVE_OUT)
 
 
 def _check_digest(source_id: str, found: str, received: int) -> None:

@@ -127,6 +127,20 @@ def test_what_the_user_leaves_out(tmp_path, ignore, left_out):
     assert {*FILES, ".everstepignore"} - found == set(left_out)
 
 
+@pytest.mark.parametrize(("ignore", "is_packed"), [(None, False), ("*.log\n", False), ("!/output\n", True)])
+def test_results_of_an_earlier_run_are_left_out(code, ignore, is_packed):
+    (code / "output").mkdir()
+    (code / "output" / "model.pt").write_bytes(b"weights")
+    (code / "pkg" / "output").mkdir()
+    (code / "pkg" / "output" / "writer.py").write_text("")
+    if ignore is not None:
+        (code / ".everstepignore").write_text(ignore)
+    with tarfile.open(fileobj=io.BytesIO(packed(code)[1])) as archive:
+        names = archive.getnames()
+    assert ("output/model.pt" in names) is is_packed
+    assert "pkg/output/writer.py" in names, "only the directory at the top is that of results"
+
+
 def test_a_link_that_is_left_out_is_no_obstacle(code):
     (code / "data").symlink_to("/datasets")
     (code / ".everstepignore").write_text("/data\n")

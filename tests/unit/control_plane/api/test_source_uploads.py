@@ -262,11 +262,12 @@ def test_wrong_bytes_do_not_get_into_a_store_that_looks(client, store) -> None:
 
 
 def test_what_is_too_large_gets_no_address_and_is_not_read(client, store) -> None:
-    with refused("ValidationException", "longer than 1048576 bytes"):
+    with refused("ValidationException", r"larger than 1 MiB \(1048576 bytes\)") as caught:
         client.upload_source(Body=bytes(2**20 + 1))
+    assert ".everstepignore" in caught.value.hint
     assert (client.calls, store.asked, store.signed) == (["CreateSource"], [], {})
     store.put(ObjectReference(bucket=BUCKET, key=UPLOAD), bytes(2**20 + 1))
-    with refused("ValidationException", "longer than 1048576 bytes"):
+    with refused("ValidationException", r"larger than 1 MiB"):
         client.complete_source(SourceId=ID)
     assert store.keys() == []
 
@@ -276,7 +277,7 @@ def test_what_grows_while_it_is_looked_at_is_not_read_to_its_end(client, store, 
     small = store.put(place, b"x")
     store.put(place, bytes(2**20 + 1))
     monkeypatch.setattr(store, "head", lambda _: small)
-    with refused("ValidationException", "longer than 1048576 bytes"):
+    with refused("ValidationException", r"larger than 1 MiB"):
         client.complete_source(SourceId=ID)
     assert store.keys() == []
 

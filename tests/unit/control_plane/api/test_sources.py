@@ -100,7 +100,7 @@ def test_an_upload_waits_for_a_thread_once_for_a_piece_and_not_for_what_is_in_me
         ([("a.py", b"1"), ("./a.py", b"2")], "twice"),
         ([("a", b"1"), ("a/b.py", b"2")], "both a file and a directory"),
         ([special("only", tarfile.DIRTYPE)], "no files"),
-        ([("zeros", bytes(8 * 2**20))], "bytes when unpacked"),
+        ([("zeros", bytes(8 * 2**20))], "bytes) when unpacked"),
     ],
 )
 def test_an_archive_that_could_hurt_is_refused(client, service, members, words):
@@ -108,6 +108,7 @@ def test_an_archive_that_could_hurt_is_refused(client, service, members, words):
     with refused("ValidationException") as caught:
         client.upload_source(Body=archive(*members))
     assert words in caught.value.message
+    assert (".everstepignore" in caught.value.hint) is ("unpacked" in words)
     assert stored_keys(service) == before
 
 
@@ -253,7 +254,7 @@ def test_another_digest_than_announced_is_refused(client):
 
 
 def test_the_limit_holds_while_it_comes_in(client):
-    with refused("ValidationException", "longer than 1048576 bytes"):
+    with refused("ValidationException", r"larger than 1 MiB"):
         client.upload_source(Body=random.Random(3).randbytes(2**20 + 1))
 
 
