@@ -16,6 +16,9 @@ from typing import Any, Final
 
 from botocore.model import OperationModel, Shape
 
+GROWING: Final = frozenset({"InstanceType"})
+"""Enumerations that AWS extends every month, so that botocore's list proves nothing."""
+SHOWN_VALUES: Final = 12
 _ENTRY: Final = re.compile(r"<li>\s*(?:<p>\s*)?<code>([^<]+)</code>\s*(:&lt;[^&]+&gt;)?\s*-")
 _ALIASES: Final = re.compile(r"You can also use ((?:<code>[^<]+</code>(?:, | or | and )?)+)")
 _CODE: Final = re.compile(r"<code>([^<]+)</code>")
@@ -79,5 +82,5 @@ def _unknown_values(shape: Shape, value: Any, where: str) -> Iterator[str]:
     elif shape.type_name == "map" and isinstance(value, Mapping):
         for item in value.values():
             yield from _unknown_values(shape.value, item, where)
-    elif isinstance(value, str) and getattr(shape, "enum", None) and value not in shape.enum:
-        yield f"{where} {value!r} is none of {', '.join(shape.enum)}"
+    elif isinstance(value, str) and shape.name not in GROWING and getattr(shape, "enum", None) and value not in shape.enum:
+        yield f"{where} {value!r} is none of {', '.join(shape.enum[:SHOWN_VALUES])}{', …' if len(shape.enum) > SHOWN_VALUES else ''}"
