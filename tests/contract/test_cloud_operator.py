@@ -420,9 +420,9 @@ def test_a_member_is_struck_by_name_and_its_group_is_not_told(world: World) -> N
         world.operator.strike_member(name, ABSENT)
 
 
-def test_ec2_refuses_a_filter_that_it_does_not_document(aws: ServedAws, undocumented_calls: list[str]) -> None:
+def test_ec2_refuses_a_filter_that_it_does_not_document(served: ServedAws, undocumented_calls: list[str]) -> None:
     with pytest.raises(ClientError, match=r"InvalidParameterValue.*'instance-id' is invalid"):
-        aws.client("ec2").describe_instance_status(Filters=[{"Name": "instance-id", "Values": ["i-1"]}])
+        served.client("ec2").describe_instance_status(Filters=[{"Name": "instance-id", "Values": ["i-1"]}])
     assert undocumented_calls == ["DescribeInstanceStatus has no filter 'instance-id'"]
     undocumented_calls.clear()
-    assert aws.client("ec2").describe_instances(Filters=[{"Name": "instance-id", "Values": ["i-1"]}])["Reservations"] == []
+    assert served.client("ec2").describe_instances(Filters=[{"Name": "instance-id", "Values": ["i-1"]}])["Reservations"] == []
