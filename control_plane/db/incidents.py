@@ -227,7 +227,9 @@ def _totals() -> Select[int, int, int, int, float, int, int, float | None]:
 # Put together once: that takes longer than asking the database does.
 _TOTALS = _totals()
 _TOTALS_OF_RUN = _TOTALS.where(Incident.run_id == bindparam("of_run"))
-_TOTALS_OF_FLEET = _TOTALS.join(Job, Job.run_id == Incident.run_id).where(Job.fleet_name == bindparam("of_fleet"))
+_TOTALS_OF_FLEET = _TOTALS.join(Job, Job.run_id == Incident.run_id).where(
+    Job.fleet_name == bindparam("of_fleet"), Incident.cause != Cause.DRILL.value
+)
 
 
 def totals(session: Session, *, run_id: str | None = None, fleet_name: str | None = None) -> IncidentTotals:
@@ -236,7 +238,7 @@ def totals(session: Session, *, run_id: str | None = None, fleet_name: str | Non
     Args:
         session: any.
         run_id: only of this run, or None.
-        fleet_name: only of jobs of this fleet, or None.
+        fleet_name: only of jobs of this fleet, without what people had done as drills; or None.
 
     Returns:
         Zeros where there has been none.

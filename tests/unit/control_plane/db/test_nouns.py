@@ -381,3 +381,12 @@ def test_a_node_keeps_one_session(database):
         minted = [tokens.mint(session, NewToken(kind=TokenKind.SESSION, role=Role.AGENT, node_id="i-1"), NOW) for _ in range(3)]
         tokens.revoke_sessions(session, "i-1", NOW, but=minted[1][1].id)
         assert [tokens.find(session, secret, NOW) is not None for secret, _ in minted] == [False, True, False]
+
+
+def test_a_drill_is_no_incident_of_its_fleet(database, job, lease):
+    with database.write() as session:
+        for cause in ("drill", "hang"):
+            incidents.open_incident(session, lease, f"inc-{cause}", incident(cause=cause))
+    with database.read() as session:
+        assert incidents.totals(session, fleet_name=job.fleet_name).count == 1
+        assert incidents.totals(session, run_id=job.run_id).count == 2
