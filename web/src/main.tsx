@@ -4,26 +4,27 @@ import './app.css'
 import { createTheme, MantineProvider } from '@mantine/core'
 import { QueryCache, QueryClient, QueryClientProvider } from '@tanstack/react-query'
 import { setNonce } from 'get-nonce'
-import { lazy, StrictMode, Suspense } from 'react'
+import { StrictMode, Suspense } from 'react'
 import { createRoot } from 'react-dom/client'
 import { createBrowserRouter, Navigate, useRouteError } from 'react-router'
 import { RouterProvider } from 'react-router/dom'
 
 import { ApiError } from './api/client'
+import { loadAhead, part } from './api/pages'
 import { Empty, Loading, Problem } from './parts/Basics'
 import { Shell } from './parts/Shell'
 
-const JobsPage = lazy(() => import('./pages/Jobs'))
-const JobPage = lazy(() => import('./pages/Job'))
-const IncidentsPage = lazy(() => import('./pages/Incidents'))
-const IncidentPage = lazy(() => import('./pages/Incident'))
-const QueuePage = lazy(() => import('./pages/Queue'))
-const FleetsPage = lazy(() => import('./pages/Fleets'))
-const FleetPage = lazy(() => import('./pages/Fleet'))
-const DrillsPage = lazy(() => import('./pages/Drills'))
-const SubmitPage = lazy(() => import('./pages/Submit'))
-const SettingsPage = lazy(() => import('./pages/Settings'))
-const SignInPage = lazy(() => import('./pages/SignIn'))
+const JobsPage = part(() => import('./pages/Jobs'))
+const JobPage = part(() => import('./pages/Job'))
+const IncidentsPage = part(() => import('./pages/Incidents'))
+const IncidentPage = part(() => import('./pages/Incident'))
+const QueuePage = part(() => import('./pages/Queue'))
+const FleetsPage = part(() => import('./pages/Fleets'))
+const FleetPage = part(() => import('./pages/Fleet'))
+const DrillsPage = part(() => import('./pages/Drills'))
+const SubmitPage = part(() => import('./pages/Submit'))
+const SettingsPage = part(() => import('./pages/Settings'))
+const SignInPage = part(() => import('./pages/SignIn'))
 
 /** A request that finds the session over has the frame look at once, which leads to the sign-in. */
 const queryCache = new QueryCache({
@@ -103,3 +104,5 @@ createRoot(document.getElementById('root')!).render(
     </MantineProvider>
   </StrictMode>,
 )
+const AHEAD_MS = 3_000 // the page that was opened goes first
+setTimeout(() => void loadAhead(), AHEAD_MS)

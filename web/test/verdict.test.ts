@@ -109,7 +109,7 @@ describe('what is being done', () => {
   test('the phase, how long it has taken, and how long it usually takes', () => {
     const { recovery } = all({ incidents: [closed(5, 'a'), closed(9, 'b'), closed(7, 'c'), incident()] })
     expect(recovery).toMatchObject({ phase: 'replace', elapsedSeconds: 10, usualSeconds: 7, tone: 'busy', incidentId: 'inc-1' })
-    expect(recovery!.text).toMatch(/An instance was terminated\. Replace i-a\. This phase has taken 10 s \(usually 7\.0 s\)\./)
+    expect(recovery!.text).toMatch(/An instance was terminated\. Replace i-a\. This phase has taken 10 s \(usually 7\.0 s after this kind of failure\)\./)
   })
   test('without earlier ones nothing is compared', () => {
     expect(all({ incidents: [incident()] }).recovery).toMatchObject({ usualSeconds: undefined, tone: 'busy' })

@@ -1,10 +1,10 @@
 /** Where the time went: one bar whose parts add up to the job's wall time. */
-import type { TrainingJob } from '../contract'
+import type { Incident, TrainingJob } from '../contract'
 import { duration, percent } from '../model/format'
 import { buckets } from '../model/time'
 
-export function WhereTime({ job, now }: { job: Partial<TrainingJob>; now: number }) {
-  const { buckets: found, wallSeconds } = buckets(job, now)
+export function WhereTime({ job, now, open }: { job: Partial<TrainingJob>; now: number; open?: Incident }) {
+  const { buckets: found, wallSeconds } = buckets(job, now, open)
   if (!found.length) return <p className="dim">No second has been counted yet.</p>
   const share = (seconds: number) => seconds / Math.max(1e-9, wallSeconds)
   return (

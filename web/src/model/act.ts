@@ -1,7 +1,7 @@
 /** Do I need to act: yes or no, what to do, and where the runbook says more. Pure; the first thing that asks for a person wins. */
 import type { Node } from '../contract'
 import { ago, count, duration, plural, sentence } from './format'
-import { waitsForAPerson } from './nodes'
+import { adviceOn, waitsForAPerson } from './nodes'
 import { hasLetGo, isOver, leftUndone, type Tone } from './standing'
 import type { Facts, PhaseNow, Statement } from './verdict'
 
@@ -23,12 +23,16 @@ export const STALE_SECONDS = 15
 /** A recovery that has taken this many times as long as usual is worth a look. */
 export const LATE_FACTOR = 3
 export const LATE_SECONDS = 300
+/** A recovery is never late before this, however quick the earlier ones were. */
+export const LEAST_LATE_SECONDS = 30
 
 export interface Rest {
   moving: Statement
   protection: Statement
   recovery?: Statement & PhaseNow
   isBeforeFirstStep: boolean
+  /** What AWS does not give, and when Everstep asks again; undefined: AWS gives what is asked for. */
+  shortage?: string
 }
 
 const yes = (section: string, tone: Tone, text: string, steps: string[]): Act => ({ needed: true, tone, title: 'Yes', text, steps, section })
@@ -44,7 +48,7 @@ export function actOf(facts: Facts, rest: Rest): Act {
     const cannot = recovery ? 'This recovery may need an instance ended, and the fleet is frozen.' : 'The fleet is frozen: a lost instance would not be replaced.'
     return yes('frozen-fleet', recovery ? 'bad' : 'warn', `${cannot} ${sentence(fleet.Reason ?? '')}`.trim(), steps.length ? steps : ['See the fleet: it says what it misses, and goes on by itself once it is there.'])
   }
-  if (recovery) return isLaunchSuspended(fleet) ? ofSuspendedLaunches(facts, true) : withNodes(ofARecovery(job, recovery), facts)
+  if (recovery) return isLaunchSuspended(fleet) ? ofSuspendedLaunches(facts, true) : withNodes(ofARecovery(facts, recovery, rest.shortage), facts)
   const training = ofTraining(facts, rest)
   return isLaunchSuspended(fleet) && !training.needed ? ofSuspendedLaunches(facts, false) : withNodes(training, facts)
 }
@@ -103,15 +107,21 @@ function ofAPerson(job: Facts['job']): Act | undefined {
   return undefined
 }
 
-function ofARecovery(job: Facts['job'], recovery: Statement & PhaseNow): Act {
-  if (recovery.tone === 'warn') {
-    return yes('late-recovery', 'warn', `The recovery takes longer than ${recovery.usualSeconds === undefined ? duration(LATE_SECONDS) : `${LATE_FACTOR} times the usual ${duration(recovery.usualSeconds)}`}.`, [
-      'See what is waited for.',
-      recovery.phase === 'replace' ? 'If it waits for instances: AWS may lack capacity. See the fleet, and its spares.' : 'Look at the logs of the ranks and at the events of this incident.',
-    ])
+function ofARecovery({ job, fleet }: Facts, recovery: Statement & PhaseNow, shortage?: string): Act {
+  const name = job.FleetName ?? fleet?.FleetName ?? 'FLEET'
+  if (shortage !== undefined) {
+    const spare = fleet?.SparePolicy === undefined ? `everstep fleets update ${name} --spare-count ${(fleet?.SpareCount ?? 0) + 1}` : `everstep fleets describe ${name}`
+    return {
+      ...no(`${shortage} Nothing that you do at Everstep makes AWS give it sooner.`, 'busy', 'late-recovery'),
+      steps: ['If you cannot wait, free a node: stop or pause another job of this fleet with everstep jobs pause JOB', `For the next time, keep a spare: ${spare}`],
+    }
   }
-  if (/capacity/i.test(job.Reason ?? '')) {
-    return no('AWS has no instance to give; Everstep asks again by itself. If you cannot wait: stop a job that matters less, or give the fleet more spares for the next time.', 'busy', 'late-recovery')
+  if (recovery.tone === 'warn') {
+    const why = recovery.usualSeconds === undefined ? 'no earlier incident of this kind tells how long it takes' : `after this kind of failure it usually takes ${duration(recovery.usualSeconds)}`
+    return yes('late-recovery', 'warn', `This phase has taken longer than ${duration(recovery.lateAfterSeconds)}: ${why}.`, [
+      recovery.phase === 'replace' ? `See which nodes the fleet waits for, and why: everstep fleets describe ${name}` : `See what the ranks print: everstep jobs logs ${job.TrainingJobName}`,
+      `See what Everstep has done since the failure: everstep events list --job ${job.TrainingJobName}`,
+    ])
   }
   return no('Everstep is recovering the job; it needs nobody.', 'busy', recovery.cause)
 }
@@ -157,11 +167,12 @@ function withNodes(act: Act, { job, heldNodes = [] }: Facts): Act {
   return { ...act, title: act.needed ? act.title : 'Not now', text, steps: [...act.steps, ...held.map(stepOf)], section: act.needed ? act.section : 'held-node', nodes }
 }
 
-/** What decides between ending and releasing a held node. Source of what an Xid says: NVIDIA, Xid Catalog. */
-function stepOf({ NodeId, Reason = '' }: HeldNode): string {
-  const xid = /\bXid (\d+)/.exec(Reason)?.[1]
-  if (xid === '79') return `${NodeId}: Xid 79 says that its GPU has fallen off the bus, which no restart mends: end the instance.`
-  return `${NodeId}: end the instance if its hardware is at fault${xid ? `, as Xid ${xid} suggests` : ''}; release it if it is well.`
+/** What decides between ending and releasing a held node, for a person; `adviceOn` names the action. */
+function stepOf(node: HeldNode): string {
+  const { verb, xid } = adviceOn(node)
+  if (xid === '79') return `${node.NodeId}: Xid 79 says that its GPU has fallen off the bus, which no restart mends: end the instance.`
+  if (verb === 'End instance') return `${node.NodeId}: its hardware is at fault: end the instance.`
+  return `${node.NodeId}: end the instance if its hardware is at fault${xid ? `, as Xid ${xid} suggests` : ''}; release it if it is well.`
 }
 
 /** Which of a fleet's nodes this job's incidents have lost. */

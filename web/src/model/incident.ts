@@ -3,7 +3,7 @@ import type { DescribeProtectionResponse, Incident, Node, TrainingJob } from '..
 import { lostBy, type Act } from './act'
 import { ago, count, duration, headline, plural, sentence, utc } from './format'
 import { waitsForAPerson } from './nodes'
-import { leftInS3, leftUndone } from './standing'
+import { cutShortBy, leftInS3, leftUndone } from './standing'
 import { causeWords, phaseLengths, phaseWords, reasonWords, type Statement } from './verdict'
 
 const FROM: Record<string, string> = { local: 'the memory of its own nodes', peer: 'the memory of other nodes', s3: 'a checkpoint in S3' }
@@ -26,18 +26,6 @@ export interface Besides {
   protection?: Partial<DescribeProtectionResponse>
   /** Of the job, where it is told beside the story. */
   act?: Pick<Act, 'needed'>
-}
-
-/** Moments that one pass of the control plane stores may differ by what rounding does. */
-const SAME_MOMENT_SECONDS = 1
-
-/** What ended an incident before training had made up for it: the job's own end, or a pause. */
-function cutShortBy(incident: Incident, job: Partial<TrainingJob> | undefined): string | undefined {
-  const closed = incident.ClosedAt
-  if (closed === undefined || job === undefined || (job.RunId !== undefined && job.RunId !== incident.RunId)) return undefined
-  const isThen = (at?: number) => at !== undefined && Math.abs(at - closed) <= SAME_MOMENT_SECONDS
-  if (isThen(job.TrainingEndTime)) return job.TrainingJobStatus
-  return job.SecondaryStatusTransitions?.some((each) => each.State === 'queued' && isThen(each.StartTime)) ? 'Paused' : undefined
 }
 
 /** How a Python script ended, by the last line of a failure that is told with its traceback. */

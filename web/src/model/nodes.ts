@@ -36,6 +36,20 @@ export function actionsOf(node: Pick<Node, 'NodeStatus' | 'Hold' | 'Request'>): 
   }
 }
 
+/** Codes of faults that no restart mends. */
+const BROKEN = /\b(?:gpu_lost|gpu_ecc|disk_read_only)\b|fallen off the bus|\bXid (?:79|95)\b/i
+
+/**
+ * What is best done with a held node, by why it is held: the one source of the job page's advice and of what the node's dialog begins with.
+ *
+ * `verb`: of an action; undefined where the facts do not decide. `xid`: NVIDIA's number, where a GPU error is told. Source: NVIDIA, Xid Catalog.
+ */
+export function adviceOn(node: Pick<Node, 'NodeStatus' | 'Hold'> & Partial<Pick<Node, 'Reason'>>): { verb?: string; xid?: string } {
+  const xid = /\bXid (\d+)/.exec(node.Reason ?? '')?.[1]
+  if (!waitsForAPerson(node)) return { xid }
+  return { verb: BROKEN.test(node.Reason ?? '') ? END.verb : node.Hold === 'person' ? RELEASE.verb : undefined, xid }
+}
+
 const HELD: Record<NonNullable<Node['Hold']>, string> = {
   unreachable: 'it is not heard; it goes on by itself once it is',
   distrusted: 'what it did speaks against it; it waits for a person',

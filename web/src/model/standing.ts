@@ -1,5 +1,5 @@
 /** What the words for a job's status mean: how each looks, how soon it wants attention, and what follows from it. Pure. */
-import type { DescribeProtectionResponse, TrainingJob } from '../contract'
+import type { DescribeProtectionResponse, Incident, TrainingJob } from '../contract'
 import { count, plural } from './format'
 
 /** good: all is well. busy: something is being done. warn: worth a look. bad: broken. idle: over, or not begun. */
@@ -31,7 +31,7 @@ export const isOver = (job: { TrainingJobStatus?: string }): boolean => ENDED.ha
 type Told = Pick<Partial<TrainingJob>, 'SecondaryStatus' | 'SecondaryStatusTransitions' | 'TrainingStartTime' | 'QueuePosition'>
 
 /** Everstep's own state of a job, finer than its status: Interrupted is said of one that gives its nodes back, that queues, and that collects nodes. */
-const stateOf = (job: Told): string | undefined => job.SecondaryStatusTransitions?.at(-1)?.State
+export const stateOf = (job: Pick<Told, 'SecondaryStatusTransitions'>): string | undefined => job.SecondaryStatusTransitions?.at(-1)?.State
 
 /** It has trained, and has let go of its nodes since: nothing of it is in memory. As the API's own rule for what a job keeps. */
 export const hasLetGo = (job: Told): boolean =>
@@ -47,7 +47,7 @@ export function leftUndone(job: Partial<TrainingJob>): string | undefined {
   if (seen) return seen
   if (job.TrainingJobStatus === 'Stopping') return 'the job was asked to stop'
   if (job.SecondaryStatus === 'Pausing') return 'the job was asked to pause'
-  return job.SecondaryStatus === 'Training' ? undefined : 'its ranks do not train'
+  return job.SecondaryStatus === 'Training' || stateOf(job) === 'running' ? undefined : 'its ranks do not train'
 }
 /** Before what the control plane would act upon, in the reason of a job that was taken over. */
 const SEEN = '; what it sees: '
@@ -65,4 +65,27 @@ export function leftInS3(job: Pick<Partial<TrainingJob>, 'Boundary' | 'MaxBounda
   if (lost <= 0) return { tone: 'good', title: 'No step', text: `It had reached step ${count(reached)}, which is kept in S3.` }
   if (kept === undefined) return { tone: 'bad', title: reached === 1 ? 'Its one step' : `All ${plural(reached, 'step')}`, text: `It had reached step ${count(reached)}, and no checkpoint of it is left.` }
   return { tone: 'bad', title: plural(lost, 'step'), text: `It had reached step ${count(reached)}, and the checkpoint of step ${count(kept)} is what is left.` }
+}
+
+/** The step that is kept in memory; undefined: none is, or the memory is released. The one source for every page. */
+export const keptInMemory = (job: Told & Pick<Partial<TrainingJob>, 'CommittedStep' | 'TrainingJobStatus'>): number | undefined =>
+  isOver(job) || hasLetGo(job) || (job.CommittedStep ?? -1) < 0 ? undefined : job.CommittedStep
+
+/** What ended an incident before training had made up for it: the job's own end, or a pause; undefined: nothing did. */
+export function cutShortBy(incident: Incident, job: Partial<TrainingJob> | undefined): string | undefined {
+  const closed = incident.ClosedAt
+  if (closed === undefined || job === undefined || (job.RunId !== undefined && job.RunId !== incident.RunId)) return undefined
+  const isThen = (at?: number) => at !== undefined && Math.abs(at - closed) <= SAME_MOMENT_SECONDS
+  if (isThen(job.TrainingEndTime)) return job.TrainingJobStatus
+  return job.SecondaryStatusTransitions?.some((each) => each.State === 'queued' && isThen(each.StartTime)) ? 'Paused' : undefined
+}
+/** Moments that one pass of the control plane stores may differ by what rounding does. */
+const SAME_MOMENT_SECONDS = 1
+
+/** How many steps an incident cost, the one source for every page: those done again, or, where the job ended with it, those that no checkpoint has. */
+export function stepsLost(incident: Incident, job: Partial<TrainingJob> | undefined, protection?: Partial<DescribeProtectionResponse>): number | undefined {
+  const end = cutShortBy(incident, job)
+  if (end !== 'Failed' && end !== 'Stopped') return incident.LostSteps
+  if (protection === undefined) return undefined
+  return Math.max(0, reachedStep(job!) - (protection.LastCheckpoint?.Step ?? 0))
 }

@@ -4,9 +4,9 @@
  * Pure: answers of the API and the time in, sentences out. What the API does not say is left out or said to be unknown; nothing is guessed.
  */
 import type { DescribeProtectionResponse, Event, Fleet, Incident, TrainingJob } from '../contract'
-import { actOf, isLaunchSuspended, LATE_FACTOR, LATE_SECONDS, STALE_SECONDS, type Act, type HeldNode } from './act'
+import { actOf, isLaunchSuspended, LATE_FACTOR, LATE_SECONDS, LEAST_LATE_SECONDS, STALE_SECONDS, type Act, type HeldNode } from './act'
 import { ago, count, duration, headline, nearest, percent, plural, sentence, words } from './format'
-import { hasLetGo, isOver, leftInS3, leftUndone, reachedStep, type Tone } from './standing'
+import { hasLetGo, isOver, leftInS3, leftUndone, reachedStep, stateOf, keptInMemory, type Tone } from './standing'
 
 export { isOver, STALE_SECONDS }
 export type { Act, Tone }
@@ -24,8 +24,10 @@ export interface PhaseNow {
   phase: string
   cause: string
   elapsedSeconds: number
-  /** How long this phase took in earlier incidents: the median, where there were any. */
+  /** How long this phase took in earlier incidents of the same cause: the median, where there were any. */
   usualSeconds?: number
+  /** From this length on, the phase is late. */
+  lateAfterSeconds: number
 }
 
 export interface Verdict {
@@ -104,7 +106,8 @@ export function verdict(facts: Facts): Verdict {
   const moving = movingOf(facts, recovery !== undefined)
   const waiting = waitingOf(facts)
   const protection = protectionOf(facts)
-  const act = actOf(facts, { moving, protection, recovery, isBeforeFirstStep: isBeforeFirstStep(facts.job) })
+  const said = reasonWords(facts.job.Reason ?? '', facts.now, facts.fleet)
+  const act = actOf(facts, { moving, protection, recovery, isBeforeFirstStep: isBeforeFirstStep(facts.job), shortage: said.isShort ? said.text.split(' AWS says:')[0] : undefined })
   return { moving, protection, recovery, waiting, act, banners: bannersOf(facts) }
 }
 
@@ -163,7 +166,8 @@ function movingOf({ job, protection, progress, now }: Facts, isRecovering: boole
 
 /** The ranks of this launch run, but have not gone beyond what they were started from. */
 function isBeforeFirstStep(job: Partial<TrainingJob>): boolean {
-  return job.SecondaryStatus === 'Training' && job.TrainingJobStatus === 'InProgress' && (job.Boundary ?? -1) <= (job.BaseStep ?? -1)
+  const areRanksThere = job.SecondaryStatus === 'Training' || (['Starting', 'Restarting'].includes(job.SecondaryStatus ?? '') && stateOf(job) === 'running')
+  return areRanksThere && job.TrainingJobStatus === 'InProgress' && (job.Boundary ?? -1) <= (job.BaseStep ?? -1)
 }
 
 function newest(...moments: (number | undefined)[]): number | undefined {
@@ -200,7 +204,7 @@ function protectionOf({ job, protection }: Facts): Statement {
   }
   if (isOver(job)) return { tone: 'idle', title: 'Memory released', text: sentence(`the job is over; ${durable}`) }
   if (hasLetGo(job)) return { tone: checkpoint ? 'idle' : 'warn', title: checkpoint ? 'Kept in S3' : 'Nothing is kept', text: sentence(`it has no nodes, so nothing is in memory; ${durable}`) }
-  const step = protection.CommittedStep ?? -1
+  const step = keptInMemory({ ...job, CommittedStep: protection.CommittedStep }) ?? -1
   const odds = protection.RecoveryOdds ?? []
   if (step < 0) {
     return { tone: checkpoint ? 'warn' : 'idle', title: 'Nothing in memory yet', text: sentence(`no step has been committed in memory; ${durable}`) }
@@ -251,13 +255,14 @@ function recoveryOf({ incidents = [], now }: Facts): (Statement & PhaseNow) | un
   if (incident === undefined) return undefined
   const current = phaseLengths(incident, now).at(-1)!
   const earlier = incidents
-    .filter((each) => each.ClosedAt !== undefined)
+    .filter((each) => each.ClosedAt !== undefined && each.Cause === incident.Cause)
     .map((each) => phaseLengths(each, now).find((length) => length.phase === current.phase)?.seconds)
     .filter((seconds): seconds is number => seconds !== undefined)
     .sort((a, b) => a - b)
   const usualSeconds = earlier.length ? earlier[Math.floor((earlier.length - 1) / 2)] : undefined
-  const isLate = current.seconds > (usualSeconds === undefined ? LATE_SECONDS : Math.max(30, LATE_FACTOR * usualSeconds))
-  const against = usualSeconds === undefined ? 'no earlier incident of this job to compare with' : `usually ${duration(usualSeconds)}`
+  const lateAfterSeconds = usualSeconds === undefined ? LATE_SECONDS : Math.max(LEAST_LATE_SECONDS, LATE_FACTOR * usualSeconds)
+  const isLate = current.seconds > lateAfterSeconds
+  const against = usualSeconds === undefined ? 'no earlier incident of this kind to compare with' : `usually ${duration(usualSeconds)} after this kind of failure`
   const lost = incident.LostSteps === undefined ? '' : incident.LostSteps === 0 ? ' No step was lost.' : ` ${plural(incident.LostSteps, 'step')} to be done again.`
   return {
     tone: isLate ? 'warn' : 'busy',
@@ -268,6 +273,7 @@ function recoveryOf({ incidents = [], now }: Facts): (Statement & PhaseNow) | un
     cause: incident.Cause,
     elapsedSeconds: current.seconds,
     usualSeconds,
+    lateAfterSeconds,
   }
 }
 
@@ -275,14 +281,14 @@ function recoveryOf({ incidents = [], now }: Facts): (Statement & PhaseNow) | un
 const ASKED_AGAIN = /^(?:([^:]{1,80}): )?(.*)(; asked for again at )(\d\d:\d\d:\d\d) UTC\.?$/s
 
 /** A job's reason as it is told: of what AWS does not give, what that means, when it is asked again, and what AWS says, in its words. */
-export function reasonWords(reason: string, now: number, fleet?: Partial<Fleet>): { title?: string; text: string } {
+export function reasonWords(reason: string, now: number, fleet?: Partial<Fleet>): { title?: string; text: string; isShort?: boolean } {
   const [, waits, said = '', , time] = ASKED_AGAIN.exec(reason) ?? []
   if (time === undefined) return { text: sentence(reason) }
   const at = nearest(time, now)
   const isShort = /sufficient .*capacity|InsufficientInstanceCapacity/i.test(said)
   const means = isShort ? `AWS has no ${fleet?.InstanceType ?? 'such instance'} to give${fleet?.AvailabilityZone ? ` in ${fleet.AvailabilityZone}` : ' in this zone'}` : 'AWS has started no instance'
   const again = at <= now + 1 ? `Everstep asks again now (${time} UTC)` : `Everstep asks again ${ago(at, now)} (${time} UTC)`
-  return { title: waits ? sentence(waits).slice(0, -1) : undefined, text: `${means}. ${again}. AWS says: “${sentence(said)}”` }
+  return { title: waits ? sentence(waits).slice(0, -1) : undefined, text: `${means}. ${again}. AWS says: “${sentence(said)}”`, isShort }
 }
 
 function waitingOf({ job, fleet, now }: Facts): Statement | undefined {

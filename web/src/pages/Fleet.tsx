@@ -2,20 +2,21 @@
 import { Button, NumberInput, Switch } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
-import { lazy, Suspense, useMemo, useState } from 'react'
+import { Suspense, useMemo, useState } from 'react'
 import { Link, useLocation, useNavigate, useParams, useSearchParams } from 'react-router'
 
 import { call } from '../api/client'
 import { eventsQuery, fleetsQuery, nodeQuery, nodesQuery, useRole } from '../api/queries'
+import { part } from '../api/pages'
 import type { Fleet, Node } from '../contract'
-import { changesOf, figuresOf, spares } from '../model/fleets'
+import { changesOf, figuresOf, spares, standingOf } from '../model/fleets'
 import { bytes, count, dollars, duration, percent, plural, sentence } from '../model/format'
 import { actionsOf, arrangedNodes, exposures, noticesIn, toLookAt } from '../model/nodes'
 import { Ago, Empty, FactList, JobLink, NodeLink, Problem, Shown, Status, toneOf } from '../parts/Basics'
 import { ConfirmByName } from '../parts/ConfirmByName'
 import { EventList } from './JobTabs'
 
-const NodeDialog = lazy(() => import('../parts/NodeDialog'))
+const NodeDialog = part(() => import('../parts/NodeDialog'))
 
 export default function FleetPage() {
   const { name = '' } = useParams()
@@ -42,7 +43,7 @@ function Told({ fleet }: { fleet: Fleet }) {
         </div>
         <div className="row">
           <h1>{fleet.FleetName}</h1>
-          <Status tone={toneOf(fleet.FleetStatus)} word={fleet.FleetStatus} />
+          <Status {...standingOf(fleet)} />
         </div>
         <p className="dim">{sentence(fleet.Reason ?? '')}</p>
         {isAdmin && fleet.FleetStatus === 'frozen' && <Unfreeze fleet={fleet} />}

@@ -4,9 +4,9 @@ import { useQuery } from '@tanstack/react-query'
 import { Link } from 'react-router'
 
 import { fleetsQuery } from '../api/queries'
-import { spares } from '../model/fleets'
+import { spares, standingOf } from '../model/fleets'
 import { count } from '../model/format'
-import { Empty, Shown, Status, toneOf } from '../parts/Basics'
+import { Empty, Shown, Status } from '../parts/Basics'
 
 export default function FleetsPage() {
   useDocumentTitle('Fleets, Everstep')
@@ -35,7 +35,7 @@ export default function FleetsPage() {
                   {fleets.map((fleet) => (
                     <tr key={fleet.FleetName}>
                       <td data-name="Fleet"><Link to={`/fleets/${encodeURIComponent(fleet.FleetName)}`}>{fleet.FleetName}</Link></td>
-                      <td data-name="Status"><Status tone={toneOf(fleet.FleetStatus)} word={fleet.FleetStatus} /></td>
+                      <td data-name="Status"><Status {...standingOf(fleet)} /></td>
                       <td className="reason">{fleet.Reason}{(fleet.Drift ?? []).length > 0 && ` ${fleet.Drift.length} differences from the contract.`}</td>
                       <td className="n" data-name="Connected / nodes / desired">{count(fleet.ConnectedNodeCount)} / {count(fleet.NodeCount)} / {count(fleet.DesiredNodeCount)}</td>
                       <td className="n" data-name="Spares wanted">{spares(fleet)}</td>

@@ -8,7 +8,9 @@ import type { Incident } from '../contract'
 import { plain } from '../model/ansi'
 import { clock, count, duration, plural, sentence, utc } from '../model/format'
 import { story } from '../model/incident'
+import { inLineOrder } from '../model/printed'
 import { stacksOf } from '../model/stacks'
+import { stepsLost } from '../model/standing'
 import { causeWords, isOver, phaseLengths } from '../model/verdict'
 import { Ago, FactList, JobLink, NodeLink, RunbookLink, Shown, Status, ToneIcon, Unbroken, useNow } from '../parts/Basics'
 import { PhaseBar, SOURCES } from '../parts/IncidentTable'
@@ -33,6 +35,7 @@ function Told({ incident }: { incident: Incident }) {
   const end = incident.ClosedAt ?? now
   const nodes = (ids: string[] | undefined, otherwise = 'none') => (ids?.length ? ids.map((id) => <div key={id}><NodeLink id={id} fleet={described?.FleetName} /></div>) : otherwise)
   const isOpen = incident.ClosedAt === undefined
+  const lost = stepsLost(incident, job, protection)
   const told = story(incident, job, now, { nodes: fleetNodes, protection })
   const looks = near.filter((event) => stacksOf(event).length > 0).toReversed()
   return (
@@ -53,7 +56,7 @@ function Told({ incident }: { incident: Incident }) {
           <section key={each.question} className={`card say tone-${each.tone}`}>
             <div className="q">{each.question}</div>
             <div className="a">
-              <ToneIcon tone={each.tone} size={20} /> <Unbroken text={each.title} />
+              <ToneIcon tone={each.tone} size={20} /> <span><Unbroken text={each.title} /></span>
             </div>
             <p><Unbroken text={each.text} /></p>
           </section>
@@ -102,7 +105,7 @@ function Told({ incident }: { incident: Incident }) {
             ['Over', incident.ClosedAt === undefined ? 'not yet' : utc(incident.ClosedAt)],
             ['Launch', `${incident.GenerationBefore} → ${incident.GenerationAfter ?? '…'}`],
             ['Step', incident.FromStep === undefined ? `reached ${count(incident.ReachedStep ?? 0)}` : `reached ${count(incident.ReachedStep ?? 0)}, resumed from ${count(incident.FromStep)}`],
-            ['Done again', incident.LostSteps === undefined ? 'not known yet' : plural(incident.LostSteps, 'step')],
+            ['Lost', lost === undefined ? 'not known yet' : plural(lost, 'step')],
             ['Restored from', incident.RestoreSource ? (SOURCES[incident.RestoreSource] ?? incident.RestoreSource) : 'not yet'],
             ['Sources', (incident.RankSources ?? []).length ? incident.RankSources.map((each) => <div key={each.FirstRank}>{each.FirstRank === each.LastRank ? `rank ${each.FirstRank}` : `ranks ${each.FirstRank}–${each.LastRank}`}: {SOURCES[each.Source] ?? each.Source}</div>) : 'not known'],
             ['Happened on', nodes(incident.FaultedInstanceIds, 'no node in particular')],
@@ -166,7 +169,7 @@ function Printed({ incident }: { incident: Incident }) {
         {(lines) =>
           lines.length ? (
             <pre className="log wrap" tabIndex={0}>
-              {lines.map((line) => `${clock(line.Timestamp)} ${line.Rank === undefined ? line.NodeId : `rank ${line.Rank}`}  ${plain(line.Message)}`).join('\n')}
+              {inLineOrder(lines).map((line) => `${clock(line.Timestamp)} ${line.Rank === undefined ? line.NodeId : `rank ${line.Rank}`}  ${plain(line.Message)}`).join('\n')}
             </pre>
           ) : (
             <p className="dim">Nothing that is kept.</p>

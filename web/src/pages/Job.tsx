@@ -2,31 +2,34 @@
 import { Button } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
-import { lazy, Suspense, useMemo, useState } from 'react'
+import { Suspense, useMemo, useState } from 'react'
 import { Link, NavLink, useParams } from 'react-router'
 
 import { ApiError, call, serverTime } from '../api/client'
 import { fleetsQuery, incidentsQuery, jobNodesQuery, jobQuery, jobsQuery, nodesQuery, openIncidentsQuery, protectionQuery, useRole } from '../api/queries'
+import { part } from '../api/pages'
 import { TimelineChart } from '../charts/Timeline'
 import { WhereTime } from '../charts/WhereTime'
 import type { TrainingJob } from '../contract'
 import { lostBy } from '../model/act'
 import { count, dollars, duration, percent } from '../model/format'
 import { story } from '../model/incident'
+import { keptInMemory, stepsLost } from '../model/standing'
 import { left, progressOf, sampled, type Sample } from '../model/progress'
 import { hitAlike, isOver, openIncident, usualRate, verdict } from '../model/verdict'
 import { Ago, Empty, FactList, Loading, Shown, Status, toneOf, useNow } from '../parts/Basics'
 import { ConfirmByName } from '../parts/ConfirmByName'
 import { Doing } from '../parts/Doing'
 import { FirstFold } from '../parts/FirstFold'
+import { LastLines } from '../parts/LastLines'
 import { Progress } from '../parts/Progress'
 import { IncidentTable } from '../parts/IncidentTable'
 import { useStaleSeconds } from '../parts/Shell'
 import { CheckpointsTab, EventsTab, ProtectionTab } from './JobTabs'
 
-const LogsTab = lazy(() => import('./JobLogs'))
-const SpecTab = lazy(() => import('./JobSpec'))
-const MetricsTab = lazy(() => import('./JobMetrics'))
+const LogsTab = part(() => import('./JobLogs'))
+const SpecTab = part(() => import('./JobSpec'))
+const MetricsTab = part(() => import('./JobMetrics'))
 const TABS = ['overview', 'metrics', 'logs', 'protection', 'checkpoints', 'events', 'spec'] as const
 
 /** What this browser saw of each job's steps since it was opened. */
@@ -173,6 +176,8 @@ function Overview({ job }: { job: TrainingJob }) {
   const mine = (incidents.data ?? []).filter((each) => each.RunId === job.RunId)
   const lost = mine.reduce((sum, each) => sum + (each.LostSteps ?? 0), 0)
   const open = openIncident(mine)
+  const kept = keptInMemory(job)
+  const protection = useQuery({ ...protectionQuery(name), enabled: isOver(job) }).data
   const end = job.TrainingEndTime ?? now
   return (
     <div className="stack">
@@ -182,7 +187,7 @@ function Overview({ job }: { job: TrainingJob }) {
             ['Step', job.Boundary < 0 ? '–' : count(job.Boundary)],
             ['Progress', <Progress key="progress" job={job} />],
             ['Left at its pace', left(job, now)],
-            ['Kept in memory', job.CommittedStep < 0 ? '–' : `step ${count(job.CommittedStep)}`],
+            ['Kept in memory', kept === undefined ? '–' : `step ${count(kept)}`],
             ['ETTR', job.Reliability?.EttrRatio === undefined ? '–' : percent(job.Reliability.EttrRatio)],
             ['Incidents', `${count(job.IncidentCount)}${open ? ', one open' : ''}`],
             ['Steps done again', count(lost)],
@@ -199,9 +204,7 @@ function Overview({ job }: { job: TrainingJob }) {
       {job.FailureReason?.includes('\n') && (
         <section className="card">
           <h2>Why it failed</h2>
-          <pre className="log wrap" tabIndex={0}>
-            {job.FailureReason}
-          </pre>
+          <LastLines text={job.FailureReason} />
         </section>
       )}
       <section className="card">
@@ -219,12 +222,12 @@ function Overview({ job }: { job: TrainingJob }) {
       </section>
       <section className="card">
         <h2>Where the time went</h2>
-        <WhereTime job={job} now={now} />
+        <WhereTime job={job} now={now} open={open} />
       </section>
       <section className="card">
         <h2>Incidents</h2>
         <Shown query={incidents} rows={2}>
-          {() => (mine.length ? <IncidentTable incidents={mine.toReversed()} withJob={false} /> : <p className="dim">None. What ends a launch of this job would be listed here.</p>)}
+          {() => (mine.length ? <IncidentTable incidents={mine.toReversed()} withJob={false} lost={(each) => stepsLost(each, job, protection)} /> : <p className="dim">None. What ends a launch of this job would be listed here.</p>)}
         </Shown>
       </section>
     </div>

@@ -1,6 +1,7 @@
-import { lazy, Suspense, type ReactNode } from 'react'
+import { Suspense, type ReactNode } from 'react'
+import { part } from '../api/pages'
 
-const Dialog = lazy(() => import('./ConfirmDialog'))
+const Dialog = part(() => import('./ConfirmDialog'))
 
 export interface Confirmation {
   /** What has to be typed. */

@@ -38,7 +38,7 @@ export function Say({ question, said, className = '', children }: { question: st
     <section className={`card say tone-${said.tone} ${className}`} aria-label={question}>
       <div className="q">{question}</div>
       <div className="a">
-        <ToneIcon tone={said.tone} size={20} /> {said.title}
+        <ToneIcon tone={said.tone} size={20} /> <span>{said.title}</span>
       </div>
       <p>{said.text}</p>
       {children}
@@ -51,7 +51,7 @@ export function ActCard({ act }: { act: Act }) {
     <section className={`card say act tone-${act.tone}`} aria-live="polite" aria-label="Do I need to act?">
       <div className="q">Do I need to act?</div>
       <div className="a">
-        <ToneIcon tone={act.tone} size={20} /> {act.title}
+        <ToneIcon tone={act.tone} size={20} /> <span>{act.title}</span>
       </div>
       <p>{act.text}</p>
       {act.steps.length > 0 && (

@@ -9,7 +9,8 @@ import { Ago, JobLink, Status, toneOf, useNow } from './Basics'
 export const SOURCES: Record<string, string> = { local: 'the node’s own memory', peer: 'another node’s memory', s3: 'S3' }
 
 /** A list of incidents; each row leads to its page. */
-export function IncidentTable({ incidents, withJob = true }: { incidents: Incident[]; withJob?: boolean }) {
+/** `lost`: how many steps an incident cost, where the page knows more of its job than the incident says. */
+export function IncidentTable({ incidents, withJob = true, lost = (each) => each.LostSteps }: { incidents: Incident[]; withJob?: boolean; lost?: (incident: Incident) => number | undefined }) {
   const now = useNow()
   return (
     <div className="scroll">
@@ -50,7 +51,7 @@ export function IncidentTable({ incidents, withJob = true }: { incidents: Incide
                 <PhaseBar incident={each} />
               </td>
               <td className="n" data-name="Lost steps">
-                {each.LostSteps === undefined ? '–' : count(each.LostSteps)}
+                {lost(each) === undefined ? '–' : count(lost(each)!)}
               </td>
               <td data-name="Restored from">{each.RestoreSource ? (SOURCES[each.RestoreSource] ?? each.RestoreSource) : '–'}</td>
             </tr>

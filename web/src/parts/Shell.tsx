@@ -1,19 +1,20 @@
 /** The frame around every page: where one can go, how fresh the page is, who is signed in. */
 import { Button } from '@mantine/core'
 import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
-import { lazy, Suspense, useEffect, useLayoutEffect, useState } from 'react'
+import { Suspense, useEffect, useLayoutEffect, useState } from 'react'
 import { Link, NavLink, Outlet, useLocation, useNavigate } from 'react-router'
 
 import { contact, serverTime, session } from '../api/client'
 import { useLive, type Liveness } from '../api/live'
 import { openIncidentsQuery, sessionQuery } from '../api/queries'
+import { part } from '../api/pages'
 import { duration } from '../model/format'
 import { STALE_SECONDS } from '../model/verdict'
 import { Loading, Problem, Status, useNow } from './Basics'
 
 // What few visits open is loaded when it is opened.
-const Palette = lazy(() => import('./Palette'))
-const AccountMenu = lazy(() => import('./AccountMenu'))
+const Palette = part(() => import('./Palette'))
+const AccountMenu = part(() => import('./AccountMenu'))
 
 /** Seconds since the server answered last. */
 export const useStaleSeconds = (): number => Math.max(0, useNow() - serverTime(contact.at))

@@ -1,0 +1,167 @@
+// @vitest-environment jsdom
+/** Figures of one page agree, whatever the API answers; and what the pages advise fits what they show. */
+import { screen } from '@testing-library/react'
+import { readFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { Route, Routes } from 'react-router'
+import { describe, expect, test, vi } from 'vitest'
+
+import { loaded } from '../src/api/pages'
+import type { Fleet, Incident, Node, TrainingJob } from '../src/contract'
+import { standingOf } from '../src/model/fleets'
+import { adviceOn } from '../src/model/nodes'
+import { inLineOrder } from '../src/model/printed'
+import { buckets } from '../src/model/time'
+import { phaseLengths, verdict, type Facts } from '../src/model/verdict'
+import JobPage from '../src/pages/Job'
+import { FirstFold } from '../src/parts/FirstFold'
+import { LastLines } from '../src/parts/LastLines'
+import NodeDialog from '../src/parts/NodeDialog'
+import { drawn } from './drawn'
+
+const NOW = Math.floor(Date.now() / 1000)
+const AWS = 'We currently do not have sufficient p5.48xlarge capacity in the Availability Zone you requested (us-east-2a)'
+const again = new Date((NOW + 30) * 1000).toISOString().slice(11, 19)
+const incident = (changes: Partial<Incident> = {}): Incident => ({
+  IncidentId: 'inc-1', TrainingJobName: 'gpt', RunId: 'run', Cause: 'instance_terminated', Phase: 'replace', Evidence: ['EC2 says so'], Decision: 'replace i-0123456789abcdef0 and restart all ranks', Reason: 'lost',
+  GenerationBefore: 1, RankSources: [], InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'], ReplacementInstanceIds: [], FailedAt: NOW - 60, OpenedAt: NOW - 58, DetectSeconds: 2, ReachedStep: 78, ...changes,
+})
+const closed = (cause: Incident['Cause'], seconds: number, id: string) =>
+  incident({ IncidentId: id, Cause: cause, Phase: 'closed', FailedAt: NOW - 900, OpenedAt: NOW - 899, ClosedAt: NOW - 899 + seconds + 2, DetectSeconds: 1, ReplaceSeconds: seconds, RestoreSeconds: 1, ReworkSeconds: 1 })
+const recovering = (changes: Partial<Facts> = {}): Facts => ({
+  job: { TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', TrainingJobStatus: 'InProgress', SecondaryStatus: 'Restarting', Reason: `waits for 1 node: ${AWS}; asked for again at ${again} UTC`, Boundary: 78, MaxBoundary: 78, CommittedStep: 78 },
+  incidents: [closed('rank_exit', 0.1, 'a'), closed('rank_exit', 0.2, 'b'), incident()], fleet: { FleetName: 'main', FleetStatus: 'active', SpareCount: 1, InstanceType: 'p5.48xlarge', AvailabilityZone: 'us-east-2a', Reason: '' }, now: NOW, ...changes,
+})
+
+describe('a recovery', () => {
+  test('that waits for capacity needs nobody, and says when AWS is asked again and what can be done', () => {
+    for (const age of [56, 400, 86_400]) {
+      const { act } = verdict(recovering({ incidents: [closed('instance_terminated', 4, 'a'), incident({ FailedAt: NOW - age - 2, OpenedAt: NOW - age })] }))
+      expect(act.needed).toBe(false)
+      expect(act.text).toMatch(/^AWS has no p5\.48xlarge to give in us-east-2a\. Everstep asks again in .* UTC\)\./)
+      expect(act.steps.join(' ')).toContain('everstep fleets update main --spare-count 2')
+    }
+  })
+  test('is compared with incidents of its own kind', () => {
+    const { recovery, act } = verdict(recovering({ job: { ...recovering().job, Reason: 'waits for the promise of i-b' } }))
+    expect(recovery).toMatchObject({ usualSeconds: undefined, lateAfterSeconds: 300, tone: 'busy' })
+    expect(act.needed).toBe(false)
+  })
+  test('that is late shows the limit that it has passed, and commands', () => {
+    const late = incident({ FailedAt: NOW - 60, OpenedAt: NOW - 58 })
+    const { act } = verdict(recovering({ job: { ...recovering().job, Reason: 'waits for the promise of i-b' }, incidents: [closed('instance_terminated', 4, 'a'), late] }))
+    expect(act.text).toBe('This phase has taken longer than 30 s: after this kind of failure it usually takes 4.0 s.')
+    expect(act.steps[0]).toContain('everstep fleets describe main')
+  })
+})
+
+describe('a node whose GPU fell off the bus', () => {
+  const node = { NodeId: 'i-0123456789abcdef0', FleetName: 'main', NodeStatus: 'held', Hold: 'inspection', Reason: 'reports Xid 79 on gpu 3' } as Node
+  test('is ended, by the job page and by its dialog', () => {
+    const { act } = verdict(recovering({ job: { ...recovering().job, SecondaryStatus: 'Training', Reason: '', Boundary: 90 }, incidents: [], heldNodes: [node] }))
+    expect(act.steps[0]).toMatch(/end the instance/)
+    drawn(<NodeDialog node={node} onClose={() => undefined} />)
+    expect(screen.getByRole<HTMLInputElement>('radio', { name: /^End instance/ }).checked).toBe(true)
+  })
+  test('and where the facts do not decide, nothing is chosen for a person', () => {
+    const unclear = { ...node, Reason: 'kept for inspection' }
+    expect(adviceOn(unclear).verb).toBeUndefined()
+    drawn(<NodeDialog node={unclear} onClose={() => undefined} />)
+    expect(screen.getAllByRole<HTMLInputElement>('radio').some((each) => each.checked)).toBe(false)
+    expect(screen.getByRole<HTMLButtonElement>('button', { name: 'Choose an action' }).disabled).toBe(true)
+  })
+})
+
+test('a title is one text, not a column for each instance id in it', () => {
+  const css = readFileSync(join(import.meta.dirname, '../src/app.css'), 'utf8')
+  expect(/\.nowrap \{[^}]*white-space: nowrap/.test(css)).toBe(false)
+  const told = verdict(recovering())
+  const { container } = drawn(<FirstFold told={told} answers={[]} />)
+  for (const title of container.querySelectorAll('.a')) expect([...title.childNodes].filter((each) => each.nodeType === Node_.TEXT_NODE && each.textContent!.trim())).toEqual([])
+})
+const Node_ = window.Node
+
+describe('a part of the application', () => {
+  const here = (reloads: boolean) => ({ answers: vi.fn(() => Promise.resolve()), reload: vi.fn(() => reloads) })
+  test('waits for a server that is away', async () => {
+    const browser = here(true)
+    const load = vi.fn<() => Promise<string>>().mockRejectedValueOnce(new TypeError('Failed to fetch dynamically imported module')).mockResolvedValue('the page')
+    await expect(loaded(load, browser)).resolves.toBe('the page')
+    expect(browser.answers).toHaveBeenCalledTimes(1)
+    expect(browser.reload).not.toHaveBeenCalled()
+  })
+  test('that an update has replaced loads the application anew', async () => {
+    const browser = here(true)
+    void loaded(() => Promise.reject(new TypeError('gone')), browser)
+    await vi.waitFor(() => expect(browser.reload).toHaveBeenCalledTimes(1))
+  })
+  test('that a new application cannot load either is an error', async () => {
+    await expect(loaded(() => Promise.reject(new TypeError('broken')), here(false))).rejects.toThrow('broken')
+  })
+})
+
+test('lines are in the order of each rank, and merged by time', () => {
+  const line = (Rank: number, Timestamp: number, Message: string) => ({ NodeId: 'i-a', Rank, Timestamp, Message, Stream: 'stdout' as const })
+  const lines = [line(0, 10, 'a'), line(1, 12, 'c'), line(0, 11, 'b'), line(1, 5, 'd, after the clock was set back')]
+  expect(inLineOrder(lines).map((each) => each.Message)).toEqual(['a', 'b', 'c', 'd, after the clock was set back'])
+})
+
+test('a traceback opens at its last line', () => {
+  const height = vi.spyOn(Element.prototype, 'scrollHeight', 'get').mockReturnValue(900)
+  const { container } = drawn(<LastLines text={'Traceback\n…\nValueError: no'} />)
+  expect(container.querySelector('pre')!.scrollTop).toBe(900)
+  height.mockRestore()
+})
+
+test('a fleet that lacks nodes waits for instances', () => {
+  const fleet = { FleetStatus: 'active', DesiredNodeCount: 5, ConnectedNodeCount: 4, Reason: 'waits' } as Fleet
+  expect(standingOf(fleet)).toMatchObject({ tone: 'busy', word: 'waits for 1 instance' })
+  expect(standingOf({ ...fleet, ConnectedNodeCount: 5 })).toMatchObject({ tone: 'good', word: 'active' })
+})
+
+test('the phase of an open incident is as long as its part of the time', () => {
+  const open = incident({ FailedAt: NOW - 60, OpenedAt: NOW - 50, DetectSeconds: 10 })
+  const job = { CreationTime: NOW - 1000, AccountedUntil: NOW - 4, AccountingSeconds: { train: 940, detect: 10, replace: 46 } }
+  const found = Object.fromEntries(buckets(job, NOW, open).buckets.map((each) => [each.name, each.seconds]))
+  for (const { phase, seconds } of phaseLengths(open, NOW)) expect(found[phase]).toBeCloseTo(seconds)
+  expect(found.rest).toBeUndefined()
+})
+
+/** Random answers of the API that a control plane can give: one job at some moment of its life. */
+function* stories(count: number) {
+  let state = 26
+  const random = (below: number) => (state = (state * 1103515245 + 12345) % 2147483648) % below
+  for (let number = 0; number < count; number++) {
+    const reached = 1 + random(900)
+    const kept = [undefined, 0, reached, Math.floor(reached / 2)][random(4)]
+    const end = (['Completed', 'Failed', 'Stopped', undefined, undefined] as const)[random(5)]
+    const paused = end === undefined && random(3) === 0
+    const lost = random(4) === 0 ? random(20) : 0
+    const ended = { Phase: 'closed', ClosedAt: NOW - 10, DetectSeconds: 1, ReplaceSeconds: 2, RestoreSeconds: 3, ReworkSeconds: 0, LostSteps: lost, GenerationAfter: 2, FromStep: reached - lost } as const
+    const job: Partial<TrainingJob> = {
+      TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', TrainingJobStatus: end ?? 'InProgress', SecondaryStatus: end ?? (paused ? 'Paused' : 'Training'), Reason: 'a reason', FailureReason: end === 'Failed' ? 'gave up' : undefined,
+      Boundary: reached, MaxBoundary: reached, BaseStep: 0, CommittedStep: reached, CreationTime: NOW - 1000, TrainingStartTime: NOW - 900, TrainingEndTime: end && NOW - 10, Generation: 2, NodeCount: 4, RanksPerNode: 1,
+      IncidentCount: 1, OpenIncidentCount: 0, AccountingSeconds: { train: 900 }, AccountedUntil: NOW, Priority: 0, SecondaryStatusTransitions: [],
+    }
+    const checkpoint = kept === undefined ? undefined : { Step: kept, Generation: 1, CompletedAt: NOW - 100, Bytes: 1 }
+    yield { number, job, reached, kept, end, paused, incidents: [incident({ ...ended, ReachedStep: reached })], protection: { TrainingJobName: 'gpt', CommittedStep: reached, ProtectionState: 'Unprotected', Reason: '', Shards: [], RecoveryOdds: [], LastCheckpoint: checkpoint } }
+  }
+}
+
+test.each([...stories(30)])('all figures of the page agree, story $number', ({ job, incidents, protection, reached, kept, end, paused }) => {
+  const { container } = drawn(
+    <Routes>
+      <Route path="/jobs/:name" element={<JobPage />} />
+    </Routes>,
+    { at: '/jobs/gpt', answers: { '["job","gpt"]': job, '["protection","gpt"]': protection, '["incidents","gpt"]': incidents, '["incidents","","open"]': [], '["fleets"]': [], '["jobs"]': [], '["job","gpt","nodes"]': [], '["nodes","main",false]': [] } },
+  )
+  const fact = (name: string) => [...container.querySelectorAll('dt')].find((each) => each.textContent === name)!.nextElementSibling!.textContent
+  const isReleased = end !== undefined || paused
+  expect(fact('Kept in memory')).toBe(isReleased ? '–' : `step ${reached}`)
+  const told = [...container.querySelectorAll('.story > div')].find((each) => each.textContent!.startsWith('What was lost'))!.querySelector('.b')!.textContent!.trim()
+  const cell = container.querySelector('td[data-name="Lost steps"]')!.textContent
+  const isFinal = end === 'Failed' || end === 'Stopped'
+  const lost = isFinal ? Math.max(0, reached - (kept ?? 0)) : incidents[0]!.LostSteps!
+  expect(cell).toBe(String(lost))
+  expect(/\d+/.exec(told)?.[0] ?? (/one step/.test(told) ? '1' : '0')).toBe(String(lost))
+})
