@@ -263,6 +263,7 @@ class Fleet(TypedDict):
     Reliability: Reliability
     """Of all its jobs together."""
     IncidentCount: int
+    """Of its jobs; drills are not counted."""
     LostNodeCount: int
     """Nodes that its jobs have lost: that failed, or that AWS took. None that a person drained, or that a drill struck."""
     NodeSeconds: float
@@ -655,7 +656,7 @@ class S3DataSource(TypedDict):
 class SecondaryStatusTransition(TypedDict):
     """The job was in a state for a while."""
     Status: Literal["Pending", "Starting", "Downloading", "Training", "Restarting", "Interrupted", "Pausing", "Paused", "Stopping", "Completed", "Failed", "Stopped"]
-    """The derived status, SageMaker's words."""
+    """The derived status, SageMaker's words. While ranks run without a new step it is Starting, or Restarting once the job has made steps."""
     State: Literal["queued", "allocating", "preparing", "loading", "starting", "running", "pausing", "stopping", "completed", "failed", "stopped"]
     """Everstep's own, finer state."""
     StartTime: datetime

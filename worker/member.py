@@ -584,6 +584,7 @@ class Member:
                     still_seconds=clock.still_seconds,
                     limit_seconds=clock.limit_seconds,
                     passed_at_seconds=shard.passed[1] if shard.passed[0] == half.boundary else 0.0,
+                    first_passed_at_seconds=shard.first_passed_at,
                 )
             )
         return tuple(statuses)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
-from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
 from everstep.protocol.rank_messages import Arriving, StopState, Vote
 from everstep.protocol.rounds import RankRound
 from everstep.protocol.slot import SlotHeader
@@ -84,6 +84,9 @@ class OwnedShard:
         """The newest step that every holder in view has verified, and when, monotonic seconds."""
         self.passed: tuple[Step, float] = (NONE, 0.0)
         """The newest boundary that its rank has stamped, and when it passed it, Unix seconds."""
+        self.first_passed_at = 0.0
+        """When its rank made the first step beyond the base, Unix seconds; 0: it has not, or this agent was not there."""
+        self._awaits_first = page.rank().boundary <= self._base_step
         self._now = now
         self._given_up: list[str] = []
         """Why this rank has given up steps since the last commit, lateness aside."""
@@ -95,6 +98,10 @@ class OwnedShard:
     def trouble(self) -> str:
         """Why this rank has given up several steps in a row; empty when it keeps what it is asked for. A single one is everyday life."""
         return self._given_up[-1] if len(self._given_up) >= TROUBLE_COUNT else ""
+
+    @property
+    def _base_step(self) -> Step:
+        return FIRST_STEP if self.base is None else self.base.step
 
     def content(self, step: Step) -> Content:
         """Name the state of `step` in this generation: the base keeps the generation that captured it."""
@@ -194,6 +201,8 @@ class OwnedShard:
     def note_passed(self, boundary: Step, at_seconds: float) -> None:
         """The rank has passed a boundary, at `at_seconds` of the node's monotonic clock; the control plane counts in Unix time."""
         self.passed = boundary, self._now() - (monotonic() - at_seconds)
+        if self._awaits_first and boundary > self._base_step:
+            self._awaits_first, self.first_passed_at = False, self.passed[1]
 
     def acknowledge(self, peer: NodeId, content: Content) -> None:
         """`peer` has sealed `content`."""

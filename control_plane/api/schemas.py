@@ -459,7 +459,7 @@ class SecondaryStatusTransition(Shape):
     """The job was in a state for a while."""
 
     status: SecondaryStatus
-    """The derived status, SageMaker's words."""
+    """The derived status, SageMaker's words. While ranks run without a new step it is Starting, or Restarting once the job has made steps."""
     state: JobState
     """Everstep's own, finer state."""
     start_time: datetime
@@ -1023,6 +1023,7 @@ class Fleet(Shape):
     reliability: Reliability
     """Of all its jobs together."""
     incident_count: int
+    """Of its jobs; drills are not counted."""
     lost_node_count: int
     """Nodes that its jobs have lost: that failed, or that AWS took. None that a person drained, or that a drill struck."""
     node_seconds: float

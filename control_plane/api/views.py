@@ -30,7 +30,7 @@ from control_plane.db.protection import ShardRecord, ShardTotals
 from control_plane.db.tokens import TokenRecord
 from control_plane.errors import TooManyCases
 from control_plane.loop.agents import AgentView
-from everstep.protocol.ids import NodeId, RunId
+from everstep.protocol.ids import FIRST_STEP, NodeId, RunId
 
 ODDS_UP_TO_LOST = 3
 MICRO = 1_000_000
@@ -54,7 +54,9 @@ def secondary_status_of(job: JobRecord) -> SecondaryStatus:
     """Return the job's `SecondaryStatus`."""
     return states.secondary_status(
         JobState(job.state),
-        has_incident=job.started_at is not None,
+        has_started=job.started_at is not None,
+        has_stepped=job.max_boundary > FIRST_STEP,
+        is_stepping=job.boundary > job.base_step,
         is_stop_requested=job.stop_requested_at is not None,
         is_pause_requested=job.pause_requested_at is not None,
     )
@@ -579,19 +581,22 @@ def node(
 def _transitions(job: JobRecord) -> list[schemas.SecondaryStatusTransition]:
     ends = [transition.at for transition in job.transitions[1:]] + [job.ended_at]
     shown = []
-    has_run = False
+    has_started = has_stepped = False
+    is_undated = job.max_boundary > FIRST_STEP and all(transition.stepped_at is None for transition in job.transitions)  # stored by an older server
     for transition, end in zip(job.transitions, ends, strict=True):
-        state = JobState(transition.state)
-        shown.append(
-            schemas.SecondaryStatusTransition(
-                status=states.secondary_status(state, has_incident=has_run, is_pause_requested=transition.is_paused),
-                state=state,
-                start_time=transition.at,
-                end_time=end,
-                status_message=transition.reason,
+        state, stepped_at = JobState(transition.state), transition.stepped_at
+        moments = [(transition.at, is_undated)]
+        if stepped_at is not None:  # by the ranks' clock: it may lie before the control plane saw that they run
+            moments = [(transition.at, False), (stepped_at, True)] if stepped_at > transition.at else [(transition.at, True)]
+        for (start, is_stepping), (until, _) in zip(moments, [*moments[1:], (end, True)], strict=True):
+            status = states.secondary_status(
+                state, has_started=has_started, has_stepped=has_stepped, is_stepping=is_stepping, is_pause_requested=transition.is_paused
             )
-        )
-        has_run = has_run or state is JobState.RUNNING
+            shown.append(
+                schemas.SecondaryStatusTransition(status=status, state=state, start_time=start, end_time=until, status_message=transition.reason)
+            )
+        has_started = has_started or state is JobState.STARTING
+        has_stepped = has_stepped or stepped_at is not None or (is_undated and state is JobState.RUNNING)
     return shown
 
 
@@ -613,8 +618,11 @@ def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[Pr
     if _is_paused(job):
         return ProtectionState.UNPROTECTED, f"It has no nodes; its state is in S3. {job.reason}"
     refused = next((shard for shard in shards if shard.reason), None)
-    if job.committed_step < 0 or not shards:
+    if job.committed_step < 0:
         return ProtectionState.UNPROTECTED, f"No step has been committed yet: {_refusal(refused) if refused else job.reason}"
+    if not shards:
+        words = f"Step {job.committed_step} was committed, and no rank of launch {job.generation} has reported who holds it"
+        return ProtectionState.UNPROTECTED, f"{words}: {job.reason}"
     missing = job.spec.world_size - len(shards)
     if missing:
         return ProtectionState.DEGRADED, f"{missing} of {job.spec.world_size} ranks have not reported their shard in this generation."

@@ -2,6 +2,9 @@
 
     created_at ── queue ── provision ── start ── train ── detect ── replace ── restore ── rework ── train ── … ── accounted until
 
+Time counts as training from the first new step of a launch on, by the ranks' own stamps. While an incident is open, the ledger follows it: the
+buckets `detect`, `replace`, `restore` and `rework` hold the phases of the job's incidents, and `restore` the launches after pauses too.
+
 Time is counted in whole microseconds, because floats do not add up. The ledger never goes back: while a clock stands behind `accounted_until`
 nothing is charged, and a job that ends meanwhile ends where its ledger does.
 
@@ -11,20 +14,23 @@ ended; whoever charged, however late, and whatever the clock did.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 
+from control_plane.core import incidents
 from control_plane.core.observed import IncidentRecord, JobRecord
 from control_plane.core.states import ENDED_JOBS, IncidentState, JobState
+from everstep.protocol.ids import FIRST_STEP
 
 
 class Bucket(StrEnum):
     """What a second was spent on.
 
-    QUEUE: waiting for its turn. PROVISION: waiting for its first nodes. START: a launch that no failure made necessary. TRAIN: steps that count.
-    STALL: running, but no boundary for a long time. DETECT, REPLACE, RESTORE, REWORK: the phases of incidents. STOPPING: an agreed stop. PAUSED:
-    without nodes since it gave them to a job of higher priority, or a person paused it. UNACCOUNTED: no control plane looked.
+    QUEUE: waiting for its turn. PROVISION: waiting for its first nodes. START: launches up to the first step of the job. TRAIN: steps that count.
+    STALL: a launch that has made a step makes none for a long time. DETECT, REPLACE, REWORK: these phases of incidents. RESTORE: this phase of
+    incidents, and launches after a pause up to their first new step. STOPPING: an agreed stop. PAUSED: without nodes since it gave them to a job of
+    higher priority, or a person paused it. UNACCOUNTED: no control plane looked, and no incident tells what happened.
     """
 
     QUEUE = "queue"
@@ -44,20 +50,22 @@ class Bucket(StrEnum):
 _BY_STATE = {
     JobState.QUEUED: Bucket.QUEUE,
     JobState.ALLOCATING: Bucket.PROVISION,
-    JobState.PREPARING: Bucket.START,
-    JobState.LOADING: Bucket.START,
-    JobState.STARTING: Bucket.START,
     JobState.RUNNING: Bucket.TRAIN,
     JobState.PAUSING: Bucket.STOPPING,
     JobState.STOPPING: Bucket.STOPPING,
 }
+_LAUNCHING = (JobState.PREPARING, JobState.LOADING, JobState.STARTING)
 _BY_INCIDENT = {
     IncidentState.REPLACING: Bucket.REPLACE,
     IncidentState.RESTORING: Bucket.RESTORE,
     IncidentState.REWORKING: Bucket.REWORK,
 }
+_PHASES = (Bucket.DETECT, Bucket.REPLACE, Bucket.RESTORE, Bucket.REWORK)
+"""Of incidents, in their order."""
 _SURVIVES_A_GAP = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.RUNNING})
-"""States that last without a control plane; in any other one, nobody knows what a gap was spent on."""
+"""States that last without a control plane; in any other one, nobody knows what a gap was spent on unless an incident is open."""
+_SEEMED = (Bucket.TRAIN, Bucket.STALL, Bucket.START, Bucket.STOPPING, Bucket.UNACCOUNTED, Bucket.PAUSED, Bucket.PROVISION, Bucket.QUEUE)
+"""What seemed to go on while nobody knew of a failure, in the order in which the failure takes time back from them."""
 _WAITING = (Bucket.QUEUE, Bucket.PROVISION, Bucket.PAUSED)
 """Without nodes: the paper's queue time."""
 _UP = (Bucket.TRAIN, Bucket.STALL)
@@ -76,6 +84,11 @@ def accounted_until(record: JobRecord) -> float:
     return record.created_at if record.accounted_until is None else record.accounted_until
 
 
+def is_stepping(record: JobRecord) -> bool:
+    """Return whether the newest generation has made a new step: its ranks stand beyond the step that they were started from."""
+    return record.boundary > record.base_step
+
+
 def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
     """Return the bucket of the present second.
 
@@ -84,10 +97,13 @@ def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
         is_stalled: it runs, but no boundary was reported for longer than a boundary may take.
 
     Returns:
-        The one bucket that is filling; an open incident names it before the state does, except while the job stops or pauses.
+        The one bucket that is filling; an open incident names it before the state does. A launch that has made no new step yet is neither
+        training nor stalled.
     """
-    if record.incident is not None and record.state not in (JobState.PAUSING, JobState.STOPPING):
+    if record.incident is not None:
         return _BY_INCIDENT.get(record.incident.state, Bucket.TRAIN)
+    if record.state in _LAUNCHING or (record.state is JobState.RUNNING and not is_stepping(record)):
+        return Bucket.START if record.max_boundary <= FIRST_STEP else Bucket.RESTORE
     if is_stalled and record.state is JobState.RUNNING:
         return Bucket.STALL
     if record.pause_requested_at is not None and record.state is JobState.QUEUED:
@@ -120,7 +136,7 @@ def charge(record: JobRecord, now: float, *, gap_seconds: float, node_count: int
         return replace(record, node_count=node_count)
     into = bucket(record, is_stalled=is_stalled)
     is_gap = passed > microseconds(gap_seconds)
-    if is_gap and record.state not in _SURVIVES_A_GAP:
+    if is_gap and record.state not in _SURVIVES_A_GAP and record.incident is None:
         into = Bucket.UNACCOUNTED
     return replace(
         record,
@@ -132,58 +148,76 @@ def charge(record: JobRecord, now: float, *, gap_seconds: float, node_count: int
     )
 
 
-def recharge_detection(record: JobRecord, incident: IncidentRecord, *, known_at: float | None = None) -> JobRecord:
-    """Return the record with the time between a failure and its detection moved to where it belongs.
+def recharge_first_step(record: JobRecord, stepped_at: float) -> JobRecord:
+    """Return the record with the time since the first new step of a launch moved to training.
 
-    While nobody knew of the failure, it was charged to what seemed to go on: training, a launch, or the rework of the incident before.
-
-    Args:
-        record: charged up to the detection; its state and its incident are those before.
-        incident: opened just now.
-        known_at: Unix seconds: when the job was seen to stand still, from when on it was charged as stalled; None: when the incident was opened.
-
-    Returns:
-        The record with the same sum; no more is moved than was charged.
-    """
-    until = incident.opened_at if known_at is None else known_at
-    return _moved(record, bucket(record), Bucket.DETECT, microseconds(until) - microseconds(incident.failed_at))
-
-
-def recharge_unnoticed(record: JobRecord, amount: int) -> JobRecord:
-    """Return the record with so many microseconds more of its training moved to detection: a failure turned out to be that much older.
-
-    Args:
-        record: its open incident is not yet past the detection's end.
-        amount: microseconds; no more is moved than was charged.
-
-    Returns:
-        The record with the same sum.
-    """
-    return _moved(record, Bucket.TRAIN, Bucket.DETECT, amount)
-
-
-def recharge_recovery(record: JobRecord, before: IncidentRecord, after: IncidentRecord, *, gap_seconds: float) -> JobRecord:
-    """Return the record with the time between the end of a phase and the pass that heard of it moved to what had begun by then.
+    Called in the pass that hears of that step, before the record's boundary says so, where no incident is open.
 
     Args:
         record: charged up to this pass.
-        before: the incident as the pass found it.
-        after: as it is now: some of its moments may lie before this pass.
-        gap_seconds: as `charge` was given.
+        stepped_at: Unix seconds: when a rank made the step, by its own stamp.
 
     Returns:
-        The record with the same sum; no more is moved than was charged. As it is where nobody looked after the job when it was restored: that time
-        was charged as unaccounted, which it stays.
+        The record with the same sum. Time in which no control plane looked stays unaccounted.
     """
-    if before.restored_at is None and after.restored_at is not None and accounted_until(record) - after.restored_at > gap_seconds:
-        return record
-    for was, into, known, ended_at in (
-        (Bucket.RESTORE, Bucket.REWORK, before.restored_at, after.restored_at),
-        (Bucket.REWORK, Bucket.TRAIN, before.closed_at, after.closed_at),
-    ):
-        if known is None and ended_at is not None:
-            record = _moved(record, was, into, microseconds(accounted_until(record)) - microseconds(ended_at))
-    return record
+    since = stepped_at
+    if record.unwatched is not None and record.state_since >= record.unwatched[1]:
+        since = max(since, record.unwatched[1])  # the state before this one did not survive the gap
+    return _moved(record, bucket(record), Bucket.TRAIN, microseconds(accounted_until(record)) - microseconds(since))
+
+
+def follow(
+    record: JobRecord, before: IncidentRecord | None, after: Iterable[IncidentRecord], *, seemed: Bucket, stalled_since: float | None
+) -> JobRecord:
+    """Return the record with its ledger brought in line with what a pass has learned about incidents.
+
+    Called at the end of a pass. `charge` has booked the incident as the pass found it, but a failure may be older than its detection, a phase may
+    have ended before anybody heard of it, and a second failure makes the phases of the first attempt void.
+
+    Args:
+        record: charged up to this pass.
+        before: the open incident as the pass found it.
+        after: the same incident and those that the pass opened, as they are now.
+        seemed: what the time was spent on as far as no incident is open.
+        stalled_since: Unix seconds: since when the job was charged as stalled; None: it was not.
+
+    Returns:
+        The record with the same sum. Each phase has grown or shrunk as the incidents' moments say, and `seemed` has given or taken the difference.
+        No more is taken than was charged.
+    """
+    now = accounted_until(record)
+    booked = {} if before is None else _phases(before, now)
+    true: dict[Bucket, int] = {}
+    for incident in after:
+        for into, amount in _phases(incident, now).items():
+            true[into] = true.get(into, 0) + amount
+    spent = dict(record.microseconds)
+    missing = 0
+    for into in _PHASES:
+        change = max(true.get(into, 0) - booked.get(into, 0), -spent.get(into, 0))
+        if change:
+            spent[into.value] = spent.get(into, 0) + change
+            missing += change
+    if missing < 0:
+        return replace(record, microseconds=_added(spent, seemed, -missing))
+    stalled = 0 if stalled_since is None else max(0, microseconds(now) - microseconds(stalled_since))
+    for source, most in ((Bucket.STALL, stalled), (seemed, missing), *((each, missing) for each in _SEEMED)):
+        taken = min(missing, most, spent.get(source, 0))
+        if taken > 0:
+            spent[source.value] -= taken
+            missing -= taken
+    for into in _PHASES if missing else ():  # older than all that was charged
+        back = min(missing, spent.get(into, 0))
+        if back > 0:
+            spent[into.value] -= back
+            missing -= back
+    return replace(record, microseconds=spent)
+
+
+def _phases(incident: IncidentRecord, now: float) -> dict[Bucket, int]:
+    """Return the microseconds of each phase of an incident up to now; they add up to the incident's length so far."""
+    moments = [microseconds(at) for at in incidents.phase_moments(incident, now)]
+    return {into: end - start for into, start, end in zip(_PHASES, moments, moments[1:], strict=False)}
 
 
 def _moved(record: JobRecord, was: Bucket, into: Bucket, amount: int) -> JobRecord:

@@ -328,6 +328,20 @@ def passed_at(reports: Mapping[NodeId, MemberReport], least: Step) -> float | No
     return min(stamps, default=None)
 
 
+def first_passed_at(reports: Mapping[NodeId, MemberReport], base: Step) -> float | None:
+    """Return when a rank made the first new step of its launch, Unix seconds; None where nobody has told.
+
+    Args:
+        reports: of the members, of one generation.
+        base: the step that the generation was started from.
+
+    Returns:
+        The earliest of the ranks' own stamps. Of a rank whose agent has forgotten its first step, the stamp of the newest step counts.
+    """
+    stamps = [rank.first_passed_at_seconds for report in reports.values() for rank in report.ranks if rank.first_passed_at_seconds]
+    return min(stamps, default=None) or passed_at(reports, Step(base + 1))
+
+
 def nodes_out_of_view(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeId]:
     """Return the nodes that the data plane of another one has not heard for the holder deadline: lost from a view, or silent in the rounds."""
     silent = frozenset(peer for node, report in reports.items() for peer in report.silent_peers if peer != node)

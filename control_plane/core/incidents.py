@@ -161,10 +161,16 @@ def runs_of(sources: Iterable[str]) -> tuple[tuple[str, int], ...]:
     return tuple((source, sum(1 for _ in same)) for source, same in groupby(sources))
 
 
-def phase_seconds(incident: IncidentRecord, now: float) -> Mapping[str, float]:
-    """Return the length of each phase by `<phase>_seconds`; of one that has not begun, 0. They add up to the interruption so far."""
+def phase_moments(incident: IncidentRecord, now: float) -> tuple[float, ...]:
+    """Return the five moments between which the phases lie, in order, Unix seconds; one that has not come yet counts as `now`."""
     moments = [incident.failed_at]
     end = incident.closed_at if incident.closed_at is not None else now
     for moment in (incident.opened_at, incident.replaced_at, incident.restored_at, incident.closed_at):
         moments.append(max(moments[-1], min(end, end if moment is None else moment)))
+    return tuple(moments)
+
+
+def phase_seconds(incident: IncidentRecord, now: float) -> Mapping[str, float]:
+    """Return the length of each phase by `<phase>_seconds`; of one that has not begun, 0. They add up to the interruption so far."""
+    moments = phase_moments(incident, now)
     return {f"{phase}_seconds": later - earlier for phase, earlier, later in zip(PHASES, moments, moments[1:], strict=False)}

@@ -35,6 +35,7 @@ from control_plane.core.evidence import (
     Verdict,
     blamed,
     current_reports,
+    first_passed_at,
     is_silent,
     judge,
     nodes_out_of_view,
@@ -127,10 +128,26 @@ def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> 
             decision = _launch(view)
         case _:
             decision = _watch(view)
+    decision = replace(decision, record=_with_incidents_booked(observed.record, charged, decision))
     told = tuple(
         replace(incident, idle_node_microseconds=accounting.idle_node_microseconds(incident, decision.record)) for incident in decision.incidents
     )
     return replace(_settled(observed.record, decision, now), incidents=told)
+
+
+def _with_incidents_booked(before: JobRecord, charged: JobRecord, decision: Decision) -> JobRecord:
+    """Return the decision's record with its ledger in line with the incidents that the pass found, opened, changed or closed."""
+    record, found = decision.record, before.incident
+    after = {incident.id: incident for incident in (*decision.incidents, *((record.incident,) if record.incident is not None else ()))}
+    if found is None and not after:
+        return record
+    is_opened = any(found is None or known != found.id for known in after)
+    if is_opened or charged.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
+        seemed = accounting.bucket(replace(charged, incident=None, boundary=max(charged.boundary, record.boundary)))
+    else:
+        seemed = accounting.Bucket.TRAIN  # a node tells only now how long ago its ranks failed
+    stalled_since = None if before.suspicion is None else before.suspicion.began_at
+    return accounting.follow(record, found, after.values(), seemed=seemed, stalled_since=stalled_since)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -478,9 +495,8 @@ def _with_last_words(view: _View) -> _View:
         incident = replace(incident, failed_at=min(before.failed_at, faults.failing_since(view.reports, before.failed_at)))
     incident = incidents.with_absence(incident, view.record.unwatched)
     unnoticed = accounting.microseconds(before.failed_at) - accounting.microseconds(incident.failed_at)
-    record = accounting.recharge_unnoticed(view.record, unnoticed)
     incident = replace(incident, node_microseconds_before=before.node_microseconds_before - unnoticed * view.spec.node_count)
-    return replace_record(replace(view, record=record), incident=incident)
+    return replace_record(view, incident=incident)
 
 
 def _with_struck_rank(view: _View, incident: IncidentRecord, told: tuple[Fault, ...]) -> tuple[_View, IncidentRecord, tuple[Fault, ...]]:
@@ -757,6 +773,7 @@ def _planned(view: _View, roll: launch.Roll) -> Decision:
         committed=min(view.record.committed, plan.base_step),
         boundary=plan.base_step,
         boundary_at=None,
+        stepped_at=None,
         moves=(),
         impairments=(),
     )
@@ -877,9 +894,21 @@ def _watch(view: _View) -> Decision:
         waiting = _stay(view, f"trains; {moves.in_words(view.record.moves)}", puts, requeue=WATCH_SECONDS)
         return replace(waiting, events=(*watched.events, *waiting.events))
     unclear = [verdict.evidence for verdict in view.verdicts.values() if verdict.standing is Standing.UNCLEAR]
-    reason = f"trains; {'; '.join(_without_figures(view, unclear))}" if unclear else f"trains from step {plan.base_step}"
+    doing = f"trains from step {plan.base_step}" if accounting.is_stepping(view.record) else _awaits_first_step(view)
+    reason = f"{doing.partition(' from ')[0]}; {'; '.join(_without_figures(view, unclear))}" if unclear else doing
     trains = _stay(view, reason, puts, requeue=WATCH_SECONDS)
     return replace(trains, events=(*watched.events, *trains.events))
+
+
+_BEFORE_STEPS = (("start", "start and import"), ("restore", "restore their state"), ("first_step", "make their first step"))
+"""Phases of a launch before its first new step, and what ranks do in them."""
+
+
+def _awaits_first_step(view: _View) -> str:
+    """Return what a launch that has made no new step waits for: how far its ranks are."""
+    phases = [rank.phase for report in view.reports.values() for rank in report.ranks if rank.exit is None]
+    doing = [f"{count} of {view.plan.world_size} {words}" for phase, words in _BEFORE_STEPS if (count := phases.count(phase))]
+    return f"waits for the first step after step {view.plan.base_step}{': ' if doing else ''}{', '.join(doing)}"
 
 
 def _wanted_checkpoint(view: _View) -> tuple[JobAction, ...]:
@@ -1052,16 +1081,19 @@ def _with_progress(view: _View) -> _View:
     incident = record.incident
     if incident is not None and incident.state is IncidentState.RESTORING and _trains_again(view):
         first = Step(plan.base_step + 1)
-        after = first, passed_at(view.reports, first)
+        after = first, first_passed_at(view.reports, plan.base_step)
         at = incidents.moment_of(first, (plan.base_step, None), after, earliest=incident.replaced_at or incident.opened_at, now=view.now)
         incident = incidents.moved(incident, IncidentEvent.TRAINING_AGAIN, at)
     if incident is not None and incident.state is IncidentState.REWORKING and boundary >= incident.reached_step:
         before, after = (record.boundary, record.boundary_at), (boundary, boundary_at)
         at = incidents.moment_of(incident.reached_step, before, after, earliest=incident.restored_at or incident.opened_at, now=view.now)
         incident = incidents.moved(incident, IncidentEvent.CAUGHT_UP, at)
-    if incident is not None and record.incident is not None:
-        record = accounting.recharge_recovery(record, record.incident, incident, gap_seconds=_gap_seconds(view.policy))
-        view = replace(view, record=record)
+    stepped_at = record.stepped_at
+    if stepped_at is None and boundary > plan.base_step:
+        told_at = first_passed_at(view.reports, plan.base_step)
+        stepped_at = view.now if told_at is None else max(min(told_at, view.now), record.created_at)
+        if record.incident is None and not accounting.is_stepping(record):
+            view = replace(view, record=accounting.recharge_first_step(record, stepped_at))
     is_safe = status is not None and status.committed > plan.base_step
     passed = _passed_by_all(view)
     told = breakers.passed(record.trials, plan.generation, passed)
@@ -1072,6 +1104,7 @@ def _with_progress(view: _View) -> _View:
         failures=breakers.still_ahead(record.failures, plan.generation, passed),
         boundary=boundary,
         boundary_at=boundary_at,
+        stepped_at=stepped_at,
         max_boundary=max(record.max_boundary, boundary),
         target=max((report.target for report in view.reports.values() if report.target > 0), default=record.target),
         committed=committed,
@@ -1328,21 +1361,13 @@ def _new_generation(view: _View, found: tuple[Fault, ...], failure: FailureRecor
 
 
 def _with_incident(view: _View, found: tuple[Fault, ...], reached: Step, *, decision: str = "") -> tuple[_View, tuple[IncidentRecord, ...]]:
-    """Return the view with the incident that the faults belong to, and the one before it if they end that; the ledger knows when it began."""
-    before = view.record.incident
+    """Return the view with the incident that the faults belong to, and the one before it if they end that; it tells what nodes had worked before."""
+    before, record = view.record.incident, view.record
     closed, incident = _incident_of(view, found, reached)
-    record = view.record
     if before is None or before.id != incident.id:
-        record, incident = _opened_ledger(record, incident)
+        unnoticed = accounting.microseconds(incident.opened_at) - accounting.microseconds(incident.failed_at)
+        incident = replace(incident, node_microseconds_before=record.node_microseconds - unnoticed * record.node_count)
     return replace(view, record=replace(record, incident=replace(incident, decision=decision or incident.decision))), closed
-
-
-def _opened_ledger(record: JobRecord, incident: IncidentRecord) -> tuple[JobRecord, IncidentRecord]:
-    """Return both with the time before anybody knew of the failure charged to its detection."""
-    known_at = None if record.suspicion is None else record.suspicion.began_at  # from then on it was charged as stalled
-    charged = accounting.recharge_detection(record, incident, known_at=known_at)
-    unnoticed = accounting.microseconds(incident.opened_at) - accounting.microseconds(incident.failed_at)
-    return charged, replace(incident, node_microseconds_before=charged.node_microseconds - unnoticed * charged.node_count)
 
 
 def _incident_of(view: _View, found: tuple[Fault, ...], reached: Step) -> tuple[tuple[IncidentRecord, ...], IncidentRecord]:

@@ -394,6 +394,8 @@ class JobRecord:
     """The highest in the newest generation."""
     boundary_at: float | None = None
     """When a rank was the first to pass it, by its own stamp; None where nobody has told."""
+    stepped_at: float | None = None
+    """When a rank made the first new step of the newest generation, by its own stamp, Unix seconds; None before it did."""
     max_boundary: Step = NO_STEP
     """The highest in any generation."""
     target: Step = NO_STEP

@@ -328,18 +328,27 @@ def training_job_status(state: JobState, *, is_stop_requested: bool = False) -> 
 
 
 def secondary_status(
-    state: JobState, *, has_incident: bool = False, is_stop_requested: bool = False, is_pause_requested: bool = False
+    state: JobState,
+    *,
+    has_started: bool = False,
+    has_stepped: bool = False,
+    is_stepping: bool = False,
+    is_stop_requested: bool = False,
+    is_pause_requested: bool = False,
 ) -> SecondaryStatus:
     """Return the finer status that a user sees of a job.
 
     Args:
         state: the stored state.
-        has_incident: the job has trained before, and is on its way back to training.
+        has_started: the job has had nodes and a launch before.
+        has_stepped: a launch of the job has made a step.
+        is_stepping: the newest launch has made a new step.
         is_stop_requested: somebody asked it to stop and it has not yet.
         is_pause_requested: a person paused it and has not resumed it since.
 
     Returns:
-        The status; a request to stop or to pause shows at once, a launch on the way back as a restart, and a wait for nodes as an interruption.
+        The status. A request to stop or to pause shows at once. A launch counts as training from its first new step on: before, it is a start, or
+        a restart of a job that has made steps. A job that waits for nodes again is interrupted.
     """
     if state in ENDED_JOBS:
         return _SECONDARY[state]
@@ -347,8 +356,11 @@ def secondary_status(
         return SecondaryStatus.STOPPING
     if is_pause_requested:
         return SecondaryStatus.PAUSED if state is JobState.QUEUED else SecondaryStatus.PAUSING
-    if has_incident and state in (JobState.PREPARING, JobState.LOADING, JobState.STARTING):
+    is_launching = state in (JobState.PREPARING, JobState.LOADING, JobState.STARTING) or (state is JobState.RUNNING and not is_stepping)
+    if is_launching and has_stepped:
         return SecondaryStatus.RESTARTING
-    if has_incident and state in (JobState.QUEUED, JobState.ALLOCATING):
+    if is_launching and state is JobState.RUNNING:
+        return SecondaryStatus.STARTING
+    if has_started and state in (JobState.QUEUED, JobState.ALLOCATING):
         return SecondaryStatus.INTERRUPTED
     return _SECONDARY[state]

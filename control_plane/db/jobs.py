@@ -96,6 +96,8 @@ class JobTransition:
     at: datetime
     is_paused: bool = False
     """A person had paused it."""
+    stepped_at: datetime | None = None
+    """Of a running state: when a rank made the first new step of this launch; None: none has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -548,6 +550,25 @@ def transition(session: Session, lease: Lease, *, before: str, after: str, now: 
     if len(longer) > TRANSITIONS_LIMIT:
         longer = [longer[0], *longer[1 - TRANSITIONS_LIMIT :]]
     session.execute(update(Job).where(Job.run_id == lease.key).values(state=after, transitions=longer, modified_at=now, **_columns(changes)))
+
+
+def note_first_step(session: Session, lease: Lease, stepped_at: datetime) -> None:
+    """Note in a job's story when the launch that runs made its first new step.
+
+    Args:
+        session: a writing one.
+        lease: the job's.
+        stepped_at: when, by the ranks' own clock.
+
+    Raises:
+        StaleLease: the lease was taken over; nothing was written.
+    """
+    leases.guard(session, lease)
+    story = [msgspec.convert(entry, JobTransition) for entry in session.scalars(select(Job.transitions).where(Job.run_id == lease.key)).one()]
+    number = max((index for index, entry in enumerate(story) if entry.state == "running"), default=None)
+    if number is not None:
+        story[number] = replace(story[number], stepped_at=stepped_at)
+        session.execute(update(Job).where(Job.run_id == lease.key).values(transitions=msgspec.to_builtins(story)))
 
 
 def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: datetime, *, revision: int = 1) -> None:

@@ -70,6 +70,7 @@ class Memo(msgspec.Struct, frozen=True, kw_only=True):
     no_pause_before: float | None = None
     incident: IncidentRecord | None = None
     boundary_at: float | None = None
+    stepped_at: float | None = None
     pace: Pace = msgspec.field(default_factory=Pace)
     suspicion: Suspicion | None = None
     unwatched: tuple[float, float] | None = None
@@ -175,6 +176,7 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
         accounted_until=_seconds(job.accounted_until),
         incident=memo.incident,
         boundary_at=memo.boundary_at,
+        stepped_at=memo.stepped_at,
         pace=memo.pace,
         suspicion=memo.suspicion,
         unwatched=memo.unwatched,
@@ -204,6 +206,7 @@ def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobU
         upload_seconds=record.upload_seconds,
         incident=record.incident,
         boundary_at=record.boundary_at,
+        stepped_at=record.stepped_at,
         pace=record.pace,
         suspicion=record.suspicion,
         unwatched=record.unwatched,

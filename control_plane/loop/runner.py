@@ -389,6 +389,8 @@ class Runner:
                 jobs.transition(session, lease, before=before.state, after=after.state.value, now=moment, **changes)
             elif after != records.job_record(before):
                 jobs.change(session, lease, **changes)
+            if after.stepped_at is not None and after.stepped_at != records.job_record(before).stepped_at:
+                jobs.note_first_step(session, lease, records.at(after.stepped_at))
             if after.state is JobState.STARTING and before.state != JobState.STARTING:
                 jobs.mark_generation_started(session, lease, after.generation, moment)
             for incident in decision.incidents:
@@ -482,7 +484,7 @@ class Runner:
             return ()
         silent = unvouched(observed.nodes.values(), committed_at=observed.record.committed_at, now=now, timeouts=self._context.timeouts)
         current = tuple(
-            replace(shard, reason=f"the agent of {view.node_id} says nothing, and no step is committed") if view.node_id in silent else shard
+            _unvouched(shard, view.node_id, silent)
             for node in stored.plan.nodes
             if (view := self._context.registry.view(node.node_id)) is not None
             if view.report is not None and (report := view.report.member) is not None
@@ -599,6 +601,13 @@ def _shard_records(report: MemberReport, stored: StoredJob) -> list[protection.S
         for shard in report.protection
         if shard.rank < stored.job.spec.world_size
     ]
+
+
+def _unvouched(shard: protection.ShardRecord, owner: NodeId, silent: frozenset[NodeId]) -> protection.ShardRecord:
+    """Return a shard without silent holders in view: while no step is committed, what a silent agent held may be lost with its node."""
+    reason = f"the agent of {owner} says nothing, and no step is committed" if owner in silent else shard.reason
+    holders = tuple(replace(holder, is_in_view=holder.is_in_view and holder.node_id not in silent) for holder in shard.holders)
+    return replace(shard, reason=reason, holders=holders)
 
 
 def _holders(shards: tuple[protection.ShardRecord, ...]) -> tuple[object, ...]:

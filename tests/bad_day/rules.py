@@ -256,7 +256,8 @@ def _has_missed_a_checkpoint(incident: Incident, strikes: Iterable[Strike]) -> b
 
 def ettr(day: Day) -> list[str]:
     seconds = {
-        job.name: sum(spent for name, spent in job.accounting_seconds.items() if name not in ("queue", "provision", "paused")) for job in day.jobs
+        job.name: sum(spent for name, spent in job.accounting_seconds.items() if name not in ("queue", "provision", "paused", "start"))
+        for job in day.jobs
     }
     trained = sum(job.accounting_seconds.get("train", 0.0) for job in day.jobs)
     wall, bound = sum(seconds.values()), expected_ettr(day.strikes, sum(seconds.values()))

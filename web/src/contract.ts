@@ -459,6 +459,7 @@ export interface Fleet {
   AccountingSeconds: Record<string, number>
   /** Of all its jobs together. */
   Reliability: Reliability
+  /** Of its jobs; drills are not counted. */
   IncidentCount: number
   /** Nodes that its jobs have lost: that failed, or that AWS took. None that a person drained, or that a drill struck. */
   LostNodeCount: number
@@ -1140,7 +1141,7 @@ export interface S3DataSource {
 
 /** The job was in a state for a while. */
 export interface SecondaryStatusTransition {
-  /** The derived status, SageMaker's words. */
+  /** The derived status, SageMaker's words. While ranks run without a new step it is Starting, or Restarting once the job has made steps. */
   Status: 'Pending' | 'Starting' | 'Downloading' | 'Training' | 'Restarting' | 'Interrupted' | 'Pausing' | 'Paused' | 'Stopping' | 'Completed' | 'Failed' | 'Stopped'
   /** Everstep's own, finer state. */
   State: 'queued' | 'allocating' | 'preparing' | 'loading' | 'starting' | 'running' | 'pausing' | 'stopping' | 'completed' | 'failed' | 'stopped'

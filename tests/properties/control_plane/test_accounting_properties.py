@@ -51,7 +51,9 @@ def wall(job: JobRecord) -> int:
 
 def one_pass(job: JobRecord, now: float, choice: int, nodes: int, is_stalled: bool) -> JobRecord:
     """Charge, then let anything happen that the tables allow."""
+    before = job
     job = accounting.charge(job, now, gap_seconds=12.0, node_count=nodes, is_stalled=is_stalled)
+    charged = job
     if job.state in ENDED_JOBS:
         return job
     events = [None, *(event for state, event in JOB_TRANSITIONS if state is job.state)]
@@ -59,10 +61,14 @@ def one_pass(job: JobRecord, now: float, choice: int, nodes: int, is_stalled: bo
     if event is JobEvent.FAULTED:
         fault = Fault(cause=Cause.RANK_EXIT, evidence="a rank ended", at=now - choice)
         opened = incidents.opened(RunId("r" * 32), Generation(1), (fault,), decision="", reason="", reached=Step(0), now=now)
-        job = replace(accounting.recharge_detection(job, opened, known_at=opened.failed_at if is_stalled else None), incident=opened)
+        after = [opened] if before.incident is None else [replace(before.incident, closed_at=opened.failed_at), opened]
+        seemed = accounting.bucket(replace(charged, incident=None))
+        job = accounting.follow(job, before.incident, after, seemed=seemed, stalled_since=opened.failed_at if is_stalled else None)
+        job = replace(job, incident=opened)
     elif job.incident is not None:
         moves = [event for state, event in INCIDENT_TRANSITIONS if state is job.incident.state]
-        moved = incidents.moved(job.incident, moves[choice % len(moves)], now)
+        moved = incidents.moved(job.incident, moves[choice % len(moves)], now - choice)
+        job = accounting.follow(job, job.incident, [moved], seemed=accounting.Bucket.TRAIN, stalled_since=None)
         job = replace(job, incident=None if moved.state is IncidentState.CLOSED else moved)
     if event is not None:
         state = advance(JOB_TRANSITIONS, "job", job.state, event)

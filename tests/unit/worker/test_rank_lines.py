@@ -788,6 +788,29 @@ def pass_boundary(place: Place, step: int, at: float, blocked: float = 0.0, rank
     place.lines.message(rank, Boundary(generation=PLAN.generation, boundary=Step(step), at_seconds=at, blocked_seconds=blocked))
 
 
+async def test_the_first_step_beyond_the_base_keeps_its_stamp(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    await begin(place)
+    monkeypatch.setattr(owned_shard, "monotonic", lambda: 100.0)
+    pass_boundary(place, 0, 95.0)
+    assert place.shard.first_passed_at == 0.0
+    pass_boundary(place, 1, 97.0)
+    pass_boundary(place, 2, 99.0)
+    assert (place.shard.first_passed_at, place.shard.passed) == (place.unix - 3.0, (2, place.unix - 1.0))
+    again = OwnedShard(
+        rank=RANK,
+        generation=PLAN.generation,
+        core=Shard.begin(Step(0), ()),
+        base=None,
+        store=place.store,
+        page=place.page,
+        now=lambda: place.unix,
+        on_change=lambda: None,
+    )
+    again.note_passed(Step(3), 100.0)
+    assert again.first_passed_at == 0.0, "an agent that was not there does not know"
+    await place.lines.close()
+
+
 async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_logs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     await begin(place)
     clock = [100.0]

@@ -175,6 +175,14 @@ def test_protection_says_why_nothing_was_ever_kept(client, job):
     assert answer["Reason"] == "No step has been committed yet: Rank 1: Protection waits for memory on its node"
 
 
+def test_protection_of_a_committed_step_that_no_rank_has_reported_yet(client, job):
+    job.launch(1)
+    job.write(jobs.change, committed_step=908, boundary=908, committed_at=START, reason="starts its ranks")
+    answer = client.describe_protection(TrainingJobName="gpt")
+    assert (answer["ProtectionState"], answer["CommittedStep"]) == ("Unprotected", 908)
+    assert answer["Reason"] == "Step 908 was committed, and no rank of launch 1 has reported who holds it: starts its ranks"
+
+
 @pytest.mark.covers("DescribeProtection.TrainingJobName")
 def test_protection_of_a_job_that_runs(client, job):
     job.launch(1)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from control_plane.core import accounting, incidents
+from control_plane.core.accounting import Bucket
 from control_plane.core.incidents import Fault
 from control_plane.core.observed import Cause, IncidentRecord, JobRecord
 from control_plane.core.states import IncidentEvent, IncidentState, JobState
@@ -15,7 +16,15 @@ RUN = RunId("0" * 32)
 
 
 def record(state: JobState = JobState.RUNNING, **changes: object) -> JobRecord:
-    return JobRecord(state=state, reason="", created_at=100.0, state_since=100.0, **changes)  # type: ignore[arg-type]
+    """Return a job that trains: its newest generation has made a step."""
+    made = {"boundary": Step(1), "max_boundary": Step(1), **changes}
+    return JobRecord(state=state, reason="", created_at=100.0, state_since=100.0, **made)  # type: ignore[arg-type]
+
+
+def follow(
+    job: JobRecord, before: IncidentRecord | None, *after: IncidentRecord, seemed: Bucket = Bucket.TRAIN, stalled_since: float | None = None
+) -> JobRecord:
+    return accounting.follow(job, before, after, seemed=seemed, stalled_since=stalled_since)
 
 
 def in_seconds(job: JobRecord) -> dict[str, float]:
@@ -28,16 +37,17 @@ def opened(at: float = 200.0, failed: float = 195.0) -> IncidentRecord:
 
 
 def test_every_second_is_in_one_bucket() -> None:
-    job = record(JobState.QUEUED)
-    for now, state in (
-        (110, JobState.ALLOCATING),
-        (125, JobState.PREPARING),
-        (130, JobState.RUNNING),
-        (200, JobState.STOPPING),
-        (207, JobState.STOPPED),
+    job = record(JobState.QUEUED, boundary=Step(-1), max_boundary=Step(-1))
+    for now, state, boundary in (
+        (110, JobState.ALLOCATING, -1),
+        (125, JobState.PREPARING, -1),
+        (130, JobState.RUNNING, 0),
+        (142, JobState.RUNNING, 1),
+        (200, JobState.STOPPING, 9),
+        (207, JobState.STOPPED, 9),
     ):
-        job = replace(accounting.charge(job, now, gap_seconds=100), state=state)
-    assert in_seconds(job) == {"queue": 10, "provision": 15, "start": 5, "train": 70, "stopping": 7}
+        job = replace(accounting.charge(job, now, gap_seconds=100), state=state, boundary=Step(boundary), max_boundary=Step(boundary))
+    assert in_seconds(job) == {"queue": 10, "provision": 15, "start": 17, "train": 58, "stopping": 7}
     assert accounting.charge(job, 300, gap_seconds=100) is job
 
 
@@ -67,13 +77,70 @@ def test_a_clock_that_goes_back_charges_nothing() -> None:
 
 def test_the_time_before_detection_moves_out_of_what_seemed_to_go_on() -> None:
     job = accounting.charge(record(), 200, gap_seconds=10)
-    assert in_seconds(accounting.recharge_detection(job, opened(200.0, 195.0))) == {"train": 95, "detect": 5}
-    assert in_seconds(accounting.recharge_detection(job, opened(200.0, -300.0))) == {"train": 0, "detect": 100}
-    reworking = replace(opened(110.0, 105.0), state=IncidentState.REWORKING)
-    again = accounting.charge(replace(job, incident=reworking), 210, gap_seconds=10)
-    assert in_seconds(accounting.recharge_detection(again, opened(210.0, 206.0))) == {"train": 100, "rework": 6, "detect": 4}
-    launching = accounting.charge(record(JobState.LOADING), 105, gap_seconds=10)
-    assert in_seconds(accounting.recharge_detection(launching, opened(105.0, 103.0))) == {"start": 3, "detect": 2}
+    assert in_seconds(follow(job, None, opened(200.0, 195.0))) == {"train": 95, "detect": 5}
+    assert in_seconds(follow(job, None, opened(200.0, -300.0))) == {"train": 0, "detect": 100}
+    reworking = replace(opened(110.0, 105.0), state=IncidentState.REWORKING, replaced_at=110.0, restored_at=110.0)
+    again = follow(accounting.charge(record(), 110, gap_seconds=10), None, reworking)
+    again = accounting.charge(replace(again, incident=reworking), 210, gap_seconds=1000)
+    second = replace(opened(210.0, 206.0), id="another")
+    spent = in_seconds(follow(again, reworking, replace(reworking, state=IncidentState.CLOSED, closed_at=206.0), second))
+    assert {name: spent[name] for name in ("train", "rework", "detect")} == {"train": 5, "rework": 96, "detect": 9}
+    launching = accounting.charge(record(JobState.LOADING, boundary=Step(0), max_boundary=Step(0)), 105, gap_seconds=10)
+    assert in_seconds(follow(launching, None, opened(105.0, 103.0), seemed=Bucket.START)) == {"start": 3, "detect": 2}
+
+
+def test_the_detection_of_a_hang_is_no_stall() -> None:
+    job = accounting.charge(record(), 160, gap_seconds=100)
+    job = accounting.charge(job, 200, gap_seconds=100, is_stalled=True)
+    assert in_seconds(job) == {"train": 60, "stall": 40}
+    assert in_seconds(follow(job, None, opened(200.0, 150.0), stalled_since=160.0)) == {"train": 50, "stall": 0, "detect": 50}
+    passed = replace(job, microseconds={"train": 60_000_000, "stall": 40_000_000})
+    assert in_seconds(follow(passed, None, opened(200.0, 150.0), stalled_since=190.0)) == {"train": 20, "stall": 30, "detect": 50}
+
+
+def test_a_second_failure_makes_the_phases_of_the_first_attempt_void() -> None:
+    restoring = replace(opened(105.0, 100.0), state=IncidentState.RESTORING, replaced_at=110.0)
+    job = record(incident=restoring, accounted_until=120.0, microseconds={"detect": 5_000_000, "replace": 5_000_000, "restore": 10_000_000})
+    again = replace(restoring, state=IncidentState.REPLACING, replaced_at=None)
+    assert in_seconds(follow(job, restoring, again)) == {"detect": 5, "replace": 15, "restore": 0}
+
+
+def test_time_before_the_first_new_step_is_no_training() -> None:
+    first = record(boundary=Step(0), base_step=Step(0), max_boundary=Step(0))
+    assert accounting.bucket(first) is accounting.bucket(first, is_stalled=True) is Bucket.START
+    later = replace(first, boundary=Step(7), base_step=Step(7), max_boundary=Step(7))
+    assert accounting.bucket(later) is Bucket.RESTORE
+    assert accounting.bucket(replace(later, boundary=Step(8))) is Bucket.TRAIN
+    job = accounting.charge(first, 200, gap_seconds=1000)
+    assert in_seconds(accounting.recharge_first_step(job, 198.5)) == {"start": 98.5, "train": 1.5}
+    assert in_seconds(accounting.recharge_first_step(job, 50.0)) == {"start": 0, "train": 100}
+    assert accounting.recharge_first_step(job, 205.0) == job
+
+
+def test_what_nobody_looked_after_stays_unaccounted_when_the_ranks_tell_when_they_began() -> None:
+    job = accounting.charge(record(JobState.STARTING, boundary=Step(0), max_boundary=Step(0)), 105, gap_seconds=20)
+    job = replace(accounting.charge(job, 225, gap_seconds=20), state=JobState.RUNNING, state_since=225.0)
+    job = accounting.charge(job, 226, gap_seconds=20)
+    assert in_seconds(accounting.recharge_first_step(job, 110.0)) == {"start": 5, "unaccounted": 120, "train": 1}
+
+
+def test_the_end_of_a_phase_that_was_heard_of_late_is_charged_to_what_had_begun_by_then() -> None:
+    restoring = replace(opened(100.0, 100.0), state=IncidentState.RESTORING, replaced_at=100.0)
+    job = accounting.charge(record(incident=restoring), 110, gap_seconds=20)
+    assert in_seconds(job) == {"restore": 10}
+    reworking = replace(restoring, state=IncidentState.REWORKING, restored_at=107.0)
+    assert in_seconds(follow(job, restoring, reworking)) == {"restore": 7, "rework": 3}
+    closed = replace(reworking, state=IncidentState.CLOSED, closed_at=109.0)
+    assert in_seconds(follow(job, restoring, closed)) == {"restore": 7, "rework": 2, "train": 1}
+    assert follow(job, restoring, restoring) == job
+
+
+def test_an_open_incident_tells_what_a_gap_was_spent_on() -> None:
+    restoring = replace(opened(100.0, 100.0), state=IncidentState.RESTORING, replaced_at=100.0)
+    job = accounting.charge(record(JobState.STARTING, incident=restoring), 225, gap_seconds=20)
+    assert in_seconds(job) == {"restore": 125}
+    closed = replace(restoring, state=IncidentState.CLOSED, restored_at=106.0, closed_at=107.0)
+    assert in_seconds(follow(job, restoring, closed)) == {"restore": 6, "rework": 1, "train": 118}
 
 
 def test_a_job_without_nodes_is_paused_once_it_had_some() -> None:
@@ -96,32 +163,6 @@ def test_nodes_are_idle_from_the_failure_to_the_end_of_the_rework() -> None:
     assert accounting.idle_node_microseconds(incident, job) == (4 * 5 + 3 * 10) * 1_000_000
     closed = replace(incident, closed_at=207.0)
     assert accounting.idle_node_microseconds(closed, job) == (4 * 5 + 3 * 7) * 1_000_000
-
-
-def test_the_end_of_a_phase_that_was_heard_of_late_is_charged_to_what_had_begun_by_then() -> None:
-    restoring = replace(opened(100.0, 100.0), state=IncidentState.RESTORING, replaced_at=100.0)
-    job = accounting.charge(record(incident=restoring), 110, gap_seconds=20)
-    assert in_seconds(job) == {"restore": 10}
-    reworking = replace(restoring, state=IncidentState.REWORKING, restored_at=107.0)
-    assert in_seconds(accounting.recharge_recovery(job, restoring, reworking, gap_seconds=20)) == {"restore": 7, "rework": 3}
-    closed = replace(reworking, state=IncidentState.CLOSED, closed_at=109.0)
-    assert in_seconds(accounting.recharge_recovery(job, restoring, closed, gap_seconds=20)) == {"restore": 7, "rework": 2, "train": 1}
-    assert accounting.recharge_recovery(job, closed, closed, gap_seconds=20) is job
-    assert accounting.recharge_recovery(job, restoring, restoring, gap_seconds=20) is job
-    assert in_seconds(accounting.recharge_recovery(job, restoring, replace(reworking, restored_at=95.0), gap_seconds=20)) == {
-        "restore": 0,
-        "rework": 10,
-    }
-
-
-def test_what_nobody_looked_after_stays_unaccounted_when_the_ranks_tell_when_they_began() -> None:
-    restoring = replace(opened(100.0, 100.0), state=IncidentState.RESTORING, replaced_at=100.0)
-    job = accounting.charge(record(JobState.STARTING, incident=restoring), 105, gap_seconds=20)
-    job = accounting.charge(job, 225, gap_seconds=20)
-    before = in_seconds(job)
-    assert before["unaccounted"] == 120
-    closed = replace(restoring, state=IncidentState.CLOSED, restored_at=106.0, closed_at=107.0)
-    assert in_seconds(accounting.recharge_recovery(job, restoring, closed, gap_seconds=20)) == before
 
 
 @pytest.mark.parametrize(

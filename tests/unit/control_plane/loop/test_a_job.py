@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from itertools import groupby
 
 import pytest
 
+from control_plane.api import views
 from control_plane.core.accounting import Bucket
 from control_plane.core.states import JobState
 from control_plane.db import fleets, incidents, jobs, protection
@@ -45,6 +47,30 @@ async def test_a_job_runs_from_submission_to_its_end(world: World) -> None:
     assert not world.incidents()
     assert sum(job.accounting.values()) == (job.ended_at - job.created_at) // timedelta(microseconds=1)
     await world.until(lambda: all(agent.run is None for agent in world.agents.values()))
+
+
+async def test_a_launch_trains_from_its_first_new_step_on(world: World) -> None:
+    def shown() -> list[str]:
+        return [status.value for status, _ in groupby(each.status for each in views._transitions(world.job()))]
+
+    world.submit()
+    await world.running()
+    for _ in range(10):
+        await world.tick()
+    job = world.job()
+    assert (views.secondary_status_of(job), job.accounting.get(Bucket.TRAIN, 0)) == ("Starting", 0)
+    assert job.reason == "waits for the first step after step 0: 4 of 4 make their first step"
+    assert shown()[-1] == "Starting"
+    await world.train(3)
+    for _ in range(4):
+        await world.tick()
+    assert views.secondary_status_of(world.job()) == shown()[-1] == "Training"
+    world.kill_rank(world.team()[2])
+    await world.until(lambda: world.job().state == JobState.RUNNING and world.job().generation == 2)
+    assert views.secondary_status_of(world.job()) == shown()[-1] == "Restarting"
+    await world.train(5)
+    await world.until(lambda: not world.job().memo.get("incident"))
+    assert shown() == ["Pending", "Starting", "Downloading", "Starting", "Training", "Restarting", "Training"]
 
 
 async def test_what_the_script_says_of_its_end_is_kept_and_a_launch_that_says_nothing_takes_nothing_back(world: World) -> None:
@@ -90,6 +116,12 @@ async def test_an_agent_that_says_nothing_while_nothing_is_committed_vouches_for
     assert told() == {""}
     silent.is_deaf = True
     await world.until(lambda: told() == {f"the agent of {silent.node_id} says nothing, and no step is committed"})
+    with world.database.read() as session:
+        shards, job = protection.of_run(session, run), world.job()
+        holders = [holder for shard in shards for holder in shard.holders]
+    assert {holder.node_id for holder in holders if not holder.is_in_view} == {silent.node_id}
+    odds = {each.lost_nodes: each.probability for each in views.protection(job, shards, None, {}).recovery_odds}
+    assert odds[1] < 1, "the loss of the other holder would not be survived from memory"
     with world.database.read() as session:
         assert not any(shard.reason for shard in protection.of_run(session, run) if shard.owner_node_id != silent.node_id)
     silent.is_deaf = False

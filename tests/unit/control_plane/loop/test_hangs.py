@@ -36,9 +36,9 @@ async def test_a_hang_is_found_across_a_restart_and_its_time_adds_up(world: Worl
         assert events.newest_of(session, hangs.PROVEN, **within) == told[1].id  # type: ignore[arg-type]
         assert events.newest_of(session, hangs.PROVEN, **{**within, "job_name": "other"}) is None  # type: ignore[arg-type]
     assert {rank for group in told[1].detail["stacks"] for rank in group["ranks"]} == {0, 1, 2, 3}
-    stalled, detected = (timedelta(microseconds=job.accounting[bucket]).total_seconds() for bucket in ("stall", "detect"))
-    assert stalled == pytest.approx(60.0, abs=1.5)
-    assert incident.detect_seconds == pytest.approx(stalled + detected, abs=1.0)
+    assert job.accounting.get("stall", 0) == 0, "ranks that do not move again were never just slow"
+    assert incident.detect_seconds == pytest.approx(timedelta(microseconds=job.accounting["detect"]).total_seconds())
+    assert incident.detect_seconds > 60.0
 
 
 async def test_ranks_that_stand_still_do_not_keep_a_job_from_being_stopped(world: World) -> None:

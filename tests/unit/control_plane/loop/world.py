@@ -260,6 +260,7 @@ class Agent:
             still_seconds=(self.world.now - self.moved_at[rank][1]).total_seconds(),
             limit_seconds=self.limit_of.get(rank, 0.0),
             passed_at_seconds=self.stamp(step) if self.stamp is not None else 0.0,
+            first_passed_at_seconds=self.stamp(base + 1) if self.stamp is not None and step > base else 0.0,
         )
 
     def stacks(self) -> tuple[RankStacks, ...]:
