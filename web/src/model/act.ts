@@ -152,8 +152,8 @@ function ofTraining({ job, progress, now }: Facts, { moving, protection, isBefor
   if (protection.tone === 'warn' && isTraining) {
     return no('Fewer copies than asked for; Everstep makes them again by itself. Look at Protection if this lasts.', 'warn', 'unprotected')
   }
-  if (!isTraining) return no('It is on its way.', 'busy')
   if (isBeforeFirstStep) return no('The first step of a launch takes longer than others.', 'busy')
+  if (!isTraining) return no('It is on its way.', 'busy')
   if (protection.tone === 'idle') return no('It trains. No step is kept in memory yet: a failure now would go back to where this launch began.', 'idle')
   return no('It trains, and a failure would be recovered from.')
 }
