@@ -1165,12 +1165,25 @@ def _finish(view: _View, *, is_durable: bool) -> Decision:
     if not was_stopped:
         if _awaits_manifest(view, is_durable=is_durable):
             return _stay(view, f"every rank ended with success after step {record.boundary}; its last checkpoint follows", requeue=LAUNCH_SECONDS)
-        return _ended(view, JobEvent.FINISHED, f"every rank ended with success after step {record.boundary}")
+        return _ended(view, JobEvent.FINISHED, _success(record))
     if record.state is JobState.PAUSING:
         return _paused(view, is_durable=is_durable)
     if _awaits_checkpoint(view, is_durable=is_durable):
         return _stay(view, f"stopped at step {record.boundary}; waits for its last checkpoint", requeue=LAUNCH_SECONDS)
     return _ended(view, JobEvent.HALTED, f"stopped at step {record.boundary}: {view.wants_stop}; {_durable(view)}")
+
+
+def _success(record: JobRecord) -> str:
+    """Return the reason of a job whose ranks all ended with code 0, with a warning if they did not do what they announced."""
+    if record.max_boundary <= 0:
+        return (
+            "every rank ended with success, and none reported a step. Warning: nothing was kept. "
+            "Call everstep.training.init() and session.boundary() in the script, or session.batches()"
+        )
+    reason = f"every rank ended with success after step {record.boundary}"
+    if record.boundary < record.target:
+        return f"{reason}. Warning: the target is step {record.target}; look at the end of the log for why the script ended early"
+    return reason
 
 
 def _awaits_checkpoint(view: _View, *, is_durable: bool) -> bool:

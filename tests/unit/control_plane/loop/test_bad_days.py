@@ -36,7 +36,7 @@ from everstep.protocol.agent_messages import (
     Start,
     StopTraining,
 )
-from everstep.protocol.ids import FleetName, NodeId
+from everstep.protocol.ids import FleetName, NodeId, Step
 from everstep.protocol.plan import GenerationPlan
 from tests.postgresql import BOTH_ENGINES, PostgreSql
 from tests.unit.control_plane.loop.world import FLEET, GROUP, Agent, World
@@ -451,6 +451,34 @@ async def test_ranks_that_agreed_to_stop_are_not_killed_while_their_script_write
     await world.until(lambda: world.job().state in (JobState.STOPPED, JobState.COMPLETED))
     told = "stopped at step 7: a user asked it to stop; the newest checkpoint is step 7" if is_told else "every rank ended with success after step 7"
     assert world.job().reason == told
+
+
+@pytest.mark.parametrize(
+    ("steps", "target", "reason"),
+    [
+        (None, 0, "every rank ended with success, and none reported a step. Warning: nothing was kept. "),
+        (0, 9, "every rank ended with success, and none reported a step. Warning: nothing was kept. "),
+        (7, 9, "every rank ended with success after step 7. Warning: the target is step 9; "),
+        (9, 9, "every rank ended with success after step 9"),
+        (7, 0, "every rank ended with success after step 7"),
+    ],
+)
+async def test_a_job_that_ends_well_before_its_target_or_without_steps_warns(world: World, steps: int | None, target: int, reason: str) -> None:
+    world.submit()
+    await world.running()
+    for agent in world.team():
+        agent.target = target
+        if steps is None:  # a script that never calls init
+            agent.boundary = dict.fromkeys(agent.boundary, Step(-1))
+    if steps:
+        await world.train(steps)
+    world.finish()
+    if steps:
+        await world.upload(steps)
+    await world.until(lambda: world.job().state == JobState.COMPLETED)
+    said = world.job().reason
+    assert said.startswith(reason)
+    assert ("Warning" in said) == ("Warning" in reason)
 
 
 async def test_ranks_that_agreed_to_stop_and_do_not_end_are_halted_and_the_job_says_so(world: World) -> None:
