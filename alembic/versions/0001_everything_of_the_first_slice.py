@@ -212,7 +212,7 @@ def upgrade() -> None:
         sa.Column("unpacked_bytes", sa.BigInteger(), nullable=False),
         sa.Column("files", sa.JSON(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.PrimaryKeyConstraint("sha256", name=op.f("pk_source")),
+        sa.PrimaryKeyConstraint("sha256", "project", name=op.f("pk_source")),
     )
     op.create_table(
         "spent_nonce",
@@ -266,6 +266,10 @@ def upgrade() -> None:
         sa.Column("project", sa.String(length=64), nullable=False),
         sa.Column("max_node_count", sa.BigInteger(), nullable=True),
         sa.Column("max_job_count", sa.BigInteger(), nullable=True),
+        sa.Column("max_priority", sa.BigInteger(), nullable=False),
+        sa.Column("allowed_role_arns", sa.JSON(), nullable=False),
+        sa.Column("allowed_secrets", sa.JSON(), nullable=False),
+        sa.Column("allowed_data", sa.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("project", name=op.f("pk_quota")),
     )
     op.create_table(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from control_plane.api.allowance import Allowance
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import MAX_S3_PATH_CHARACTERS, Channel, CreateTrainingJobRequest, FieldError, ProtectionConfig
 from control_plane.db.fleets import FleetRecord
@@ -37,6 +38,7 @@ def admit(
     bucket: str,
     default_max_slowdown: float,
     quota: QuotaRecord | None = None,
+    allowance: Allowance | None = None,
     alternatives: Sequence[tuple[FleetRecord, int]] = (),
 ) -> JobSpec:
     """Return what the job is, with every default filled in.
@@ -50,6 +52,7 @@ def admit(
         bucket: the service's own, for what the request sends nowhere.
         default_max_slowdown: for a job that does not say what snapshots may cost it.
         quota: of its project, if it has one.
+        allowance: what the caller may name; None: an administrator, who may name anything.
         alternatives: other fleets that it may start in, each with the nodes that its group may have.
 
     Returns:
@@ -67,6 +70,7 @@ def admit(
         *_priceless(request, fleet),
         *_no_alternative(request, fleet, alternatives),
         *_beyond(request, quota),
+        *(allowance.refused(request) if allowance is not None else ()),
         *_entry_point(request, source),
         *_requirements(request, source),
     ]

@@ -339,6 +339,11 @@ class Quota(Base):
     """In each fleet, all its jobs together; none: any."""
     max_job_count: Mapped[int | None]
     """That have not ended, in all fleets; none: any."""
+    max_priority: Mapped[int] = mapped_column(default=0)
+    allowed_role_arns: Mapped[tuple[str, ...]] = mapped_column(default=())
+    """What its submitters may name; an entry that ends with `*` allows all that begins like it."""
+    allowed_secrets: Mapped[tuple[str, ...]] = mapped_column(default=())
+    allowed_data: Mapped[tuple[str, ...]] = mapped_column(default=())
 
 
 class Generation(Base):
@@ -641,7 +646,8 @@ class Source(Base):
     __tablename__ = "source"
 
     sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
-    project: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    project: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
+    """It has shown the whole archive; others that name the digest get nothing."""
     bucket: Mapped[str]
     key: Mapped[str] = mapped_column(String(1024))
     archive_bytes: Mapped[int]

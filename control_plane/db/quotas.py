@@ -1,4 +1,4 @@
-"""Quotas: what the jobs of a project may have, all together.
+"""Quotas: what the jobs of a project may have, all together, and what of AWS its submitters may name.
 
 Invariant: a quota stops nothing that runs; it holds for what is created and for what waits.
 """
@@ -24,6 +24,13 @@ class QuotaRecord:
     """In each fleet; None: any."""
     max_job_count: int | None
     """That have not ended; None: any."""
+    max_priority: int = 0
+    """The highest that its submitters may set."""
+    allowed_role_arns: tuple[str, ...] = ()
+    """What its submitters may name; an entry that ends with `*` allows all that begins like it."""
+    allowed_secrets: tuple[str, ...] = ()
+    allowed_data: tuple[str, ...] = ()
+    """S3 URIs and directories on nodes."""
 
 
 def put(session: Session, quota: QuotaRecord) -> None:

@@ -1,4 +1,4 @@
-"""`everstep quotas …`: how many nodes and jobs each project may have."""
+"""`everstep quotas …`: how many nodes and jobs each project may have, and what of AWS its submitters may name."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ def list_quotas(service: Service, pages: Pages) -> Shown:
         "PROJECT": "Project",
         "NODES OF A FLEET": lambda quota: str(quota.get("MaxNodeCount", "any")),
         "JOBS": lambda quota: str(quota.get("MaxJobCount", "any")),
+        "PRIORITY": lambda quota: str(quota["MaxPriority"]),
+        "MAY NAME": lambda quota: ", ".join((*quota["AllowedRoleArns"], *quota["AllowedSecrets"], *quota["AllowedData"])) or "-",
     }
     return Shown(answer, Rows(answer["Quotas"], columns, empty="No project has a quota."))
 
@@ -32,9 +34,22 @@ def set_quota(
     project: Project,
     max_node_count: Annotated[int | None, typer.Option(min=0, help="Nodes of each fleet that all its jobs may hold; no limit unless said.")] = None,
     max_job_count: Annotated[int | None, typer.Option(min=0, help="Jobs that have not ended; no limit unless said.")] = None,
+    max_priority: Annotated[int, typer.Option(help="The highest priority that its submitters may set.")] = 0,
+    allow_role: Annotated[list[str] | None, typer.Option(help="ARN of a role that its submitters may name; may be repeated, and end with *.")] = None,
+    allow_secret: Annotated[list[str] | None, typer.Option(help="Secret that they may name without a role; may be repeated, and end with *.")] = None,
+    allow_data: Annotated[
+        list[str] | None, typer.Option(help="S3 URI (without a role) or directory that they may read; may be repeated, and end with *.")
+    ] = None,
 ) -> Shown:
-    """Set a project's quota, in place of the one that it had."""
-    quota = service.put_project_quota(**without_none(Project=project, MaxNodeCount=max_node_count, MaxJobCount=max_job_count))
+    """Set a project's quota, in place of the one that it had: what is left out is not allowed, or has no limit."""
+    quota = service.put_project_quota(
+        Project=project,
+        MaxPriority=max_priority,
+        AllowedRoleArns=allow_role or [],
+        AllowedSecrets=allow_secret or [],
+        AllowedData=allow_data or [],
+        **without_none(MaxNodeCount=max_node_count, MaxJobCount=max_job_count),
+    )
     nodes, jobs = _limit(quota, "MaxNodeCount", "node"), _limit(quota, "MaxJobCount", "job")
     return Shown(quota, f"{project} may hold {nodes} of each fleet, and have {jobs} under way")
 

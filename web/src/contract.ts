@@ -1030,6 +1030,10 @@ export interface ProjectQuota {
   Project: string
   MaxNodeCount?: number
   MaxJobCount?: number
+  MaxPriority: number
+  AllowedRoleArns: string[]
+  AllowedSecrets: string[]
+  AllowedData: string[]
 }
 
 /** How many nodes keep every shard in memory, and what that may cost. */
@@ -1040,13 +1044,21 @@ export interface ProtectionConfig {
   MaxSlowdown?: number
 }
 
-/** What the jobs of a project may have; what is left out has no limit. */
+/** What the jobs of a project may have, and what its submitters may name. Administrators may name anything. */
 export interface PutProjectQuotaRequest {
   Project: string
-  /** Nodes of each fleet that all its jobs may hold together; jobs beyond wait, and hold up nobody. */
+  /** Nodes of each fleet that all its jobs may hold together, without a limit unless said. Jobs beyond wait, and hold up nobody. */
   MaxNodeCount?: number
-  /** Jobs that have not ended, in all fleets; CreateTrainingJob is refused beyond. */
+  /** Jobs that have not ended, in all fleets, without a limit unless said. CreateTrainingJob is refused beyond. */
   MaxJobCount?: number
+  /** The highest Priority that its submitters may set. 0 unless given. */
+  MaxPriority?: number
+  /** The roles that its submitters may name as RoleArn; none unless said. A final `*` allows all that begins like it, here and below. */
+  AllowedRoleArns?: string[]
+  /** What its submitters may name in Secrets where a job has no RoleArn; none unless said. */
+  AllowedSecrets?: string[]
+  /** S3 URIs that its submitters may name in InputDataConfig where a job has no RoleArn, and directories; none unless said. */
+  AllowedData?: string[]
 }
 
 export interface PutSourceRequest {

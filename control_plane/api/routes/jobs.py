@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.api import plans, schemas, views
 from control_plane.api.admission import admit
+from control_plane.api.allowance import allowance_of
 from control_plane.api.auth import Caller, Reader, User
 from control_plane.api.deps import MaxResults, NextToken, Router, Services, ServicesDep, SortOrder, TrainingJobNamePath, page_of, page_position
 from control_plane.api.errors import InvalidRequest
@@ -31,6 +32,7 @@ from control_plane.db.fleets import FleetRecord
 from control_plane.db.job_lists import JobFilter, SortBy
 from control_plane.db.jobs import JobRecord, JobSpec, NewJob
 from control_plane.db.quotas import QuotaRecord
+from control_plane.db.tokens import Role
 from control_plane.loop.observer import schedule_of
 
 router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
@@ -51,7 +53,7 @@ def create_training_job(request: schemas.CreateTrainingJobRequest, caller: User,
         _require_free(session, request.training_job_name)
         fleet = _fleet(session, request.fleet_name)
         others = [_fleet(session, name, field="AlternativeFleetNames") for name in request.alternative_fleet_names]
-        source = _source(session, request)
+        source = _source(session, request, caller)
         quota = quotas.find(session, project)
         _require_room(session, quota)
     run_id = uuid.uuid4().hex
@@ -64,6 +66,7 @@ def create_training_job(request: schemas.CreateTrainingJobRequest, caller: User,
         bucket=services.bucket,
         default_max_slowdown=services.default_max_slowdown,
         quota=quota,
+        allowance=None if caller.role is Role.ADMIN else allowance_of(project, quota),
         alternatives=[(other, _max_node_count(services, other)) for other in others],
     )
     if request.dry_run:
@@ -369,9 +372,9 @@ def _fleet(session: Session, name: str | None, *, field: str = "FleetName") -> F
     return fleet
 
 
-def _source(session: Session, request: schemas.CreateTrainingJobRequest) -> sources.SourceRecord:
+def _source(session: Session, request: schemas.CreateTrainingJobRequest, caller: Caller) -> sources.SourceRecord:
     try:
-        return sources.get(session, request.source.source_id)
+        return sources.get(session, request.source.source_id, caller.project_filter)
     except NotFound as error:
         raise _wrong("Source.SourceId", f"no source {request.source.source_id} was uploaded (PutSource)") from error
 

@@ -1,4 +1,4 @@
-"""Quotas of projects: how many nodes and jobs each may have."""
+"""Quotas of projects: how many nodes and jobs each may have, and what of AWS its submitters may name."""
 
 from __future__ import annotations
 
@@ -32,13 +32,22 @@ def list_project_quotas(
 @router.put("/{Project}", operation_id="PutProjectQuota")
 def put_project_quota(project: ProjectPath, request: schemas.PutProjectQuotaRequest, _caller: Admin, services: ServicesDep) -> schemas.ProjectQuota:
     """Set what the jobs of a project may have, in place of what it was. Nothing that runs is stopped."""
-    quota = QuotaRecord(project=project, max_node_count=request.max_node_count, max_job_count=request.max_job_count)
+    quota = QuotaRecord(
+        project=project,
+        max_node_count=request.max_node_count,
+        max_job_count=request.max_job_count,
+        max_priority=request.max_priority,
+        allowed_role_arns=tuple(request.allowed_role_arns),
+        allowed_secrets=tuple(request.allowed_secrets),
+        allowed_data=tuple(request.allowed_data),
+    )
     with services.database.write() as session:
         if quotas.find(session, project) != quota:
             quotas.put(session, quota)
             nodes = "any number of" if quota.max_node_count is None else quota.max_node_count
             live = "any number of" if quota.max_job_count is None else quota.max_job_count
             message = f"Jobs of the project {project} may hold {nodes} nodes of each fleet; {live} of them may be under way."
+            message += f" Submitters may set a priority of {quota.max_priority}, and name {_named(quota)}."
             events.append(session, NewEvent(at=services.now(), type="QuotaSet", message=message, project=project))
     services.wake()
     return _shown(quota)
@@ -58,5 +67,17 @@ def delete_project_quota(project: ProjectPath, _caller: Admin, services: Service
     return _shown(quota)
 
 
+def _named(quota: QuotaRecord) -> str:
+    return ", ".join((*quota.allowed_role_arns, *quota.allowed_secrets, *quota.allowed_data)) or "no role, secret or data"
+
+
 def _shown(quota: QuotaRecord) -> schemas.ProjectQuota:
-    return schemas.ProjectQuota(project=quota.project, max_node_count=quota.max_node_count, max_job_count=quota.max_job_count)
+    return schemas.ProjectQuota(
+        project=quota.project,
+        max_node_count=quota.max_node_count,
+        max_job_count=quota.max_job_count,
+        max_priority=quota.max_priority,
+        allowed_role_arns=list(quota.allowed_role_arns),
+        allowed_secrets=list(quota.allowed_secrets),
+        allowed_data=list(quota.allowed_data),
+    )

@@ -5,15 +5,17 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from control_plane.api import schemas
+from control_plane.api.allowance import allowance_of
 from control_plane.api.auth import Reader, User
 from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, TrainingJobNamePath, page_of, page_position
 from control_plane.api.revisions import Surroundings, revised
 from control_plane.api.routes.jobs import find_job
-from control_plane.db import events, fleets, nodes, protection, revisions
+from control_plane.db import events, fleets, nodes, protection, quotas, revisions
 from control_plane.db.errors import Conflict
 from control_plane.db.events import NewEvent
 from control_plane.db.jobs import JobRecord
 from control_plane.db.revisions import Change
+from control_plane.db.tokens import Role
 
 router = Router(prefix="/v1/training-jobs/{TrainingJobName}", tags=["TrainingJobs"])
 
@@ -32,6 +34,8 @@ def update_training_job(
         if job.ended_at is not None:
             raise Conflict(f"the training job {job.name!r} has ended: {job.reason}")
         new = revised(request, job, _around(session, job))
+        if new.priority > job.priority and caller.role is not Role.ADMIN:
+            allowance_of(job.project, quotas.find(session, job.project)).require_priority(new.priority)
         if new.changes:
             job = revisions.revise(session, job, spec=new.spec, priority=new.priority, tags=new.tags, changes=new.changes, now=now)
             message = f"{job.name} has revision {job.revision}: {'; '.join(_words(change) for change in new.changes)}."

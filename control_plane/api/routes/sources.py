@@ -44,14 +44,14 @@ UPLOAD_SECONDS = 900
 
 
 @router.post("", operation_id="CreateSource")
-def create_source(request: schemas.CreateSourceRequest, _caller: User, services: ServicesDep) -> schemas.CreateSourceResponse:
+def create_source(request: schemas.CreateSourceRequest, caller: User, services: ServicesDep) -> schemas.CreateSourceResponse:
     """Ask where an archive is to be put: straight into S3, at an address that is good for this archive alone and for fifteen minutes.
 
     `IsStored`: it is there already. Repeating it gives another address.
     """
     if request.bytes > services.source_limits.archive_bytes:
         raise _too_long(services)
-    if _known(services, request.source_id) is not None:
+    if _known(services, request.source_id, caller) is not None:
         return schemas.CreateSourceResponse(source_id=request.source_id, is_stored=True, upload=None)
     expires_at = services.now() + timedelta(seconds=UPLOAD_SECONDS)
     signed = services.objects.sign_upload(
@@ -64,7 +64,7 @@ def create_source(request: schemas.CreateSourceRequest, _caller: User, services:
 @router.post("/{SourceId}/completion", operation_id="CompleteSource")
 def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep) -> schemas.PutSourceResponse:
     """Have an archive that was put where CreateSource said read back and checked; jobs may use it from then on. Repeating it changes nothing."""
-    known = _known(services, source_id)
+    known = _known(services, source_id, caller)
     if known is not None:
         return _shown(known)
     upload, limit = _upload(services, source_id), services.source_limits.archive_bytes
@@ -84,7 +84,7 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
             spool.seek(0)
             taken = _store(services, caller, source_id, cast(BinaryIO, spool), received)
     except NotFound as error:
-        known = _known(services, source_id)
+        known = _known(services, source_id, caller)
         if known is not None:  # the same call came twice at once, and the other was quicker
             return _shown(known)
         raise InUse("Nothing was put for this source yet.", hint="CreateSource says where to.") from error
@@ -126,10 +126,10 @@ async def put_source(source_id: SourceIdPath, request: Request, caller: User, se
 
 
 @router.get("/{SourceId}", operation_id="DescribeSource")
-def describe_source(source_id: SourceIdPath, _caller: Reader, services: ServicesDep) -> schemas.PutSourceResponse:
+def describe_source(source_id: SourceIdPath, caller: Reader, services: ServicesDep) -> schemas.PutSourceResponse:
     """Say whether a source is stored already, so that nobody uploads it twice."""
     with services.database.read() as session:
-        return _shown(sources.get(session, source_id))
+        return _shown(sources.get(session, source_id, caller.project_filter))
 
 
 def _store(services: Services, caller: Caller, source_id: str, file: BinaryIO, archive_bytes: int) -> schemas.PutSourceResponse:
@@ -162,9 +162,10 @@ def _store(services: Services, caller: Caller, source_id: str, file: BinaryIO, a
     return _shown(record)
 
 
-def _known(services: Services, source_id: str) -> SourceRecord | None:
+def _known(services: Services, source_id: str, caller: Caller) -> SourceRecord | None:
+    """Return a source that the caller may use. What another project uploaded must be uploaded again: to know a digest proves nothing."""
     with services.database.read() as session:
-        return sources.find(session, source_id)
+        return sources.find(session, source_id, caller.project_filter)
 
 
 def _reference(services: Services, source_id: str) -> ObjectReference:

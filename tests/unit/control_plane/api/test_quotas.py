@@ -29,10 +29,11 @@ def wanted(fleet, source):
 def test_a_quota_is_put_listed_and_lifted(service, client, fleet):
     assert client.list_project_quotas()["Quotas"] == []
     put = without_metadata(client.put_project_quota(Project="speech", MaxNodeCount=4, MaxJobCount=2))
-    assert put == {"Project": "speech", "MaxNodeCount": 4, "MaxJobCount": 2}
+    none = {"MaxPriority": 0, "AllowedRoleArns": [], "AllowedSecrets": [], "AllowedData": []}
+    assert put == {"Project": "speech", "MaxNodeCount": 4, "MaxJobCount": 2, **none}
     client.put_project_quota(Project="speech", MaxNodeCount=4, MaxJobCount=2)
     client.put_project_quota(Project="vision", MaxJobCount=1)
-    assert client.list_project_quotas()["Quotas"] == [put, {"Project": "vision", "MaxJobCount": 1}]
+    assert client.list_project_quotas()["Quotas"] == [put, {"Project": "vision", "MaxJobCount": 1, **none}]
     first = client.list_project_quotas(MaxResults=1)
     assert first["Quotas"] == [put]
     last = client.list_project_quotas(MaxResults=1, NextToken=first["NextToken"])

@@ -1,0 +1,77 @@
+"""What a project's submitters may name of AWS, and the priority they may set. Pure.
+
+Nodes read secrets and inputs with their own permissions, or with those of a role that they may assume: what one project names could
+belong to another. So an administrator gives each project what it may name (PutProjectQuota), and a project without a quota may name
+nothing. With a RoleArn that the project was given, the role's own permissions decide which secrets and objects a job reads.
+
+Invariant: this holds for every caller but administrators, whatever the request says.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from control_plane.api.errors import InvalidRequest
+from control_plane.api.schemas import CreateTrainingJobRequest, FieldError
+from control_plane.db.quotas import QuotaRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What the submitters of one project may name."""
+
+    quota: QuotaRecord
+
+    def refused(self, request: CreateTrainingJobRequest) -> Iterator[FieldError]:
+        """Yield an error for each name in the request that the project was not given."""
+        quota = self.quota
+        if request.priority > quota.max_priority:
+            yield self._priority(request.priority)
+        role = request.role_arn
+        if role is not None and not _allows(quota.allowed_role_arns, role):
+            yield self._not_given("RoleArn", role, "--allow-role")
+        if role is None:
+            for name, secret in request.secrets.items():
+                if not _allows(quota.allowed_secrets, secret):
+                    yield self._not_given(f"Secrets.{name}", secret, "--allow-secret")
+        for index, channel in enumerate(request.input_data_config):
+            field = f"InputDataConfig[{index}].DataSource"
+            objects, directory = channel.data_source.s3_data_source, channel.data_source.file_system_data_source
+            if role is None and objects is not None and not _allows(quota.allowed_data, objects.s3_uri):
+                yield self._not_given(f"{field}.S3DataSource.S3Uri", objects.s3_uri, "--allow-data")
+            if directory is not None and not _allows(quota.allowed_data, posixpath.normpath(directory.directory_path)):
+                yield self._not_given(f"{field}.FileSystemDataSource.DirectoryPath", directory.directory_path, "--allow-data")
+
+    def require_priority(self, priority: int) -> None:
+        """Refuse a priority that the project's submitters may not set.
+
+        Args:
+            priority: that a job is to have.
+
+        Raises:
+            InvalidRequest: it is higher than the project's highest.
+        """
+        if priority > self.quota.max_priority:
+            error = self._priority(priority)
+            raise InvalidRequest(f"The request is not valid: {error.field}: {error.message}", fields=[error])
+
+    def _priority(self, priority: int) -> FieldError:
+        project, highest = self.quota.project, self.quota.max_priority
+        message = f"is {priority}; submitters of the project {project!r} may set {highest} at most (everstep quotas set {project} --max-priority)"
+        return FieldError(field="Priority", message=message)
+
+    def _not_given(self, field: str, name: str, option: str) -> FieldError:
+        project = self.quota.project
+        message = f"the project {project!r} may not name {name!r}; an administrator allows it: everstep quotas set {project} {option} ..."
+        return FieldError(field=field, message=message)
+
+
+def allowance_of(project: str, quota: QuotaRecord | None) -> Allowance:
+    """Return what the submitters of a project may name; without a quota that is nothing."""
+    return Allowance(quota or QuotaRecord(project=project, max_node_count=None, max_job_count=None))
+
+
+def _allows(entries: tuple[str, ...], name: str) -> bool:
+    return any(name.startswith(entry[:-1]) if entry.endswith("*") else name == entry for entry in entries)
