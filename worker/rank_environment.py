@@ -8,11 +8,15 @@ Invariant: what the user sets wins over the node's environment, and never over a
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
 import json
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from everstep.protocol.ids import Rank
@@ -60,6 +64,7 @@ _CREDENTIALS = frozenset(
 _NO_CREDENTIALS = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
 _OF_THE_AGENT = frozenset({"TORCH_EXTENSIONS_DIR", "MAIL", "SUDO_USER", "SUDO_UID", "SUDO_GID", "SUDO_COMMAND"})
 _RESERVED_PREFIX = "EVERSTEP_"
+_KEYED = "everstep-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +117,9 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
     }
     inherited |= _NO_CREDENTIALS
     # DeepSpeed compiles its operator with the `ninja` that stands beside this interpreter.
+    cache = inherited.get("TORCH_EXTENSIONS_DIR") or _default_extensions(inherited)
+    if cache:
+        inherited["TORCH_EXTENSIONS_DIR"] = keyed_extensions(cache, _environment_key())
     programs = os.path.dirname(sys.executable)
     path = inherited.get("PATH", os.defpath).split(os.pathsep)
     inherited["PATH"] = os.pathsep.join([programs, *(folder for folder in path if folder != programs)])
@@ -121,6 +129,56 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
         inherited.setdefault("GLOO_SOCKET_IFNAME", card)
         inherited.setdefault("NCCL_SOCKET_IFNAME", f"={card}")
     return inherited
+
+
+def keyed_extensions(cache: str, key: str) -> str:
+    """Return the folder for compiled extensions of one environment. Pure; again gives the same.
+
+    torch compiles an extension anew whenever another environment has compiled it in the same folder, so environments that share a home would do it
+    for each other by turns.
+
+    Args:
+        cache: the folder of all environments.
+        key: of the environment.
+
+    Returns:
+        A folder below.
+    """
+    name = f"{_KEYED}{key}"
+    return cache if os.path.basename(cache) == name else os.path.join(cache, name)
+
+
+def with_packages(environment: Mapping[str, str], packages: str) -> dict[str, str]:
+    """Return a rank's environment with a layer of packages, which may bring another torch: extensions are compiled for that layer. Pure.
+
+    Args:
+        environment: the rank's.
+        packages: the folder of the layer; empty: there is none.
+
+    Returns:
+        It, with another folder for extensions, unless the job has chosen that folder itself.
+    """
+    cache = environment.get("TORCH_EXTENSIONS_DIR", "")
+    if not packages or not os.path.basename(cache).startswith(_KEYED):
+        return dict(environment)
+    key = hashlib.sha256(packages.encode()).hexdigest()[:12]
+    return {**environment, "TORCH_EXTENSIONS_DIR": keyed_extensions(os.path.dirname(cache), key)}
+
+
+def _default_extensions(environment: Mapping[str, str]) -> str:
+    """Return where torch keeps compiled extensions by default; empty without a home."""
+    cache = environment.get("XDG_CACHE_HOME") or (os.path.join(environment["HOME"], ".cache") if environment.get("HOME") else "")
+    return os.path.join(cache, "torch_extensions") if cache else ""
+
+
+@functools.cache
+def _environment_key() -> str:
+    """Return what names this Python and the libraries that extensions are compiled against."""
+    facts = [sys.version, sys.prefix]
+    for name in ("torch", "deepspeed"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            facts.append(f"{name}=={metadata.version(name)}")
+    return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:12]
 
 
 def inherited_as(user: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:

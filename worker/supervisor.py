@@ -33,7 +33,16 @@ from worker import build_locks
 from worker.errors import RanksNotGone, ShimUnavailable
 from worker.health import memory
 from worker.network_cards import card_of
-from worker.rank_environment import RankPaths, Supplied, inherited_as, node_environment, rank_arguments, rank_environment, source_folder
+from worker.rank_environment import (
+    RankPaths,
+    Supplied,
+    inherited_as,
+    node_environment,
+    rank_arguments,
+    rank_environment,
+    source_folder,
+    with_packages,
+)
 from worker.rank_files import RankFiles, last_lines, make_home
 from worker.rank_user import RankUser, end_processes, make_way, user_of
 from worker.shim import cgroups, processes
@@ -274,7 +283,7 @@ class Supervisor:
             script=str(entry.absolute()),
             arguments=rank_arguments(plan.script.hyperparameters),
             working_directory=str(source_folder(entry, plan.script.entry_point)),
-            environment=rank_environment(plan, here, rank, paths, inherited, supplied.environment),
+            environment=with_packages(rank_environment(plan, here, rank, paths, inherited, supplied.environment), supplied.packages.path),
             packages=supplied.packages.path,
             package_modules=supplied.packages.modules,
             stdout_path=str(files.stdout),

@@ -900,15 +900,9 @@ def _watch(view: _View) -> Decision:
     return replace(trains, events=(*watched.events, *trains.events))
 
 
-_BEFORE_STEPS = (("start", "start and import"), ("restore", "restore their state"), ("first_step", "make their first step"))
-"""Phases of a launch before its first new step, and what ranks do in them."""
-
-
 def _awaits_first_step(view: _View) -> str:
-    """Return what a launch that has made no new step waits for: how far its ranks are."""
-    phases = [rank.phase for report in view.reports.values() for rank in report.ranks if rank.exit is None]
-    doing = [f"{count} of {view.plan.world_size} {words}" for phase, words in _BEFORE_STEPS if (count := phases.count(phase))]
-    return f"waits for the first step after step {view.plan.base_step}{': ' if doing else ''}{', '.join(doing)}"
+    """Return what a launch that has made no new step waits for, and on which nodes."""
+    return launch.starting(view.plan, view.reports) or f"waits for the first step after step {view.plan.base_step}"
 
 
 def _wanted_checkpoint(view: _View) -> tuple[JobAction, ...]:

@@ -22,6 +22,12 @@ from everstep.protocol.plan import CheckpointPlan, GenerationPlan, PlanNode, Ran
 MASTER_PORTS = range(20_000, 32_000)
 """Ports for rendezvous: below the ports that kernels hand out by themselves."""
 
+STARTING_PHASES = {"start": "preparing Python", "restore": "restoring the state", "first_step": "making the first step"}
+"""Phases of a rank before its first new step, in their order, and how a reason names them."""
+NAMED_NODES = 3
+SHOWN_EVERY_SECONDS = 10
+"""A reason is stored when it changes, so it has no figure that changes with every report."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roll:
@@ -170,6 +176,32 @@ def make_plan(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll, p
         max_slowdown=spec.max_slowdown,
     )
     return plan, restore
+
+
+def starting(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> str:
+    """Say what ranks do before their first new step, and on which nodes: a launch is no training yet. Pure.
+
+    Args:
+        plan: of the running generation.
+        reports: the newest of its members.
+
+    Returns:
+        The earliest phase that a rank is in, for the job's reason; empty when every rank that is heard of has passed a new step.
+    """
+    waiting = [
+        (node.node_id, status)
+        for node in plan.nodes
+        if node.node_id in reports
+        for status in reports[node.node_id].ranks
+        if status.exit is None and status.boundary <= plan.base_step
+    ]
+    for phase, words in STARTING_PHASES.items():
+        seconds = {node_id: status.still_seconds for node_id, status in waiting if status.phase == phase}
+        if seconds:
+            nodes = ", ".join(sorted(seconds)[:NAMED_NODES]) + (f" and {len(seconds) - NAMED_NODES} more" if len(seconds) > NAMED_NODES else "")
+            whole = int(max(seconds.values()) // SHOWN_EVERY_SECONDS) * SHOWN_EVERY_SECONDS
+            return f"{words} on {nodes}" + (f" ({whole} s)" if whole else "")
+    return ""
 
 
 def highest_seen(seen: JobObserved, run: RunId) -> Generation:

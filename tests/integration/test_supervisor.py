@@ -66,6 +66,11 @@ class Bench:
             )
         return plan
 
+    async def warm(self) -> None:
+        """Wait until ranks start warm."""
+        await self.supervisor._list()  # what was known before may be of a template that has died
+        await self.until(lambda: self.supervisor.preload is Preload.READY)
+
     async def exit(self, rank: int = 0, generation: int = 1) -> ExitedRank:
         seen: set[Rank] = set()
         while (exited := await self.supervisor.next_exit(RUN, Generation(generation), seen)).rank != rank:
@@ -100,6 +105,8 @@ class Bench:
 async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
     made = Bench(tmp_path, request.param)
     await made.supervisor.start()
+    if made.is_warm:
+        await made.warm()
     yield made
     await made.supervisor.shut_down()
     assert not list(tmp_path.rglob("*.sock"))
@@ -129,6 +136,7 @@ async def test_what_a_rank_is_given_is_in_no_memory_that_later_ranks_inherit(tmp
     bench = Bench(tmp_path, is_warm=True)
     await bench.supervisor.start()
     try:
+        await bench.warm()
         secret = secrets.token_hex(16)
         await bench.start("pass", supplied=Supplied(environment={"TOKEN": secret}))
         assert (await bench.exit()).end.code == 0
@@ -276,6 +284,7 @@ async def test_a_variable_read_at_start_makes_the_start_cold(tmp_path: Path) -> 
     bench = Bench(tmp_path, is_warm=True)
     await bench.supervisor.start()
     try:
+        await bench.warm()
         await bench.start("import sys; print(sys.flags.hash_randomization, 'graphlib' in sys.modules)", environment={"PYTHONHASHSEED": "0"})
         await bench.exit()
         assert bench.files().stdout.read_text() == "0 False\n"
@@ -600,11 +609,13 @@ async def test_a_dead_template_is_replaced(tmp_path: Path) -> None:
     bench = Bench(tmp_path, is_warm=True)
     await bench.supervisor.start()
     try:
+        await bench.warm()
         await bench.start("import sys; print('graphlib' in sys.modules)")
         await bench.exit()
         (template,) = processes.children(bench.shim_pid()) - {record.pid for record in bench.supervisor.records}
         os.kill(template, signal.SIGKILL)
         await bench.until(lambda: processes.children(bench.shim_pid()) - {template} != set())
+        await bench.warm()
         await bench.start("import sys; print('graphlib' in sys.modules)", generation=2)
         assert (await bench.exit(generation=2)).end.code == 0
         assert bench.files(generation=2).stdout.read_text() == "True\n"
@@ -657,6 +668,18 @@ async def test_a_failed_preload_is_told_and_ranks_start_cold(tmp_path: Path, mon
         assert (await bench.exit()).end.code == 0
         await bench.until(lambda: bench.supervisor.preload is Preload.FAILED)  # told without being asked
         assert not bench.supervisor.is_warm, "its ranks import first: a node where they do not is the better one"
+    finally:
+        await bench.supervisor.shut_down()
+
+
+async def test_ranks_do_not_wait_for_a_template_that_still_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = preloading(tmp_path, monkeypatch, "import signal\nsignal.pause()")
+    await bench.supervisor.start()
+    try:
+        await bench.start("print('up')")
+        assert (await bench.exit()).end.code == 0
+        assert [record.is_warm for record in bench.supervisor.records] == [False]
+        assert bench.supervisor.preload is Preload.PENDING
     finally:
         await bench.supervisor.shut_down()
 

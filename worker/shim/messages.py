@@ -25,8 +25,8 @@ from worker.rank_user import RankUser
 class Preload(StrEnum):
     """How far the template is.
 
-    PENDING: importing; warm starts wait for it. READY: warm starts are forked from it. FAILED: warm starts are served cold; the reason is in
-    `Ranks.preload_error`. NONE: there is nothing to preload; warm starts are served cold.
+    PENDING: importing; warm starts are served cold meanwhile. READY: warm starts are forked from it. FAILED: warm starts are served cold; the
+    reason is in `Ranks.preload_error`. NONE: there is nothing to preload; warm starts are served cold.
     """
 
     PENDING = "pending"

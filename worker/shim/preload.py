@@ -15,6 +15,7 @@ import importlib.util
 import os
 import sys
 import threading
+import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +32,8 @@ DEFAULT_MODULES = (
     "everstep.training",
 )
 _OPERATOR_MODULE = "deepspeed.comm.torch"
-"""Its `build_shm_op()` compiles and loads the operator that DeepSpeed's gloo backend wants at `init_distributed`."""
+"""Its `build_shm_op()` loads the operator that DeepSpeed's gloo backend wants at `init_distributed`, and compiles it where it is not built."""
+_OPERATOR = "deepspeed_shm_comm"
 
 DRIVER = Path("/dev/nvidiactl")
 _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -49,9 +51,10 @@ def can_preload(modules: Sequence[str]) -> bool:
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Import these modules, build DeepSpeed's operator if DeepSpeed is among them, and freeze what is now on the heap.
+    """Import these modules, load DeepSpeed's operator if it is built, and freeze what is now on the heap.
 
-    Called once by the template. A module that is not installed is skipped: it is no loss for a rank that does without it.
+    Called once by the template. A module that is not installed is skipped: it is no loss for a rank that does without it. Nothing is compiled here:
+    that takes half a minute, and most jobs do without DeepSpeed. The first rank that uses the operator builds it.
 
     Args:
         modules: their full names, in order.
@@ -66,13 +69,11 @@ def preload(modules: Sequence[str]) -> None:
             except ModuleNotFoundError as error:
                 if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
                     raise
-    if "deepspeed" in modules and importlib.util.find_spec("deepspeed") is not None:
-        _build_operator()
+    if "deepspeed" in modules:
+        load_operator()
     gc.collect()
     gc.freeze()
-    count = len(os.listdir("/proc/self/task"))
-    if count != 1:
-        raise PreloadFailed(f"{count} threads run after the imports; a fork would lose all but one in the middle of what they do")
+    _check_threads()
     if "torch" in sys.modules and DRIVER.exists() and _spoils_forks():  # without a driver there is nothing to be spoiled
         raise PreloadFailed("an import has asked the CUDA driver; a fork could not use it any more")
 
@@ -98,9 +99,38 @@ def _spoils_forks() -> bool:
     return os.waitpid(child, 0)[1] != 0
 
 
-def _build_operator() -> None:
-    with _one_builder(Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")):
+def load_operator() -> bool:
+    """Load DeepSpeed's operator where ranks have built it, so that no later rank has to. Once it is loaded, or where it is not built, at no cost.
+
+    Returns:
+        Whether it was loaded now.
+
+    Raises:
+        PreloadFailed: a thread has been left running.
+    """
+    if _OPERATOR in sys.modules or "deepspeed" not in sys.modules:
+        return False
+    directory = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
+    if not is_built(directory):
+        return False
+    with _one_builder(directory):
         importlib.import_module(_OPERATOR_MODULE).build_shm_op()
+    _check_threads()
+    sys.modules.setdefault(_OPERATOR, types.ModuleType(_OPERATOR))
+    return True
+
+
+def is_built(directory: Path) -> bool:
+    """Say whether a folder of torch's extensions has DeepSpeed's operator, whole: nobody is building it."""
+    # torch puts a folder of its own between where TORCH_EXTENSIONS_DIR is not set.
+    built = [*directory.glob(f"{_OPERATOR}/*.so"), *directory.glob(f"*/{_OPERATOR}/*.so")]
+    return any(not path.with_name("lock").exists() for path in built)
+
+
+def _check_threads() -> None:
+    count = len(os.listdir("/proc/self/task"))
+    if count != 1:
+        raise PreloadFailed(f"{count} threads run after the imports; a fork would lose all but one in the middle of what they do")
 
 
 @contextmanager

@@ -287,7 +287,7 @@ class Shim:
         late = launch.needs_cold_start(start.environment, self._environment) if start.warm else None
         if late is not None:
             _log.info("rank %s of generation %s starts cold: %s takes effect at start only", start.rank, start.generation, late)
-        if start.warm and late is None and template is not None and template.state in (Preload.PENDING, Preload.READY):
+        if start.warm and late is None and template is not None and template.state is Preload.READY:
             self._waiting.append(_Pending(start, client))
             self._fork_waiting()
         else:
@@ -344,10 +344,8 @@ class Shim:
         self._admit(_Pending(start, client, ours), pid, is_warm=False)
 
     def _fork_waiting(self) -> None:
-        """Hand what waits to the template, if it is ready; or start it cold, if there is no template any more."""
+        """Hand what waits to the template, if it is ready, or start it cold: an import may take minutes, and ranks do it as fast themselves."""
         template = self._template
-        if template is not None and template.state is Preload.PENDING:
-            return
         waiting, self._waiting = self._waiting, []
         for pending in waiting:
             if pending.is_stopped:  # while the template that has died was asked for it

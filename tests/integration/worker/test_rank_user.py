@@ -203,6 +203,8 @@ async def machine(disk: Path, tmpfs: Path, *, is_warm: bool = False) -> AsyncIte
     mask = os.umask(0o077)
     made = Machine(disk, tmpfs, is_warm=is_warm)
     await made.supervisor.start()
+    while is_warm and not made.supervisor.is_warm:
+        await made.supervisor.changed.wait(made.supervisor.changed.version)
     (made.state / "sources").mkdir()
     make_way(made.state / "sources", USER)
     (made.state / "promise").write_text("the generation's key")

@@ -66,3 +66,32 @@ def test_imports_ask_nvml_whether_there_is_a_device_and_ranks_do_not_hear_of_it(
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "False"]
+
+
+FAKE = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from worker.shim import preload
+preload.preload(["deepspeed"])
+print(os.path.exists(sys.argv[1] + "/calls"))
+operator = os.path.join(os.environ["TORCH_EXTENSIONS_DIR"], "deepspeed_shm_comm")
+os.makedirs(operator)
+for name in ("lock", "deepspeed_shm_comm.so"):
+    open(os.path.join(operator, name), "w").close()
+print(preload.load_operator())
+os.unlink(os.path.join(operator, "lock"))
+print(preload.load_operator(), preload.load_operator())
+print(open(sys.argv[1] + "/calls").read())
+"""
+
+
+def test_no_operator_is_compiled_ahead_and_one_that_ranks_have_built_is_loaded_once(tmp_path: Path) -> None:
+    """Most jobs do without DeepSpeed. Nobody loads what somebody still builds."""
+    package = tmp_path / "deepspeed" / "comm"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").touch()
+    (package / "torch.py").write_text(f"def build_shm_op():\n    open({str(tmp_path / 'calls')!r}, 'a').write('built')\n")
+    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
+    done = subprocess.run([sys.executable, "-c", FAKE, str(tmp_path)], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False", "True", "False", "built"]

@@ -13,7 +13,8 @@ import pytest
 from everstep.protocol.agent_messages import ExitClass
 from everstep.protocol.ids import Generation, Rank, Step
 from tests.unit.worker.rank_plans import RUN, rank_plan
-from worker.rank_environment import RankPaths, inherited_as, is_reserved, node_environment, rank_arguments, rank_environment
+from worker import rank_environment as rank_environment_module
+from worker.rank_environment import RankPaths, inherited_as, is_reserved, node_environment, rank_arguments, rank_environment, with_packages
 from worker.rank_files import RankFiles, last_lines
 from worker.rank_user import RankUser
 from worker.shim.messages import RankEnd
@@ -123,8 +124,27 @@ def test_a_node_passes_on_its_environment_but_nothing_of_ours() -> None:
         "NCCL_SOCKET_IFNAME": "=lo",
     }
     assert node_environment(found, "lo") == found
+    at_home = node_environment({"HOME": "/home/me"}, "lo")
+    assert Path(at_home["TORCH_EXTENSIONS_DIR"]).parent == Path("/home/me/.cache/torch_extensions")
+    assert node_environment(at_home, "lo") == at_home
     assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & node_environment({}, "").keys()
     assert node_environment({"NCCL_SOCKET_IFNAME": "^docker0"}, "ens5")["NCCL_SOCKET_IFNAME"] == "^docker0"
+
+
+def test_environments_that_share_a_home_compile_no_extension_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"TORCH_EXTENSIONS_DIR": "/shared"}
+    ours = node_environment(given, "lo")
+    monkeypatch.setattr(sys, "prefix", "/another/environment")
+    rank_environment_module._environment_key.cache_clear()
+    theirs = node_environment(given, "lo")
+    monkeypatch.undo()
+    rank_environment_module._environment_key.cache_clear()
+    layers = [with_packages(ours, folder) for folder in ("/state/packages/a", "/state/packages/b")]
+    folders = {each["TORCH_EXTENSIONS_DIR"] for each in (ours, theirs, *layers)}
+    assert len(folders) == 4
+    assert {os.path.dirname(folder) for folder in folders} == {"/shared"}
+    assert with_packages(ours, "") == ours
+    assert with_packages(given, "/state/packages/a") == given, "the job has chosen it"
 
 
 def test_another_user_inherits_nothing_that_leads_to_folders_of_the_agents() -> None:

@@ -7,9 +7,10 @@ import pytest
 from control_plane.core import launch
 from control_plane.core.observed import GenerationRecord, JobObserved, JobRecord, NodeObserved
 from control_plane.core.states import JobState
-from everstep.protocol.agent_messages import MemberPhase, MemberReport, PageCommit, RoundStatus, ShardProtection
+from everstep.protocol.agent_messages import MemberPhase, MemberReport, PageCommit, RankStatus, RoundStatus, ShardProtection
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId, Step
 from tests.properties.control_plane.simulated import spec_of
+from tests.unit.worker.rank_plans import rank_plan
 
 SPEC = spec_of("gpt", "a", 4, 2)
 
@@ -80,3 +81,25 @@ def committed(recorded: int, *reports: MemberReport) -> int:
 )
 def test_the_newest_commit_on_the_path_counts(recorded: int, reports: tuple[MemberReport, ...], expected: int) -> None:
     assert committed(recorded, *reports) == expected
+
+
+@pytest.mark.parametrize(
+    ("phases", "words"),
+    [
+        ((("start", 12.7), ("restore", 1.0)), "preparing Python on i-0 (10 s)"),
+        ((("start", 3.0), ("start", 9.9)), "preparing Python on i-0, i-1"),
+        ((("restore", 31.0), ("first_step", 40.0)), "restoring the state on i-0 (30 s)"),
+        ((("train", 1.0), ("first_step", 1.0)), "making the first step on i-1"),
+        ((("train", 1.0), ("train", 70.0)), ""),
+        ((), ""),
+    ],
+)
+def test_a_launch_says_what_its_ranks_do_before_their_first_new_step(phases: tuple[tuple[str, float], ...], words: str) -> None:
+    plan = rank_plan(addresses=("127.0.0.1", "127.0.0.2"))
+    reports = {}
+    for rank, (phase, seconds) in enumerate(phases):
+        status = RankStatus(rank=Rank(rank), boundary=Step(1 if phase == "train" else 0), phase=phase, still_seconds=seconds)
+        reports[NodeId(f"i-{rank}")] = MemberReport(
+            job=plan.job, run=plan.run, generation=plan.generation, phase=MemberPhase.RUNNING, ranks=(status,)
+        )
+    assert launch.starting(plan, reports) == words
