@@ -33,6 +33,7 @@ from worker.core.own_metrics import NodeUsage
 from worker.core.phases import PhaseClock
 from worker.core.rounds import NONE, Coordinator, Shard
 from worker.core.slots import Content, is_superseded, kept, memory_nodes
+from worker.core.strays import Strays, strayed
 from worker.core.tree import RoundTree
 from worker.errors import CorruptCheckpoint, LoadFailed, NoRoom, ObjectMissing, PeerError, SourceRefused, StorageError
 from worker.held_lines import HeldLines
@@ -134,7 +135,7 @@ class Member:
         self._persist = NONE
         node.store.memory_nodes = memory_nodes(self.here.ranks, node.gpu_nodes)
         held = [rank.rank for rank in plan.ranks if node.node_id in rank.holders[1:]]
-        node.store.place([*self.here.ranks, *held])
+        node.store.place(Strays.of(plan, node.node_id))
         self.pacer = NodePacer()
         self.held_lines = HeldLines(node.state, plan, node.node_id)
         self._receiver = ReplicaReceiver(node.store, held_ranks=held, keep=self._keep, slot_count=self._slot_count, take_lines=self.held_lines.take)
@@ -396,7 +397,7 @@ class Member:
             is_restarted: the agent took a running generation over: a coordinator asks everybody before it proposes anything.
         """
         plan = self.plan
-        self._node.store.strays_give_way = True
+        self._node.store.strays = self._node.store.strays.loaded()
         self.lines.welcome_all()
         if plan.coordinator == self._node.node_id:
             begin = Coordinator.recover if is_restarted else Coordinator.begin
@@ -406,6 +407,7 @@ class Member:
                 every_steps=plan.checkpoint.every_steps,
                 slot_count=self._slot_count,
                 stored=plan.checkpoint.stored_step,
+                strayed=strayed(plan),
             )
             self.server = RoundServer(plan.generation, core, final_round_seconds=plan.timeouts.final_round_seconds, now=self._node.now)
             self._begin(partial(self._rounds.run_local, self.server), "rounds")
@@ -495,8 +497,8 @@ class Member:
     def _hear(self, announcement: Announcement) -> None:
         self._committed = max(self._committed, announcement.committed)
         self._persist = announcement.persist_step
-        if self._committed != NONE:  # all holders in view have what the generation stands on
-            self._node.store.drop_strays()
+        self._node.store.strays = self._node.store.strays.heard(announcement.committed, announcement.held)
+        self._node.store.drop_strays()
         for shard in self.shards.values():
             self._upload_if_due(shard)
         self.lines.hear(announcement)

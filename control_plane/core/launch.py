@@ -143,7 +143,7 @@ def make_plan(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll, p
     found = survey(spec, seen, record, roll)
     restore = recovery.choose(found)
     domains = {node_id: domain for node_id in nodes if (domain := seen.nodes[node_id].domain) is not None}
-    holders = placement.plan(nodes, spec.copies, domains).holders
+    holders = placement.plan(nodes, spec.copies, domains, before=_groups_before(seen)).holders
     ranks = [(rank, node_id) for place, node_id in enumerate(nodes) for rank in members.ranks_of(place, spec.ranks_per_node)]
     plan = GenerationPlan(
         job=spec.job,
@@ -212,6 +212,14 @@ def highest_seen(seen: JobObserved, run: RunId) -> Generation:
 def _report(seen: JobObserved, node_id: NodeId, run: RunId) -> MemberReport | None:
     node = seen.nodes.get(node_id)
     return node.member if node is not None and node.member is not None and node.member.run == run else None
+
+
+def _groups_before(seen: JobObserved) -> tuple[tuple[int, ...], ...]:
+    """Return the groups of the newest stored plan, as GROUP_RANKs; none before the first plan. A replacement has its predecessor's GROUP_RANK."""
+    if seen.plan is None:
+        return ()
+    place_of = {node.node_id: place for place, node in enumerate(seen.plan.nodes)}
+    return placement.groups_of([[place_of[holder] for holder in seen.plan.ranks[node.ranks[0]].holders] for node in seen.plan.nodes])
 
 
 def _coordinator(seen: JobObserved, record: JobRecord, nodes: list[NodeId]) -> NodeId:

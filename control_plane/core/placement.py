@@ -1,8 +1,9 @@
-"""Which nodes keep whose shards: the paper's mixed strategy, aware of failure domains, and how probable recovery from memory is.
+"""Decides which nodes keep whose shards: the paper's mixed strategy, aware of failure domains; and how probable recovery from memory is.
 
     N = 5, m = 2:    [n0 n1]  group: each keeps the other's        [n2 n3 n4]  ring: each keeps its own and its predecessor's
 
-How probable it is when whole domains are lost is in `control_plane.core.domain_loss`.
+`control_plane.core.separation` keeps every shard out of a single failure domain where that is possible.
+`control_plane.core.domain_loss` computes how probable recovery is when whole domains are lost.
 
 Invariant: a node's holders are `copies` different nodes, the node itself first.
 Source: GEMINI (SOSP'23), Algorithm 1; reference/gemini.md §2 for the corrected probabilities.
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import comb, perm
 
+from control_plane.core.separation import holders_in, separate
 from control_plane.errors import ImpossiblePlacement
 from everstep.protocol.ids import NodeId
 
@@ -30,16 +32,19 @@ class Placement:
     """By owner; the owner first."""
 
 
-def plan(nodes: Sequence[NodeId], copies: int, domains: Mapping[NodeId, str] | None = None) -> Placement:
-    """Return the placement of a job. Deterministic: it depends on GROUP_RANKs alone, so a replacement takes over the lost node's part.
+def plan(nodes: Sequence[NodeId], copies: int, domains: Mapping[NodeId, str] | None = None, before: Sequence[Sequence[int]] = ()) -> Placement:
+    """Return the placement of a job. Deterministic.
 
-    Called by the job's decide, once per generation.
+    The job's decide calls it once per generation. Nodes of the previous placement keep their groups, and a replacement takes the lost node's
+    part. Groups change only where a shard would have all its holders in one domain although another arrangement avoids that.
 
     Args:
         nodes: the members by GROUP_RANK.
         copies: m, how many nodes hold a shard, the owner's included.
-        domains: failure domain (network node) of each node; a node that is not named counts as a domain of its own. Members of one
-            group are taken from different domains as far as there are enough.
+        domains: failure domain (network node) of each node; a node without an entry counts as a domain of its own. A fresh placement takes
+            the members of a group from as many domains as it can.
+        before: the groups of the previous placement, as GROUP_RANKs (`groups_of`). Empty, or made for another number of copies or nodes:
+            the placement is a fresh one.
 
     Returns:
         Groups and holders.
@@ -51,12 +56,42 @@ def plan(nodes: Sequence[NodeId], copies: int, domains: Mapping[NodeId, str] | N
         raise ImpossiblePlacement(f"{copies} copies do not fit {len(nodes)} nodes: between 1 and {len(nodes)} are possible")
     if len(set(nodes)) != len(nodes):
         raise ImpossiblePlacement("a node is named twice")
-    ordered = _spread(nodes, copies, domains) if domains else list(nodes)
-    group_count = len(ordered) // copies
-    groups = [tuple(ordered[i * copies : (i + 1) * copies]) for i in range(group_count)]
-    groups[-1] += tuple(ordered[group_count * copies :])
-    holders = {node: tuple(group[(i + j) % len(group)] for j in range(copies)) for group in groups for i, node in enumerate(group)}
-    return Placement(tuple(groups), holders)
+    domain_of = [(domains or {}).get(node, f"unknown {node}") for node in nodes]
+    fresh = _cut(_spread(domain_of, copies) if domains else range(len(nodes)), copies)
+    previous = tuple(tuple(group) for group in before)
+    is_previous = list(map(len, previous)) == list(map(len, fresh)) and sorted(sum(previous, ())) == list(range(len(nodes)))
+    groups = separate(previous if is_previous else fresh, copies, domain_of)
+    named = tuple(tuple(nodes[place] for place in group) for group in groups)
+    holders = {node: holders_in(group, i, copies) for group in named for i, node in enumerate(group)}
+    return Placement(named, holders)
+
+
+def groups_of(holders: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Return the groups that a stored plan's holders were made from.
+
+    Args:
+        holders: by GROUP_RANK, the GROUP_RANKs of its shard's holders, the owner first.
+
+    Returns:
+        Groups of GROUP_RANKs, the ring last; empty if the holders are not those of such groups.
+    """
+    copies = len(holders[0]) if holders else 0
+    if copies < 2 or any(len(held) != copies for held in holders):
+        return ()
+    groups: list[tuple[int, ...]] = []
+    seen: set[int] = set()
+    for first in range(len(holders)):
+        group: list[int] = []
+        place = first
+        while place not in seen:
+            seen.add(place)
+            group.append(place)
+            place = holders[place][1]
+        if group:
+            groups.append(tuple(group))
+    groups.sort(key=lambda group: len(group) > copies)
+    is_sound = all(tuple(holders[node]) == holders_in(group, i, copies) for group in groups for i, node in enumerate(group))
+    return tuple(groups) if is_sound else ()
 
 
 def recovery_probability(node_count: int, copies: int, lost_count: int) -> float:
@@ -103,18 +138,26 @@ def _without_whole_groups(groups: int, size: int, nodes: int, lost: int) -> int:
     return total - chosen * rest if last % 2 else total + chosen * rest
 
 
-def _spread(nodes: Sequence[NodeId], copies: int, domains: Mapping[NodeId, str]) -> list[NodeId]:
-    """Order the nodes so that each group has different domains as far as there are enough: those with the most nodes left come first."""
+def _cut(order: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
+    """Cut an order of GROUP_RANKs into groups of `copies`; the last one takes the rest, too."""
+    count = len(order) // copies
+    groups = [tuple(order[i * copies : (i + 1) * copies]) for i in range(count)]
+    groups[-1] += tuple(order[count * copies :])
+    return tuple(groups)
+
+
+def _spread(domains: Sequence[str], copies: int) -> list[int]:
+    """Order GROUP_RANKs so that each group has different domains as far as there are enough; domains with the most nodes left come first."""
     left: dict[str, deque[int]] = {}
-    for position, node in enumerate(nodes):
-        left.setdefault(domains.get(node, f"unknown {node}"), deque()).append(position)
-    largest = [(-len(positions), positions[0], domain) for domain, positions in left.items()]
+    for place, domain in enumerate(domains):
+        left.setdefault(domain, deque()).append(place)
+    largest = [(-len(places), places[0], domain) for domain, places in left.items()]
     heapify(largest)
-    ordered: list[NodeId] = []
+    ordered: list[int] = []
     while largest:
         taken = [heappop(largest)[2] for _ in range(min(copies, len(largest)))]
         for domain in taken:
-            ordered.append(nodes[left[domain].popleft()])
+            ordered.append(left[domain].popleft())
             if left[domain]:
                 heappush(largest, (-len(left[domain]), left[domain][0], domain))
     return ordered

@@ -90,5 +90,7 @@ class Announcement(Message, frozen=True, omit_defaults=True):
     finished: bool = False
     """Every rank stands and what could be committed is committed: ranks leave `close()`."""
     pacing: Pacing = Pacing.AT_ONCE
+    held: tuple[Rank, ...] = ()
+    """Of the shards that nodes keep without being planned holders: those that all planned holders have sealed at the base or later."""
     is_silent: bool = False
     """The coordinator has nothing to announce until every node has reported to it: the term alone counts."""

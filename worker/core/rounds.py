@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from everstep.protocol.ids import FIRST_STEP, NodeId, Step
+from everstep.protocol.ids import FIRST_STEP, NodeId, Rank, Step
 from everstep.protocol.rank_messages import RankHalf, Standing, StopState, Vote
 from everstep.protocol.rounds import RankRound
 from worker.core.lead import Lead
@@ -198,6 +198,8 @@ class Coordinator:
     slot_count: int = 2
     stored: Step = FIRST_STEP
     """The newest complete checkpoint in S3 when the generation began; 0: none."""
+    strayed: frozenset[Rank] = frozenset()
+    """Ranks whose shard some node keeps that is none of its planned holders (`worker.core.strays`)."""
     distance: int = 1
     """Steps from a committed step to the next proposed one, at least: what the job's budget allows (`worker.core.budget`)."""
     committed: Step = NONE
@@ -226,14 +228,34 @@ class Coordinator:
     is_finished: bool = False
 
     @classmethod
-    def begin(cls, *, world_size: int, base: Step, every_steps: int, slot_count: int = 2, stored: Step = FIRST_STEP) -> Coordinator:
+    def begin(
+        cls,
+        *,
+        world_size: int,
+        base: Step,
+        every_steps: int,
+        slot_count: int = 2,
+        stored: Step = FIRST_STEP,
+        strayed: frozenset[Rank] = frozenset(),
+    ) -> Coordinator:
         """Return the coordinator of a new generation: w = base and C = none (design §3)."""
-        return cls(world_size=world_size, base=base, every_steps=every_steps, slot_count=slot_count, stored=stored)._propose()
+        core = cls(world_size=world_size, base=base, every_steps=every_steps, slot_count=slot_count, stored=stored, strayed=strayed)
+        return core._propose()
 
     @classmethod
-    def recover(cls, *, world_size: int, base: Step, every_steps: int, slot_count: int = 2, stored: Step = FIRST_STEP) -> Coordinator:
+    def recover(
+        cls,
+        *,
+        world_size: int,
+        base: Step,
+        every_steps: int,
+        slot_count: int = 2,
+        stored: Step = FIRST_STEP,
+        strayed: frozenset[Rank] = frozenset(),
+    ) -> Coordinator:
         """Return the coordinator of a generation that is already running, after its agent restarted: it knows nothing yet."""
-        return cls(world_size=world_size, base=base, every_steps=every_steps, slot_count=slot_count, stored=stored, is_recovering=True)
+        core = cls(world_size=world_size, base=base, every_steps=every_steps, slot_count=slot_count, stored=stored, strayed=strayed)
+        return replace(core, is_recovering=True)
 
     # -- what happens ------------------------------------------------------------------------------------------------------------------
 
@@ -271,6 +293,17 @@ class Coordinator:
     def highest_boundary(self) -> Step:
         """The highest boundary that any rank has reported; the base before any has."""
         return max((each.boundary for each in self.ranks), default=self.base)
+
+    @property
+    def held(self) -> tuple[Rank, ...]:
+        """Strayed shards that all planned holders have sealed at the base or a later step: the rank's report names none out of view."""
+        return tuple(
+            each.rank
+            for each in self.ranks
+            if each.rank in self.strayed
+            and not each.out_of_view
+            and (each.committed != NONE or (each.proposed == self.base and each.vote is Vote.ACKED))
+        )
 
     @property
     def is_complete(self) -> bool:

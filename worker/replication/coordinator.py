@@ -66,6 +66,7 @@ class RoundServer:
             stop_state=core.stop_state,
             finished=core.is_finished,
             pacing=self._pacing,
+            held=core.held,
             is_silent=core.is_recovering,  # nothing is announced before every member has said what it knows
         )
 
@@ -119,4 +120,4 @@ class RoundServer:
 
 
 def _spoken(core: Coordinator) -> tuple[object, ...]:
-    return core.committed, core.proposed, core.persist, core.stop, core.stop_state, core.is_finished, core.is_recovering
+    return core.committed, core.proposed, core.persist, core.stop, core.stop_state, core.is_finished, core.is_recovering, core.held

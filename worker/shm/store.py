@@ -3,7 +3,7 @@
     <root>/<run>/rank-<r>.slot-<i>      a slot (`slot_file`)
     <root>/<run>/rank-<r>.word          a rank's page (`rank_page`)
 
-A stray is a shard that the plan places elsewhere now. What it holds of the lineage stays until the base is committed, or its room is needed.
+`worker.core.strays` decides how long the slots of a shard stay that the plan places on other nodes now.
 
 Invariant: a slot's old content is read and digested by nobody from the moment it is granted: `grant` cancels and joins every reader first.
 """
@@ -30,6 +30,7 @@ from everstep.protocol.ids import FIRST_STEP, Generation, JobName, Rank, RunId, 
 from everstep.protocol.plan import SlotRecord
 from everstep.protocol.slot import SlotHeader, SlotState, chunk_bytes, chunk_range, digest
 from worker.core.slots import Content, SlotView, being_written, find_sealed, writable
+from worker.core.strays import Strays
 from worker.errors import NoRoom
 from worker.priority import work_as_ranks_do, work_at
 from worker.rank_user import RankUser, make_way, share
@@ -68,6 +69,11 @@ class Slot:
         return self.file.header.state is SlotState.WRITING and self.file.content == content
 
     @property
+    def is_used(self) -> bool:
+        """Whether it is read, uploaded or fetched from just now."""
+        return bool(self.pins or self.readers)
+
+    @property
     def view(self) -> SlotView:
         """What the pure core sees of it."""
         return SlotView(self.file.header.state, self.file.content, is_pinned=self.pins > 0, is_busy=self.is_busy)
@@ -92,9 +98,8 @@ class SlotStore:
         self.shards: dict[Rank, list[Slot]] = {}
         self.memory_nodes: Mapping[Rank, int] = {}
         """The NUMA node near which a rank's slots are made; a rank that has none leaves it to the kernel."""
-        self.strays_give_way = False
-        """Every node has verified what it restored: where room is needed strays go."""
-        self._placed: frozenset[Rank] = frozenset()
+        self.strays = Strays()
+        """The `Member` replaces it: for every generation, once all nodes have loaded, and with every announcement."""
         self.making = Signal()
         """Somebody begins to choose or make a slot (see `is_making`)."""
         self._makers: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -342,10 +347,8 @@ class SlotStore:
 
     async def _create(self, rank: Rank, index: int, header: SlotHeader) -> SlotFile:
         """Make a slot's file, in a thread: its pages take up to a second per GiB, and the agent has deadlines to keep."""
-        added = self._creating_bytes + header.capacity_bytes
-        if self.strays_give_way and self.used_bytes() + added > self.memory_bytes:
-            self.drop_strays()
-        needed = self.used_bytes() + added
+        self._make_room(header.capacity_bytes)
+        needed = self.used_bytes() + self._creating_bytes + header.capacity_bytes
         if needed > self.memory_bytes:
             raise NoRoom(needed_bytes=needed, available_bytes=self.memory_bytes)
         self._creating_bytes += header.capacity_bytes
@@ -367,6 +370,28 @@ class SlotStore:
             return made[0]
         finally:
             self._creating_bytes -= header.capacity_bytes
+
+    def _make_room(self, needed_bytes: int) -> None:
+        """Drop slots of strays that may make way, oldest content first, until a new slot fits; nothing if it would not fit without all of them."""
+        needed_bytes += self._creating_bytes + self.used_bytes() - self.memory_bytes
+        strays = [(rank, slot) for rank, slots in self.shards.items() if rank not in self.strays.placed for slot in slots]
+        leaving = [each for each in strays if self._makes_way(*each)]
+        if needed_bytes > sum(slot.file.header.capacity_bytes for _, slot in leaving):
+            return
+        for rank, slot in sorted(leaving, key=lambda each: (each[1].file.header.step, each[0])):
+            if needed_bytes > 0:
+                needed_bytes -= slot.file.header.capacity_bytes
+                slot.file.drop()
+                self._forget_if_empty(rank)
+
+    def _makes_way(self, rank: Rank, slot: Slot) -> bool:
+        has_base = any(other is not slot and other.view.is_sealed_at(self.strays.base) for other in self.shards[rank])
+        return not slot.is_used and self.strays.makes_way(rank, slot.file.content, has_base=has_base)
+
+    def _forget_if_empty(self, rank: Rank) -> None:
+        """Forget a stray without any content."""
+        if rank not in self.strays.placed and all(slot.view.state is SlotState.EMPTY for slot in self.shards[rank]):
+            del self.shards[rank]
 
     def _full(self, needed_bytes: int) -> NoRoom:
         free = os.statvfs(self.root)
@@ -552,10 +577,9 @@ class SlotStore:
 
     # -- keeping ------------------------------------------------------------------------------------------------------------------------------
 
-    def place(self, ranks: Collection[Rank]) -> None:
-        """Say which shards the plan places here, owned or held: called once by every generation, before Load. All others are strays."""
-        self._placed = frozenset(ranks)
-        self.strays_give_way = False
+    def place(self, strays: Strays) -> None:
+        """Take what a new generation places here; the `Member` calls it once per generation, before Load."""
+        self.strays = strays
 
     async def empty_all_but(self, keep: Mapping[Rank, Collection[Content]]) -> None:
         """Declare void whatever is not kept, and remove that of strays: called once, at Load, with the plan's keep list."""
@@ -563,17 +587,16 @@ class SlotStore:
             for slot in slots:
                 if slot.view.content not in keep.get(rank, set()):
                     await self._join(slot)
-                    if rank in self._placed:
+                    if rank in self.strays.placed:
                         slot.file.empty()
                     else:
                         slot.file.drop()
-            if rank not in self._placed and all(slot.view.state is SlotState.EMPTY for slot in slots):
-                del self.shards[rank]
+            self._forget_if_empty(rank)
 
     def drop_strays(self) -> None:
-        """Remove the strays that nobody reads just now; idempotent. Called at every announcement once the base is committed."""
-        for rank in self.shards.keys() - self._placed:
-            if not any(slot.pins or slot.readers for slot in self.shards[rank]):
+        """Remove the strays that are of no use any more and that nobody reads just now; idempotent. Every announcement calls it."""
+        for rank in [rank for rank in self.shards if self.strays.is_over(rank)]:
+            if not any(slot.is_used for slot in self.shards[rank]):
                 for slot in self.shards.pop(rank):
                     slot.file.drop()
 

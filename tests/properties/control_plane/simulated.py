@@ -70,6 +70,10 @@ REFERENCE = ObjectReference(bucket="b", key="k/")
 POLICY = Policy(timeouts=ladder(3.0))
 FLEET = FleetSpec(name=FleetName("main"), group="group", min_node_count=4, spare_count=1, max_replacements_per_hour=1000)
 MAX_SIZE = 12
+Domains = tuple[int, int]
+"""How many failure domains instances are launched in, and a number that says which instance is in which."""
+NO_DOMAINS: Domains = (0, 0)
+"""AWS names none."""
 
 
 def spec_of(name: str, run: str, nodes: int, copies: int) -> JobSpec:
@@ -113,6 +117,11 @@ class SimulatedJob:
         return self.plans.get(self.record.generation)
 
     @property
+    def newest_plan(self) -> GenerationPlan | None:
+        """The plan that was stored last; unlike `plan` also while the next generation has none yet."""
+        return self.plans[max(self.plans)] if self.plans else None
+
+    @property
     def lineage(self) -> tuple[GenerationRecord, ...]:
         return tuple(
             GenerationRecord(generation=plan.generation, parent=plan.parent, base_step=plan.base_step, was_started=plan.generation in self.started)
@@ -123,8 +132,9 @@ class SimulatedJob:
 class Simulation:
     """The fleet, its two jobs, and time."""
 
-    def __init__(self, max_size: int = MAX_SIZE) -> None:
+    def __init__(self, max_size: int = MAX_SIZE, domains: Domains = NO_DOMAINS) -> None:
         self.seconds = 1000.0
+        self.domain_count, self.domain_seed = domains
         self.max_size = max_size
         self.agents: dict[NodeId, Agent] = {}
         self.silent_since: dict[NodeId, float] = {}
@@ -237,6 +247,7 @@ class Simulation:
                 is_connected=agent is not None and not silent,
                 silent_seconds=self.seconds - since,
                 heard_at=since,
+                domain=self.domain_of(node_id),
                 address=node_id,
                 peer_port=1,
                 has_reported=agent is not None and node_id in self.last_words,
@@ -246,6 +257,12 @@ class Simulation:
                 notices=notices.merged(self.announced.get(node_id, ())),
             )
         return seen
+
+    def domain_of(self, node_id: NodeId) -> str | None:
+        """Return the domain of an instance: arbitrary, and always the same."""
+        if not self.domain_count:
+            return None
+        return f"d{(int(node_id[2:]) + 31 * self.domain_seed) * 2654435761 % 2**32 % 997 % self.domain_count}"
 
     def told_faults(self, node_id: NodeId, agent: Agent | None, *, silent: bool) -> tuple[NodeFault, ...]:
         if agent is None or silent:
@@ -408,8 +425,8 @@ class Simulation:
         assert set(nodes) <= set(observed.assigned)
         owners = {rank: node.node_id for node in plan.nodes for rank in node.ranks}
         assert sorted(owners) == list(range(job.spec.world_size))
-        if job.plan is not None:
-            before = [node.node_id for node in job.plan.nodes]
+        if job.newest_plan is not None:
+            before = [node.node_id for node in job.newest_plan.nodes]
             assert all(a == b for a, b in zip(nodes, before, strict=True) if a in before), "a node changed its place"
         for rank in plan.ranks:
             assert len(rank.holders) == len(set(rank.holders)) == job.spec.copies
@@ -420,12 +437,31 @@ class Simulation:
                 assert source.step == plan.base_step
                 assert self.maker(job, plan.parent, source.step) == source.origin_generation, "a source off the path"
                 assert source.digest == digest(rank.rank, source.origin_generation, source.step)
+        self.check_placement(job, plan)
         for node in plan.nodes:
             for reference in node.keep:
                 assert reference.step <= plan.base_step
                 assert self.maker(job, plan.parent, reference.step) == reference.origin_generation
             by_rank = [reference.owner_rank for reference in node.keep]
             assert all(by_rank.count(rank) <= 2 for rank in by_rank)
+
+    def check_placement(self, job: SimulatedJob, plan: GenerationPlan) -> None:
+        """No shard lies in one domain if that can be avoided, and no surviving group changes without that reason."""
+        nodes = [node.node_id for node in plan.nodes]
+        domains = [self.domain_of(node_id) or node_id for node_id in nodes]
+
+        def places(other: GenerationPlan) -> list[list[int]]:
+            place = {node.node_id: i for i, node in enumerate(other.nodes)}
+            return [sorted(place[holder] for holder in other.ranks[node.ranks[0]].holders) for node in other.nodes]
+
+        def exposed(held: list[list[int]]) -> int:
+            return sum(len({domains[place] for place in holders}) == 1 for holders in held)
+
+        most = max(domains.count(domain) for domain in domains)
+        least = max(0, len(nodes) - job.spec.copies * (len(nodes) - most))  # see tests of the placement: exact
+        assert exposed(places(plan)) == least
+        if job.newest_plan is not None and exposed(places(job.newest_plan)) == least:
+            assert places(plan) == places(job.newest_plan), "a surviving group changed without a reason"
 
     def check_exclusions(self, job: SimulatedJob, observed: JobObserved, decision: Decision) -> None:
         """Nobody is excluded while steps advance, unless AWS says that it ended or all ranks have agreed on a stop."""
@@ -598,8 +634,8 @@ class Simulation:
                 self.table[node_id] = replace(row, release="return")
 
 
-def fresh(max_size: int = MAX_SIZE) -> Simulation:
+def fresh(max_size: int = MAX_SIZE, domains: Domains = NO_DOMAINS) -> Simulation:
     """Return a simulation in which both jobs run, of a group that may have so many instances."""
-    simulation = Simulation(max_size)
+    simulation = Simulation(max_size, domains)
     simulation.settle()
     return simulation

@@ -18,13 +18,14 @@ from control_plane.core.observed import Cause, Notice
 from control_plane.core.states import ENDED_JOBS, JobState, NodeState
 from everstep.protocol.agent_messages import NodeFault, NoticeKind
 from everstep.protocol.ids import NodeId
-from tests.properties.control_plane.simulated import Simulation, fresh
+from tests.properties.control_plane.simulated import Domains, Simulation, fresh
 
 ENDING = sorted(notices.ENDING)
 FAULTS = tuple(
     NodeFault(code=code, message="words", is_permanent=False, xid=number)
     for code, number in (("gpu_xid", 31), ("gpu_xid", 95), ("gpu_xid", 79), ("gpu_lost", None), ("nic_down", None), ("disk_full", None))
 )
+DOMAINS = st.tuples(st.sampled_from([0, 2, 3, 6]), st.integers(0, 99))
 EVENTS = st.one_of(
     st.tuples(st.just("train"), st.integers(0, 1), st.integers(1, 4)),
     st.tuples(st.just("train partly"), st.integers(0, 1), st.integers(0, 15)),
@@ -56,9 +57,9 @@ EVENTS = st.one_of(
 
 @pytest.mark.timeout(400)  # sixty stories, each of up to some hundred passes over all jobs and the fleet
 @settings(max_examples=60)
-@given(st.sampled_from([12, 8, 7]), st.lists(EVENTS, max_size=25))
-def test_whatever_happens(max_size: int, story: list[tuple[str, int, Any]]) -> None:
-    simulation = fresh(max_size)
+@given(st.sampled_from([12, 8, 7]), DOMAINS, st.lists(EVENTS, max_size=25))
+def test_whatever_happens(max_size: int, domains: Domains, story: list[tuple[str, int, Any]]) -> None:
+    simulation = fresh(max_size, domains)
     for kind, which, extra in story:
         names = sorted(simulation.agents)
         agent = simulation.agents[names[which % len(names)]] if names else None
@@ -155,9 +156,9 @@ def come_to_rest(simulation: Simulation) -> None:
 
 
 @settings(max_examples=30)
-@given(st.integers(1, 20), st.data())
-def test_one_lost_node_costs_no_committed_step(steps: int, data: st.DataObject) -> None:
-    simulation = fresh()
+@given(st.integers(1, 20), DOMAINS, st.data())
+def test_one_lost_node_costs_no_committed_step(steps: int, domains: Domains, data: st.DataObject) -> None:
+    simulation = fresh(domains=domains)
     job = simulation.jobs[data.draw(st.integers(0, 1))]
     for _ in range(steps):
         simulation.train(job, 1)

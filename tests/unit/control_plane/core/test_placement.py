@@ -81,6 +81,64 @@ def test_every_group_has_as_many_domains_as_copies_if_no_domain_is_too_large(siz
         assert all(len({domains[node] for node in group}) == copies for group in whole)
 
 
+def domains_of(labels: str) -> dict[NodeId, str]:
+    """Return the domain of n0, n1, …: one letter each."""
+    return dict(zip(nodes(len(labels)), labels, strict=True))
+
+
+def places(planned: placement.Placement, names: list[NodeId]) -> list[list[int]]:
+    return [[names.index(holder) for holder in planned.holders[name]] for name in names]
+
+
+def test_a_ring_keeps_its_shards_out_of_a_single_domain() -> None:
+    """Three nodes of one domain in a row would hold a shard alone."""
+    for labels in ("aaabc", "aaaabc", "aabb"):
+        domains = domains_of(labels)
+        planned = placement.plan(nodes(len(labels)), 3, domains)
+        assert all(len({domains[holder] for holder in holders}) > 1 for holders in planned.holders.values()), labels
+
+
+@pytest.mark.parametrize(("count", "copies"), [(5, 2), (7, 2), (8, 4), (11, 4), (4, 3)])
+def test_groups_are_found_again_in_the_holders_of_a_plan(count: int, copies: int) -> None:
+    planned = placement.plan(nodes(count), copies, {node: f"d{i % 3}" for i, node in enumerate(nodes(count))})
+    found = placement.groups_of(places(planned, nodes(count)))
+    again = placement.plan(nodes(count), copies, None, found)
+    assert again.holders == planned.holders
+
+
+@pytest.mark.parametrize("holders", [[], [[0], [1]], [[0, 1], [1, 2], [2, 1]], [[0, 1], [1]], [[0, 1, 3], [1, 2, 0], [2, 0, 1], [3, 0, 1]]])
+def test_holders_of_another_kind_have_no_groups(holders: list[list[int]]) -> None:
+    assert placement.groups_of(holders) == ()
+
+
+def test_only_the_vacancy_changes_where_the_replacement_lies_in_another_domain() -> None:
+    names, domains = nodes(8), domains_of("aabbccdd")
+    before = placement.plan(names, 2, domains)
+    after = placement.plan([NodeId("new"), *names[1:]], 2, {**domains, NodeId("new"): "d"}, placement.groups_of(places(before, names)))
+    kept = {owner: holders for owner, holders in before.holders.items() if names[0] not in holders}
+    assert len(kept) == 6
+    assert kept.items() <= after.holders.items()
+    assert set(after.holders["new"]) == {"new", *before.holders[names[0]][1:]}
+
+
+def test_a_group_that_would_lie_in_one_domain_takes_one_node_of_one_other_group() -> None:
+    names, domains = nodes(64), {node: f"d{i // 4}" for i, node in enumerate(nodes(64))}
+    before = placement.plan(names, 2, domains)
+    partner = before.holders[names[0]][1]
+    domains[NodeId("new")] = domains[partner]
+    fresh = [NodeId("new"), *names[1:]]
+    after = placement.plan(fresh, 2, domains, placement.groups_of(places(before, names)))
+    assert all(len({domains[holder] for holder in holders}) == 2 for holders in after.holders.values())
+    changed = [a for a, b in zip(places(before, names), places(after, fresh), strict=True) if set(a) != set(b)]
+    assert len(changed) == 4, "the shards of two groups"
+
+
+@pytest.mark.parametrize(("count", "copies"), [(6, 2), (8, 3)])
+def test_groups_of_another_size_are_no_guide(count: int, copies: int) -> None:
+    groups = placement.groups_of(places(placement.plan(nodes(6), 3), nodes(6)))
+    assert placement.plan(nodes(count), copies, None, groups) == placement.plan(nodes(count), copies)
+
+
 def test_one_domain_is_better_than_no_plan() -> None:
     planned = placement.plan(nodes(5), 2, dict.fromkeys(nodes(5), "rack"))
     assert sorted(map(len, planned.groups)) == [2, 3]

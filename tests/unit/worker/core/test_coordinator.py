@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from everstep.protocol.ids import Rank, Step
+from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.rank_messages import Standing, StopState, Vote
 from everstep.protocol.rounds import RankRound
 from worker.core.rounds import NONE, Coordinator
@@ -48,6 +48,17 @@ def test_a_generation_with_a_base_proposes_the_base_and_nothing_newer_before_it_
     assert core.proposed == 5
     core = core.report(*both(9, NONE, 5, Vote.ACKED))
     assert (core.committed, core.proposed) == (5, 10)
+
+
+def test_a_strayed_shard_is_held_once_all_its_planned_holders_have_the_base() -> None:
+    core = begun(base=5, strayed=frozenset({Rank(1)}))
+    away = (NodeId("b"),)
+    assert core.report(*both(5, NONE, 5)).held == ()
+    assert core.report(rank(0, 5, NONE, 5, Vote.ACKED), rank(1, 5, NONE, 5)).held == (), "rank 0 is not strayed"
+    assert core.report(rank(0, 5, NONE, 5), rank(1, 5, NONE, 5, Vote.ACKED)).held == (1,), "before the base is committed"
+    degraded = core.report(rank(0, 5, NONE, 5, Vote.ACKED), rank(1, 5, NONE, 5, Vote.ACKED, out_of_view=away))
+    assert (degraded.committed, degraded.held) == (5, ()), "a holder is missing"
+    assert degraded.report(rank(1, 6, 5, 7)).held == (1,), "it has returned"
 
 
 def test_the_base_cannot_be_abandoned() -> None:

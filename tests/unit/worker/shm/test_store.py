@@ -31,6 +31,7 @@ from everstep.protocol.slot import (
     unpack_header,
 )
 from worker.core.slots import Content, slot_bytes_per_node
+from worker.core.strays import Strays
 from worker.errors import NoRoom
 from worker.shm import slot_file
 from worker.shm import store as store_module
@@ -753,8 +754,13 @@ class TestStrays:
         for rank in (RANK, self.STRAY):
             for step in (1, 2):
                 await fill(store, step, rank=rank)
-        store.place([RANK])
+        store.place(self.placing(RANK))
         return store
+
+    @staticmethod
+    def placing(*ranks: Rank, base: int = 2) -> Strays:
+        """Return what a plan with these shards on the node says, whose base both slots of the stray lead to."""
+        return Strays(placed=frozenset(ranks), base=Step(base))
 
     @staticmethod
     def files(tmpfs: Path) -> list[str]:
@@ -773,11 +779,11 @@ class TestStrays:
         store.close()
         again = opened(tmpfs)
         assert again.sealed(self.STRAY, content(2)) is not None
-        again.place([RANK, self.STRAY])  # it has come back, to its old paths
+        again.place(self.placing(RANK, self.STRAY))  # it has come back, to its old paths
         again.settle_copiers(self.STRAY)
         await again.reserve(self.STRAY, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
         assert self.files(tmpfs) == ["rank-0.slot-0", "rank-0.slot-1", "rank-5.slot-0", "rank-5.slot-1"]
-        again.place([RANK])
+        again.place(self.placing(RANK))
         await again.empty_all_but({})
         assert self.files(tmpfs) == ["rank-0.slot-0", "rank-0.slot-1"]
         assert list(again.shards) == [RANK]
@@ -787,6 +793,7 @@ class TestStrays:
         store = await self.strayed(tmpfs)
         fetched = store.shards[self.STRAY][1]
         fetched.pins += 1
+        store.strays = store.strays.loaded().heard(Step(2), [self.STRAY])
         store.drop_strays()
         assert store.sealed(self.STRAY, content(2)) is fetched
         fetched.pins -= 1
@@ -795,24 +802,45 @@ class TestStrays:
         assert {record.owner_rank for record in store.inventory()} == {RANK}
         store.close()
 
-    async def test_they_give_way_once_all_have_verified_what_they_restored(self, tmpfs: Path) -> None:
+    async def test_they_stay_until_their_new_holders_have_the_base(self, tmpfs: Path) -> None:
+        """On a node sized exactly for two slots of two shards, the first reservation dropped every stray."""
         store = await self.strayed(tmpfs, memory_bytes=4 * CAPACITY)
         held = Rank(1)
-        store.place([RANK, held])
+        store.place(self.placing(RANK, held))
+        for strays in (store.strays, store.strays.loaded()):
+            store.strays = strays
+            with pytest.raises(NoRoom):
+                await store.reserve(held, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
+            assert self.steps(store) == [1, 2]
+        store.strays = store.strays.heard(Step(-1), [self.STRAY])
         with pytest.raises(NoRoom):
             await store.reserve(held, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
-        assert {record.owner_rank for record in store.inventory()} == {RANK, self.STRAY}, "it may be what somebody restores from"
-        store.strays_give_way = True
+        assert self.files(tmpfs) == ["rank-0.slot-0", "rank-0.slot-1", "rank-1.slot-0", "rank-5.slot-0"]
+        assert self.steps(store) == [1], "the base is not committed, and nobody else keeps what is older"
+        store.strays = store.strays.heard(Step(2), [])
         await store.reserve(held, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
         assert self.files(tmpfs) == ["rank-0.slot-0", "rank-0.slot-1", "rank-1.slot-0", "rank-1.slot-1"]
         store.close()
 
-    async def test_where_there_is_room_they_stay(self, tmpfs: Path) -> None:
-        store = await self.strayed(tmpfs)
-        store.strays_give_way = True
+    async def test_one_slot_makes_way_at_a_time(self, tmpfs: Path) -> None:
+        store = await self.strayed(tmpfs, memory_bytes=5 * CAPACITY)
+        store.strays = replace(store.strays, doubled=frozenset({(self.STRAY, content(1))})).loaded()
         await store.reserve(RANK, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=3)
-        assert store.sealed(self.STRAY, content(2)) is not None
+        assert self.steps(store) == [1, 2], "there was room"
+        store.place(replace(store.strays, placed=frozenset({RANK, Rank(1)})))
+        with pytest.raises(NoRoom):
+            await store.reserve(Rank(1), capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
+        assert self.steps(store) == [2], "its owner keeps the older step; the base has no other copy"
+        with pytest.raises(NoRoom):
+            await store.reserve(Rank(2), capacity_bytes=2 * CAPACITY, layout_hash=LAYOUT, slot_count=1)
+        store.strays = store.strays.heard(Step(-1), [self.STRAY])
+        with pytest.raises(NoRoom):
+            await store.reserve(Rank(2), capacity_bytes=2 * CAPACITY, layout_hash=LAYOUT, slot_count=1)
+        assert self.steps(store) == [2], "dropping it would not have been enough"
         store.close()
+
+    def steps(self, store: SlotStore) -> list[int]:
+        return [record.step for record in store.inventory() if record.owner_rank == self.STRAY]
 
 
 async def test_a_slot_that_an_agent_was_killed_while_making_goes(tmpfs: Path) -> None:

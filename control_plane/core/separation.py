@@ -1,0 +1,211 @@
+"""Rearranges the groups of a placement until no shard lies in a single failure domain, as far as the domains allow, with few changed shards.
+
+A group of `copies` nodes keeps the shards of all its members; the last group may be a ring, where each member keeps its own shard and those of
+its `copies - 1` predecessors. A shard is exposed if all its holders share one domain: the loss of that domain loses the shard. The solver
+exchanges two nodes at a time. Every exchange lowers the number of exposed shards, and the exchange that changes the fewest shards comes first.
+
+Invariant: groups without exposed shards change only if they take part in an exchange that lowers the number of exposed shards.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import TypeVar
+
+Member = TypeVar("Member")
+Group = tuple[int, ...]
+"""GROUP_RANKs of its members; in a ring each member's shard is kept by the member and its successors."""
+Option = dict[int, tuple[int, ...]]
+"""Some groups as they would be after an exchange, by index."""
+Rank = tuple[int, int]
+"""Exposed shards after an exchange, then shards whose holders differ from the original placement: the lowest is the best."""
+PARTNERS = 16
+"""Groups that are tried as partners of the ring; the best ones come first, so later ones would change as many shards."""
+
+
+def holders_in(group: tuple[Member, ...], position: int, copies: int) -> tuple[Member, ...]:
+    """Return the holders of the shard of the member at `position`, that member first."""
+    return tuple(group[(position + j) % len(group)] for j in range(copies))
+
+
+def separate(groups: Sequence[Group], copies: int, domains: Sequence[str]) -> tuple[Group, ...]:
+    """Return the groups with as few exposed shards as possible, changed as little as possible.
+
+    `placement.plan` calls it once per generation, for a fresh placement and for one that lost nodes. Deterministic.
+
+    Args:
+        groups: every GROUP_RANK once; all have `copies` members, except that the last one may have up to twice as many less one.
+        copies: m, at least 1.
+        domains: the failure domain of each node, by GROUP_RANK.
+
+    Returns:
+        Groups of the same sizes.
+    """
+    search = _Search(list(groups), copies, domains)
+    if copies > 1:
+        while search.is_improved():
+            continue
+    return tuple(search.groups)
+
+
+@dataclass(slots=True)
+class _Search:
+    groups: list[Group]
+    copies: int
+    domains: Sequence[str]
+    original: dict[int, frozenset[int]] = field(default_factory=dict)
+    """The holders of each shard before the first exchange."""
+    touched: set[int] = field(default_factory=set)
+    """Indexes of groups that took part in an exchange."""
+
+    def is_improved(self) -> bool:
+        """Lower the number of exposed shards; False if no exchange does."""
+        before = self.exposed_count
+        if before:
+            self.original = self.original or {
+                node: frozenset(holders_in(group, position, self.copies)) for group in self.groups for position, node in enumerate(group)
+            }
+            self.mend_ring()
+            self.mend_whole_groups()
+        return self.exposed_count < before
+
+    @property
+    def exposed_count(self) -> int:
+        return sum(self.exposed(group) for group in self.groups)
+
+    def exposed(self, group: Group) -> int:
+        """Count the members of a group whose shard has all holders in one domain."""
+        if len(group) == self.copies:
+            return len(group) if self.domain_of_all(group) is not None else 0
+        shards = (holders_in(group, position, self.copies) for position in range(len(group)))
+        return sum(self.domain_of_all(holders) is not None for holders in shards)
+
+    def domain_of_all(self, nodes: Group) -> str | None:
+        """Return the domain that all these nodes share, or None."""
+        first = self.domains[nodes[0]]
+        return first if all(self.domains[node] == first for node in nodes) else None
+
+    def changed(self, group: Group) -> int:
+        """Count the members of a group whose shard has other holders than in the original placement."""
+        return sum(frozenset(holders_in(group, position, self.copies)) != self.original[node] for position, node in enumerate(group))
+
+    def outside(self, index: int, domain: str) -> int:
+        """Count the members of a group that are outside of a domain."""
+        return sum(self.domains[node] != domain for node in self.groups[index])
+
+    # -- the ring -------------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def ring(self) -> int | None:
+        """The index of the ring, or None where all groups have `copies` members."""
+        return len(self.groups) - 1 if len(self.groups[-1]) > self.copies else None
+
+    def mend_ring(self) -> None:
+        """Reorder the ring, or exchange its members with other groups, while that lowers the number of exposed shards."""
+        ring = self.ring
+        while ring is not None and self.exposed(self.groups[ring]):
+            options = [*self.orders(ring), *self.exchanges_of(ring)]
+            if not self.apply_best(options):
+                return
+
+    def orders(self, ring: int) -> Iterator[Option]:
+        """Yield the ring with one member moved to another position, and with two members exchanged."""
+        group = self.groups[ring]
+        for i in range(len(group)):
+            for j in range(len(group)):
+                if i != j:
+                    rest = group[:i] + group[i + 1 :]
+                    yield {ring: (*rest[:j], group[i], *rest[j:])}
+                if i < j:
+                    yield {ring: _with(_with(group, i, group[j]), j, group[i])}
+
+    def exchanges_of(self, ring: int) -> Iterator[Option]:
+        """Yield exchanges of one member of the ring with one of a promising group."""
+        common = Counter(self.domains[node] for node in self.groups[ring]).most_common(1)[0][0]
+
+        def promise(index: int) -> tuple[bool, bool, int, int]:
+            is_exposed = self.exposed(self.groups[index]) > 0
+            return not is_exposed, index not in self.touched, -self.outside(index, common), index
+
+        partners = sorted((index for index in range(ring) if self.outside(index, common)), key=promise)
+        for index in partners[:PARTNERS]:
+            yield from self.exchanges(ring, index)
+            yield from self.recuts(ring, index)
+
+    def recuts(self, ring: int, other: int) -> Iterator[Option]:
+        """Yield neighbours of the ring as a group of their own, and the other group in their place: one shard less changes than by an exchange."""
+        group, copies = self.groups[ring], self.copies
+        for i in range(len(group)):
+            turned = group[i:] + group[:i]
+            for j in range(copies):
+                guests = self.groups[other][j:] + self.groups[other][:j]
+                yield {other: turned[:copies], ring: guests + turned[copies:]}
+
+    def exchanges(self, one: int, other: int) -> Iterator[Option]:
+        """Yield both groups after each exchange of two members of different domains."""
+        for i, mine in enumerate(self.groups[one]):
+            for j, theirs in enumerate(self.groups[other]):
+                if self.domains[mine] != self.domains[theirs]:
+                    yield {one: _with(self.groups[one], i, theirs), other: _with(self.groups[other], j, mine)}
+
+    def apply_best(self, options: Sequence[Option]) -> bool:
+        """Apply the option with the fewest exposed shards, then the fewest changed ones, if it lowers the number of exposed shards."""
+
+        def rank(option: Option) -> Rank:
+            exposed = sum(self.exposed(group) - self.exposed(self.groups[index]) for index, group in option.items())
+            return exposed, sum(self.changed(group) - self.changed(self.groups[index]) for index, group in option.items())
+
+        best = min(options, key=rank, default=None)
+        if best is None or rank(best)[0] >= 0:
+            return False
+        self.apply(best)
+        return True
+
+    def apply(self, option: Option) -> None:
+        """Put the groups of an option in the place of the present ones."""
+        for index, group in option.items():
+            self.groups[index] = group
+            self.touched.add(index)
+
+    # -- groups of `copies` members ---------------------------------------------------------------------------------------------------------
+
+    def mend_whole_groups(self) -> None:
+        """Exchange members of groups that lie in one domain: first among each other, then with the groups that can give the most."""
+        exposed = defaultdict[str, list[int]](list)
+        for index, group in enumerate(self.groups):
+            if len(group) == self.copies and (domain := self.domain_of_all(group)) is not None:
+                exposed[domain].append(index)
+        if not exposed:
+            return
+        largest = [(-len(indexes), domain) for domain, indexes in exposed.items()]
+        heapify(largest)
+        while len(largest) > 1:
+            pair = [heappop(largest)[1] for _ in range(2)]
+            self.apply(next(self.exchanges(*(exposed[domain].pop() for domain in pair))))
+            for domain in pair:
+                if exposed[domain]:
+                    heappush(largest, (-len(exposed[domain]), domain))
+        if largest:
+            domain = largest[0][1]
+            self.borrow(exposed[domain], domain)
+
+    def borrow(self, exposed: Sequence[int], domain: str) -> None:
+        """Give each of these groups, which lie in one domain, a member of a group that has two members outside of that domain or more."""
+        spare = {index: self.outside(index, domain) - 1 for index, group in enumerate(self.groups) if len(group) == self.copies}
+        lenders = [index for index, count in spare.items() if count > 0]
+        lenders.sort(key=lambda index: (index not in self.touched, -spare[index], index), reverse=True)
+        for index in exposed:
+            options = [next(self.exchanges(index, lenders[-1]))] if lenders else []  # all exchanges of the two are alike
+            if self.ring is not None and self.outside(self.ring, domain) > 1:
+                options += [*self.exchanges(index, self.ring), *self.recuts(self.ring, index)]
+            self.apply_best(options)
+            while lenders and self.outside(lenders[-1], domain) < 2:
+                lenders.pop()
+
+
+def _with(group: Group, position: int, node: int) -> Group:
+    """Return the group with another node at a position."""
+    return (*group[:position], node, *group[position + 1 :])

@@ -1,0 +1,230 @@
+"""Strays over whole relaunches on nodes whose memory is sized exactly: no second loss costs a step, and nobody waits for ever.
+
+The real placement, the real choice of the base and the real rule act on simulated nodes. Owners sealed step 10 when a node was lost, step 9 is
+committed, and each holder may have sealed step 10 or not. Then transfers, announcements and further losses happen in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from control_plane.core import placement, recovery
+from control_plane.core.observed import GenerationRecord
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.plan import GenerationPlan, PlanNode, RankPlan, SlotRecord
+from tests.unit.worker.rank_plans import rank_plan
+from worker.core.rounds import NONE
+from worker.core.slots import Content
+from worker.core.strays import Strays, strayed
+
+ORIGIN, COMMITTED, NEWEST = Generation(1), Step(9), Step(10)
+SLOTS = 2
+
+
+@dataclass
+class Node:
+    """A node with exactly the memory that its planned shards need."""
+
+    node_id: NodeId
+    room: int
+    """Slots."""
+    steps: dict[Rank, set[Step]] = field(default_factory=dict)
+    strays: Strays = field(default_factory=Strays)
+
+    @property
+    def used(self) -> int:
+        return sum(map(len, self.steps.values()))
+
+    def inventory(self) -> tuple[SlotRecord, ...]:
+        return tuple(
+            SlotRecord(owner_rank=rank, origin_generation=ORIGIN, step=step, payload_bytes=1, digest=b"d" * 16, layout_hash=b"l" * 16)
+            for rank, steps in sorted(self.steps.items())
+            for step in sorted(steps)
+        )
+
+    def make_room(self) -> None:
+        for rank in sorted(set(self.steps) - self.strays.placed):
+            for step in sorted(self.steps[rank]):
+                has_base = any(other == self.strays.base for other in self.steps[rank] - {step})
+                if self.used >= self.room and self.strays.makes_way(rank, Content(ORIGIN, step), has_base=has_base):
+                    self.steps[rank].discard(step)
+
+    def receive(self, rank: Rank, base: Step) -> bool:
+        """Seal the base of a shard that the plan places here; False if there is no slot for it."""
+        if len(self.steps.get(rank, ())) >= SLOTS:
+            return False  # the keep list leaves room to receive, so this does not happen
+        if self.used >= self.room:
+            self.make_room()
+        if self.used >= self.room:
+            return False
+        self.steps.setdefault(rank, set()).add(base)
+        return True
+
+    def drop_strays(self) -> None:
+        for rank in [rank for rank in self.steps if self.strays.is_over(rank)]:
+            del self.steps[rank]
+
+
+class Relaunch:
+    """A job with one rank per node that lost some nodes."""
+
+    def __init__(self, labels: Sequence[int], copies: int, lost: Sequence[int], spares: Sequence[int], sealed: Iterable[bool]) -> None:
+        names = [NodeId(f"n{i}") for i in range(len(labels))]
+        domains = {node: f"d{label}" for node, label in zip(names, labels, strict=True)}
+        before = placement.plan(names, copies, domains)
+        has_newest = iter(sealed)
+        room = SLOTS * copies
+        self.nodes = {node: Node(node, room) for node in names}
+        for rank, owner in enumerate(names):
+            for holder in before.holders[owner]:
+                is_newer = holder == owner or next(has_newest, True)
+                self.nodes[holder].steps[Rank(rank)] = {COMMITTED, NEWEST} if is_newer else {COMMITTED}
+        members = list(names)
+        for place, label in zip(lost, spares, strict=True):
+            del self.nodes[names[place]]
+            members[place] = NodeId(f"s{place}")
+            domains[members[place]] = f"d{label}"
+            self.nodes[members[place]] = Node(members[place], room)
+        self.members = members
+        index = {node: i for i, node in enumerate(names)}
+        groups = placement.groups_of([[index[holder] for holder in before.holders[node]] for node in names])
+        self.plan = self.planned(placement.plan(members, copies, domains, groups))
+        self.base = self.plan.base_step
+        self.committed = NONE
+        self.out_of_view: set[tuple[Rank, NodeId]] = set()
+
+    def planned(self, found: placement.Placement) -> GenerationPlan:
+        restore = recovery.choose(
+            recovery.Survey(
+                owners=self.members,
+                inventories={node_id: node.inventory() for node_id, node in self.nodes.items()},
+                path=recovery.path_of([GenerationRecord(generation=ORIGIN, parent=Generation(0), base_step=Step(0), was_started=True)], ORIGIN),
+                committed=COMMITTED,
+            )
+        )
+        addresses = tuple("127.0.0.1" for _ in self.members)
+        return msgspec.structs.replace(
+            rank_plan(addresses=addresses, generation=2),
+            base_step=restore.base_step,
+            nodes=tuple(
+                PlanNode(node_id=node_id, address="127.0.0.1", peer_port=1, ranks=(Rank(i),), keep=restore.keep.get(node_id, ()))
+                for i, node_id in enumerate(self.members)
+            ),
+            ranks=tuple(RankPlan(rank=Rank(i), holders=found.holders[node_id], sources=restore.sources[i]) for i, node_id in enumerate(self.members)),
+        )
+
+    def load(self) -> None:
+        """Let every node keep what the plan names, and every owner have the base."""
+        for i, member in enumerate(self.plan.nodes):
+            node = self.nodes[member.node_id]
+            node.steps = {}
+            for named in member.keep:
+                node.steps.setdefault(named.owner_rank, set()).add(named.step)
+            if self.base:
+                node.steps.setdefault(Rank(i), set()).add(self.base)
+            node.strays = Strays.of(self.plan, member.node_id).loaded()
+
+    # -- what happens -----------------------------------------------------------------------------------------------------------------------
+
+    def has_base(self, rank: Rank, holder: NodeId) -> bool:
+        return self.base in self.nodes[holder].steps.get(rank, ())
+
+    @property
+    def missing(self) -> list[tuple[Rank, NodeId]]:
+        return [(each.rank, holder) for each in self.plan.ranks for holder in each.holders if not self.has_base(each.rank, holder)]
+
+    @property
+    def held(self) -> frozenset[Rank]:
+        return strayed(self.plan) - {rank for rank, _ in self.missing}
+
+    def send(self, number: int) -> bool:
+        """Let one of the missing replicas be sent; False if its holder has no room."""
+        rank, holder = self.missing[number % len(self.missing)]
+        return self.nodes[holder].receive(rank, self.base)
+
+    def announce(self, node: Node) -> None:
+        node.strays = node.strays.heard(self.committed, self.held)
+        node.drop_strays()
+
+    def commit(self) -> None:
+        if not set(self.missing) - self.out_of_view:
+            self.committed = self.base
+
+    # -- what must hold ---------------------------------------------------------------------------------------------------------------------
+
+    def best_without(self, lost: NodeId) -> Step:
+        """Return the newest step of which all shards are on other nodes; `NONE`: no step from the committed one on."""
+        others = [node for node in self.nodes.values() if node.node_id != lost]
+        ranks = [each.rank for each in self.plan.ranks]
+        whole = (step for step in (COMMITTED, NEWEST) if all(any(step in node.steps.get(rank, ()) for node in others) for rank in ranks))
+        return max(whole, default=NONE)
+
+
+@st.composite
+def relaunches(draw: st.DrawFn, *, losses: int) -> Relaunch:
+    count = draw(st.integers(4, 8))
+    copies = draw(st.integers(2, 3))
+    label = st.integers(0, draw(st.integers(1, 3)))
+    labels = draw(st.lists(label, min_size=count, max_size=count))
+    lost = draw(st.lists(st.integers(0, count - 1), min_size=losses, max_size=losses, unique=True))
+    names = [NodeId(f"n{i}") for i in range(count)]
+    holders = placement.plan(names, copies, {node: f"d{each}" for node, each in zip(names, labels, strict=True)}).holders
+    partners = [[labels[names.index(holder)] for holder in holders[names[place]][1:]] for place in lost]
+    spares = [draw(st.sampled_from(each)) for each in partners]  # most often the group has to change then
+    sealed = draw(st.lists(st.booleans(), min_size=count * (copies - 1), max_size=count * (copies - 1)))
+    return Relaunch(labels, copies, lost, spares, sealed)
+
+
+def run(relaunch: Relaunch, numbers: Sequence[int], *, may_time_out: bool) -> None:
+    """Let replicas and announcements arrive in an order that `numbers` choose; then let everything arrive."""
+    relaunch.load()
+    best = {node_id: relaunch.best_without(node_id) for node_id in relaunch.nodes}
+    nodes = list(relaunch.nodes.values())
+
+    def check() -> None:
+        assert all(node.used <= node.room for node in nodes)
+        if not relaunch.out_of_view:
+            worse = [node_id for node_id in best if relaunch.best_without(node_id) < best[node_id]]
+            assert not worse, f"the loss of one of {worse} costs a step that it did not cost before"
+
+    for number in numbers:
+        if number % 2 and relaunch.missing:
+            relaunch.send(number // 2)
+        else:
+            relaunch.announce(nodes[number // 2 % len(nodes)])
+        relaunch.commit()
+        check()
+    while relaunch.missing or relaunch.committed == NONE:
+        heard = [node.strays for node in nodes]
+        sent_count = sum(relaunch.send(number) for number in range(len(relaunch.missing)) if relaunch.missing)
+        relaunch.commit()
+        for node in nodes:
+            relaunch.announce(node)
+        check()
+        if not sent_count and heard == [node.strays for node in nodes] and relaunch.committed == NONE:
+            assert may_time_out, f"nobody has room: {relaunch.missing}"
+            relaunch.out_of_view.update(relaunch.missing)
+            relaunch.commit()
+    for node in nodes:
+        relaunch.announce(node)
+        assert set(node.steps) <= node.strays.placed, "a stray is left"
+    assert all(relaunch.best_without(node_id) == relaunch.base for node_id in relaunch.nodes)
+
+
+@settings(max_examples=150)
+@given(relaunches(losses=1), st.lists(st.integers(0, 63), max_size=30))
+def test_after_one_loss_no_step_is_at_risk_and_no_holder_waits_for_the_deadline(relaunch: Relaunch, numbers: list[int]) -> None:
+    assert relaunch.base >= COMMITTED
+    run(relaunch, numbers, may_time_out=False)
+
+
+@settings(max_examples=100)
+@given(relaunches(losses=2), st.lists(st.integers(0, 63), max_size=30))
+def test_after_two_losses_everybody_gets_on_at_the_deadline_at_the_latest(relaunch: Relaunch, numbers: list[int]) -> None:
+    if relaunch.base:
+        run(relaunch, numbers, may_time_out=True)
