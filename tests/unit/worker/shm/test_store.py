@@ -306,6 +306,23 @@ async def test_a_pinned_slot_is_not_granted(tmpfs: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize(
+    ("step", "capacity", "is_kept"),
+    [(1, CAPACITY, True), (1, 4 * CAPACITY, False), (2, CAPACITY, False)],
+    ids=["the same content", "a larger file", "another content"],
+)
+async def test_chunks_that_arrived_count_only_for_the_same_content_in_the_same_file(tmpfs: Path, step: int, capacity: int, is_kept: bool) -> None:
+    """A file that was made anew holds zeros where the chunks were: they must be sent again before the slot is sealed."""
+    store = opened(tmpfs)
+    index = await grant(store, 1, slot_count=1)
+    assert index is not None
+    slot = store.shards[RANK][index]
+    slot.arrived[0] = b"d" * DIGEST_BYTES
+    assert await grant(store, step, slot_count=1, capacity=capacity) == index
+    assert bool(slot.arrived) is is_kept
+    store.close()
+
+
 class TestFollowing:
     """A slot is digested while its rank still writes it."""
 
