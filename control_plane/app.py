@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache, partial
 from typing import Any, Protocol
 
@@ -56,6 +56,7 @@ from control_plane.loop.runner import LoopContext, Runner
 from control_plane.replica import Replica
 from control_plane.secrets import ensure_admin, server_id, server_secret
 from control_plane.settings import Settings
+from control_plane.steady_clock import steady_now
 from everstep.protocol.codec import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ def create_app(
     operator: CloudOperator | None = None,
     objects: ObjectStore | None = None,
     loops: Callable[[Services, bytes], Sequence[Loop]] | None = None,
-    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    now: Callable[[], datetime] = steady_now,
     when_ready: Callable[[], None] = lambda: None,
 ) -> FastAPI:
     """Return the application, ready to be served by one process. The database must have the current schema.

@@ -122,7 +122,7 @@ def judge(
         if is_training and out_of_view and is_blamed and not is_blind and impairment is not None and impairment.is_out_of_view:
             return _out_of_view(node, impairment, now, timeouts)
         return Verdict(node_id=node.node_id, standing=Standing.ALIVE)
-    lasted = now - silence.since
+    lasted = min(now - silence.since, node.silent_seconds)  # `now` may be stepped, the age of the last word is not
     words = f"the agent of {node.node_id} has been silent for {lasted:.1f} s"
     spoken_for = silence.since if stepped_at is None else max(silence.since, min(stepped_at, now))
     silent = Verdict(node_id=node.node_id, standing=Standing.UNCLEAR, evidence=words, since=spoken_for)

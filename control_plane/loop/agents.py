@@ -24,6 +24,7 @@ from control_plane.loop.command_desk import CommandDesk
 from control_plane.loop.log_feed import LogFeed
 from control_plane.loop.metric_writer import MetricInbox
 from control_plane.loop.repeating import pause
+from control_plane.steady_clock import steady_seconds
 from everstep.protocol.agent_messages import AgentReport, CommandEnded, ControlToAgent, Hello, Load, LogLines, Release
 from everstep.protocol.ids import FleetName, Generation, NodeId, RunId
 
@@ -122,10 +123,10 @@ class AgentRegistry:
 
     Args:
         monotonic: seconds of a clock that never jumps; ages are measured on it.
-        unix: seconds since the epoch; only for what is shown and for phases of incidents.
+        unix: seconds since the epoch, of the clock that the loops read; for what is shown and for phases of incidents.
     """
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic, unix: Callable[[], float] = time.time) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic, unix: Callable[[], float] = steady_seconds) -> None:
         self._monotonic = monotonic
         self._unix = unix
         self._views: dict[NodeId, AgentView] = {}

@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 
 from control_plane.cloud.contract import MAX_HOOK_TIMEOUT, drift
@@ -38,6 +38,7 @@ from control_plane.db import fleets, nodes, notices
 from control_plane.db.notices import NoticeRecord, NoticeSource
 from control_plane.db.session import Database
 from control_plane.loop.repeating import pause
+from control_plane.steady_clock import steady_now
 from everstep.protocol.agent_messages import NoticeKind
 from everstep.protocol.ids import FleetName, NodeId
 
@@ -100,7 +101,7 @@ class CloudWatch:
         operator: CloudOperator,
         when_changed: Callable[[], None],
         monotonic: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        now: Callable[[], datetime] = steady_now,
     ) -> None:
         self._database = database
         self._operator = operator

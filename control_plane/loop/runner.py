@@ -21,7 +21,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 
 from control_plane.cloud.notices import EventQueue
@@ -53,6 +53,7 @@ from control_plane.loop.observer import Hearing, Observer, StoredFleet, StoredJo
 from control_plane.loop.repeating import pause, repeat
 from control_plane.loop.upload_keeper import UploadKeeper
 from control_plane.loop.verifier import Verifier
+from control_plane.steady_clock import steady_now
 from everstep.protocol.agent_messages import MemberReport
 from everstep.protocol.ids import FleetName, NodeId, RunId
 from everstep.protocol.log_records import about
@@ -88,7 +89,7 @@ class LoopContext:
     """The service's own: evidence of held nodes goes there."""
     events: EventQueue | None = None
     """Where AWS's events come from; None: AWS is polled only."""
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    now: Callable[[], datetime] = steady_now
     monotonic: Callable[[], float] = time.monotonic
     retention: Retention = DEFAULT
     figures: LoopFigures = field(default_factory=LoopFigures)

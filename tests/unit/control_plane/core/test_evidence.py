@@ -65,6 +65,13 @@ def test_silence_needs_a_second_class_or_time(seconds: float, out_of_view: bool,
     assert "silent" in verdict.evidence
 
 
+def test_a_step_of_the_wall_clock_makes_no_silence_longer() -> None:
+    """The control plane's Unix time jumps by 65 s while an agent has been silent for 3.2 s of the monotonic clock."""
+    quiet = node(is_connected=False, silent_seconds=3.2)
+    verdict = evidence.judge(quiet, silence=silence(1.2), out_of_view=False, is_blind=False, now=NOW + 65, timeouts=LADDER)
+    assert (verdict.standing, verdict.evidence) == (Standing.UNCLEAR, "the agent of i-1 has been silent for 3.2 s")
+
+
 @pytest.mark.parametrize(
     ("seconds", "is_blind", "expected"),
     [(2, False, Standing.ALIVE), (3, False, Standing.UNCLEAR), (4, False, Standing.GONE), (4, True, Standing.UNCLEAR)],
