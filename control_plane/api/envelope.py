@@ -16,7 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from control_plane.api.errors import InternalError, TooLarge, response
+from control_plane.api.errors import TooLarge, response, unexpected
 
 log = logging.getLogger(__name__)
 
@@ -85,14 +85,11 @@ class Envelope:
         except _NotRead:
             # Returning without the end of the body makes the server close the connection: the reader, if it comes back, knows that there was more.
             log.info("request %s: its client took nothing for %.0f s and is dropped", request_id, self._silent_seconds)
-        except Exception:
+        except Exception as failure:
             log.exception("request %s (%s %s) failed", request_id, scope["method"], scope["path"])
             if has_begun:
                 raise
-            error = InternalError(
-                "The request failed inside the service.", hint="Give the RequestId to whoever runs the service: its log has the cause."
-            )
-            await response(error, request_id)(scope, receive, send_with_id)
+            await response(unexpected(failure), request_id)(scope, receive, send_with_id)
 
     def _in_time(self, receive: Receive, whole_seconds: float) -> Receive:
         is_whole = False

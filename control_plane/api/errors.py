@@ -11,6 +11,7 @@
     ├── InUse                           409     ConflictException
     ├── Throttled                       429     ThrottlingException          retryable
     ├── Unavailable                     503     ServiceUnavailableException  retryable
+    │   └── DiskFull
     └── InternalError                   500     InternalServerException      the server's log has the request id
 
 Invariant: every answer that is not a success has the same body, `schemas.ErrorResponse`.
@@ -18,6 +19,7 @@ Invariant: every answer that is not a success has the same body, `schemas.ErrorR
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 from collections.abc import Iterable, Mapping
@@ -26,6 +28,7 @@ from typing import Any, ClassVar
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 
 from control_plane.api.schemas import ErrorResponse, FieldError
@@ -139,6 +142,10 @@ class Unavailable(ApiError):
     retryable = True
 
 
+class DiskFull(Unavailable):
+    """The server cannot write: its disk, or that of its database, is full. Reading goes on."""
+
+
 class InternalError(ApiError):
     """The request failed inside the service; its log has the request id."""
 
@@ -192,6 +199,25 @@ def _from_database(error: db.DatabaseError) -> ApiError:
     if isinstance(error, db.Conflict):
         return InUse(_sentence(str(error)))
     log.error("a request failed in the database: %s", error)
+    return InternalError("The request failed inside the service.", hint="Give the RequestId to whoever runs the service: its log has the cause.")
+
+
+def unexpected(error: Exception) -> ApiError:
+    """Return the answer for an exception that no handler knows. Called once per failed request, which the caller logs.
+
+    Args:
+        error: what a route raised. A full disk is told from its code: ENOSPC, EDQUOT, SQLite's message, or PostgreSQL's 53100.
+
+    Returns:
+        `DiskFull` where a disk is full, else `InternalError`.
+    """
+    cause = error.orig if isinstance(error, OperationalError) else error
+    is_full_disk = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+    if is_full_disk or "database or disk is full" in str(cause) or getattr(cause, "sqlstate", None) == "53100":
+        return DiskFull(
+            "disk_full: a disk of the service is full, so that the request was not stored.",
+            hint="Whoever runs the service frees space or enlarges the disk. Jobs that train go on; then try again.",
+        )
     return InternalError("The request failed inside the service.", hint="Give the RequestId to whoever runs the service: its log has the cause.")
 
 
