@@ -53,7 +53,7 @@ def install(directory: Path, default: ClientConfig | None, *others: ClientConfig
     for source in sorted((DATA / SERVICE).glob("*/*.json")):
         document: Json = json.loads(source.read_text())
         if source.name == "service-2.json":
-            document = _without_signing(document)
+            document = _without_signing(_without_streams(document))
         elif source.name == RULES:
             document = rules
         target = directory / source.relative_to(DATA)
@@ -65,6 +65,17 @@ def install(directory: Path, default: ClientConfig | None, *others: ClientConfig
         draft.replace(target)
         written.append(target)
     return written
+
+
+def _without_streams(model: Json) -> Json:
+    """Return the model without operations that answer with events without an end: the AWS CLI would list them and cannot print them."""
+    shapes = model["shapes"]
+
+    def is_stream(operation: Json) -> bool:
+        output = shapes[operation["output"]["shape"]] if "output" in operation else {"members": {}}
+        return any(shapes[member["shape"]].get("eventstream") for member in output["members"].values())
+
+    return {**model, "operations": {name: operation for name, operation in model["operations"].items() if not is_stream(operation)}}
 
 
 def _without_signing(model: Json) -> Json:

@@ -87,6 +87,17 @@ def test_the_aws_cli_speaks_to_the_service(configured):
     assert json.loads(told.stdout) == {"Fleets": []}, told.stderr
 
 
+def test_the_aws_cli_lists_no_operation_that_it_cannot_print(tmp_path):
+    from botocore.model import ServiceModel
+
+    written = aws_models.install(tmp_path, None)
+    (file,) = [path for path in written if path.name == "service-2.json"]
+    model = ServiceModel(json.loads(file.read_text()), "everstep")
+    operations = [model.operation_model(name) for name in model.operation_names]
+    assert "GetLogEvents" in model.operation_names
+    assert [operation.name for operation in operations if operation.has_event_stream_output] == []
+
+
 def test_whatever_holds_the_token_is_its_owners_alone(configured, service):
     holding = [path for path in configured.rglob("*") if path.is_file() and service.admin_token in path.read_text()]
     assert {path.name for path in holding} == {"config.toml", "endpoint-rule-set-1.json"}
