@@ -263,7 +263,10 @@ def main() -> None:
     allow_files()
     work_at(AGENT_NICENESS)
     gpus = gpu_reader()
-    tmpfs.mount(chosen.slots, chosen.memory_bytes + PAGES_BYTES)
+    try:
+        tmpfs.mount(chosen.slots, chosen.memory_bytes + PAGES_BYTES)
+    except OSError as error:
+        raise SystemExit(f"{chosen.slots}: {error.strerror}") from error
     chosen = replace(chosen, exposure=confine(chosen))
     if chosen.exposure:
         logging.getLogger("worker").warning("%s", chosen.exposure)

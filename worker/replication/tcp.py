@@ -12,6 +12,7 @@ import hmac
 import logging
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from everstep.protocol.codec import LENGTH, Message, decode, frame
@@ -41,7 +42,7 @@ HANDSHAKE_SECONDS = 5.0
 MAX_SESSIONS = 4096
 """Connections that a listener holds at once; more are closed unread."""
 MAX_UNPROVEN = 256
-"""Sessions in their handshake: the oldest of more is closed, so that those who say nothing keep no member out."""
+"""Sessions in their handshake. Of more, the oldest of the address that has most of them is closed: a flood from one address evicts itself."""
 MAX_HANDSHAKE_BYTES = 4096
 """Of a message before both sides are proven."""
 ACCEPT_RETRY_SECONDS = 1.0
@@ -317,8 +318,8 @@ class PeerListener:
         self._credentials: Credentials | None = None
         self._serve: Serve | None = None
         self._sessions: dict[asyncio.Task[None], TcpSession] = {}
-        self._unproven: dict[TcpSession, None] = {}
-        """In their handshake, oldest first."""
+        self._unproven: dict[TcpSession, str] = {}
+        """Sessions in their handshake, oldest first, and their source addresses."""
 
     def start(self, address: str, port: int = 0, *, more_cards: Sequence[NetworkCard] = ()) -> None:
         """Listen.
@@ -394,13 +395,14 @@ class PeerListener:
                 line.close()
                 continue
             if len(self._unproven) >= MAX_UNPROVEN:
-                oldest = next(iter(self._unproven))
+                (crowd, _), *_ = Counter(self._unproven.values()).most_common(1)
+                oldest = next(session for session, address in self._unproven.items() if address == crowd)
                 del self._unproven[oldest]
                 oldest.close()
                 self.refused_count += 1
             line.setblocking(False)
             session = TcpSession(line, _nobody(f"{origin[0]}:{origin[1]}"), NodeId(f"{origin[0]}:{origin[1]}"))
-            self._unproven[session] = None
+            self._unproven[session] = origin[0]
             task = asyncio.create_task(self._session(session), name=f"peer session {session.peer}")
             self._sessions[task] = session
             task.add_done_callback(self._ended)

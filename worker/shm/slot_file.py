@@ -10,6 +10,7 @@ import ctypes
 import errno
 import mmap
 import os
+import stat
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -80,9 +81,12 @@ class SlotFile:
         Raises:
             ProtocolError: the header is corrupt, of another version, or contradicts the file's size.
         """
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            size = os.fstat(descriptor).st_size
+            found = os.fstat(descriptor)
+            size = found.st_size
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+                raise ProtocolError(f"{path.name} is no file of this agent's, but of uid {found.st_uid}, mode {found.st_mode:o}")
             if size < HEADER_BYTES:
                 raise ProtocolError(f"{path.name} has {size} bytes")
             mapping = mmap.mmap(descriptor, size)

@@ -9,7 +9,9 @@ The mount outlives the agent, as the slots on it must: the next agent finds it. 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import stat
 from pathlib import Path
 
 _NOSUID_NODEV_NOEXEC = 2 | 4 | 8
@@ -26,8 +28,18 @@ def mount(folder: Path, size_bytes: int) -> bool:
 
     Returns:
         Whether the folder is a mount of its own now.
+
+    Raises:
+        NotADirectoryError: something else is there, or a link.
+        PermissionError: another user has made the folder, or may write to it: /dev/shm is open to everybody, and the name can be foreseen.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "slots go into a directory; remove what is there", str(folder))
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        words = f"it is of uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}, and this agent trusts its own folder alone; remove it"
+        raise PermissionError(errno.EPERM, words, str(folder))
     if os.path.ismount(folder):
         return True
     if any(folder.iterdir()):

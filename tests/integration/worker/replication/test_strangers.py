@@ -21,7 +21,7 @@ from everstep.protocol.peer_messages import (
     Refused,
     session_mac,
 )
-from tests.integration.worker.replication.pair import GENERATION, HOLDER, JOB, KEY, OWNER, RANK, RUN, Pair, credentials
+from tests.integration.worker.replication.pair import GENERATION, HOLDER, HOLDER_ADDRESS, JOB, KEY, OWNER, RANK, RUN, Pair, credentials
 from worker.errors import PeerLost, PeerRefused
 from worker.network_cards import NetworkCard
 from worker.replication import tcp
@@ -177,6 +177,29 @@ async def test_strangers_who_say_nothing_keep_no_member_out(pair: Pair, monkeypa
     assert len(pair.listener._unproven) == 1, "the newest may still say who it is"
     strangers[4].close()
     session.close()
+
+
+@pytest.mark.security
+async def test_a_flood_from_one_address_evicts_itself_and_no_member(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The member's handshake is the oldest of all when the flood comes."""
+    monkeypatch.setattr(tcp, "MAX_UNPROVEN", 4)
+    loop = asyncio.get_running_loop()
+
+    async def connect(source: str) -> socket.socket:
+        line = socket.socket()
+        line.setblocking(False)
+        line.bind((source, 0))
+        await loop.sock_connect(line, (HOLDER_ADDRESS, pair.listener.port))
+        return line
+
+    member = await connect("127.0.0.98")
+    flood = [await connect("127.0.0.99") for _ in range(12)]
+    assert all([await closed(line) == b"" for line in flood[:8]])
+    opened = Open(run=RUN, generation=GENERATION, kind="round", node_id=OWNER, owner_rank=Rank(-1), nonce=b"n" * 16)
+    await loop.sock_sendall(member, frame(opened))
+    assert await loop.sock_recv(member, 1), "its handshake goes on"
+    for line in (member, *flood[8:]):
+        line.close()
 
 
 async def test_who_has_proven_nothing_is_given_no_memory(pair: Pair) -> None:

@@ -70,3 +70,30 @@ def test_what_lies_in_a_plain_folder_is_not_hidden(folder: Path, monkeypatch: py
     folder.mkdir()
     (folder / "slot").touch()
     assert not own.mount(folder, MIB)
+
+
+@pytest.mark.security
+@pytest.mark.parametrize("mode", [0o777, 0o720])
+def test_a_folder_that_others_may_write_to_is_not_adopted(folder: Path, mode: int) -> None:
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(PermissionError, match="trusts its own folder alone"):
+        own.mount(folder, MIB)
+    assert not folder.is_mount()
+
+
+@pytest.mark.security
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_folder_of_another_user_is_not_adopted(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 61_260, 61_260)
+    with pytest.raises(PermissionError, match="it is of uid 61260"):
+        own.mount(folder, MIB)
+
+
+@pytest.mark.security
+def test_a_link_is_not_adopted(folder: Path, tmp_path: Path) -> None:
+    folder.symlink_to(tmp_path)
+    with pytest.raises(NotADirectoryError):
+        own.mount(folder, MIB)
+    folder.unlink()
