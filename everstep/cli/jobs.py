@@ -253,14 +253,17 @@ def logs(
     generation: Annotated[int | None, typer.Option(min=1, help="Only of this generation (launch of all ranks).")] = None,
     stream: Annotated[Stream, typer.Option(help="Which stream.")] = Stream.BOTH,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print what all ranks print, merged, as it comes, until the job has ended.")] = False,
-    since: Annotated[str | None, typer.Option(help="Merged over all ranks, from this time on: 90s, 10m, 2h, 1d ago, or 2026-03-01T12:00:00.")] = None,
-    grep: Annotated[str | None, typer.Option(help="Merged over all ranks, only lines that have this in them.")] = None,
+    since: Annotated[str | None, typer.Option(help="From this time on: 90s, 10m, 2h, 1d ago, or 2026-03-01T12:00:00.")] = None,
+    grep: Annotated[str | None, typer.Option(help="Only lines that have this in them.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="The stored streams as ranks wrote them, without times, one after another.")] = False,
     output: Output = OutputFormat.TABLE,
     query: Query = None,
 ) -> Shown | None:
-    """Print what the ranks printed, all generations in order; their stdout to stdout, all else to stderr."""
+    """Print what the ranks have printed so far, merged, with times. Their stdout goes to stdout, all else to stderr."""
     is_printed = output is OutputFormat.TABLE and query is None
-    if follow or since is not None or grep is not None:
+    if raw and (follow or since is not None or grep is not None):
+        raise typer.BadParameter("streams have no lines with times: leave out --follow, --since and --grep", param_hint="--raw")
+    if not raw:
         begin = None if since is None else lines.since_when(since, datetime.now(UTC))
         wanted = without_none(Rank=rank, Generation=generation, FilterPattern=grep, StartTime=begin)
         found = lines.follow(service, name, wanted) if follow else lines.read(service, name, wanted)

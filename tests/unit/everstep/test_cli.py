@@ -620,11 +620,11 @@ def test_a_node_shows_what_was_refused(run, messages, sessions, words):
 
 def test_what_was_asked_for_and_is_not_there_is_told_from_nothing_at_all(run):
     logs = [{"Generation": number, "Rank": rank, "Stream": "stdout", "Bytes": 5, "Key": "k"} for number in (1, 3) for rank in (0, 1)]
-    code, out, err, _ = run("jobs", "logs", "gpt", "--rank", "7", list_logs={"Logs": logs})
+    code, out, err, _ = run("jobs", "logs", "gpt", "--raw", "--rank", "7", list_logs={"Logs": logs})
     assert (code, out, err) == (0, "", "Nothing matches; there are logs of ranks 0 to 1, generations 1 to 3.\n")
-    _, _, err, _ = run("jobs", "logs", "gpt", "--stream", "stderr", list_logs={"Logs": logs[:1]})
+    _, _, err, _ = run("jobs", "logs", "gpt", "--raw", "--stream", "stderr", list_logs={"Logs": logs[:1]})
     assert err == "Nothing matches; there are logs of rank 0, generation 1.\n"
-    _, _, err, _ = run("jobs", "logs", "gpt", list_logs={"Logs": []})
+    _, _, err, _ = run("jobs", "logs", "gpt", "--raw", list_logs={"Logs": []})
     assert err == "Nothing has been printed or uploaded yet.\n"
 
 
@@ -637,11 +637,11 @@ def test_logs_go_to_the_streams_they_came_from(run):
     ]
     content = {"a": b"one\n", "e": b"bad\n", "x": b"other\n"}
     answers = {"list_logs": {"Logs": logs}, "get_log": lambda TrainingJobName, Key: body(content[Key])}
-    code, out, err, _ = run("jobs", "logs", "gpt", "--rank", "0", **answers)
+    code, out, err, _ = run("jobs", "logs", "gpt", "--raw", "--rank", "0", **answers)
     assert (code, out) == (0, "one\n")
     assert "bad\n" in err
     assert "--- generation 2 · rank 0 · missing: node i-1 was lost" in err
-    _, out, err, _ = run("jobs", "logs", "gpt", "--stream", "stdout", "--generation", "1", **answers)
+    _, out, err, _ = run("jobs", "logs", "gpt", "--raw", "--stream", "stdout", "--generation", "1", **answers)
     assert out == "one\nother\n"
     assert "bad" not in err
 

@@ -141,3 +141,28 @@ def test_since_is_sent_as_the_contract_has_times(run) -> None:
     page = {"Events": [], "NextForwardToken": "1"}
     _, _, _, calls = run("jobs", "logs", "gpt", "--since", "2026-03-01T12:00:00", get_log_events=page)
     assert {request.get("StartTime") for _, request in calls} == {NOW}
+
+
+@pytest.mark.parametrize("options", [(), ("--rank", "1"), ("--stream", "stderr")])
+def test_without_following_all_lines_so_far_are_shown_merged_and_with_times(run, options) -> None:
+    """Of a running job, too: nothing waits for whole streams to be stored."""
+    said = [event("zero"), event("one", 1), event("bad", 1, "stderr"), event("Node i-1 was lost", None, "gap")]
+
+    def get_log_events(**query):
+        wanted = [each for each in said if "Rank" not in query or each.get("Rank") in (query["Rank"], None)]
+        return {"Events": [] if "NextToken" in query else wanted, "NextForwardToken": "end"}
+
+    code, out, err, _ = run("jobs", "logs", "gpt", *options, get_log_events=get_log_events)
+    lines = out.splitlines()
+    assert code == 0
+    expected = {(): ["r0 zero", "r1 one"], ("--rank", "1"): ["r1 one"], ("--stream", "stderr"): []}[options]
+    assert lines == [f"12:00:00.000 g1 {line}" for line in expected]
+    assert "12:00:00.000 g1 r1 bad" in err
+    assert "--- generation 1 · Node i-1 was lost" in err
+
+
+@pytest.mark.parametrize("option", [("-f",), ("--since", "10m"), ("--grep", "x")])
+def test_raw_streams_have_no_lines_to_choose_from(run, option) -> None:
+    code, _, err, _ = run("jobs", "logs", "gpt", "--raw", *option)
+    assert code == 2
+    assert "leave out --follow, --since and --grep" in " ".join(err.replace("│", " ").split())
