@@ -15,6 +15,7 @@ logged one.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +27,8 @@ from sqlalchemy.orm import Session
 
 from control_plane.core import metrics
 from control_plane.core.metrics import FOLD, POINTS_PER_CHUNK, Point
+from control_plane.db import events
+from control_plane.db.events import NewEvent
 from control_plane.db.models import Generation, Job, Metric, MetricChunk, MetricLog
 from everstep.protocol.agent_messages import MetricBatch, MetricPoint
 from everstep.protocol.ids import NodeId
@@ -91,6 +94,7 @@ def _store_generation(
     if generation > log.generation:
         base = _base_after(session, log.run_id, log.generation, generation)
         if log.generation and base is not None:
+            _report_difference(session, log.run_id, base, [point for point, _ in points])
             _forget_after(session, log.run_id, base)
         log.generation = generation
     superseded_after = _base_after(session, log.run_id, generation, log.generation)
@@ -179,6 +183,44 @@ def _fold(session: Session, metric: Metric) -> None:
                 metric.fine_from_step = max(metric.fine_from_step, metrics.first_step(number + 1, 1))
         session.flush()
         width *= FOLD
+
+
+def _report_difference(session: Session, run_id: str, base: int, repeated: Sequence[MetricPoint]) -> None:
+    """Append an event if a loss of a repeated step is another than before: the run is not deterministic.
+
+    Looks at the first values that a generation logs: the values of the steps before it are gone afterwards.
+
+    Args:
+        session: a writing one.
+        run_id: of the run.
+        base: the step that the generation continued from.
+        repeated: what the generation has logged.
+    """
+    for point in sorted(repeated, key=lambda point: point.step):
+        for name, value in sorted(point.values.items()):
+            if point.step <= base or "loss" not in name.lower() or name.startswith(OWN_METRICS):
+                continue
+            row = session.get(MetricChunk, (run_id, name, 1, metrics.chunk_of(point.step, 1)))
+            before = next((held.last for held in _points(row) if held.step == point.step), value) if row else value
+            if before == value or (math.isnan(before) and math.isnan(value)):
+                continue
+            job = session.get_one(Job, run_id)
+            message = (
+                f"Warning: step {point.step} was repeated after a recovery, and its {name} is {value!r}; "
+                f"before it was {before!r}. "
+                "The run is not deterministic, or a part of its state is not registered with init()"
+            )
+            event = NewEvent(
+                at=_moment(point.at_seconds),
+                type="RepeatedStepDiffers",
+                message=message,
+                project=job.project,
+                fleet_name=job.fleet_name,
+                job_name=job.name,
+                detail={"Step": point.step, "Metric": name, "Before": repr(before), "After": repr(value)},
+            )
+            events.append(session, event)
+            return
 
 
 def _forget_after(session: Session, run_id: str, step: int) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 from control_plane.core.metrics import POINTS_PER_CHUNK, Point, across, folded, kept_chunks, logged
 from control_plane.db import jobs, metrics
 from control_plane.db.leases import Lease
-from control_plane.db.models import MetricChunk
+from control_plane.db.models import Event, MetricChunk
 from control_plane.db.retention import Retention, prune
 from control_plane.db.session import Database
 from everstep.protocol.agent_messages import MetricBatch, MetricPoint
@@ -120,6 +120,32 @@ def test_steps_that_are_done_again_replace_the_lost_ones(log: Log, lease: Lease)
     late = Log(log.database, "of the lost node")
     late.log([14, 16, 21])  # of generation 1
     assert sorted(log.values()) == [*range(1, 16), 18]
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "is_reported"),
+    [
+        ("loss", 2.5, 2.75, True),
+        ("val/Loss", 2.5, float("nan"), True),
+        ("loss", 2.5, 2.5, False),
+        ("loss", float("nan"), float("nan"), False),
+        ("tokens_per_second", 2.5, 2.75, False),
+    ],
+)
+def test_a_repeated_step_with_another_loss_is_reported(log: Log, lease: Lease, name: str, before: float, after: float, *, is_reported: bool) -> None:
+    def send(number: int, generation: int, step: int, value: float) -> None:
+        made = MetricPoint(generation=Generation(generation), step=Step(step), values={name: value}, at_seconds=1.0)
+        log.send(MetricBatch(run=RUN, first_number=number, points=(made,)))
+
+    send(0, 1, 15, before)
+    send(1, 1, 16, before)
+    start(log.database, lease, 2, base=15)
+    send(2, 2, 16, after)
+    send(3, 2, 17, after)
+    with log.database.read() as session:
+        found = [event for event in session.scalars(select(Event)) if event.type == "RepeatedStepDiffers"]
+    assert [event.message.split(",")[0] for event in found] == ["Warning: step 16 was repeated after a recovery"] * is_reported
+    assert all(event.job_name == "gpt" and repr(after) in event.message for event in found)
 
 
 def test_a_job_that_begins_again_from_nothing_has_nothing_of_before(log: Log, lease: Lease) -> None:
