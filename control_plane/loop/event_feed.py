@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 MAX_FOLLOWERS: Final = 256
 """Streams that are open at one time."""
+MAX_FOLLOWERS_PER_TOKEN: Final = 32
+"""Of one token, so that no caller holds all streams."""
 POLL_SECONDS: Final = 0.2
 HEARTBEAT_SECONDS: Final = 10.0
 """A follower that there is nothing for is given an empty batch this often."""
@@ -133,7 +135,8 @@ class EventFeed:
         Raises:
             TooManyFollowers: at the first step, before anything is yielded.
         """
-        if len(self._followers) >= MAX_FOLLOWERS:
+        of_token = sum(follower.interest.token_id == interest.token_id for follower in self._followers)
+        if len(self._followers) >= MAX_FOLLOWERS or of_token >= MAX_FOLLOWERS_PER_TOKEN:
             raise TooManyFollowers
         me = _Follower(interest, End.SERVER if self._is_closed else None)
         self._followers.add(me)

@@ -16,6 +16,8 @@ from everstep.protocol.ids import NodeId, RunId
 
 MAX_FOLLOWERS: Final = 64
 """Logs that are followed at one time."""
+MAX_FOLLOWERS_PER_TOKEN: Final = 16
+"""Of one token, so that no caller follows all of them."""
 WAITING_LIMIT: Final = 256
 """Messages that wait for one follower; the oldest are dropped."""
 
@@ -25,9 +27,14 @@ class TooManyLogFollowers(Exception):
 
 
 class LogFollower:
-    """One who follows a run."""
+    """The reader of one followed run.
 
-    def __init__(self) -> None:
+    Args:
+        token_id: that the reader called with.
+    """
+
+    def __init__(self, token_id: str) -> None:
+        self.token_id = token_id
         self._waiting: deque[tuple[NodeId, LogLines]] = deque(maxlen=WAITING_LIMIT)
         self._filled = asyncio.Event()
 
@@ -60,21 +67,23 @@ class LogFeed:
             follower.put(node_id, lines)
 
     @contextmanager
-    def follow(self, run: RunId) -> Iterator[LogFollower]:
+    def follow(self, run: RunId, token_id: str) -> Iterator[LogFollower]:
         """Give a follower for the time of the block.
 
         Args:
             run: whose lines.
+            token_id: of the reader.
 
         Yields:
             It.
 
         Raises:
-            TooManyLogFollowers: as many as may follow already.
+            TooManyLogFollowers: as many follow as may, in all or with this token.
         """
-        if sum(len(of_run) for of_run in self._followers.values()) >= MAX_FOLLOWERS:
+        open_now = [follower for of_run in self._followers.values() for follower in of_run]
+        if len(open_now) >= MAX_FOLLOWERS or sum(follower.token_id == token_id for follower in open_now) >= MAX_FOLLOWERS_PER_TOKEN:
             raise TooManyLogFollowers
-        follower = LogFollower()
+        follower = LogFollower(token_id)
         self._followers.setdefault(run, set()).add(follower)
         try:
             yield follower

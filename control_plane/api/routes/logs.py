@@ -119,7 +119,7 @@ async def follow_logs(
     wanted = _filter(rank, generation, start_time, None, filter_pattern)
     facts = await services.caller_threads.run(_facts, services, training_job_name, caller)
     cursor = None if next_token is None else _cursor(next_token, facts.generations)[1]
-    follow = services.registry.lines.follow(RunId(facts.run))
+    follow = services.registry.lines.follow(RunId(facts.run), caller.token.id)
     try:
         follower = follow.__enter__()
     except TooManyLogFollowers as error:

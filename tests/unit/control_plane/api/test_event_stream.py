@@ -237,6 +237,18 @@ def test_there_is_a_limit_of_streams_and_one_that_ended_makes_room(service, http
     answer.close()
 
 
+@pytest.mark.security
+def test_no_token_holds_all_streams(service, http, monkeypatch) -> None:
+    monkeypatch.setattr(event_feed, "MAX_FOLLOWERS_PER_TOKEN", 1)
+    headers = {"authorization": f"Bearer {service.token(Role.VIEWER, 'other')}"}
+    with stream(http, AfterEventId=0) as reader:
+        append(service, "seen")
+        assert reader.messages(1) == ["seen"]
+        assert http.get(STREAM).status_code == 429
+        with httpx.stream("GET", f"http://{service.address}{STREAM}", headers=headers, trust_env=False, timeout=20) as other:
+            assert other.status_code == 200
+
+
 def test_a_reader_that_reads_nothing_is_cut_off_and_comes_back_where_it_was(service, http, monkeypatch) -> None:
     dropped = threading.Event()
     monkeypatch.setattr(envelope.log, "info", lambda *_: dropped.set())

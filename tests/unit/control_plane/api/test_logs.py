@@ -384,6 +384,18 @@ def test_a_server_that_stops_reads_no_log_on_for_a_follower(service, job, client
     assert len(readers) == 1
 
 
+@pytest.mark.security
+def test_no_token_follows_all_logs(service, job, client, monkeypatch) -> None:
+    monkeypatch.setattr(log_feed, "MAX_FOLLOWERS_PER_TOKEN", 1)
+    following = Following(client)
+    once = Config(retries={"total_max_attempts": 1})
+    with closing(service.client(config=once)) as same, refused("ThrottlingException"):
+        same.follow_logs(TrainingJobName="gpt")
+    with closing(service.client(service.token(Role.VIEWER, "default"), config=once)) as other:
+        Following(other).stream.close()
+    following.stream.close()
+
+
 def test_there_is_a_limit_of_followers(service, job, client, monkeypatch) -> None:
     monkeypatch.setattr(log_feed, "MAX_FOLLOWERS", 1)
     following = Following(client)
