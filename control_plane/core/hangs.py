@@ -14,8 +14,9 @@ A look proves a hang when
     a rank is asleep and others have passed two boundaries more     they do not wait for it, it waits for nobody
     no stack of any rank has changed up to the last limit           waiting can be busy: NCCL spins on CPU and GPU
 
-The longest limit of all phases that ranks are in holds for all: while one evaluates, the others wait for it. Phases that happen once in a launch
-(start, restore, first step) depend on caches and downloads more than on the job, so their floor is that of a phase never seen.
+The longest limit of all phases that ranks are in holds for all: while one evaluates, the others wait for it. Start and restore happen once in a
+launch and depend on caches and downloads more than on the job, so their floor is that of a phase never seen. The first step of a later generation
+is judged by the longest start, first step and step of the earlier ones: a repeated hang is found as soon as the first one.
 
 Invariant: pure; a rank that moves, computes or runs through different code is never a hang, and nothing is judged while a node is silent.
 """
@@ -37,8 +38,9 @@ FACTOR = 5.0
 _SECOND = 1.5
 _LAST = 3.0
 """The second and the last limit, times the first."""
-ONCE = frozenset({"start", "restore", "first_step"})
-"""Phases that a launch goes through once."""
+FIRST_STEP = "first_step"
+DOWNLOADING = frozenset({"start", "restore"})
+"""Phases of a launch whose length depends on caches and downloads."""
 CLOSING = "close"
 """A rank that closes waits for all others, however long they train on."""
 IDLE_SHARE = 0.02
@@ -100,7 +102,9 @@ def limits(phase: str, pace: Pace, timeouts: Timeouts, told: float = 0.0) -> Lim
         first = max(timeouts.stall_seconds, told)
         return Limits(first=first, second=first + timeouts.hang_seconds, last=first + timeouts.new_phase_seconds)
     longest = pace.longest.get(phase)
-    floor = timeouts.new_phase_seconds if longest is None or phase in ONCE else timeouts.stall_seconds
+    floor = timeouts.new_phase_seconds if longest is None or phase in DOWNLOADING else timeouts.stall_seconds
+    if phase == FIRST_STEP and longest is not None:  # it compiles as the first generation did, and makes a step
+        longest = max(longest, *(pace.longest.get(other, 0.0) for other in ("start", "train")))
     first = max(floor, FACTOR * (longest or 0.0))
     second = max(timeouts.hang_seconds, _SECOND * first)
     return Limits(first=first, second=second, last=max(timeouts.new_phase_seconds, _LAST * first))
@@ -172,6 +176,13 @@ def watch(
     since = suspicion.since + max(status.limit_seconds for status in overdue.values())  # so long the script had asked for
     faults = tuple(Fault(cause=Cause.HANG, evidence=sentence, at=since, seen_on=seen_on) for sentence in evidence if sentence)
     return Watched(suspicion=answered, faults=faults, stuck=odd, events=(event,), words=words)
+
+
+def stands_still(reports: Mapping[NodeId, MemberReport], pace: Pace, timeouts: Timeouts) -> bool:
+    """Say whether a rank has stood still for longer than its first limit: an agreed stop is not to be expected of it."""
+    living = {rank.rank: (node, rank) for node, report in reports.items() for rank in report.ranks if rank.exit is None}
+    limit = _common(living, pace, timeouts)
+    return any(status.still_seconds > limit.first and status.phase != CLOSING for _, status in living.values())
 
 
 def promised_seconds(reports: Mapping[NodeId, MemberReport]) -> float:

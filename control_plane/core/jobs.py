@@ -1224,7 +1224,7 @@ def _stop(view: _View, found: tuple[Fault, ...], *, is_durable: bool) -> Decisio
     is_over = _is_over(view.reports, plan.world_size)
     if not found and _have_all_ended(view.reports, plan.world_size):
         return _stay(view, f"stopped at step {record.boundary}; waits for its last checkpoint", requeue=LAUNCH_SECONDS)
-    patience = _upload_patience(view) if is_over else view.policy.timeouts.blind_wait_seconds
+    patience = _upload_patience(view) if is_over else _stop_patience(view)
     waited = _watched_seconds(view, _ended_at(view)) if is_over else view.now - max(record.state_since, _moved_at(view))
     if not found and waited <= patience:
         if is_over:
@@ -1244,6 +1244,16 @@ def _stop(view: _View, found: tuple[Fault, ...], *, is_durable: bool) -> Decisio
         return _stay(view, f"stopped {how}: {why}; waits for its last checkpoint", halts, requeue=LAUNCH_SECONDS)
     words = f"stopped at step {record.boundary}: {view.wants_stop}; but" if is_over else f"stopped ({view.wants_stop}), but not at one step:"
     return _ended(view, JobEvent.HALTED, f"{words} {why}; {_durable(view)}")
+
+
+def _stop_patience(view: _View) -> float:
+    """Return how long ranks that make no step are waited for before they are killed, seconds.
+
+    Ranks agree on a stop at their boundaries. Ranks that hang reach none, so that the agreement has no chance; what is committed is uploaded.
+    """
+    timeouts = view.policy.timeouts
+    hang = hangs.stands_still(view.reports, view.record.pace, timeouts)
+    return timeouts.coordinator_deadline_seconds if hang else timeouts.blind_wait_seconds
 
 
 def _pause(view: _View, *, is_durable: bool) -> Decision:

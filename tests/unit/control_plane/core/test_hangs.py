@@ -66,11 +66,29 @@ FOUR = tuple(status(rank, still=95.0) for rank in range(4))
         ("train", hangs.Limits(first=30.0, second=90.0, last=600.0)),  # 5 × 2 s is below the floor
         ("eval", hangs.Limits(first=200.0, second=300.0, last=600.0)),  # 5 × 40 s
         ("checkpoint", hangs.Limits(first=600.0, second=900.0, last=1800.0)),  # never seen
-        ("first_step", hangs.Limits(first=600.0, second=900.0, last=1800.0)),  # seen, but caches may be cold
+        ("start", hangs.Limits(first=600.0, second=900.0, last=1800.0)),  # seen, but caches may be cold
+        ("first_step", hangs.Limits(first=45.0, second=90.0, last=600.0)),  # 5 × 9 s, as in an earlier generation
     ],
 )
 def test_limits_are_learned_above_a_floor(phase: str, expected: hangs.Limits) -> None:
     assert hangs.limits(phase, PACE, TIMEOUTS) == expected
+
+
+def test_a_first_step_that_hangs_again_is_restarted_after_the_time_of_a_step() -> None:
+    """The resumed generation stands at the step that hung before: `first_step` by then, with a limit of 900 s before it was learned."""
+    suspicion = Suspicion(since=NOW - 95, began_at=NOW - 50, number=1, asked_at=NOW - 50, is_answered=True)
+    four = tuple(status(rank, still=95.0, phase="first_step") for rank in range(4))
+    asked = watch(reports(*four, looks=tuple(look(rank, 1) for rank in range(4))), suspicion)
+    assert asked.suspicion is not None
+    assert asked.suspicion.number == 2
+    watched = watch(reports(*four, looks=tuple(look(rank) for rank in range(4))), asked.suspicion)
+    assert {fault.cause for fault in watched.faults} == {Cause.HANG}
+
+
+def test_a_first_step_takes_at_least_as_long_as_a_start_and_a_step() -> None:
+    slow = Pace(world_size=4, longest={"train": 50.0, "start": 20.0, "first_step": 9.0})
+    assert hangs.limits("first_step", slow, TIMEOUTS).first == 250.0
+    assert hangs.limits("first_step", Pace(world_size=4, longest={"train": 50.0}), TIMEOUTS).first == 600.0, "none was ever made"
 
 
 def test_the_pace_is_the_longest_of_all_and_belongs_to_a_world_size() -> None:

@@ -51,3 +51,16 @@ async def test_ranks_that_stand_still_do_not_keep_a_job_from_being_stopped(world
     await world.until(lambda: world.is_stopped)
     world.finish()
     await world.until(lambda: world.job().state == JobState.STOPPED)
+
+
+async def test_a_stop_during_a_hang_waits_15_s_for_an_agreement(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    await world.until(lambda: "stood still" in world.job().reason)
+    with world.database.write() as session:
+        jobs.request_stop(session, "gpt", world.now)
+    asked = world.now
+    await world.until(lambda: world.job().state == JobState.STOPPED)
+    assert world.now - asked <= timedelta(seconds=50), "15 s for an agreement, then the ranks are killed; 30 s for the last checkpoint"
+    assert world.job().committed_step == 9

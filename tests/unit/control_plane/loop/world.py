@@ -130,6 +130,8 @@ class Agent:
     limit_of: dict[Rank, float] = field(default_factory=dict)
     stamp: Callable[[int], float] | None = None
     """When its ranks passed a boundary, Unix seconds; None: they do not tell."""
+    longest: dict[str, float] = field(default_factory=lambda: {"train": 1.0, "first_step": 2.0})
+    """By phase, how long its ranks stood still at the most before they moved on."""
     stands_at: dict[Rank, str] = field(default_factory=dict)
     """What its stacks show; by default that it waits for the others."""
     stopped: set[Rank] = field(default_factory=set)
@@ -209,7 +211,7 @@ class Agent:
             ended=self.ended if self.phase is MemberPhase.PROMISED else None,
             commits=self.commits if self.phase is MemberPhase.PROMISED else (),
             ranks=tuple(self.status(rank, step) for rank, step in sorted(self.boundary.items())),
-            longest={"train": 1.0} if self.boundary else {},
+            longest=self.longest if self.boundary else {},
             stacks=self.stacks(),
             protection=protection,
             round=RoundStatus(
