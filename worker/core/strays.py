@@ -7,14 +7,15 @@ drops one content of one stray at a time, and only if the shard stays protected 
     content of the stray    dropped where a new slot lacks room               dropped in any case
     ---------------------   ------------------------------------------------   ------------------------------------------
     the base                all planned holders have sealed the base           the base is committed, and all planned
-    older than the base     the shard's owner keeps it, too, by the plan,      holders have it; or a later step is
-                            and this node keeps the base; or the base is       committed, after which no other node
-                            committed                                          keeps what the stray belongs to
+    older than the base     the plan shows that no loss of one node makes      holders have it; or a later step is
+                            anybody go back to it; or the shard's owner        committed, after which no other node
+                            keeps it, too, and this node keeps the base;       keeps what the stray belongs to
+                            or the base is committed
 
-Nodes that wait for each other get on. The owner of a shard keeps its older content unless the owner is a replacement. So the node with a stray of
-a survivor has room for one slot at once, and receives the base of the shard that the plan placed there. The seal of that base releases the stray
-of that shard on the next node, and so on. After several losses no content may be left to drop. The owners then take the node out of their view at
-the holder deadline, the base is committed without that node, and the older contents are free.
+Nodes that wait for each other get on. Where a job might go back to the older step, the owner of a shard keeps that step, unless the owner is
+a replacement. So the node with a stray of a survivor has room for one slot at once, and receives the base of the shard that the plan placed
+there. The seal of that base releases the stray of that shard on the next node, and so on. After several losses no content may be left to drop.
+The owners then take the node out of their view at the holder deadline, the base is committed without that node, and the older contents are free.
 
 Invariant: until the base is committed, the loss of any one further node leaves a step that all shards can be restored to, if the plan had one.
 The loss of an owner leaves the base: its shard's on this node, and all others' on their owners. The loss of another node leaves the older step.
@@ -22,6 +23,7 @@ The loss of an owner leaves the base: its shard's on this node, and all others' 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -40,6 +42,8 @@ class Strays:
     base: Step = NONE
     doubled: frozenset[tuple[Rank, Content]] = frozenset()
     """Contents that the plan has the shard's owner keep."""
+    needed: frozenset[Step] = frozenset()
+    """Older steps that some loss of one node makes the newest whole one (`_needed`)."""
     is_loaded: bool = False
     """Every node has verified the base of its ranks. Before that a stray may be the source that a node fetches from."""
     committed: Step = NONE
@@ -57,7 +61,7 @@ class Strays:
             for reference in node.keep
             if reference.owner_rank in node.ranks
         )
-        return cls(placed=placed, base=plan.base_step or NONE, doubled=frozenset(doubled))
+        return cls(placed=placed, base=plan.base_step or NONE, doubled=frozenset(doubled), needed=_needed(plan))
 
     def loaded(self) -> Strays:
         """Every node reported LOADED: ranks start."""
@@ -84,7 +88,8 @@ class Strays:
             return True
         if content.step == self.base:
             return rank in self.held
-        return self.committed != NONE or (has_base and (rank, content) in self.doubled)
+        is_needed = content.step in self.needed and self.committed == NONE
+        return not is_needed or (has_base and (rank, content) in self.doubled)
 
     def is_over(self, rank: Rank) -> bool:
         """Say whether a stray is of no use any more."""
@@ -97,4 +102,18 @@ def strayed(plan: GenerationPlan) -> frozenset[Rank]:
     """Return the ranks whose shard some node keeps that does not hold it under the plan: their protection is announced."""
     return frozenset(
         reference.owner_rank for node in plan.nodes for reference in node.keep if node.node_id not in plan.ranks[reference.owner_rank].holders
+    )
+
+
+def _needed(plan: GenerationPlan) -> frozenset[Step]:
+    """Return the steps before the base that are whole without some node, where the base is not: the node has a shard of the base alone."""
+    keepers = defaultdict[Step, dict[Rank, set[NodeId]]](dict)
+    for node in plan.nodes:
+        for reference in node.keep:
+            keepers[reference.step].setdefault(reference.owner_rank, set()).add(node.node_id)
+    base = keepers.pop(plan.base_step, {})
+    copies = ({rank.holders[0], *base.get(rank.rank, ())} for rank in plan.ranks)  # every owner has loaded the base
+    alone = {node_id for nodes in copies if len(nodes) == 1 for node_id in nodes}
+    return frozenset(
+        step for step, by_rank in keepers.items() if any(all(by_rank.get(rank.rank, set()) - {node_id} for rank in plan.ranks) for node_id in alone)
     )

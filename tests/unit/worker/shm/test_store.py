@@ -777,7 +777,7 @@ class TestStrays:
     @staticmethod
     def placing(*ranks: Rank, base: int = 2) -> Strays:
         """Return what a plan with these shards on the node says, whose base both slots of the stray lead to."""
-        return Strays(placed=frozenset(ranks), base=Step(base))
+        return Strays(placed=frozenset(ranks), base=Step(base), needed=frozenset({Step(1)}))
 
     @staticmethod
     def files(tmpfs: Path) -> list[str]:
