@@ -227,6 +227,16 @@ def test_a_walk_alone_draws_as_torch_alone_does() -> None:
     assert torch.equal(own.get_state(), other.get_state())
 
 
+def test_a_walk_on_a_stream_of_its_own_leaves_the_shared_generator_alone() -> None:
+    shared = torch.Generator().manual_seed(5)
+    stream = DataStream("data", loader_of(Shape("rejecting", 20, 2, "nothing", is_shared=True), shared, 0), seed=1)
+    for number in range(8):
+        before = shared.get_state()
+        stream.next()
+        assert torch.equal(shared.get_state(), before) == (number >= 2), "it draws from it until somebody else has"
+        torch.rand((), generator=shared)
+
+
 def test_streams_of_a_walk_share_no_numbers_with_its_generator() -> None:
     """Noise in the loop would otherwise repeat the numbers that the sampler's order follows from."""
     for make in (lambda: torch.Generator().manual_seed(3), lambda: np.random.default_rng(3), lambda: random.Random(3)):

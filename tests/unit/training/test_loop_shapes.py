@@ -270,6 +270,19 @@ def test_an_ordinary_loop_keeps_no_gradients(name: str) -> None:
         assert not [item.name for item in loop.state.observe().tensors if item.name.startswith("gradient/")]
 
 
+def test_a_gradient_that_replaces_a_used_one_is_state() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    adapter = PlainAdapter({"": nn.ParameterDict({"weight": weight})}, {"": optimizer})
+    for replaced in (False, True):
+        weight.grad = torch.ones(2)
+        optimizer.step()
+        if replaced:
+            weight.grad = torch.full((2,), 3.0)  # of the same version
+        adapter.end_step()
+        assert ("gradient/weight" in [item.name for item in adapter.observe().tensors]) == replaced
+
+
 def test_gradients_of_a_step_are_freed_when_the_script_frees_them() -> None:
     """An optimizer that steps inside backward never holds all gradients at once; nor may the adapter."""
     weight = nn.Parameter(torch.ones(2))
@@ -308,8 +321,10 @@ def test_gradients_that_fully_shard_has_not_summed_yet_are_refused_at_a_boundary
                 adapter.check()
 
 
-def test_gradients_accumulated_for_long_keep_their_place() -> None:
-    loop = Loop(ADAM)
-    for number in range(1, 2 * GRADIENT_BOUNDARIES):
-        loop.run(delayed, number)
+@pytest.mark.parametrize("name", ["delayed", "delayed, cleared by hand", "accumulated across boundaries"])
+def test_gradients_that_are_needed_for_long_keep_their_place(name: str) -> None:
+    step, optimizers = SHAPES[name]
+    loop = Loop(optimizers)
+    for number in range(1, 3 * GRADIENT_BOUNDARIES):
+        loop.run(step, number)
         assert [item.name for item in loop.state.observe().tensors if item.name.startswith("gradient/")]
