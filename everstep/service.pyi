@@ -797,6 +797,8 @@ class TrainingJob(TypedDict):
     """How long the steps up to TargetStep take at the mean pace of those so far, without failures and waiting; absent where either is not known, and once it has ended."""
     HealthyNodeCount: int
     """Of the nodes that belong to it: how many are connected and report no fault of their own."""
+    AssignedNodeCount: int
+    """Nodes assigned to the job; after its end, those that have not released it yet. A job can be deleted once it is 0."""
     NodeIds: list[str]
     """By GROUP_RANK; empty while it has none."""
     CoordinatorNodeId: NotRequired[str]
@@ -1033,7 +1035,7 @@ class TrainingJobRecoveredWaiter(Protocol):
 
 class TrainingJobCompletedOrStoppedWaiter(Protocol):
     def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:
-        """Waits until the job has completed or was stopped. Fails when it has failed."""
+        """Waits until the job has completed or was stopped and its nodes have released it: it can be deleted then. Fails when it has failed."""
 
 class TrainingJobPausedWaiter(Protocol):
     def wait(self, *, TrainingJobName: str, WaiterConfig: WaiterConfig = ...) -> None:

@@ -556,6 +556,8 @@ class TrainingJob(Shape):
     and once it has ended."""
     healthy_node_count: int
     """Of the nodes that belong to it: how many are connected and report no fault of their own."""
+    assigned_node_count: int
+    """Nodes assigned to the job; after its end, those that have not released it yet. A job can be deleted once it is 0."""
     node_ids: list[str]
     """By GROUP_RANK; empty while it has none."""
     coordinator_node_id: str | None

@@ -243,6 +243,7 @@ def job(found: JobDescription, *, turns: Schedule, healthy_node_count: int, only
         target_step=_target_step(job),
         estimated_remaining_seconds=_remaining_seconds(job),
         healthy_node_count=healthy_node_count,
+        assigned_node_count=len(found.node_ids),
         node_ids=[] if plan is None or _is_paused(job) else [node.node_id for node in plan.nodes],
         coordinator_node_id=None if plan is None or _is_paused(job) else plan.coordinator,
         incident_count=incidents.count,

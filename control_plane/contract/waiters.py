@@ -43,9 +43,8 @@ def waiters(model: Json) -> Json:
             *(_matches("TrainingJobStatus", status, state="failure") for status in ("Failed", "Stopped")),
         ),
         "TrainingJobCompletedOrStopped": _job(
-            "Waits until the job has completed or was stopped. Fails when it has failed.",
-            _matches("TrainingJobStatus", "Completed"),
-            _matches("TrainingJobStatus", "Stopped"),
+            "Waits until the job has completed or was stopped and its nodes have released it: it can be deleted then. Fails when it has failed.",
+            _matches("(TrainingJobStatus == 'Completed' || TrainingJobStatus == 'Stopped') && AssignedNodeCount == `0`", True),
             _matches("TrainingJobStatus", "Failed", state="failure"),
         ),
         "TrainingJobPaused": _job(

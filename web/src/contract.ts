@@ -1320,6 +1320,8 @@ export interface TrainingJob {
   EstimatedRemainingSeconds?: number
   /** Of the nodes that belong to it: how many are connected and report no fault of their own. */
   HealthyNodeCount: number
+  /** Nodes assigned to the job; after its end, those that have not released it yet. A job can be deleted once it is 0. */
+  AssignedNodeCount: number
   /** By GROUP_RANK; empty while it has none. */
   NodeIds: string[]
   CoordinatorNodeId?: string

@@ -3,6 +3,7 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
+from botocore.exceptions import WaiterError
 
 from control_plane.api.routes import deletions
 from control_plane.cloud.errors import CloudUnavailable
@@ -157,6 +158,25 @@ def test_a_job_that_has_not_ended_or_is_not_let_go_of_is_refused(service, client
         nodes.change(session, lease, "i-0", initial_state="joining", now=START, state="assigned", run_id=job.run)
     with refused("ConflictException", match="letting go of it: i-0"):
         client.delete_training_job(**GPT)
+
+
+def test_a_job_can_be_deleted_once_the_waiter_for_its_end_returns(service, client, job):
+    end(service, job)
+    job.write(jobs.change, state="stopped")
+    job.connect("i-0")
+
+    def assign(state, run):
+        with service.database.write() as session:
+            lease = job.leaser.claim(session, "fleet", "main")
+            nodes.change(session, lease, "i-0", initial_state="joining", now=START, state=state, run_id=run)
+
+    assign("assigned", job.run)
+    waiter = client.get_waiter("training_job_completed_or_stopped")
+    with pytest.raises(WaiterError, match="Max attempts exceeded"):
+        waiter.wait(**GPT, WaiterConfig={"Delay": 0, "MaxAttempts": 2})
+    assign("spare", None)
+    waiter.wait(**GPT, WaiterConfig={"Delay": 0, "MaxAttempts": 1})
+    assert client.delete_training_job(**GPT)["IsDeleted"]
 
 
 def test_others_may_not(service, client, job):
