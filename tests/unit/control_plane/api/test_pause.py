@@ -27,7 +27,7 @@ def move(service, job, before, after):
 @pytest.mark.covers("PauseTrainingJob.TrainingJobName", "ResumeTrainingJob.TrainingJobName")
 def test_a_pause_shows_at_once_and_lasts_until_it_is_resumed(service, client, job):
     job.launch(1)
-    job.write(jobs.change, started_at=service.clock(), reason="trains")
+    job.write(jobs.change, started_at=service.clock(), reason="trains", boundary=1, max_boundary=1)
     move(service, job, "queued", "running")
     assert seen(client) == ("InProgress", "Training", False)
     service.clock.advance(5)

@@ -59,7 +59,8 @@ async def test_a_launch_trains_from_its_first_new_step_on(world: World) -> None:
         await world.tick()
     job = world.job()
     assert (views.secondary_status_of(job), job.accounting.get(Bucket.TRAIN, 0)) == ("Starting", 0)
-    assert job.reason == "waits for the first step after step 0: 4 of 4 make their first step"
+    assert job.reason.startswith("making the first step on i-00000000000000001, ")
+    assert job.reason.endswith(" and 1 more")
     assert shown()[-1] == "Starting"
     await world.train(3)
     for _ in range(4):
