@@ -30,6 +30,7 @@ ASKING = {
     ("nodes", "replace", "i-1"): ("replace_node", NODE, "End the instance i-1"),
     ("nodes", "reboot", "i-1"): ("reboot_node", NODE, "Reboot i-1?"),
     ("nodes", "release", "i-1", "--terminate"): ("release_node", NODE, "End the instance i-1?"),
+    ("nodes", "reset-session", "i-1"): ("reset_node_session", NODE, "Revoke the session of i-1"),
     ("tokens", "revoke", "tok-1"): ("revoke_token", {"TokenId": "tok-1"}, "End the token tok-1"),
     ("drills", "start", "kill-rank", "--job", "gpt"): ("start_drill", DRILL, "Break something of gpt on purpose (kill-rank)?"),
 }

@@ -112,8 +112,8 @@ function ofARecovery({ job, fleet }: Facts, recovery: Statement & PhaseNow, shor
   if (shortage !== undefined) {
     const spare = fleet?.SparePolicy === undefined ? `everstep fleets update ${name} --spare-count ${(fleet?.SpareCount ?? 0) + 1}` : `everstep fleets describe ${name}`
     return {
-      ...no(`${shortage} Nothing that you do at Everstep makes AWS give it sooner.`, 'busy', 'late-recovery'),
-      steps: ['If you cannot wait, free a node: stop or pause another job of this fleet with everstep jobs pause JOB', `For the next time, keep a spare: ${spare}`],
+      ...no(shortage, 'busy', 'late-recovery'),
+      steps: ['To free a node now: everstep jobs pause JOB', `To keep a spare from now on: ${spare}`],
     }
   }
   if (recovery.tone === 'warn') {

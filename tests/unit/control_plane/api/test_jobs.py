@@ -202,7 +202,7 @@ def test_what_is_not_there_is_not_found(client, fleet):
 
 
 @pytest.mark.covers("CreateTrainingJob.Project")
-def test_roles_and_projects(client, request_, service):
+def test_roles_and_projects(client, request_, service, tmp_path):
     client.create_training_job(**request_, Project="speech")
     speaker, viewer = service.client(service.token(Role.SUBMITTER, "speech")), service.client(service.token(Role.VIEWER, "speech"))
     stranger = service.client(service.token(Role.SUBMITTER, "vision"))
@@ -215,7 +215,8 @@ def test_roles_and_projects(client, request_, service):
         viewer.stop_training_job(TrainingJobName="gpt")
     with refused("AccessDeniedException", "cannot create anything in 'vision'"):
         speaker.create_training_job(**{**request_, "TrainingJobName": "other", "Project": "vision"})
-    speaker.create_training_job(**{**request_, "TrainingJobName": "other"})
+    source = speaker.upload_source(Directory=tmp_path / "code")  # a project uses its own sources
+    speaker.create_training_job(**{**request_, "TrainingJobName": "other", "Source": source})
     assert client.describe_training_job(TrainingJobName="other")["Project"] == "speech"
     with refused("AccessDeniedException", "needs the role admin"):
         speaker.create_fleet(FleetName="x", AutoScalingGroupName=GROUP)

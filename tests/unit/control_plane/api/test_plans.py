@@ -95,12 +95,14 @@ def test_its_place_is_the_one_that_it_would_have(client, fleet, wanted):
     assert planned(client, wanted, Priority=4)["QueuePosition"] == 1
 
 
-def test_who_is_ahead_is_named_to_its_own_project_only(client, fleet, wanted, service):
+def test_who_is_ahead_is_named_to_its_own_project_only(client, fleet, wanted, service, tmp_path):
     real = {**wanted, "DryRun": False}
     client.create_training_job(**{**real, "TrainingJobName": "big", "NodeCount": 6, "Priority": 5})
     client.create_training_job(**{**real, "TrainingJobName": "head", "NodeCount": 8, "Priority": 3})
+    client.put_project_quota(Project="theirs", MaxPriority=2)
     theirs = service.client(service.token(Role.SUBMITTER, "theirs"))
-    theirs.create_training_job(**{**real, "TrainingJobName": "second", "NodeCount": 8, "Priority": 2})
+    wanted = {**wanted, "Source": theirs.upload_source(Directory=tmp_path / "code")}
+    theirs.create_training_job(**{**wanted, "DryRun": False, "TrainingJobName": "second", "NodeCount": 8, "Priority": 2})
     plan = planned(theirs, wanted)
     assert (plan["QueuePosition"], plan["QueuedBehind"]) == (3, ["second"])
     assert plan["WaitsFor"].startswith("place 3 of 3 in the queue, behind second (priority 2) and 1 more: ")
