@@ -606,7 +606,8 @@ def _shard_records(report: MemberReport, stored: StoredJob) -> list[protection.S
 
 def _unvouched(shard: protection.ShardRecord, owner: NodeId, silent: frozenset[NodeId]) -> protection.ShardRecord:
     """Return a shard without silent holders in view: while no step is committed, what a silent agent held may be lost with its node."""
-    reason = f"the agent of {owner} says nothing, and no step is committed" if owner in silent else shard.reason
+    quiet = next((node for node in (owner, *(holder.node_id for holder in shard.holders if holder.is_in_view)) if node in silent), None)
+    reason = shard.reason if quiet is None else f"the agent of {quiet} says nothing, and no step is committed"
     holders = tuple(replace(holder, is_in_view=holder.is_in_view and holder.node_id not in silent) for holder in shard.holders)
     return replace(shard, reason=reason, holders=holders)
 

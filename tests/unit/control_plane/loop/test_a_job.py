@@ -124,7 +124,10 @@ async def test_an_agent_that_says_nothing_while_nothing_is_committed_vouches_for
     odds = {each.lost_nodes: each.probability for each in views.protection(job, shards, None, {}).recovery_odds}
     assert odds[1] < 1, "the loss of the other holder would not be survived from memory"
     with world.database.read() as session:
-        assert not any(shard.reason for shard in protection.of_run(session, run) if shard.owner_node_id != silent.node_id)
+        shards = protection.of_run(session, run)
+    held = {shard.rank for shard in shards for holder in shard.holders if holder.node_id == silent.node_id}
+    assert {shard.rank for shard in shards if silent.node_id in shard.reason} == held, "each shard that lost a copy names the node"
+    assert {shard.rank for shard in shards if shard.reason} == held
     silent.is_deaf = False
     await world.until(lambda: told() == {""})
     assert world.job().generation == 1
