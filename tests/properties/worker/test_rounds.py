@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from everstep.protocol.ids import NodeId, Rank, Step
@@ -66,7 +66,19 @@ NEWS = st.one_of(
 )
 
 
+DROPPED_AFTER_ITS_ACKNOWLEDGEMENT: list[tuple[str, object, object]] = [
+    ("hear", -1, 1),
+    ("seal", 1, 1),
+    ("acknowledge", "i-a", 1),
+    ("drop", "i-a", 1),
+    ("acknowledge", "i-b", 1),
+    ("hear", 1, 2),
+]
+"""A holder acknowledges step 1, is dropped before the vote, and sends nothing after that. Step 1 is committed without it."""
+
+
 @given(st.sampled_from([0, 4]), st.lists(NEWS, max_size=30))
+@example(0, DROPPED_AFTER_ITS_ACKNOWLEDGEMENT)
 def test_a_shard_acknowledges_only_what_is_held(base: int, news: list[tuple[str, object, object]]) -> None:
     peers = (NodeId("i-a"), NodeId("i-b"))
     shard, heard = Shard.begin(Step(base), peers), {*peers}
