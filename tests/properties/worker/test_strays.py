@@ -233,6 +233,16 @@ def test_two_pairs_exchange_a_node_without_waiting_for_the_deadline(sealed: bool
     run(relaunch, [], may_time_out=False)
 
 
+def test_a_stray_without_the_base_stays_although_its_owner_keeps_it_too() -> None:
+    """Node n6 has strays of n3, step 9 alone, and of n5, steps 9 and 10. It needs room for one slot. Only n3 and n6 hold a state of n3's shard."""
+    lacks_newest = {2, 5, 6}
+    sealed = [replica not in lacks_newest for replica in range(14)]
+    relaunch = Relaunch([1, 0, 1, 1, 0, 0, 0], 3, [2, 4], [0, 1], sealed, is_later=False)
+    step_9_alone, both_steps = relaunch.nodes[NodeId("n6")].steps[Rank(3)], relaunch.nodes[NodeId("n6")].steps[Rank(5)]
+    assert (step_9_alone, both_steps) == ({COMMITTED}, {COMMITTED, NEWEST})
+    run(relaunch, [3, 11], may_time_out=True)
+
+
 @settings(max_examples=400)
 @given(relaunches(losses=1), st.lists(st.integers(0, 63), max_size=30))
 def test_after_one_loss_no_step_is_at_risk_and_no_holder_waits_for_the_deadline(relaunch: Relaunch, numbers: list[int]) -> None:
