@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import accumulate
 
 from control_plane.api import schemas
 from control_plane.cloud import contract
-from control_plane.core import accounting, domain_loss, placement, states
+from control_plane.core import accounting, domain_loss, hangs, placement, states
 from control_plane.core.checkpoints import CheckpointStatus, Verification
 from control_plane.core.observed import Cause, DrillKind, DrillState, Hold, NodeRequest, Remedy
 from control_plane.core.queue import Schedule
@@ -30,6 +31,7 @@ from control_plane.db.protection import ShardRecord, ShardTotals
 from control_plane.db.tokens import TokenRecord
 from control_plane.errors import TooManyCases
 from control_plane.loop.agents import AgentView
+from control_plane.loop.records import suspicion_of
 from everstep.protocol.ids import FIRST_STEP, NodeId, RunId
 
 ODDS_UP_TO_LOST = 3
@@ -73,11 +75,17 @@ class Listed:
     open_incident_count: int | None = None
 
 
-def job_summary(job: JobRecord, listed: Listed = Listed()) -> schemas.TrainingJobSummary:
+def reason_of(job: JobRecord, now: datetime) -> str:
+    """Return why a job is in its status, with the age of a suspected hang."""
+    return hangs.shown(job.reason, suspicion_of(job), now.timestamp())
+
+
+def job_summary(job: JobRecord, now: datetime, listed: Listed = Listed()) -> schemas.TrainingJobSummary:
     """Return one line of a list of jobs.
 
     Args:
         job: as stored.
+        now: by the server's clock.
         listed: in lists.
 
     Returns:
@@ -90,7 +98,7 @@ def job_summary(job: JobRecord, listed: Listed = Listed()) -> schemas.TrainingJo
         project=job.project,
         training_job_status=status_of(job),
         secondary_status=secondary_status_of(job),
-        reason=job.reason,
+        reason=reason_of(job, now),
         priority=job.priority,
         node_count=job.spec.node_count,
         generation=job.generation,
@@ -170,11 +178,12 @@ def queued_behind(turns: Schedule, run: RunId, only_project: str | None) -> list
     return [other.job for other in turns.ahead_of(run) if only_project in (None, other.project)]
 
 
-def job(found: JobDescription, *, turns: Schedule, healthy_node_count: int, only_project: str | None = None) -> schemas.TrainingJob:
+def job(found: JobDescription, *, now: datetime, turns: Schedule, healthy_node_count: int, only_project: str | None = None) -> schemas.TrainingJob:
     """Return everything about a job.
 
     Args:
         found: as stored.
+        now: by the server's clock.
         turns: of its fleet.
         healthy_node_count: of its nodes (`healthy_count`).
         only_project: jobs of others are not named; None: all are.
@@ -193,7 +202,7 @@ def job(found: JobDescription, *, turns: Schedule, healthy_node_count: int, only
         training_job_status=status_of(job),
         secondary_status=secondary_status_of(job),
         secondary_status_transitions=_transitions(job),
-        reason=job.reason,
+        reason=reason_of(job, now),
         failure_reason=job.reason if job.state == JobState.FAILED else None,
         source=schemas.SourceConfig(source_id=spec.source_sha256),
         entry_point=spec.entry_point,

@@ -48,6 +48,8 @@ IDLE_SHARE = 0.02
 LEFT_BEHIND_BOUNDARIES = 2
 MAX_GROUPS = 8
 """Of different stacks that are kept of a look; more differ in detail only."""
+TRAINS = "trains; "
+"""Begins the stored reason of a job that trains, where there is more to say."""
 PROVEN = "RanksHang"
 """Type of the event that has the stacks which an incident's evidence tells in brief: they are kept there alone."""
 _FRAMES_TOLD = 3
@@ -149,6 +151,7 @@ def watch(
         suspicion = Suspicion(since=now - still, began_at=now, number=1, asked_at=now)
     elif suspicion.is_answered and _is_due(now, still, suspicion, limit, timeouts):
         suspicion = replace(suspicion, number=suspicion.number + 1, asked_at=now, is_answered=False)
+    suspicion = replace(suspicion, limit_seconds=limit.second)
     words = f"{_named(overdue, living)} stood still in {_phases(overdue)} for longer than {limit.first:g} s; the stacks are in the job's events"
     if suspicion.is_answered:
         return Watched(suspicion=suspicion, words=words)
@@ -176,6 +179,25 @@ def watch(
     since = suspicion.since + max(status.limit_seconds for status in overdue.values())  # so long the script had asked for
     faults = tuple(Fault(cause=Cause.HANG, evidence=sentence, at=since, seen_on=seen_on) for sentence in evidence if sentence)
     return Watched(suspicion=answered, faults=faults, stuck=odd, events=(event,), words=words)
+
+
+def shown(reason: str, suspicion: Suspicion | None, now: float) -> str:
+    """Return a job's reason as callers see it: with the age and the limit of a suspected hang.
+
+    The stored reason has no running figure, so that a hang costs no write per pass.
+
+    Args:
+        reason: as stored.
+        suspicion: as stored; None: no hang is suspected.
+        now: Unix seconds.
+
+    Returns:
+        One sentence.
+    """
+    if suspicion is None or not suspicion.limit_seconds:
+        return reason
+    still = f"no progress for {max(now - suspicion.since, 0.0):.0f} s (limit {suspicion.limit_seconds:.0f} s)"
+    return f"{still}: {reason.removeprefix(TRAINS)}"
 
 
 def stands_still(reports: Mapping[NodeId, MemberReport], pace: Pace, timeouts: Timeouts) -> bool:

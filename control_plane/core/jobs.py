@@ -888,7 +888,7 @@ def _watch(view: _View) -> Decision:
         if watched.suspicion is not None
     )
     if watched.words:
-        waiting = _stay(view, f"trains; {watched.words}", (*puts, *looks), requeue=LAUNCH_SECONDS if watched.ask else WATCH_SECONDS)
+        waiting = _stay(view, f"{hangs.TRAINS}{watched.words}", (*puts, *looks), requeue=LAUNCH_SECONDS if watched.ask else WATCH_SECONDS)
         return replace(waiting, events=(*watched.events, *waiting.events))
     if view.record.moves:
         waiting = _stay(view, f"trains; {moves.in_words(view.record.moves)}", puts, requeue=WATCH_SECONDS)

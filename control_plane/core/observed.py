@@ -353,6 +353,8 @@ class Suspicion:
     asked_at: float
     """When it was first asked for."""
     is_answered: bool = False
+    limit_seconds: float = 0.0
+    """After so long without progress a look at the stacks can prove a hang; 0 in records of an older server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ from everstep.protocol.plan import InputChannel, ObjectReference, ScriptPlan, So
 
 
 class Memo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the loop must remember of a job between two passes and nobody else reads."""
+    """What the loop must remember of a job between two passes. `suspicion_of` is the only part that callers see."""
 
     state_since: float | None = None
     progress_at: float = 0.0
@@ -128,6 +128,12 @@ def prefix_of(uri: str) -> ObjectReference:
     """Return `s3://bucket/prefix/` as a reference whose key ends with a slash."""
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     return ObjectReference(bucket=bucket, key=key if key.endswith("/") or not key else f"{key}/")
+
+
+def suspicion_of(job: jobs.JobRecord) -> Suspicion | None:
+    """Return the hang that is suspected of a job, if any. Called for each view of a job."""
+    stored = job.memo.get("suspicion")
+    return None if stored is None else msgspec.convert(stored, Suspicion)
 
 
 def job_record(job: jobs.JobRecord) -> JobRecord:

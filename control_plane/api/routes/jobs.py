@@ -155,6 +155,7 @@ def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader
             turns = schedule_of(fleet, jobs.unfinished(session, job.fleet_name), nodes.of_fleet(session, job.fleet_name), services.now().timestamp())
     return views.job(
         found,
+        now=services.now(),
         turns=turns,
         healthy_node_count=views.healthy_count(found.node_ids, services.registry.connected()),
         only_project=caller.project_filter,
@@ -171,7 +172,7 @@ def stop_training_job(training_job_name: TrainingJobNamePath, caller: User, serv
         if before.stop_requested_at is None:
             _tell(session, job, now, "StopRequested", f"{job.name} was asked to stop.")
     services.wake()
-    return views.job_summary(job)
+    return views.job_summary(job, now)
 
 
 @router.post("/{TrainingJobName}/pause", operation_id="PauseTrainingJob", status_code=202)
@@ -187,7 +188,7 @@ def pause_training_job(training_job_name: TrainingJobNamePath, caller: User, ser
         if before.pause_requested_at is None:
             _tell(session, job, now, "PauseRequested", f"{job.name} was asked to pause.")
     services.wake()
-    return views.job_summary(job)
+    return views.job_summary(job, now)
 
 
 @router.post("/{TrainingJobName}/resume", operation_id="ResumeTrainingJob", status_code=202)
@@ -200,7 +201,7 @@ def resume_training_job(training_job_name: TrainingJobNamePath, caller: User, se
         if before.pause_requested_at is not None:
             _tell(session, job, now, "ResumeRequested", f"{job.name} may go on.")
     services.wake()
-    return views.job_summary(job)
+    return views.job_summary(job, now)
 
 
 @router.get("/{TrainingJobName}/protection", operation_id="DescribeProtection")
@@ -268,7 +269,7 @@ def _summaries(session: Session, services: Services, shown: Sequence[JobRecord])
             incident_count=count,
             open_incident_count=open_count,
         )
-        lines.append(views.job_summary(job, listed))
+        lines.append(views.job_summary(job, services.now(), listed))
     return lines
 
 

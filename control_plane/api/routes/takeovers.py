@@ -34,7 +34,7 @@ def take_over_training_job(
             events.append(session, event)
         job = jobs.get(session, training_job_name)
     services.wake()
-    return views.job_summary(job)
+    return views.job_summary(job, now)
 
 
 @router.post("/{TrainingJobName}/hand-back", operation_id="HandBackTrainingJob", status_code=202)
@@ -50,4 +50,4 @@ def hand_back_training_job(training_job_name: TrainingJobNamePath, caller: User,
             events.append(session, event)
         job = jobs.get(session, training_job_name)
     services.wake()
-    return views.job_summary(job)
+    return views.job_summary(job, now)

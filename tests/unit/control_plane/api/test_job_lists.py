@@ -11,6 +11,7 @@ import pytest
 from control_plane.db import jobs
 from control_plane.db.tokens import Role
 from tests.unit.control_plane.api.conftest import START, all_pages, refused
+from tests.unit.control_plane.api.test_results import Job
 
 
 @pytest.fixture
@@ -103,3 +104,15 @@ def test_times_may_be_numbers_and_must_have_a_zone(service, client, three):
             answer = http.get("/training-jobs", params={"CreationTimeAfter": wrong})
             assert (answer.status_code, answer.json()["Code"]) == (400, "ValidationException"), wrong
             assert answer.json()["Fields"][0]["Message"].startswith("must be a time")
+
+
+def test_a_suspected_hang_has_its_age_wherever_the_job_is_shown(service, client, fleet, source):
+    job = Job(service, client, source)
+    now = service.clock().timestamp()
+    suspicion = {"since": now - 30.0, "began_at": now, "number": 1, "asked_at": now, "is_answered": True, "limit_seconds": 90.0}
+    job.write(jobs.change, reason="trains; rank 0 on i-0 stood still in train", memo={"suspicion": suspicion})
+    service.clock.advance(12)
+    shown = "no progress for 42 s (limit 90 s): rank 0 on i-0 stood still in train"
+    assert client.list_training_jobs()["TrainingJobSummaries"][0]["Reason"] == shown
+    assert client.describe_training_job(TrainingJobName="gpt")["Reason"] == shown
+    assert client.pause_training_job(TrainingJobName="gpt")["Reason"] == shown

@@ -54,7 +54,7 @@ def watch(seen: Mapping[NodeId, MemberReport], suspicion: Suspicion | None = Non
 
 
 def second(still: float = 95.0) -> Suspicion:
-    return Suspicion(since=NOW - still, began_at=NOW - still + 31, number=2, asked_at=NOW)
+    return Suspicion(since=NOW - still, began_at=NOW - still + 31, number=2, asked_at=NOW, limit_seconds=90.0)
 
 
 FOUR = tuple(status(rank, still=95.0) for rank in range(4))
@@ -100,6 +100,14 @@ def test_the_pace_is_the_longest_of_all_and_belongs_to_a_world_size() -> None:
     assert hangs.learned(PACE, 8, seen) == Pace(world_size=8, longest={"train": 3.0})
 
 
+def test_a_suspected_hang_is_shown_with_its_age_and_its_limit() -> None:
+    watched = watch(reports(*(status(rank, still=31.0) for rank in range(4))))
+    stored = f"{hangs.TRAINS}{watched.words}"
+    shown = "no progress for 42 s (limit 90 s): all 4 ranks stood still in train for longer than 30 s"
+    assert hangs.shown(stored, watched.suspicion, NOW + 11.0) == f"{shown}; the stacks are in the job's events"
+    assert hangs.shown("trains from step 3", None, NOW) == "trains from step 3"
+
+
 def test_below_the_limit_nothing_is_asked() -> None:
     assert watch(reports(*(status(rank, still=30.0) for rank in range(4)))) == hangs.Watched(suspicion=None)
 
@@ -107,14 +115,14 @@ def test_below_the_limit_nothing_is_asked() -> None:
 def test_beyond_the_limit_every_living_rank_is_looked_at() -> None:
     seen = reports(*(status(rank, still=31.0) for rank in range(3)), status(3, still=500.0, is_ended=True))
     watched = watch(seen)
-    assert watched.suspicion == Suspicion(since=NOW - 31.0, began_at=NOW, number=1, asked_at=NOW)
+    assert watched.suspicion == Suspicion(since=NOW - 31.0, began_at=NOW, number=1, asked_at=NOW, limit_seconds=90.0)
     assert watched.ask == ("i-0", "i-1", "i-2")
     assert not watched.faults
     assert not watched.events
 
 
 def test_who_has_answered_is_not_asked_again_and_who_does_not_answer_is_not_waited_for_for_ever() -> None:
-    suspicion = Suspicion(since=NOW - 31, began_at=NOW, number=1, asked_at=NOW)
+    suspicion = Suspicion(since=NOW - 31, began_at=NOW, number=1, asked_at=NOW, limit_seconds=90.0)
     seen = reports(*(status(rank, still=33.0) for rank in range(4)), looks=(look(0, 1), look(1, 1), look(2, 1)))
     assert watch(seen, suspicion, now=NOW + 6.0).ask == ("i-3",)
     late = watch(seen, suspicion, now=NOW + 6.1)
@@ -124,7 +132,7 @@ def test_who_has_answered_is_not_asked_again_and_who_does_not_answer_is_not_wait
 
 def test_the_first_look_warns_with_stacks_and_harms_nobody() -> None:
     looks = (look(0, 1), look(1, 1, text=STUCK, is_stopped=True), look(2, 1), look(3, 1))
-    suspicion = Suspicion(since=NOW - 31, began_at=NOW, number=1, asked_at=NOW)
+    suspicion = Suspicion(since=NOW - 31, began_at=NOW, number=1, asked_at=NOW, limit_seconds=90.0)
     watched = watch(reports(*(status(rank, still=31.0) for rank in range(4)), looks=looks), suspicion)
     assert not watched.faults
     (event,) = watched.events
@@ -137,7 +145,7 @@ def test_the_first_look_warns_with_stacks_and_harms_nobody() -> None:
 
 
 def test_the_second_look_comes_at_the_second_limit_and_others_after_it() -> None:
-    answered = Suspicion(since=NOW - 90, began_at=NOW - 60, number=1, asked_at=NOW - 60, is_answered=True)
+    answered = Suspicion(since=NOW - 90, began_at=NOW - 60, number=1, asked_at=NOW - 60, is_answered=True, limit_seconds=90.0)
     assert watch(reports(*(status(rank, still=90.0) for rank in range(4))), answered).suspicion == answered
     due = watch(reports(*FOUR), answered)
     assert due.suspicion == replace(answered, number=2, asked_at=NOW, is_answered=False)

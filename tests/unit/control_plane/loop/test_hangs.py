@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from control_plane.api import views
 from control_plane.core import hangs
 from control_plane.core.states import JobState
 from control_plane.db import events, jobs
@@ -39,6 +40,21 @@ async def test_a_hang_is_found_across_a_restart_and_its_time_adds_up(world: Worl
     assert job.accounting.get("stall", 0) == 0, "ranks that do not move again were never just slow"
     assert incident.detect_seconds == pytest.approx(timedelta(microseconds=job.accounting["detect"]).total_seconds())
     assert incident.detect_seconds > 60.0
+
+
+async def test_a_suspected_hang_is_shown_with_its_age_and_costs_no_write_for_it(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    stopped_at = world.now
+    await world.until(lambda: "stood still" in world.job().reason)
+    await world.tick()
+    stored = world.job()
+    await world.until(lambda: world.now - stopped_at >= timedelta(seconds=45))
+    assert world.job().reason == stored.reason
+    assert world.job().memo == stored.memo
+    for reason in (views.reason_of(world.job(), world.now), views.job_summary(world.job(), world.now).reason):
+        assert reason.startswith("no progress for 45 s (limit 90 s): all 4 ranks stood still in train")
 
 
 async def test_ranks_that_stand_still_do_not_keep_a_job_from_being_stopped(world: World) -> None:
