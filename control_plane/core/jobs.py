@@ -1242,18 +1242,25 @@ def _stop(view: _View, found: tuple[Fault, ...], *, is_durable: bool) -> Decisio
         return _stay(view, f"stops {how}: {why}", halts, requeue=LAUNCH_SECONDS)
     if _awaits_checkpoint(view, is_durable=is_durable):
         return _stay(view, f"stopped {how}: {why}; waits for its last checkpoint", halts, requeue=LAUNCH_SECONDS)
-    words = f"stopped at step {record.boundary}: {view.wants_stop}; but" if is_over else f"stopped ({view.wants_stop}), but not at one step:"
-    return _ended(view, JobEvent.HALTED, f"{words} {why}; {_durable(view)}")
+    if is_over:
+        words = f"stopped at step {record.boundary}: {view.wants_stop}; but {why}"
+    elif accounting.is_stepping(record):
+        words = f"stopped ({view.wants_stop}), but not at one step: {why}"
+    else:
+        words = f"stopped before a new step: {view.wants_stop}"
+    return _ended(view, JobEvent.HALTED, f"{words}; {_durable(view)}")
 
 
 def _stop_patience(view: _View) -> float:
     """Return how long ranks that make no step are waited for before they are killed, seconds.
 
     Ranks agree on a stop at their boundaries. Ranks that hang reach none, so that the agreement has no chance; what is committed is uploaded.
+    A launch without a new step loses nothing when its ranks are killed. It has no learned limit that could tell a hang from a slow start.
     """
     timeouts = view.policy.timeouts
-    hang = hangs.stands_still(view.reports, view.record.pace, timeouts)
-    return timeouts.coordinator_deadline_seconds if hang else timeouts.blind_wait_seconds
+    loses_nothing = not accounting.is_stepping(view.record)
+    is_hang = loses_nothing or hangs.stands_still(view.reports, view.record.pace, timeouts)
+    return timeouts.coordinator_deadline_seconds if is_hang else timeouts.blind_wait_seconds
 
 
 def _pause(view: _View, *, is_durable: bool) -> Decision:

@@ -494,4 +494,5 @@ def _moment(seconds: float | None) -> datetime | None:
 
 
 resolve(Memo)
+resolve(Suspicion)
 resolve(FailureRecord)

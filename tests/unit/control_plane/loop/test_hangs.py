@@ -80,3 +80,53 @@ async def test_a_stop_during_a_hang_waits_15_s_for_an_agreement(world: World) ->
     await world.until(lambda: world.job().state == JobState.STOPPED)
     assert world.now - asked <= timedelta(seconds=50), "15 s for an agreement, then the ranks are killed; 30 s for the last checkpoint"
     assert world.job().committed_step == 9
+
+
+async def test_a_stop_during_a_hang_ends_within_30_s_with_its_newest_committed_step_in_s3(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    await world.until(lambda: "stood still" in world.job().reason)
+    with world.database.write() as session:
+        jobs.request_stop(session, "gpt", world.now)
+    asked = world.now
+    await world.until(lambda: all(agent.exits for agent in world.team()))
+    assert world.is_stopped, "the coordinator was asked to stop, so that it uploads the newest commit when the ranks are ended"
+    assert world.job().state == JobState.STOPPING, "it waits for the upload"
+    await world.upload(9)
+    await world.until(lambda: world.job().state == JobState.STOPPED)
+    assert world.now - asked <= timedelta(seconds=30)
+    assert [(each.step, each.state) for each in world.checkpoints()] == [(9, "complete")]
+    assert "the newest checkpoint is step 9" in world.job().reason
+
+
+@pytest.mark.parametrize("phase", ["start", "first_step"])
+async def test_a_stop_while_the_first_launch_hangs_ends_within_30_s(world: World, phase: str) -> None:
+    world.submit()
+    await world.running()
+    for agent in world.team():
+        agent.phase_of, agent.longest = dict.fromkeys(agent.boundary, phase), {}
+    for _ in range(40):
+        await world.tick()
+    with world.database.write() as session:
+        jobs.request_stop(session, "gpt", world.now)
+    asked = world.now
+    await world.until(lambda: world.job().state == JobState.STOPPED)
+    assert world.now - asked <= timedelta(seconds=30)
+    assert world.job().reason == "stopped before a new step: a user asked it to stop; there is no checkpoint"
+
+
+async def test_a_stop_during_slow_steps_waits_for_the_agreement(world: World) -> None:
+    """No limit is passed, so that nothing speaks for a hang."""
+    world.submit()
+    await world.running()
+    for agent in world.team():
+        agent.longest = {"train": 40.0, "first_step": 40.0}
+    await world.train(10)
+    with world.database.write() as session:
+        jobs.request_stop(session, "gpt", world.now)
+    for _ in range(80):
+        await world.tick()
+    assert not any(agent.exits for agent in world.team())
+    world.finish()
+    await world.until(lambda: world.job().state == JobState.STOPPED)
