@@ -1,7 +1,8 @@
-"""What `jobs wait` shows while it waits: one live line on a terminal, a line per change elsewhere; incidents as they open and close."""
+"""What `jobs wait` and `wait …` show while they wait: one live line on a terminal, a line per change elsewhere; incidents as they open and close."""
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -16,7 +17,11 @@ from everstep.cli.commands import Pages
 from everstep.cli.output import Json, cell, counted, seconds, stderr, step
 
 QUIET_SECONDS: Final = 10.0
-"""Where nobody watches live, a step alone is worth a line this often."""
+"""Where nobody watches live, a step or an age alone is worth a line this often."""
+_AGES: Final = re.compile(r"\b\d+(\.\d+)? s\b")
+"""Seconds in a reason; those of a suspected hang change with every look."""
+_TRAINS: Final = "trains from step "
+"""Begins the reason of a job that trains and has nothing more to say."""
 
 
 class Progress:
@@ -55,7 +60,7 @@ class Progress:
         if self._live is not None:
             self._live.update(cell(line))
             return
-        news = (job["SecondaryStatus"], job["Generation"], job["Reason"])
+        news = (job["SecondaryStatus"], job["Generation"], _AGES.sub("", job["Reason"]))
         now = self._monotonic()
         if news != self._told or now - self._told_at >= QUIET_SECONDS:
             self._console.print(cell(line), soft_wrap=True)
@@ -78,7 +83,8 @@ def line_of(job: Json) -> str:
         return f"{job['TrainingJobName']}: {status}: {job['Reason']}"
     incidents = f", {counted(job['IncidentCount'], 'incident')}" if job["IncidentCount"] else ""
     committed = f"committed {step(job['CommittedStep'])}"
-    return f"{job['TrainingJobName']}: {status}, {steps.words(job)}, {committed}, generation {job['Generation']}{incidents}"
+    reason = "" if job["Reason"].startswith(_TRAINS) else f"; {job['Reason']}"
+    return f"{job['TrainingJobName']}: {status}, {steps.words(job)}, {committed}, generation {job['Generation']}{incidents}{reason}"
 
 
 def incident_line(incident: Json) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from everstep.cli.commands import Json, Service, Shown, command
+from everstep.cli.progress import Progress
 
 MODEL = next((Path(__file__).parents[1] / "data" / "everstep").glob("*/waiters-2.json"))
 
@@ -27,12 +28,25 @@ def _add(waiter: str, settings: Json) -> None:
     ) -> Shown:
         asked = {argument: name}
         any_service: Any = service
-        any_service.get_waiter(_words(waiter, "_")).wait(**asked, WaiterConfig={"Delay": delay, "MaxAttempts": max_attempts})
+        with Progress(service, name) as progress:
+            if settings["operation"] == "DescribeTrainingJob":
+                _show_looks(any_service, progress)
+            any_service.get_waiter(_words(waiter, "_")).wait(**asked, WaiterConfig={"Delay": delay, "MaxAttempts": max_attempts})
         answer: Json = getattr(service, _words(settings["operation"], "_"))(**asked)
         return Shown(answer, f"{name}: {_words(waiter.removeprefix('TrainingJob'), ' ')}")
 
     wait.__doc__ = settings["description"]
     command(app, _words(waiter.removeprefix("Training"), "-"))(wait)
+
+
+def _show_looks(service: Any, progress: Progress) -> None:
+    """Show each description that a waiter asks for. botocore's waiters themselves say nothing before their end."""
+
+    def show(http_response: Any, parsed: Json, **_: Any) -> None:
+        if http_response.status_code < 300:
+            progress.show(parsed)
+
+    service.meta.events.register("after-call.everstep.DescribeTrainingJob", show)
 
 
 def _words(name: str, between: str) -> str:

@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from botocore.hooks import HierarchicalEmitter
 
 from everstep import sdk
 from everstep.cli import main as cli
@@ -17,6 +18,7 @@ class Client(Conveniences):
 
     def __init__(self, answers: dict) -> None:
         self.answers = answers
+        self.meta = SimpleNamespace(events=HierarchicalEmitter())
         self.calls: list[tuple[str, dict]] = []
 
     def close(self) -> None:

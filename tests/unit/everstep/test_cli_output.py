@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -11,13 +12,16 @@ from datetime import UTC, datetime
 import pytest
 import yaml
 from botocore.exceptions import WaiterError
+from rich.console import Console
 
 from everstep import failures, sdk
 from everstep.cli import main as cli
 from everstep.cli import output
 from everstep.cli.formats import OutputFormat, headings_and_cells, plain, rendered
+from everstep.cli.progress import Progress
 from everstep.errors import ServiceFailed, WaitFailed, WaitTimedOut
 from tests.unit.everstep.conftest import Client
+from tests.unit.everstep.test_sdk import Wire
 
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 FLEETS = {
@@ -183,6 +187,39 @@ def _wait(run, waiter: Waiter):
 def test_a_wait_that_is_over_shows_what_is_so(run):
     code, out, _, _ = _wait(run, Waiter(None))
     assert (code, out) == (0, "gpt: running\n")
+
+
+def look(status: str, reason: str, **changes: object) -> dict:
+    job = {"TrainingJobName": "gpt", "TrainingJobStatus": "InProgress", "SecondaryStatus": status, "Reason": reason, "IncidentCount": 0}
+    return {**job, "Boundary": -1, "CommittedStep": -1, "Generation": 1, **changes}
+
+
+def test_a_waiter_shows_why_a_job_is_still_starting(monkeypatch, capsys):
+    python, first = "preparing Python on i-1 (10 s)", "making the first step on i-1"
+    looks = [look("Starting", python), look("Starting", python), look("Starting", first), look("Training", "trains from step 0", Boundary=1)]
+    client = Wire(monkeypatch, *looks).client()
+    monkeypatch.setattr(sdk, "client", lambda **_: client)
+    monkeypatch.setattr(sys, "argv", ["everstep", "wait", "job-running", "gpt"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert (ended.value.code or 0, out) == (0, "gpt: running\n")
+    assert err.splitlines() == [
+        f"gpt: Starting: {python}",
+        f"gpt: Starting: {first}",
+        "gpt: Training, step 1, committed -, generation 1",
+    ]
+
+
+def test_a_suspected_hang_is_told_while_somebody_waits_and_not_at_each_look():
+    said = io.StringIO()
+    progress = Progress(None, "gpt", console=Console(file=said, width=200), monotonic=iter([100.0, 101.0, 102.0, 112.0]).__next__)
+    progress.show(look("Training", "trains from step 0", Boundary=9, CommittedStep=8))
+    for age in (31, 32, 42):
+        progress.show(look("Training", f"no progress for {age} s (limit 90 s): rank 0 on i-1 stood still", Boundary=9, CommittedStep=8))
+    line = "gpt: Training, step 9, committed 8, generation 1"
+    hang = "; no progress for {} s (limit 90 s): rank 0 on i-1 stood still"
+    assert said.getvalue().splitlines() == [line, line + hang.format(31), line + hang.format(42)]
 
 
 def test_waiting_is_translated_for_other_programs_too():
