@@ -12,7 +12,8 @@ import pytest
 
 from control_plane.db import events
 from control_plane.db.events import NewEvent
-from everstep import aws_models, config
+from control_plane.db.tokens import Role
+from everstep import aws_models, aws_plugin, config
 from everstep.cli import main as cli
 from everstep.config import ClientConfig
 from everstep.errors import ConfigurationError
@@ -85,6 +86,35 @@ def test_the_aws_cli_speaks_to_the_service(configured):
     command = ["aws", "--profile", "everstep", "everstep", "list-fleets", "--output", "json"]
     told = subprocess.run(command, env=environment(configured), cwd=configured, capture_output=True, text=True, timeout=50, check=False)
     assert json.loads(told.stdout) == {"Fleets": []}, told.stderr
+
+
+def run_aws(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    env = {**environment(home), **more}
+    return subprocess.run(["aws", *words], env=env, cwd=home, capture_output=True, text=True, timeout=50, check=False)
+
+
+def test_the_aws_cli_sends_the_token_of_the_environment_with_the_plugin(configured, service):
+    def role(profile: str, **more: str) -> str:
+        query = ("--query", "Role", "--output", "text")
+        told = run_aws(configured, "--profile", profile, "everstep", "get-caller-identity", *query, **more)
+        return told.stdout.strip() or told.stderr
+
+    viewer = service.token(Role.VIEWER)
+    assert role("everstep", EVERSTEP_TOKEN=viewer) == "admin", "without the plugin"
+    assert run_aws(configured, "configure", "set", "plugins.everstep", "everstep.aws_plugin").returncode == 0
+    assert role("everstep", EVERSTEP_TOKEN=viewer, EVERSTEP_ENDPOINT_URL=f"http://{service.address}/") == "viewer"
+    assert role("everstep", EVERSTEP_TOKEN=viewer, EVERSTEP_ENDPOINT_URL="https://other.example") == "admin", "it is for another endpoint"
+    with (configured / ".aws" / "config").open("a") as file:
+        file.write("\n[profile everstep-staging]\nregion = us-east-1\n")
+    assert role("everstep-staging", EVERSTEP_TOKEN=viewer) == "admin", "a named profile wins over the environment"
+
+
+def test_the_plugin_sends_no_token_across_a_network_in_the_clear():
+    assert aws_plugin.is_for("https://everstep.example/v1/fleets", {})
+    assert aws_plugin.is_for("http://127.0.0.1:8080/v1/fleets", {"EVERSTEP_ENDPOINT_URL": "http://127.0.0.1:8080/"})
+    assert not aws_plugin.is_for("https://everstep.example/v1", {"EVERSTEP_ENDPOINT_URL": "https://everstep.example.evil"})
+    with pytest.raises(ConfigurationError):
+        aws_plugin.is_for("http://everstep.example/v1/fleets", {})
 
 
 def test_the_aws_cli_lists_no_operation_that_it_cannot_print(tmp_path):
