@@ -24,7 +24,7 @@ import msgspec
 import everstep
 from everstep.protocol.attestation import SERVER_ID_PATTERN
 from everstep.protocol.ids import NodeId
-from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter
+from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter, TextFormatter
 from everstep.protocol.loopback import is_loopback, url_host
 from everstep.protocol.rank_messages import unordered_machine
 from worker import metadata_rule, rank_user
@@ -250,14 +250,23 @@ def allow_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def start_log() -> OwnLog:
+    """Let this process log to stderr and to memory, as text. Called once, before anything is logged.
+
+    Returns:
+        The log in memory.
+    """
+    logging.basicConfig(level=os.environ.get("EVERSTEP_LOG_LEVEL", "INFO"), stream=sys.stderr)
+    own_log = OwnLog()
+    logging.getLogger().addHandler(own_log)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(TextFormatter("%(asctime)s %(levelname).1s %(name)s: %(message)s"))
+    return own_log
+
+
 def main() -> None:
     """Entry point."""
-    logging.basicConfig(
-        level=os.environ.get("EVERSTEP_LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr
-    )
-    own_log = OwnLog()
-    own_log.setFormatter(logging.getLogger().handlers[0].formatter)
-    logging.getLogger().addHandler(own_log)
+    own_log = start_log()
     chosen = settings(sys.argv[1:])
     lead_own_session()
     allow_files()

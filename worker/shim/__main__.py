@@ -9,6 +9,8 @@ import socket
 import sys
 from pathlib import Path
 
+from everstep.protocol.log_records import TextFormatter
+
 
 def main() -> None:
     """Run one of the two.
@@ -24,7 +26,9 @@ def main() -> None:
     parser.add_argument("--ready-fd", type=int, help="closed once the socket listens")
     parser.add_argument("--template-fd", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(TextFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     os.setpriority(os.PRIO_PROCESS, 0, max(0, os.getpriority(os.PRIO_PROCESS, 0)))  # the agent's own priority is not for ranks
     if arguments.template_fd is not None:
         from worker.shim.template import run_template

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import pytest
+
 from everstep.protocol.plan import ObjectReference
+from worker.__main__ import start_log
 from worker.own_log import LIMIT_BYTES, OwnLog
 
 
@@ -47,3 +50,13 @@ def test_both_logs_are_put_and_a_missing_one_is_left_out(tmp_path: Path) -> None
     (tmp_path / "shim.log").write_text("reaped 7\n")
     own.put(store, place, tmp_path / "shim.log")
     assert store.objects["evidence/i-1/shim.log"] == b"reaped 7\n"
+
+
+@pytest.mark.security
+def test_what_others_send_forges_no_line_of_the_agents_log(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    own = start_log()
+    logging.getLogger("worker").warning("the rank said %s", "a\x1b[2J\nE worker: forged\x85\u2028")
+    expected = r"the rank said a\x1b[2J\x0aE worker: forged\x85\u2028"
+    for text in (own.text().decode(), capsys.readouterr().err):
+        assert [line.split(" W worker: ")[1] for line in text.splitlines()] == [expected]
