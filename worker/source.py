@@ -19,10 +19,12 @@ import shutil
 import tarfile
 import tempfile
 import threading
+import zlib
 from collections.abc import Collection
 from pathlib import Path
 
 from everstep.protocol.plan import ScriptPlan, SourceArchive
+from everstep.protocol.source_members import RefusedMember, clean_path
 from worker.errors import SourceRefused
 from worker.storage.object_store import ObjectStore
 
@@ -156,7 +158,10 @@ def unpack(archive: Path, script: ScriptPlan, folder: Path, cancelled: threading
             _check_wanted(cancelled)
             shutil.rmtree(folder, ignore_errors=True)
             scratch.replace(folder)
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except RefusedMember as error:
+        raise SourceRefused(f"the source archive: {error}") from error
+    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, LookupError, ArithmeticError) as error:
+        # `tarfile` raises the last three for numbers and maps in pax headers that are none.
         raise SourceRefused(f"the source archive is not sound: {error}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -171,9 +176,8 @@ def _extract(archive: Path, scratch: Path, cancelled: threading.Event) -> None:
         size = 0
         for member in tar:
             _check_wanted(cancelled)
+            clean_path(member)
             size += member.size
-            if not (member.isfile() or member.isdir()):
-                raise SourceRefused(f"{member.name!r} in the source archive is neither a file nor a folder")
             if size > MAX_UNPACKED_BYTES:
                 raise SourceRefused(f"the source archive unpacks to more than {MAX_UNPACKED_BYTES:,} bytes")
             tar.extract(member, scratch, filter=_readable)

@@ -7,7 +7,8 @@
 Nothing is unpacked here. `tarfile` reads a header into memory whole, however long it claims to be, so headers have bounds of their own.
 
 Invariant: an archive that passes holds only directories and regular files with clean relative paths, within the limits. No archive takes more memory
-than its paths and one header, or more time than is linear in its length and its paths. This module imports nothing but the standard library.
+than its paths and one header, or more time than is linear in its length and its paths. This module imports nothing
+but the standard library and the rule for one member.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import gzip
 import json
 import logging
-import re
 import resource
 import subprocess
 import sys
@@ -25,6 +25,8 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import IO, BinaryIO
+
+from everstep.protocol.source_members import RefusedMember, clean_path
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +38,6 @@ MEAN_HEADER_BYTES = 4 * tarfile.BLOCKSIZE
 """The same on average; more than a header and a pax header with its block take."""
 GLOBAL_HEADERS = 100
 """pax headers of all that follows; git writes one."""
-PATH_BYTES = 1024
-PATH_DEPTH = 64
-"""Names in one path."""
 ALL_PATHS_BYTES = 2 * 1024 * 1024
 """All paths of one archive: the database keeps them."""
 CPU_SECONDS = 30
@@ -46,8 +45,6 @@ MEMORY_BYTES = 512 * 1024 * 1024
 _WAIT_SECONDS = 120.0
 _AT_ONCE = threading.BoundedSemaphore(2)
 """Archives that are inspected at one time."""
-_FORBIDDEN = re.compile("[\\\\\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Backslashes, control characters, what changes the direction of text or ends a line, and halves of characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +143,7 @@ def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> Archive
         with gzip.GzipFile(fileobj=file, mode="rb") as unzipped:
             stream = _Bounded(unzipped, 2 * limits.file_count * MEAN_HEADER_BYTES)
             for member in _members(stream):
-                path = _clean_path(member)
+                path = clean_path(member)
                 path_bytes += len(path)
                 if path_bytes > ALL_PATHS_BYTES:
                     raise ArchiveTooLarge(f"paths of more than {ALL_PATHS_BYTES} bytes in all")
@@ -167,6 +164,8 @@ def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> Archive
                     raise ArchiveTooLarge(f"more than {unpacked_limit / 2**20:.4g} MiB ({unpacked_limit} bytes) when unpacked")
                 stream.expect(member.size)
             stream.drain()
+    except RefusedMember as error:
+        raise RefusedArchive(str(error)) from error
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, LookupError, ArithmeticError) as error:
         # `tarfile` raises the last three for numbers and maps in pax headers that are none.
         raise RefusedArchive(f"not a whole gzipped tar: {error}") from error
@@ -195,38 +194,6 @@ def _members(stream: _Bounded) -> Iterator[tarfile.TarInfo]:
             if len(archive.pax_headers) > GLOBAL_HEADERS:
                 raise RefusedArchive(f"more than {GLOBAL_HEADERS} pax headers of the whole archive")
             yield member
-
-
-def _clean_path(member: tarfile.TarInfo) -> str:
-    name = member.name
-    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE) or member.issparse():
-        raise RefusedArchive(f"{name!r} is {_kind(member)}; only files and directories are taken")
-    if member.size < 0:
-        raise RefusedArchive(f"{name[:80]!r} has {member.size} bytes")
-    if len(name) > 4 * PATH_BYTES:
-        raise RefusedArchive(f"the path {name[:80]!r}… is longer than {PATH_BYTES} bytes")
-    parts = name.split("/")
-    if name.startswith("/") or ".." in parts or _FORBIDDEN.search(name) is not None:
-        raise RefusedArchive(f"{name!r} is not a clean relative path")
-    parts = [part for part in parts if part not in ("", ".")]
-    path = "/".join(parts)
-    if len(path.encode()) > PATH_BYTES:
-        raise RefusedArchive(f"the path {path[:80]!r}… is longer than {PATH_BYTES} bytes")
-    if len(parts) > PATH_DEPTH:
-        raise RefusedArchive(f"the path {path[:80]!r}… is more than {PATH_DEPTH} names deep")
-    if not path and not member.isdir():
-        raise RefusedArchive("a file without a name")
-    return path
-
-
-def _kind(member: tarfile.TarInfo) -> str:
-    if member.issym():
-        return f"a symbolic link to {member.linkname!r}"
-    if member.islnk():
-        return f"a hard link to {member.linkname!r}"
-    if member.isdev():
-        return "a device or a pipe"
-    return "of a special kind"
 
 
 class _Bounded:

@@ -114,12 +114,12 @@ def test_what_an_agent_that_died_was_fetching_is_no_archive(tmp_path: Path) -> N
     assert on_disk(folder) == set()
 
 
-def script_of(store: Store, *names: str) -> ScriptPlan:
+def script_of(store: Store, *names: str, more: tuple[tarfile.TarInfo, ...] = ()) -> ScriptPlan:
     """Store a source tree of these files; the first is the entry point."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name in names:
-            tar.addfile(tarfile.TarInfo(name))
+        for info in (*map(tarfile.TarInfo, names), *more):
+            tar.addfile(info)
     place = ObjectReference(bucket=BUCKET, key="tree")
     store.put_bytes(place, buffer.getvalue())
     source = SourceArchive(object=place, sha256=hashlib.sha256(buffer.getvalue()).hexdigest(), bytes=1)
@@ -179,3 +179,37 @@ def test_a_tree_is_readable_by_all_and_replaced_as_a_whole(tmp_path: Path) -> No
         assert [path.stat().st_mode & 0o777 for path in (folder, folder / "code", folder / "code" / "train.py")] == [0o755, 0o755, 0o644]
         assert on_disk(folder) == {"code"}
         (folder / "left by a rank").touch()
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, **pax: str) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.pax_headers = kind, {key.replace("__", "."): value for key, value in pax.items()}
+    return info
+
+
+@pytest.mark.security
+@pytest.mark.parametrize(
+    ("info", "words"),
+    [
+        (member("../evil.py"), "not a clean relative path"),
+        (member("/tmp/evil.py"), "not a clean relative path"),
+        (member("a\\b.py"), "not a clean relative path"),
+        (member("a\x1b[31m.py"), "not a clean relative path"),
+        (member("a\u202eyp.exe"), "not a clean relative path"),
+        (member("/".join("a" * 65)), "more than 64 names deep"),
+        (member("a/" * 20 + "/".join(["x" * 200] * 6)), "longer than 1024 bytes"),
+        (member("x", size="-5"), "has -5 bytes"),
+        (member("x", GNU__sparse__map="a,b"), "not sound"),
+        (member("link", tarfile.SYMTYPE), "a symbolic link"),
+        (member("pipe", tarfile.FIFOTYPE), "a device or a pipe"),
+    ],
+    ids=lambda value: ascii(value)[:24] if isinstance(value, str) else ascii(value.name[:12]) + "".join(value.pax_headers),
+)
+def test_a_member_that_the_server_refuses_is_not_unpacked(tmp_path: Path, info: tarfile.TarInfo, words: str) -> None:
+    store = Store()
+    script = script_of(store, "train.py", more=(info,))
+    archives = SourceArchives(tmp_path / "archives", store)
+    archives.keep({script.source.sha256})
+    with pytest.raises(SourceRefused, match=words):
+        unpack(archives.get(script.source), script, tmp_path / "run", threading.Event())
+    assert on_disk(tmp_path) == {"archives"}
