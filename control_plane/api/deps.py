@@ -5,11 +5,8 @@ Invariant: a route that takes a `Caller` is never reached without a good token.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import functools
 import inspect
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -22,11 +19,12 @@ from fastapi import Path as PathParameter
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
+from control_plane.api import json_body, page_tokens
 from control_plane.api.archive import SourceLimits
 from control_plane.api.caller_threads import CallerThreads
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.held_tokens import HeldTokens
-from control_plane.api.schemas import MAX_WHOLE_NUMBER, FieldError, Shape
+from control_plane.api.schemas import FieldError, Shape
 from control_plane.cloud.identity import Attestation
 from control_plane.cloud.notices import EventQueue
 from control_plane.cloud.objects import ObjectStore
@@ -43,6 +41,9 @@ T = TypeVar("T")
 
 class Router(APIRouter):
     """Routes whose answers leave out what has no value, and that refuse what they do not know: a misspelt DryRun is no permission."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(route_class=json_body.JsonRoute, **options)
 
     def add_api_route(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         """Add a route; called by its decorators."""
@@ -76,7 +77,10 @@ def _written(endpoint: Callable[..., Any], status: int) -> Callable[..., Any]:
 
 
 class _NothingUnknown:
-    """Refuses a query field that a route does not have, and a body where it takes none. Bodies that it takes are judged by their model."""
+    """Refuses query fields that a route does not have, text that no database can hold, and a body where the route takes none.
+
+    Bodies that the route takes are checked by `json_body` and by their model.
+    """
 
     def __init__(self) -> None:
         self.query: frozenset[str] = frozenset()
@@ -87,8 +91,11 @@ class _NothingUnknown:
         names = [name for name in request.query_params if name not in self.query]
         if not self.takes_body and (body := (await request.body()).strip()) not in (b"", b"{}"):
             names += _names_in(body)
-        if names:
-            fields = [FieldError(field=name, message=constraints.unknown(name)) for name in dict.fromkeys(names)]
+        fields = [FieldError(field=name, message=constraints.unknown(name)) for name in dict.fromkeys(names)]
+        for name, value in (*request.path_params.items(), *request.query_params.multi_items()):
+            if name not in names and (wrong := json_body.text_complaint(value)) is not None:
+                fields.append(FieldError(field=name, message=wrong))
+        if fields:
             raise InvalidRequest(constraints.told([(field.field, field.message) for field in fields]), fields=fields)
 
 
@@ -99,10 +106,7 @@ def _query_names(dependant: Dependant) -> Iterator[str]:
 
 
 def _names_in(body: bytes) -> list[str]:
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        found = None
+    found, _ = json_body.read(body)
     return [str(name) for name in found] if isinstance(found, dict) and found else ["Body"]
 
 
@@ -182,7 +186,7 @@ def page_of(found: Sequence[T], max_results: int, position: Callable[[T], tuple[
     Args:
         found: what comes next in the list, read at least one entry further than the page may be long.
         max_results: how long it may be, at least 1.
-        position: an entry's place in the list, in JSON values; `page_position` gives it back.
+        position: an entry's place in the list, in JSON values; `page_tokens.position` returns it.
 
     Returns:
         The entries, and an opaque token; None where nothing comes after them.
@@ -190,11 +194,11 @@ def page_of(found: Sequence[T], max_results: int, position: Callable[[T], tuple[
     shown = list(found[:max_results])
     if len(found) <= max_results:
         return shown, None
-    return shown, base64.urlsafe_b64encode(json.dumps(position(shown[-1])).encode()).decode()
+    return shown, page_tokens.encode(position(shown[-1]))
 
 
 def same_order(order: SortOrder) -> Callable[[Any], SortOrder]:
-    """Return what refuses a token of a list that was sorted the other way; for `page_position`."""
+    """Return what refuses a token of a list that was sorted the other way; for `page_tokens.position`."""
 
     def check(value: Any) -> SortOrder:
         if SortOrder(value) is not order:
@@ -202,33 +206,3 @@ def same_order(order: SortOrder) -> Callable[[Any], SortOrder]:
         return order
 
     return check
-
-
-def page_position(token: str, *kinds: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """Return the position in a token that `page_of` made.
-
-    Args:
-        token: what the caller gave back.
-        *kinds: what turns each JSON value into the position's part.
-
-    Returns:
-        As many values as kinds.
-
-    Raises:
-        InvalidRequest: it is not such a token.
-    """
-    try:
-        values = json.loads(base64.urlsafe_b64decode(token.encode()))
-        return tuple(_storable(kind(value)) for kind, value in zip(kinds, values, strict=True))
-    except (ValueError, TypeError, ArithmeticError, binascii.Error) as error:
-        message = "is not a token that this operation returned"
-        raise InvalidRequest(f"NextToken {message}.", fields=[FieldError(field="NextToken", message=message)]) from error
-
-
-def _storable(part: Any) -> Any:
-    """Return a part of a position; no database has a number or a text to compare it with that it could not store."""
-    if isinstance(part, str) and "\0" in part.encode().decode():  # lone surrogates are refused by the first
-        raise ValueError(part)
-    if isinstance(part, int) and not -MAX_WHOLE_NUMBER <= part <= MAX_WHOLE_NUMBER:
-        raise ValueError(part)
-    return part

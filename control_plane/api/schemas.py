@@ -11,8 +11,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, WithJsonSchema, model_validator
 from pydantic.alias_generators import to_pascal
+from pydantic_core import InitErrorDetails
 
 from control_plane.core.checkpoints import CheckpointStatus, Verification
 from control_plane.core.observed import DEFAULT_REPLACEMENTS_PER_HOUR, Cause, DrillKind, DrillState, Hold, NodeRequest, Remedy
@@ -73,10 +74,23 @@ class Shape(BaseModel):
     )
 
 
+class SentObject(dict[str, Any]):
+    """An object of a request's JSON. Its type separates what a caller sent from what the service builds itself."""
+
+
 class Request(Shape):
     """Base of everything that callers send: unknown fields are refused, and what is of another type is not made to fit."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_python_names(cls, data: Any) -> Any:
+        """Refuse `node_count` for `NodeCount`: only the service's own code may use Python's names."""
+        if isinstance(data, SentObject) and (ours := [name for name in data if name in cls.model_fields]):
+            unknown = [InitErrorDetails(type="extra_forbidden", loc=(name,), input=data[name]) for name in ours]
+            raise ValidationError.from_exception_data(cls.__name__, unknown)
+        return data
 
 
 # Errors ----------------------------------------------------------------------------------------------------------------------------------
@@ -932,7 +946,7 @@ class GroupChange(Request):
     before: Annotated[str, StringConstraints(max_length=1024)] | None = None
     """As text; absent where there is nothing."""
     after: Annotated[str, StringConstraints(max_length=1024)]
-    reason: str
+    reason: Value
     """Why it cannot stay as it is."""
     applies: Literal["Now", "Later"]
     """Now: CreateFleet makes it before it answers. Later: the fleet's loop does, from its first look at the group on."""

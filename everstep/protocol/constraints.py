@@ -73,6 +73,11 @@ FIXED_FIELDS: Final = frozenset(
 
 MISSING: Final = "is missing"
 NOT_JSON: Final = "the body is not JSON"
+NULL: Final = "must not be null; leave the field out instead"
+NOT_FINITE: Final = "must be a finite number"
+HAS_NUL: Final = "must not contain the character NUL"
+HALF_CHARACTER: Final = "must be valid Unicode; it contains half of a surrogate pair"
+TOO_DEEP: Final = "has too many levels of lists and objects"
 KINDS: Final = {
     "string": "text",
     "integer": "a whole number",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
 from fastapi import Query
 
-from control_plane.api import schemas, views
+from control_plane.api import page_tokens, schemas, views
 from control_plane.api.auth import Admin, Reader
-from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, page_of, page_position
+from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, page_of
 from control_plane.api.errors import Forbidden, InUse, InvalidRequest
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import FieldError
@@ -69,7 +68,7 @@ def list_drills(
     """List drills in the order they were asked for, of all jobs or of one."""
     after = None
     if next_token is not None:
-        requested_at, drill_id = page_position(next_token, datetime.fromisoformat, str)
+        requested_at, drill_id = page_tokens.position(next_token, page_tokens.moment, page_tokens.text)
         after = (requested_at, drill_id)
     with services.database.read() as session:
         page = drills.page(session, job_name=training_job_name, project=caller.project_filter, after=after, limit=max_results + 1)

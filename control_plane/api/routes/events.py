@@ -24,9 +24,9 @@ from fastapi import Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import AwareDatetime
 
-from control_plane.api import errors, schemas, views
+from control_plane.api import errors, page_tokens, schemas, views
 from control_plane.api.auth import Reader
-from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, SortOrder, page_of, page_position, same_order
+from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, SortOrder, page_of, same_order
 from control_plane.api.live import LiveResponse
 from control_plane.db import events
 from control_plane.db.events import EventFilter
@@ -60,7 +60,7 @@ def list_events(
 ) -> schemas.ListEventsResponse:
     """List events, oldest first; the newest first on request. To see what is new later, ask again with the last `EventId` as `AfterEventId`."""
     is_ascending = sort_order is SortOrder.ASCENDING
-    position = None if next_token is None else page_position(next_token, same_order(sort_order), _event_id)[1]
+    position = None if next_token is None else page_tokens.position(next_token, same_order(sort_order), page_tokens.whole)[1]
     which = EventFilter(
         job_name=training_job_name,
         fleet_name=fleet_name,
@@ -111,13 +111,6 @@ async def stream_events(
             "As many streams of events are open as this server serves.", hint="Try again in a moment, or ask ListEvents."
         ) from error
     return LiveResponse(_frames(first, batches), EVENT_STREAM)
-
-
-def _event_id(value: object) -> int:
-    """Return what a page token has for an id; raise ValueError where no event could have it."""
-    if isinstance(value, int) and 0 <= value <= schemas.MAX_WHOLE_NUMBER:
-        return value
-    raise ValueError(value)
 
 
 def _last_event_id(request: Request, otherwise: int | None) -> int | None:

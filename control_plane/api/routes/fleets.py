@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from control_plane.api import schemas, views
+from control_plane.api import page_tokens, schemas, views
 from control_plane.api.auth import Admin, Reader
-from control_plane.api.deps import FleetNamePath, MaxResults, NextToken, Router, Services, ServicesDep, page_of, page_position
+from control_plane.api.deps import FleetNamePath, MaxResults, NextToken, Router, Services, ServicesDep, page_of
 from control_plane.api.errors import InUse, InvalidRequest
 from control_plane.api.schemas import FieldError
 from control_plane.cloud import contract
@@ -58,7 +58,7 @@ def create_fleet(request: schemas.CreateFleetRequest, caller: Admin, services: S
 @router.get("", operation_id="ListFleets")
 def list_fleets(_caller: Reader, services: ServicesDep, max_results: MaxResults = 100, next_token: NextToken = None) -> schemas.ListFleetsResponse:
     """List fleets by name."""
-    after = None if next_token is None else page_position(next_token, str)[0]
+    after = None if next_token is None else page_tokens.position(next_token, page_tokens.text)[0]
     with services.database.read() as session:
         page = fleets.page(session, after=after, limit=max_results + 1)
     shown, more = page_of(page, max_results, lambda fleet: (fleet.name,))

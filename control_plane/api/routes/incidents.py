@@ -9,9 +9,9 @@ from typing import Annotated
 from fastapi import Query
 from sqlalchemy.orm import Session
 
-from control_plane.api import schemas, views
+from control_plane.api import page_tokens, schemas, views
 from control_plane.api.auth import Reader, User
-from control_plane.api.deps import IncidentIdPath, MaxResults, NextToken, Router, ServicesDep, SortOrder, page_of, page_position, same_order
+from control_plane.api.deps import IncidentIdPath, MaxResults, NextToken, Router, ServicesDep, SortOrder, page_of, same_order
 from control_plane.api.routes.jobs import find_job
 from control_plane.core import accounting, hangs
 from control_plane.db import events, fleets, incidents, jobs
@@ -43,7 +43,7 @@ def list_incidents(
     """List incidents in the order they were opened, of all jobs or of one; the newest first, or only open or closed ones, on request."""
     after = None
     if next_token is not None:
-        _, opened_at, incident_id = page_position(next_token, same_order(sort_order), datetime.fromisoformat, str)
+        _, opened_at, incident_id = page_tokens.position(next_token, same_order(sort_order), page_tokens.moment, page_tokens.text)
         after = (opened_at, incident_id)
     which = IncidentFilter(
         job_name=training_job_name,

@@ -13,11 +13,11 @@ from fastapi import Query
 from pydantic import AwareDatetime
 from sqlalchemy.orm import Session
 
-from control_plane.api import plans, schemas, views
+from control_plane.api import page_tokens, plans, schemas, views
 from control_plane.api.admission import admit
 from control_plane.api.allowance import allowance_of
 from control_plane.api.auth import Caller, Reader, User
-from control_plane.api.deps import MaxResults, NextToken, Router, Services, ServicesDep, SortOrder, TrainingJobNamePath, page_of, page_position
+from control_plane.api.deps import MaxResults, NextToken, Router, Services, ServicesDep, SortOrder, TrainingJobNamePath, page_of
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import FieldError
 from control_plane.cloud.errors import CloudError
@@ -220,7 +220,7 @@ def list_training_job_nodes(
     training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
 ) -> schemas.ListTrainingJobNodesResponse:
     """List the nodes that have worked for a job, and when: those of its newest 400 launches."""
-    after = None if next_token is None else page_position(next_token, float, str)
+    after = None if next_token is None else page_tokens.position(next_token, page_tokens.number, page_tokens.text)
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
         launches = jobs.launches(session, job.run_id)
@@ -243,7 +243,7 @@ def list_checkpoints(
     next_token: NextToken = None,
 ) -> schemas.ListCheckpointsResponse:
     """List a job's checkpoints in S3, newest step first; with MinStep those of that step and later ones, as CreateCheckpoint answers it."""
-    before = None if next_token is None else page_position(next_token, int, int)
+    before = None if next_token is None else page_tokens.position(next_token, page_tokens.whole, page_tokens.whole)
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
         page = checkpoints.page(session, job.run_id, min_step=min_step, before=before, limit=max_results + 1)
@@ -397,7 +397,9 @@ def _place(job: JobRecord, sort_by: SortBy, order: SortOrder) -> tuple[str, ...]
 
 def _position(token: str, sort_by: SortBy, order: SortOrder) -> job_lists.Position:
     """Return the position in a token; one of a list that was sorted otherwise leads nowhere."""
-    by, direction, value, run_id = page_position(token, str, str, str if sort_by is SortBy.NAME else datetime.fromisoformat, str)
+    by, direction, value, run_id = page_tokens.position(
+        token, page_tokens.text, page_tokens.text, page_tokens.text if sort_by is SortBy.NAME else page_tokens.moment, page_tokens.text
+    )
     if (by, direction) != (sort_by.value, order.value):
         raise _wrong("NextToken", f"belongs to a list that is sorted by {by}, {direction}")
     return value, run_id

@@ -9,11 +9,7 @@ node that its generation was planned with, in their order, for ids of thousands 
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 import time
-import zlib
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
@@ -24,10 +20,10 @@ from fastapi import Query
 from fastapi.responses import StreamingResponse
 from pydantic import AwareDatetime
 
-from control_plane.api import schemas
+from control_plane.api import page_tokens, schemas
 from control_plane.api.auth import Caller, Reader
 from control_plane.api.deps import Router, Services, ServicesDep, TrainingJobNamePath
-from control_plane.api.errors import InvalidRequest, Throttled
+from control_plane.api.errors import Throttled
 from control_plane.api.event_stream import MEDIA_TYPE, message
 from control_plane.api.live import LiveResponse
 from control_plane.api.routes.jobs import find_job
@@ -50,7 +46,6 @@ CATCH_UP_SECONDS: Final = 0.3
 ALIVE_SECONDS: Final = 10.0
 MAX_TOKEN_CHARACTERS: Final = 32_768
 """It is part of an address."""
-MAX_TOKEN_BYTES: Final = 1_000_000
 
 RankFilter = Annotated[int | None, Query(alias="Rank", ge=0, le=2**31 - 1)]
 GenerationFilter = Annotated[int | None, Query(alias="Generation", ge=1, le=2**31 - 1)]
@@ -262,22 +257,22 @@ def _token(cursor: Cursor, generations: Iterable[GenerationFacts], *, is_back: b
     others = {node: number for node, number in sorted(cursor.positions.items()) if node not in planned}
     told_others = sorted(node for node in cursor.told if node not in planned)
     said = [int(is_back), cursor.generation, positions, told, others, told_others]
-    return base64.urlsafe_b64encode(zlib.compress(json.dumps(said, separators=(",", ":")).encode(), 9)).decode()
+    return page_tokens.encode(said, is_compressed=True)
 
 
 def _cursor(token: str, generations: Iterable[GenerationFacts]) -> tuple[bool, Cursor]:
     try:
-        packed = zlib.decompressobj()
-        read = json.loads(packed.decompress(base64.urlsafe_b64decode(token.encode()), MAX_TOKEN_BYTES))
-        is_back, generation, positions, told, others, told_others = read
-        planned = _planned(generations, int(generation))
-        places = {node: int(number) for node, number in zip(planned, positions, strict=positions != [])}
-        places |= {NodeId(str(node)): int(number) for node, number in others.items()}
-        told_nodes = {node for place, node in enumerate(planned) if told >> place & 1} | {NodeId(str(node)) for node in told_others}
-        return bool(is_back), Cursor(int(generation), {node: number for node, number in places.items() if number}, frozenset(told_nodes))
-    except (ValueError, TypeError, AttributeError, zlib.error, binascii.Error) as error:
-        said = "is not a token that this operation returned, or one so old that the plan of its generation is not kept any more"
-        raise InvalidRequest(f"NextToken {said}.", fields=[schemas.FieldError(field="NextToken", message=said)]) from error
+        is_back, generation, positions, told, others, told_others = page_tokens.decode(token, is_compressed=True)
+        number = page_tokens.whole(generation)
+        planned = _planned(generations, number)
+        if type(told) is not int or not 0 <= told < 1 << len(planned):
+            raise ValueError(page_tokens.NOT_OURS)
+        places = {node: page_tokens.whole(place) for node, place in zip(planned, positions, strict=positions != [])}
+        places |= {NodeId(page_tokens.text(node)): page_tokens.whole(place) for node, place in others.items()}
+        told_nodes = {node for place, node in enumerate(planned) if told >> place & 1} | {NodeId(page_tokens.text(node)) for node in told_others}
+        return bool(page_tokens.whole(is_back)), Cursor(number, {node: place for node, place in places.items() if place}, frozenset(told_nodes))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise page_tokens.refused(f"{page_tokens.NOT_OURS}, or one so old that the plan of its generation is not kept any more") from error
 
 
 def _planned(generations: Iterable[GenerationFacts], number: int) -> dict[NodeId, None]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime
 from typing import Annotated
 
 from fastapi import Query
 from sqlalchemy.orm import Session
 
-from control_plane.api import schemas, views
+from control_plane.api import page_tokens, schemas, views
 from control_plane.api.auth import Admin, Caller, Reader
-from control_plane.api.deps import MaxResults, NextToken, NodeIdPath, Router, Services, ServicesDep, page_of, page_position
+from control_plane.api.deps import MaxResults, NextToken, NodeIdPath, Router, Services, ServicesDep, page_of
 from control_plane.api.errors import InUse
 from control_plane.core import requests
 from control_plane.core.observed import Hold, NodeRequest
@@ -37,7 +36,7 @@ def list_nodes(
     next_token: NextToken = None,
 ) -> schemas.ListNodesResponse:
     """List nodes, oldest first; those that have ended on request."""
-    after = None if next_token is None else page_position(next_token, datetime.fromisoformat, str)
+    after = None if next_token is None else page_tokens.position(next_token, page_tokens.moment, page_tokens.text)
     with services.database.read() as session:
         page = nodes.page(session, fleet_name, with_ended=include_ended, after=after, limit=max_results + 1)
         owners = jobs.owners(session, {record.run_id for record in page if record.run_id is not None})

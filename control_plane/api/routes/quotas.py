@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import Path
 
-from control_plane.api import schemas
+from control_plane.api import page_tokens, schemas
 from control_plane.api.auth import Admin, Reader
-from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, page_of, page_position
+from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, page_of
 from control_plane.db import events, quotas
 from control_plane.db.events import NewEvent
 from control_plane.db.quotas import QuotaRecord
@@ -22,7 +22,7 @@ def list_project_quotas(
     caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
 ) -> schemas.ListProjectQuotasResponse:
     """List the quotas of projects, by project; a token of one project sees that one's."""
-    after = None if next_token is None else page_position(next_token, str)[0]
+    after = None if next_token is None else page_tokens.position(next_token, page_tokens.text)[0]
     with services.database.read() as session:
         page = quotas.page(session, only_project=caller.project_filter, after=after, limit=max_results + 1)
     shown, more = page_of(page, max_results, lambda quota: (quota.project,))

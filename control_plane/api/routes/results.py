@@ -14,10 +14,10 @@ from typing import Annotated
 from fastapi import Query
 from fastapi.responses import StreamingResponse
 
-from control_plane.api import deps, schemas
+from control_plane.api import deps, page_tokens, schemas
 from control_plane.api.admission import own_place
 from control_plane.api.auth import Caller, Reader
-from control_plane.api.deps import MaxResults, NextToken, Router, Services, ServicesDep, TrainingJobNamePath, page_of, page_position
+from control_plane.api.deps import MaxResults, NextToken, Router, Services, ServicesDep, TrainingJobNamePath, page_of
 from control_plane.api.errors import NotFound
 from control_plane.api.routes.jobs import find_job
 from control_plane.cloud.objects import ObjectInfo
@@ -39,7 +39,7 @@ def list_logs(
     training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
 ) -> schemas.ListLogsResponse:
     """List what a job's ranks printed, by generation and rank; what should be there and is not comes with the reason."""
-    after = (0, 0, "") if next_token is None else page_position(next_token, int, int, str)
+    after = (0, 0, "") if next_token is None else page_tokens.position(next_token, page_tokens.whole, page_tokens.whole, page_tokens.text)
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
         numbers = [each.number for each in jobs.lineage(session, job.run_id) if each.number >= after[0]]
@@ -66,7 +66,7 @@ def list_outputs(
 ) -> schemas.ListOutputsResponse:
     """List the files that a job's ranks left in EVERSTEP_OUTPUT_DIR, by generation."""
     prefix = _outputs_of(services, _find(services, training_job_name, caller))
-    after = "" if next_token is None else page_position(next_token, str)[0]
+    after = "" if next_token is None else page_tokens.position(next_token, page_tokens.text)[0]
     of_generations = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}gen=")
     found = (entry for info in services.objects.list(of_generations, after=after) if (entry := _output_entry(prefix, info)) is not None)
     shown, more = page_of(list(islice(found, max_results + 1)), max_results, lambda entry: (entry.key,))

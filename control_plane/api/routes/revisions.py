@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from control_plane.api import schemas
+from control_plane.api import page_tokens, schemas
 from control_plane.api.allowance import allowance_of
 from control_plane.api.auth import Reader, User
-from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, TrainingJobNamePath, page_of, page_position
+from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, TrainingJobNamePath, page_of
 from control_plane.api.revisions import Surroundings, revised
 from control_plane.api.routes.jobs import find_job
 from control_plane.db import events, fleets, nodes, protection, quotas, revisions
@@ -54,7 +54,7 @@ def list_training_job_revisions(
     training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
 ) -> schemas.ListTrainingJobRevisionsResponse:
     """List the revisions of a training job, oldest first."""
-    after = 0 if next_token is None else page_position(next_token, int)[0]
+    after = 0 if next_token is None else page_tokens.position(next_token, page_tokens.whole)[0]
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
         page = revisions.page(session, job, after=after, limit=max_results + 1)

@@ -5,15 +5,15 @@ Invariant: a secret is answered once, by the call that makes it.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from importlib.metadata import version
 from typing import Annotated
 
 from fastapi import Query
 
-from control_plane.api import schemas, views
+from control_plane.api import page_tokens, schemas, views
 from control_plane.api.auth import Admin, Reader
-from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, TokenIdPath, page_of, page_position
+from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, TokenIdPath, page_of
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import FieldError
 from control_plane.db import events, tokens
@@ -57,7 +57,7 @@ def list_tokens(
     """List tokens, oldest first; those that are revoked or have expired on request. Secrets are not known here."""
     after = None
     if next_token is not None:
-        created_at, token_id = page_position(next_token, datetime.fromisoformat, str)
+        created_at, token_id = page_tokens.position(next_token, page_tokens.moment, page_tokens.text)
         after = (created_at, token_id)
     with services.database.read() as session:
         page = tokens.page(session, project=project, with_ended=include_ended, now=services.now(), after=after, limit=max_results + 1)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from control_plane.api.deps import page_of, page_position
+from control_plane.api import page_tokens
+from control_plane.api.deps import page_of
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 5])
@@ -20,7 +21,7 @@ def test_pages_together_are_the_list(most: int) -> None:
         pages += 1
         if token is None:
             break
-        after = page_position(token, str, int)
+        after = page_tokens.position(token, page_tokens.text, page_tokens.whole)
     assert seen == whole
     assert pages == -(-len(whole) // most)
 

@@ -1,0 +1,127 @@
+"""The one reader of JSON that callers send.
+
+Python's reader accepts more than the contract does: numbers that are not finite, integers of any size, half of a
+surrogate pair. The models then accept null where a field may be left out. This reader reports each of these by the path
+of its field. The models judge what is left.
+
+Invariant: a value that `read` returns without complaints contains no null, no non-finite number and no text that a
+database or UTF-8 cannot hold. It has at most `MAX_DEPTH` levels.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Coroutine, Iterator
+from itertools import islice
+from typing import Any, Final
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+
+from control_plane.api.errors import InvalidRequest
+from control_plane.api.schemas import MAX_WHOLE_NUMBER, FieldError, SentObject
+from everstep.protocol import constraints
+
+MAX_DEPTH: Final = 32
+MAX_COMPLAINTS: Final = 100
+"""Per request; a body of 1 MiB can hold 200,000 nulls."""
+
+Path = tuple[str | int, ...]
+
+
+class JsonRoute(APIRoute):
+    """A route whose body is read by `read` instead of FastAPI.
+
+    A complaint is reported after the route's dependencies have run, so that a caller whose role may not call the
+    operation gets 403.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler of the route; called once by FastAPI."""
+        handle = super().get_route_handler()
+
+        async def handle_read(request: Request) -> Response:
+            if not _is_json(request) or not (body := await request.body()):
+                return await handle(request)
+            value, wrong = read(body)
+            request._json = [] if wrong else value  # no model accepts a list, so that the route is not called
+            try:
+                return await handle(request)
+            except RequestValidationError:
+                if not wrong:
+                    raise
+                message = constraints.told([(each.field, each.message) for each in wrong])
+                raise InvalidRequest(message, fields=wrong) from None
+
+        return handle if self.body_field is None else handle_read
+
+
+def read(body: bytes) -> tuple[Any, list[FieldError]]:
+    """Read the JSON of a request.
+
+    Args:
+        body: at most 1 MiB, which the envelope ensures.
+
+    Returns:
+        The value, and at most `MAX_COMPLAINTS` complaints. The value must not be used if there is a complaint.
+    """
+    try:
+        value = json.loads(body, object_hook=SentObject)
+    except (ValueError, RecursionError):  # a UnicodeDecodeError is a ValueError
+        return None, [FieldError(field="", message=constraints.NOT_JSON)]
+    found = islice(_complaints(value), MAX_COMPLAINTS)
+    return value, [FieldError(field=constraints.path_of(path), message=message) for path, message in found]
+
+
+def text_complaint(text: str) -> str | None:
+    """Return what is wrong with a text that no field of a request may hold, or None."""
+    if "\0" in text:
+        return constraints.HAS_NUL
+    return constraints.HALF_CHARACTER if any("\ud800" <= character <= "\udfff" for character in text) else None
+
+
+def _complaints(value: Any) -> Iterator[tuple[Path, str]]:
+    """Yield the path and the message of each part that no field may hold.
+
+    It iterates instead of recursing, because the caller chooses the depth.
+    """
+    open_parts: list[tuple[Path, Any]] = [((), value)]
+    while open_parts:
+        path, part = open_parts.pop()
+        message = _complaint(part)
+        if message is not None:
+            yield path, message
+        elif isinstance(part, dict | list) and part and len(path) >= MAX_DEPTH:
+            yield path[:1], constraints.TOO_DEEP
+        elif isinstance(part, list):
+            open_parts += (((*path, index), item) for index, item in reversed(list(enumerate(part))))
+        elif isinstance(part, dict):
+            for name in part:
+                if (wrong := text_complaint(name)) is not None:
+                    yield path, wrong
+                    break
+            else:
+                open_parts += (((*path, name), item) for name, item in reversed(part.items()))
+
+
+def _complaint(part: Any) -> str | None:
+    """Return what is wrong with one value, without its parts."""
+    if part is None:
+        return constraints.NULL
+    if isinstance(part, str):
+        return text_complaint(part)
+    if isinstance(part, float) and not math.isfinite(part):
+        return constraints.NOT_FINITE
+    if isinstance(part, int) and part > MAX_WHOLE_NUMBER:
+        return constraints.at_most(MAX_WHOLE_NUMBER, part)
+    if isinstance(part, int) and part < -MAX_WHOLE_NUMBER:
+        return constraints.at_least(-MAX_WHOLE_NUMBER, part)
+    return None
+
+
+def _is_json(request: Request) -> bool:
+    """Say whether FastAPI would read the body as JSON."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))

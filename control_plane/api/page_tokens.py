@@ -1,0 +1,129 @@
+"""Tokens of pages: where a list goes on. The one place that encodes and decodes them.
+
+    token = base64url(deflate?(JSON array))       opaque to callers, not secret, not signed
+
+A token only says where a list continues. Each part is checked for its type and range, so that a forged token is either
+refused or a valid position in a list that its sender may read anyway.
+
+Invariant: `decode` and the kinds raise `ValueError` for anything else than what they return.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, NoReturn
+
+from control_plane.api.errors import InvalidRequest
+from control_plane.api.json_body import text_complaint
+from control_plane.api.schemas import MAX_WHOLE_NUMBER, FieldError
+
+NOT_OURS: Final = "is not a token that this operation returned"
+MAX_BYTES: Final = 1_000_000
+"""Of a decompressed token."""
+
+
+def encode(parts: Sequence[Any], *, is_compressed: bool = False) -> str:
+    """Return the token of a position.
+
+    Args:
+        parts: JSON values.
+        is_compressed: for positions with one number per node.
+
+    Returns:
+        URL-safe text; `decode` returns its parts.
+    """
+    said = json.dumps(parts, separators=(",", ":")).encode()
+    return base64.urlsafe_b64encode(zlib.compress(said, 9) if is_compressed else said).decode()
+
+
+def decode(token: str, *, is_compressed: bool = False) -> list[Any]:
+    """Return the parts of a token; each still has to be checked by its kind.
+
+    Args:
+        token: what the caller sent.
+        is_compressed: as `encode` was told.
+
+    Returns:
+        JSON values.
+
+    Raises:
+        ValueError: the token is not base64, not JSON, too long, too deep, or not an array.
+    """
+    try:
+        said = base64.b64decode(token.encode(), altchars=b"-_", validate=True)
+        if is_compressed:
+            unpack = zlib.decompressobj()
+            said = unpack.decompress(said, MAX_BYTES)
+            if not unpack.eof or unpack.unused_data:
+                raise ValueError(NOT_OURS)
+        parts = json.loads(said, parse_constant=_refuse)
+    except (RecursionError, zlib.error) as error:
+        raise ValueError(NOT_OURS) from error
+    if not isinstance(parts, list):
+        raise ValueError(NOT_OURS)
+    return parts
+
+
+def position(token: str, *kinds: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """Return the position in a token of a list.
+
+    Args:
+        token: what the caller sent.
+        *kinds: one check per part: `whole`, `number`, `text`, `moment`, or a function that raises ValueError.
+
+    Returns:
+        As many values as kinds.
+
+    Raises:
+        InvalidRequest: the operation did not return this token.
+    """
+    try:
+        return tuple(kind(part) for kind, part in zip(kinds, decode(token), strict=True))
+    except ValueError as error:
+        raise refused() from error
+
+
+def refused(message: str = NOT_OURS) -> InvalidRequest:
+    """Return the refusal of a token."""
+    return InvalidRequest(f"NextToken {message}.", fields=[FieldError(field="NextToken", message=message)])
+
+
+def whole(part: Any) -> int:
+    """Return a whole number from 0 that a database can hold, or raise ValueError."""
+    if type(part) is not int or not 0 <= part <= MAX_WHOLE_NUMBER:
+        raise ValueError(NOT_OURS)
+    return part
+
+
+def number(part: Any) -> float:
+    """Return a finite number, or raise ValueError."""
+    if type(part) not in (int, float) or not math.isfinite(found := float(whole(part) if type(part) is int else part)):
+        raise ValueError(NOT_OURS)
+    return found
+
+
+def text(part: Any) -> str:
+    """Return a text that a database can hold, or raise ValueError."""
+    if not isinstance(part, str) or text_complaint(part) is not None:
+        raise ValueError(NOT_OURS)
+    return part
+
+
+def moment(part: Any) -> datetime:
+    """Return a time in UTC, or raise ValueError."""
+    found = datetime.fromisoformat(text(part))
+    if found.tzinfo is None:
+        raise ValueError(NOT_OURS)
+    try:
+        return found.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError(NOT_OURS) from error
+
+
+def _refuse(_constant: str) -> NoReturn:
+    raise ValueError(NOT_OURS)
