@@ -1,12 +1,13 @@
 """Writes the documents that follow from the code, so that they cannot say anything else.
 
     docs/states.md        every state machine, drawn from its transition table
-    ARCHITECTURE.md       between its two markers: every module and the first sentence of its docstring
+    docs/modules.md       every module and the first sentence of its docstring
+    docs/reference/timeouts.md         the ladder of timeouts and the fixed limits, between its two markers
     docs/operations.md    between its two markers: what role each operation of the API takes at least
     docs/reference/field-coverage.md   every field of every request, and the tests that show what it does, as they say themselves (`covers`)
 
-python docs/generate.py             writes both anew
-python docs/generate.py --check     says which are stale, and exits with 1 if any is
+python docs/generate.py             writes them anew
+python docs/generate.py --check     names the stale ones, and exits with 1 if there are any
 """
 
 from __future__ import annotations
@@ -23,20 +24,23 @@ from typing import Any, TypeVar
 
 from control_plane.api.surface import API_VERSION, least_roles
 from control_plane.core import states
+from control_plane.core.timeouts import explained, ladder
 from everstep.protocol.agent_messages import MemberPhase
 from worker.core import generation
 
 ROOT = Path(__file__).resolve().parents[1]
 STATES = ROOT / "docs" / "states.md"
-ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+MODULES = ROOT / "docs" / "modules.md"
+TIMEOUTS = ROOT / "docs" / "reference" / "timeouts.md"
 PACKAGES = ("everstep", "control_plane", "worker", "infra")
+DEFAULT_DETECTION_SECONDS = 3.0
 S = TypeVar("S", bound=StrEnum)
 E = TypeVar("E", bound=StrEnum)
 OPERATIONS = ROOT / "docs" / "operations.md"
 ROLES_BEGIN, ROLES_END = "<!-- roles: begin (python docs/generate.py) -->", "<!-- roles: end -->"
 COVERAGE = ROOT / "docs" / "reference" / "field-coverage.md"
 MODEL = ROOT / "everstep" / "data" / "everstep" / API_VERSION / "service-2.json"
-BEGIN, END = "<!-- modules: begin (python docs/generate.py) -->", "<!-- modules: end -->"
+LADDER_BEGIN, LADDER_END = "<!-- ladder: begin (python docs/generate.py) -->", "<!-- ladder: end -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,8 @@ def main(arguments: list[str]) -> int:
     wanted = {
         COVERAGE: coverage_document(request_fields(json.loads(MODEL.read_text())), covered(sorted((ROOT / "tests").rglob("test_*.py")))),
         STATES: states_document(),
-        ARCHITECTURE: architecture_document(ARCHITECTURE.read_text()),
+        MODULES: modules_document(),
+        TIMEOUTS: timeouts_document(TIMEOUTS.read_text()),
         OPERATIONS: operations_document(OPERATIONS.read_text()),
     }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
@@ -191,6 +196,45 @@ def _roles() -> Iterator[str]:
     yield "| --- | --- |"
     for role in ("none", "viewer", "submitter", "admin"):
         yield f"| {role} | {', '.join(by_role.pop(role, []))} |"
+    yield ""
+
+
+# -- timeouts ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def timeouts_document(text: str) -> str:
+    """Return docs/reference/timeouts.md with its tables renewed.
+
+    Args:
+        text: the document as it is, markers included.
+
+    Returns:
+        The document as it should be.
+
+    Raises:
+        ValueError: a marker is missing.
+    """
+    return _between(text, LADDER_BEGIN, LADDER_END, _ladder())
+
+
+def _ladder() -> Iterator[str]:
+    lines = iter(explained(ladder(DEFAULT_DETECTION_SECONDS)))
+    next(lines)  # the knob itself
+    is_fixed = False
+    yield "| timeout | × `detection_seconds` | default | meaning | reason |"
+    yield "| --- | ---: | ---: | --- | --- |"
+    for line, note in zip(lines, lines, strict=True):
+        seconds, _, name, meaning = line.split(maxsplit=3)
+        basis, _, reason = note.strip().partition(": ")
+        if basis == "fixed" and not is_fixed:
+            is_fixed = True
+            yield ""
+            yield "These limits do not follow `detection_seconds`:"
+            yield ""
+            yield "| limit | seconds | meaning | reason |"
+            yield "| --- | ---: | --- | --- |"
+        times = "" if is_fixed else f" {basis.split()[0]} |"
+        yield f"| `{name}` |{times} {float(seconds):g}{'' if is_fixed else ' s'} | {meaning} | {reason} |"
     yield ""
 
 
@@ -280,19 +324,10 @@ def coverage_document(fields: Iterable[str], tests: Mapping[str, list[str]]) -> 
 # -- modules ----------------------------------------------------------------------------------------------------------------------------------
 
 
-def architecture_document(text: str) -> str:
-    """Return ARCHITECTURE.md with the list of modules renewed.
-
-    Args:
-        text: the document as it is, markers included.
-
-    Returns:
-        The document as it should be.
-
-    Raises:
-        ValueError: a marker is missing.
-    """
-    return _between(text, BEGIN, END, _modules())
+def modules_document() -> str:
+    """Return docs/modules.md."""
+    intro = "Written by `python docs/generate.py`: every module and the first sentence of its docstring.\n"
+    return "\n".join(["# Modules\n", intro, *_modules()]).rstrip("\n") + "\n"
 
 
 def _between(text: str, begin: str, end: str, lines: Iterable[str]) -> str:
@@ -312,7 +347,7 @@ def _modules() -> Iterator[str]:
             modules = [path for path in paths if path.name != "__init__.py"]
             if not modules:
                 continue
-            yield f"#### `{folder.relative_to(ROOT)}/`"
+            yield f"## `{folder.relative_to(ROOT)}/`"
             yield ""
             yield "| file | what it is |"
             yield "| --- | --- |"

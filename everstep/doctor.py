@@ -21,7 +21,7 @@ SKEW_WRONG_SECONDS: Final = 60.0
 LEAST_SHARED_MEMORY_BYTES: Final = GIB
 LEAST_MEMORY_BYTES: Final = 2 * GIB
 RENDEZVOUS_PORTS: Final = (20_000, 31_999)
-"""Where torch's rendezvous listens (docs/operations.md)."""
+"""Where torch's rendezvous listens (docs/reference/settings.md#ports)."""
 EXPIRY_TOLD: Final = timedelta(days=7)
 SERVER_ACTIONS: Final = (
     "autoscaling:CompleteLifecycleAction",

@@ -26,7 +26,7 @@ from everstep.protocol.firmware import is_ec2_instance
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 AGENT_SETTINGS: Final = Path("/etc/everstep/agent.env")
-"""Where the agent's unit of docs/operations.md has its environment."""
+"""Where the agent's unit of docs/operating.md#nodes has its environment."""
 TIMEOUT_SECONDS: Final = 10.0
 DRY_RUNS: Final = {
     "ec2:DescribeInstances": "describe_instances",

@@ -1,4 +1,4 @@
-"""What this node has promised, on disk: the one thing that an agent must not forget (design §3, Plan and promise).
+"""What this node has promised, on disk: the one thing that an agent must not forget (docs/design.md#generations).
 
 Invariant: the file is whole and durable (written aside, fsynced, renamed, folder fsynced) before anything that depends on it is said.
 """

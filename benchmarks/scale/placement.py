@@ -116,7 +116,7 @@ def domain_figure(count: int, copies: int, *, calls: int = CALLS) -> DomainFigur
 def known_figures() -> list[Known]:
     """Return the figures of GEMINI that were enumerated or are printed, and what Everstep says.
 
-    Source: reference/gemini.md §2: every set of lost nodes was tried for 16 nodes; the ring's 0.600 of the paper's Figure 9 is a union bound.
+    Source: every set of lost nodes was tried for 16 nodes; the ring's 0.600 of the paper's Figure 9 is a union bound.
     """
     groups = {
         (16, 2): 0.9333,

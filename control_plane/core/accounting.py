@@ -1,4 +1,4 @@
-"""Where a job's time goes (design §7, Accounting): every second belongs to exactly one bucket.
+"""Where a job's time goes: every second belongs to exactly one bucket (docs/design.md#accounting).
 
     created_at ── queue ── provision ── start ── train ── detect ── replace ── restore ── rework ── train ── … ── accounted until
 

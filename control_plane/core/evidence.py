@@ -1,4 +1,4 @@
-"""What signals prove about a node (design §7, Evidence).
+"""What signals prove about a node (docs/design.md#failures).
 
     AWS says ended                                           gone at once
     a typed fault of its own live agent                      gone: the node says so itself; while steps advance, or none are due: impaired

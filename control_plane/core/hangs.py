@@ -1,4 +1,4 @@
-"""Ranks that stand still: when that is worth a look, and when it is a fault (design §7).
+"""Ranks that stand still: when that is worth a look, and when it is a fault (docs/design.md#failures).
 
     a phase has a limit     max(a floor, `FACTOR` × the longest that this job has ever stood still in it at this world size)
     first limit             every rank's stacks are taken, the user is warned, time counts as stalled; nobody is touched

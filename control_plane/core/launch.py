@@ -1,4 +1,4 @@
-"""The launch of a generation: promise, plan, load, start (design §3, Plan and promise).
+"""The launch of a generation: promise, plan, load, start (docs/design.md#generations).
 
     PREPARING   Prepare(g) to every member until all have promised; who is gone is replaced, who is unreachable is waited for as long as it may matter
     LOADING     the plan is stored; Load to every member until all have verified

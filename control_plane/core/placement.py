@@ -6,7 +6,7 @@
 `control_plane.core.domain_loss` computes how probable recovery is when whole domains are lost.
 
 Invariant: a node's holders are `copies` different nodes, the node itself first.
-Source: GEMINI (SOSP'23), Algorithm 1; reference/gemini.md §2 for the corrected probabilities.
+Source: GEMINI (SOSP'23), Algorithm 1, with corrected probabilities.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 Invariant: a base and all its sources lie on the path of the newest started generation; a slot is named by origin, step and digest, never by
 step alone.
-Source: design §3, `A new generation` and `Plan and promise`; the same rules as the protocol model's `lineage`, `on_path` and `common`.
+The rules: docs/design.md#restore. `tests/model/step_protocol.py` has them as `lineage`, `on_path` and `common`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ladder of timeouts (design §3): every waiting time of the system, derived from how fast a failure is to be detected.
+"""The ladder of timeouts (docs/design.md#timeouts): every waiting time of the system, derived from how fast a failure is to be detected.
 
 Limits that do not derive from it are here, too, where the control plane has them, with the reason: they are times of AWS, of devices or of people.
 
@@ -150,14 +150,14 @@ _RUNGS = (
         "compiling, downloading and first evaluations take minutes; torch gives a collective 600 s",
     ),
 )
-"""Source: design §3, its last line but one; the only place."""
+"""The only source of these figures; docs/reference/timeouts.md shows them."""
 
 
 def ladder(detection_seconds: float) -> Timeouts:
     """Return all timeouts.
 
     Args:
-        detection_seconds: d of design §3; how soon silence is noticed.
+        detection_seconds: how soon silence is noticed; every rung is a multiple of it.
 
     Returns:
         The ladder, as it goes to agents and into plans.

@@ -1,4 +1,4 @@
-"""The loops: claim, observe, decide, act, apply, one job or one fleet per pass (design §7, Job loop).
+"""The loops: claim, observe, decide, act, apply, one job or one fleet per pass (docs/design.md#control-loops).
 
     retention    lets go of what is older than its limit, once a minute
     job loop     woken by agents and requests, else about once a second       lease of each job

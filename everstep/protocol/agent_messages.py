@@ -205,8 +205,8 @@ class FaultCode(StrEnum):
     there are no keys of the job's role. RANKS_NOT_GONE: processes of an older generation will not end. COORDINATOR_UNREACHABLE: it takes no part in
     the rounds.
 
-    Of a node's devices, as docs/operations.md has them. GPU_XID, GPU_ECC, GPU_LOST, GPU_THROTTLED, GPU_SILENT: of a GPU or its driver. NIC_DOWN,
-    NIC_ERRORS: of a network card. DISK_FULL, DISK_READ_ONLY, DISK_SILENT: of a volume. MEMORY_LOW, MEMORY_KILLED: of the node's memory.
+    Of a node's devices (docs/reference/metrics.md#node-faults). GPU_XID, GPU_ECC, GPU_LOST, GPU_THROTTLED, GPU_SILENT: of a GPU or its driver.
+    NIC_DOWN, NIC_ERRORS: of a network card. DISK_FULL, DISK_READ_ONLY, DISK_SILENT: of a volume. MEMORY_LOW, MEMORY_KILLED: of the node's memory.
     """
 
     SOURCE_MISMATCH = "source_mismatch"

@@ -145,7 +145,7 @@ class CheckpointPlan(Message, frozen=True):
 
 
 class Timeouts(Message, frozen=True):
-    """The ladder of design §3, in seconds; all derive from `detection_seconds`."""
+    """The ladder of timeouts in seconds, all derived from `detection_seconds` (docs/design.md#timeouts)."""
 
     detection_seconds: float
     lease_seconds: float

@@ -1,4 +1,4 @@
-"""Between agents of one generation: the rounds of the step protocol (design §3), level-triggered.
+"""Between agents of one generation: the rounds of the step protocol, level-triggered (docs/design.md#rounds).
 
 Every `NodeReport` is a node's whole state and every `Announcement` the coordinator's: a lost, late or doubled message is repaired by
 the next one. A report or announcement of another generation is refused. Agents between a node and the coordinator pass both on.

@@ -1,4 +1,4 @@
-"""What a rank does about the agent's word at a boundary: the rank's part of the step protocol (design §3), pure.
+"""What a rank does about the agent's word at a boundary: the rank's part of the step protocol (docs/design.md#rounds), pure.
 
 Invariant: a proposed step is settled (captured or abandoned) at most once, and a stop is obeyed only at its very step.
 """

@@ -3,7 +3,7 @@
     eval "$(everstep local env)"      or: everstep configure, and AWS_PROFILE=everstep
     python with_boto3.py FLEET GROUP JOB
 
-GROUP is an Auto Scaling group with the tag `everstep:fleet` (docs/operations.md says what else it must be). The fleet and the job are made and ended.
+GROUP is an Auto Scaling group with the tag `everstep:fleet` (docs/operating.md says what else it must be). The fleet and the job are made and ended.
 """
 
 from __future__ import annotations

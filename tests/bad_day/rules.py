@@ -37,7 +37,7 @@ CONTROL_PLANE_AWAY_SECONDS: Final = 15.0
 FLAP_SECONDS: Final = 120.0
 """Two turns further apart than this are no flapping."""
 SILENT_STEPS: Final = 2
-"""Steps that a node's own rank may have made after its last word: those under way when its line broke (design §7, counter-evidence)."""
+"""Steps that a node's own rank may have made after its last word: those under way when its line broke (counter-evidence, docs/design.md#failures)."""
 MEMORY_STEPS: Final = 3
 LEDGER_SECONDS: Final = 2e-6
 """Buckets are exact microseconds; the sum of a dozen floats is not."""

@@ -1,4 +1,4 @@
-"""Explicit-state model of the step protocol (design §3) whose deciders are the real cores.
+"""Explicit-state model of the step protocol (docs/design.md#rounds) whose deciders are the real cores.
 
     worker.core.rounds.Shard, Coordinator       rounds, votes, views
     worker.core.slots.writable, kept            which slot may be written

@@ -1,4 +1,6 @@
-"""Explicit-state model of the agreed stop and of the end of training (design §3), decided by the real `Coordinator`, `Shard` and rank rules.
+"""Explicit-state model of the agreed stop and the end of training, decided by the real `Coordinator`, `Shard` and rank rules.
+
+The rules: docs/design.md#agreed-stop.
 
 Training is synchronous: a rank passes boundary k+1 only when all others have left boundary k. One rank per agent, no replicas. The newest report
 and announcement are heard at any later moment; in the fine form both travel, and may be stale when they arrive. The control plane asks for a

@@ -1,4 +1,4 @@
-"""What a generation asks of this node: promise, load, start (design §3, Plan and promise).
+"""What a generation asks of this node: promise, load, start (docs/design.md#generations).
 
 Invariant: the promised generation only grows, and nothing of a lower one is acted on from the moment it is promised. The machine names what is
 to be done; the agent does it and says when it is done. `Promised` in particular is told only after the promise is on disk, every old rank is

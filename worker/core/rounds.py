@@ -1,4 +1,4 @@
-"""The rounds of the step protocol (design §3) as two pure machines: an owner's shard, and the coordinator of a generation.
+"""The rounds of the step protocol (docs/design.md#rounds) as two pure machines: an owner's shard, and the coordinator of a generation.
 
     Coordinator ──(C, w)──▶ Shard ──wanted──▶ holders ──acknowledge──▶ Shard ──vote──▶ Coordinator
 
@@ -238,7 +238,7 @@ class Coordinator:
         stored: Step = FIRST_STEP,
         strayed: frozenset[Rank] = frozenset(),
     ) -> Coordinator:
-        """Return the coordinator of a new generation: w = base and C = none (design §3)."""
+        """Return the coordinator of a new generation: w = base and C = none (docs/design.md#rounds)."""
         core = cls(world_size=world_size, base=base, every_steps=every_steps, slot_count=slot_count, stored=stored, strayed=strayed)
         return core._propose()
 
@@ -371,7 +371,7 @@ class Coordinator:
         return any(each.pinned_step != NONE for each in self.ranks)
 
     def _stopping(self) -> Coordinator:
-        """Agree on a step after which all ranks stop: announce, collect answers, confirm or withdraw (design §3, Agreed stop)."""
+        """Agree on a step after which all ranks stop: announce, collect answers, confirm or withdraw (docs/design.md#agreed-stop)."""
         if self.is_recovering or not self.is_complete or self.stop_state is StopState.CONFIRMED:
             return self
         if self.stop_state is StopState.NONE:

@@ -143,7 +143,7 @@ def memory_nodes(ranks: Sequence[Rank], gpu_nodes: Sequence[int]) -> dict[Rank, 
 
 
 def slot_bytes_per_node(*, copies: int, shard_bytes: Collection[int], slot_count: int = 2) -> int:
-    """Return the host memory that slots take on one node that holds for others as much as they hold for it (design §3).
+    """Return the host memory that slots take on one node that holds for others as much as they hold for it (docs/design.md#slots).
 
     Args:
         copies: m, the owner's copy included.

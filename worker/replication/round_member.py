@@ -27,7 +27,7 @@ from worker.tasks import Signal, first_of
 
 log = logging.getLogger(__name__)
 COMPANY_SECONDS = 0.02
-"""A change that does not press waits this long for company (design §3)."""
+"""A change that does not press waits this long for company (docs/design.md#the-tree-of-agents)."""
 PROGRESS_SECONDS = 0.25
 """So long, where nothing at the coordinator waits for it (the vote on the step that is proposed brings it along, mostly sooner): but never so long
 that a line seems silent, so at most `PROGRESS_RATIO` of the deadline."""

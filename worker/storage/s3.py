@@ -126,7 +126,7 @@ class S3ObjectStore:
             is_complete = True
         finally:
             if not is_complete:
-                # What cannot be aborted now is removed by the bucket's own rule for unfinished uploads (docs/operations.md).
+                # What cannot be aborted now is removed by the bucket's own rule for unfinished uploads (docs/operating.md#server).
                 with suppress(BotoCoreError, ClientError):
                     self._client.abort_multipart_upload(**upload)
         return stored

@@ -98,7 +98,7 @@ def test_a_disk_that_does_not_answer_is_rebooted_and_then_replaced() -> None:
 
 
 def test_every_fault_of_a_node_that_is_documented_has_its_remedy() -> None:
-    text = (Path(__file__).parents[4] / "docs" / "operations.md").read_text()
-    table = text.partition("## What a node suffers")[2].partition("Without NVIDIA's driver")[0]
+    text = (Path(__file__).parents[4] / "docs" / "reference" / "metrics.md").read_text()
+    table = text.partition("## Node faults")[2].partition("Without NVIDIA's driver")[0]
     rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
     assert {code for row in rows for code in re.findall(r"`(\w+)`", row)} | {"ranks_not_gone"} == {*remedies.FAULTS, "gpu_xid"}

@@ -1,0 +1,128 @@
+"""Every reference in code and documents leads to something in this repository: decisions, pages, sections, files, rules."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOP = "everstep|control_plane|worker|infra|tests|benchmarks|docs|examples|web|alembic"
+KINDS = "py|pyi|md|ts|tsx|css|json|toml|txt|ini|mako|svg|png|html|cpp"
+PATH = re.compile(rf"(?<![\w/.$<-])((?:{TOP})/[\w./-]*\.(?:{KINDS}))(#[\w-]+)?(?![\w-]|/)")
+LINK = re.compile(r"\]\(\s*([^)\s]+)\s*\)")
+DECISION = re.compile(r"\bADR\s+(\d{4})\b")
+UNKNOWN_SECTION = "\N{SECTION SIGN}"
+"""A section of a document by its number: numbers change, and the documents of this repository have anchors."""
+WRITTEN_LATER = frozenset({"docs/benchmarks-device.md"})
+"""Pages that a benchmark writes on hardware that nobody has run it on."""
+BUILT = ("control_plane/static/", "web/dist/", "web/node_modules/", "docs/pictures/")
+"""Folders whose files a build makes."""
+TEXT = (".py", ".md", ".ts", ".tsx", ".toml", ".cpp", ".css", ".mako", ".ini", "Makefile")
+
+
+@cache
+def tracked() -> tuple[str, ...]:
+    done = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return tuple(name for name in done.stdout.splitlines() if (ROOT / name).is_file())
+
+
+def sources() -> list[str]:
+    """The files that people write, but for this one."""
+    return [name for name in tracked() if name.endswith(TEXT) and name != "tests/tidy/test_references.py"]
+
+
+MARKDOWN = [name for name in tracked() if name.endswith(".md") and not name.startswith("tests/")]
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def prose_of(name: str) -> str:
+    """A document without its code blocks."""
+    return re.sub(r"^ *```.*?^ *```", "", text_of(name), flags=re.DOTALL | re.MULTILINE)
+
+
+@cache
+def anchors(name: str) -> frozenset[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    found: list[str] = []
+    for heading in re.findall(r"^#{1,6} (.+)$", prose_of(name), re.MULTILINE):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        slug = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        found.append(slug if slug not in found else f"{slug}-{found.count(slug)}")
+    return frozenset(found)
+
+
+def docstrings(name: str) -> Iterator[str]:
+    """All docstrings, those of attributes included, and all comments of a module."""
+    text = text_of(name)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
+    yield from re.findall(r"(?:^|\s)# .*", text)
+
+
+def dangling(text: str) -> Iterator[str]:
+    """The paths, with their anchors, that a text names and that are not there."""
+    for path, anchor in PATH.findall(text):
+        if path in WRITTEN_LATER or path.startswith(BUILT):
+            continue
+        if not (ROOT / path).exists() or (anchor and path.endswith(".md") and anchor[1:] not in anchors(path)):
+            yield path + anchor
+
+
+def test_no_section_is_named_by_a_number() -> None:
+    assert [name for name in sources() if UNKNOWN_SECTION in text_of(name)] == []
+
+
+def test_every_decision_that_is_named_exists() -> None:
+    known = {Path(name).name[:4] for name in tracked() if name.startswith("docs/adr/")}
+    named = {(name, number) for name in sources() for number in DECISION.findall(text_of(name))}
+    assert len(named) > 30
+    assert sorted((name, number) for name, number in named if number not in known) == []
+
+
+@pytest.mark.parametrize("name", MARKDOWN)
+def test_every_link_leads_to_a_file_and_a_section(name: str) -> None:
+    prose = re.sub(r"`[^`\n]*`", "", prose_of(name))
+    lost = []
+    for target in LINK.findall(prose):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = ((ROOT / name).parent / path).resolve() if path else ROOT / name
+        exists = file.is_relative_to(ROOT) and file.exists()
+        if not exists or (anchor and file.suffix == ".md" and anchor not in anchors(str(file.relative_to(ROOT)))):
+            lost.append(target)
+    assert lost == []
+
+
+@pytest.mark.parametrize("name", MARKDOWN)
+def test_every_path_in_a_document_exists(name: str) -> None:
+    assert sorted(set(dangling(prose_of(name)))) == []
+
+
+def test_every_path_in_a_docstring_or_comment_exists() -> None:
+    lost = {(name, path) for name in sources() if name.endswith(".py") for text in docstrings(name) for path in dangling(text)}
+    assert sorted(lost) == []
+
+
+def test_every_path_in_other_code_exists() -> None:
+    """Of TypeScript and build files the comments alone are not told apart: all text counts."""
+    others = [name for name in sources() if not name.endswith((".py", ".md"))]
+    assert sorted({(name, path) for name in others for path in dangling(text_of(name)) if path.startswith("docs/")}) == []
+
+
+def test_the_rules_of_the_design_are_numbered_in_order_and_those_that_are_named_exist() -> None:
+    text = prose_of("docs/design.md")
+    rules = [int(number) for number in re.findall(r"^\*\*R(\d+)\.", text, re.MULTILINE)]
+    assert rules == list(range(1, len(rules) + 1))
+    assert len(rules) > 50
+    assert {int(number) for number in re.findall(r"\bR(\d+)\b", text)} == set(rules)
