@@ -1,13 +1,18 @@
 """Two jobs on one fleet without loops, database or cloud: the two `decide`s, agents that keep their word, and anything that can happen to them.
 
 What the shells would store is kept here in plain values; what they would send is handed to the agents, or lost on the way.
+
+The world has one time, `seconds`, that never steps. The control plane and each node have a wall clock that may be ahead of it or behind it. The
+control plane reads its wall clock through the product's own `SteadyClock`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 
 from control_plane.core import accounting, evidence, fleets, jobs, moves, notices, queue, remedies
 from control_plane.core.actions import (
@@ -46,6 +51,7 @@ from control_plane.core.observed import (
 )
 from control_plane.core.states import ENDED_JOBS, JobState, NodeState
 from control_plane.core.timeouts import ladder
+from control_plane.steady_clock import SteadyClock
 from everstep.protocol.agent_messages import (
     ControlToAgent,
     ExitClass,
@@ -62,7 +68,7 @@ from everstep.protocol.agent_messages import (
     StopTraining,
     UploadedShard,
 )
-from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
+from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, ObjectReference, ScriptPlan, SourceArchive
 from tests.unit.control_plane.loop.world import Agent, digest
 
@@ -70,13 +76,17 @@ REFERENCE = ObjectReference(bucket="b", key="k/")
 POLICY = Policy(timeouts=ladder(3.0))
 FLEET = FleetSpec(name=FleetName("main"), group="group", min_node_count=4, spare_count=1, max_replacements_per_hour=1000)
 MAX_SIZE = 12
+EPOCH_SECONDS = 1_000_000.0
 Domains = tuple[int, int]
 """How many failure domains instances are launched in, and a number that says which instance is in which."""
 NO_DOMAINS: Domains = (0, 0)
 """AWS names none."""
+SILENCE = re.compile(r"(?:agent of|coordinator) (\S+) has been silent for ([0-9.]+) s")
+ROUNDED_SECONDS = 0.06
+"""How far an age in a sentence may be off for its one decimal place."""
 
 
-def spec_of(name: str, run: str, nodes: int, copies: int) -> JobSpec:
+def spec_of(name: str, run: str, nodes: int, copies: int, ranks_per_node: int) -> JobSpec:
     script = ScriptPlan(
         source=SourceArchive(object=REFERENCE, sha256="", bytes=1),
         entry_point="t.py",
@@ -90,7 +100,7 @@ def spec_of(name: str, run: str, nodes: int, copies: int) -> JobSpec:
         run=RunId(run * 32),
         fleet=FLEET.name,
         node_count=nodes,
-        ranks_per_node=1,
+        ranks_per_node=ranks_per_node,
         copies=copies,
         script=script,
         checkpoint_prefix=REFERENCE,
@@ -132,8 +142,13 @@ class SimulatedJob:
 class Simulation:
     """The fleet, its two jobs, and time."""
 
-    def __init__(self, max_size: int = MAX_SIZE, domains: Domains = NO_DOMAINS) -> None:
-        self.seconds = 1000.0
+    def __init__(self, max_size: int = MAX_SIZE, domains: Domains = NO_DOMAINS, ranks_per_node: tuple[int, int] = (1, 1)) -> None:
+        self.seconds = EPOCH_SECONDS
+        self.wall_ahead_seconds = 0.0
+        """How far the control plane's wall clock is ahead of the world's time."""
+        self.clock = self.started_clock()
+        self.passed_at: dict[NodeId, dict[int, float]] = {}
+        """When the ranks of a node passed their boundaries, by the wall clock of the node."""
         self.domain_count, self.domain_seed = domains
         self.max_size = max_size
         self.agents: dict[NodeId, Agent] = {}
@@ -169,9 +184,10 @@ class Simulation:
         """Messages still to be lost."""
         self.upload_seconds = 1.0
         """How long the last step of ranks that have ended well takes to S3."""
-        specs = (spec_of("gpt", "a", 4, 2), spec_of("bert", "b", 3, 3))
+        specs = (spec_of("gpt", "a", 4, 2, ranks_per_node[0]), spec_of("bert", "b", 3, 3, ranks_per_node[1]))
         self.jobs = [
-            SimulatedJob(spec, JobRecord(state=JobState.QUEUED, reason="", created_at=self.seconds, state_since=self.seconds)) for spec in specs
+            SimulatedJob(spec, JobRecord(state=JobState.QUEUED, reason="", created_at=self.control_seconds, state_since=self.control_seconds))
+            for spec in specs
         ]
 
     # What an `Agent` asks of its world
@@ -179,6 +195,29 @@ class Simulation:
     @property
     def now(self) -> datetime:
         return datetime.fromtimestamp(self.seconds, UTC)
+
+    # Clocks
+
+    def started_clock(self) -> SteadyClock:
+        """Return the clock of a control plane that starts now."""
+        return SteadyClock(wall=lambda: self.seconds + self.wall_ahead_seconds, elapsed=lambda: self.seconds)
+
+    @property
+    def control_seconds(self) -> float:
+        """Unix seconds by the control plane's clock."""
+        return self.clock().timestamp()
+
+    def control_time_of(self, seconds: float) -> float:
+        """Return the world's time `seconds` as the present control plane writes it: its own time less the age."""
+        return self.control_seconds - (self.seconds - seconds)
+
+    def step_wall_clock(self, process: int, seconds: float) -> None:
+        """Step the wall clock of one process: 0 is the control plane, any other number a node."""
+        names = sorted(self.agents)
+        if process == 0:
+            self.wall_ahead_seconds += seconds
+        elif names:
+            self.agents[names[process % len(names)]].wall_ahead_seconds += seconds
 
     def serves(self, node_id: NodeId) -> bool:
         return node_id in self.agents and node_id not in self.cut | self.unplugged
@@ -199,6 +238,7 @@ class Simulation:
             self.advance(1.0)
         self.last_words.clear()
         self.silent_since.clear()
+        self.clock = self.started_clock()
 
     def advance(self, seconds: float) -> None:
         """Let instances come and go."""
@@ -213,7 +253,7 @@ class Simulation:
             del self.booting[node_id]
             self.agents[node_id] = Agent(self, node_id, int(node_id[2:]))  # type: ignore[arg-type]
             if node_id in self.table:
-                self.table[node_id] = replace(self.table[node_id], connected_at=self.seconds)
+                self.table[node_id] = replace(self.table[node_id], connected_at=self.control_seconds)
         for node_id in [node_id for node_id, due in self.due.items() if due <= self.seconds]:
             del self.due[node_id]
             if node_id in self.agents or node_id in self.booting:
@@ -246,7 +286,7 @@ class Simulation:
                 instance_words=self.ended.get(node_id, "terminated" if gone else ""),
                 is_connected=agent is not None and not silent,
                 silent_seconds=self.seconds - since,
-                heard_at=since,
+                heard_at=self.control_time_of(since),
                 domain=self.domain_of(node_id),
                 address=node_id,
                 peer_port=1,
@@ -267,7 +307,7 @@ class Simulation:
     def told_faults(self, node_id: NodeId, agent: Agent | None, *, silent: bool) -> tuple[NodeFault, ...]:
         if agent is None or silent:
             return ()
-        if any(remedies.of_fault(fault, (), self.seconds) in (Remedy.REBOOT, Remedy.REPLACE) for fault in agent.node_faults):
+        if any(remedies.of_fault(fault, (), self.control_seconds) in (Remedy.REBOOT, Remedy.REPLACE) for fault in agent.node_faults):
             self.has_told.add(node_id)
         return agent.node_faults
 
@@ -288,8 +328,9 @@ class Simulation:
             jobs=tuple(self.fleet_jobs()),
             rebooted={row.node_id: at for row in self.table.values() if (at := self.rebooted.get((row.node_id, row.since))) is not None},
         )
-        decision = fleets.decide(self.seconds, FLEET, observed, POLICY)
-        assert fleets.decide(self.seconds, FLEET, observed, POLICY) == decision
+        now = self.control_seconds
+        decision = fleets.decide(now, FLEET, observed, POLICY)
+        assert fleets.decide(now, FLEET, observed, POLICY) == decision
         for row in decision.records:
             self.table[row.node_id] = row
         self.remember(decision.implications)
@@ -311,7 +352,7 @@ class Simulation:
                 case RebootMember(node_id=node_id, since=since):
                     assert node_id in self.has_told
                     assert (node_id, since) not in self.rebooted
-                    self.rebooted[node_id, since] = self.seconds
+                    self.rebooted[node_id, since] = self.control_seconds
                     self.agents.pop(node_id, None)
                     self.booting[node_id] = self.seconds + 5
                 case SendRelease(node_id=node_id, run=run):
@@ -344,7 +385,7 @@ class Simulation:
         ]
 
     def observe(self, job: SimulatedJob) -> JobObserved:
-        nodes = self.nodes()
+        nodes, now = self.nodes(), self.control_seconds
         rows = sorted(self.table.values(), key=lambda row: (row.created_at, row.node_id))
         in_use = [nodes[row.node_id] for row in rows if row.state in (NodeState.SPARE, NodeState.ASSIGNED)]
         return JobObserved(
@@ -354,16 +395,20 @@ class Simulation:
             checkpoints=tuple(job.checkpoints),
             assigned=tuple(row.node_id for row in rows if row.state is NodeState.ASSIGNED and row.run == job.spec.run),
             nodes=nodes,
-            is_admitted=job.spec.run in queue.schedule(self.fleet_jobs(), self.max_size, self.seconds).admitted,
-            spare_count=sum(row.state is NodeState.SPARE and moves.is_ready(nodes[row.node_id], self.seconds, POLICY.timeouts) for row in rows),
+            is_admitted=job.spec.run in queue.schedule(self.fleet_jobs(), self.max_size, now).admitted,
+            spare_count=sum(
+                row.state is NodeState.SPARE and moves.is_ready(nodes[row.node_id], self.control_seconds, POLICY.timeouts) for row in rows
+            ),
             is_fleet_blind=evidence.is_fleet_blind(in_use, POLICY.timeouts),
         )
 
     def pass_over_job(self, job: SimulatedJob) -> Decision:
         observed = self.observe(job)
-        decision = jobs.decide(self.seconds, job.spec, observed, POLICY)
-        assert jobs.decide(self.seconds, job.spec, observed, POLICY) == decision
+        now = self.control_seconds
+        decision = jobs.decide(now, job.spec, observed, POLICY)
+        assert jobs.decide(now, job.spec, observed, POLICY) == decision
         self.check_exclusions(job, observed, decision)
+        self.check_silences(observed, decision)
         self.remember(decision.implications)
         before, job.record = job.record, decision.record
         if before.state in ENDED_JOBS:
@@ -438,12 +483,25 @@ class Simulation:
                 assert self.maker(job, plan.parent, source.step) == source.origin_generation, "a source off the path"
                 assert source.digest == digest(rank.rank, source.origin_generation, source.step)
         self.check_placement(job, plan)
+        self.check_base(job, observed, plan)
         for node in plan.nodes:
             for reference in node.keep:
                 assert reference.step <= plan.base_step
                 assert self.maker(job, plan.parent, reference.step) == reference.origin_generation
             by_rank = [reference.owner_rank for reference in node.keep]
             assert all(by_rank.count(rank) <= 2 for rank in by_rank)
+
+    def held_steps(self, job: SimulatedJob, parent: Generation, nodes: Iterable[NodeId]) -> set[Step]:
+        """Return the steps on the path of `parent` of which these nodes hold every shard in memory."""
+        slots = {key for node_id in nodes if node_id in self.agents and (agent := self.agents[node_id]).run == job.spec.run for key in agent.slots}
+        steps = {Step(step) for _, _, step in slots}
+        return {step for step in steps if all((rank, self.maker(job, parent, step), step) in slots for rank in range(job.spec.world_size))}
+
+    def check_base(self, job: SimulatedJob, observed: JobObserved, plan: GenerationPlan) -> None:
+        """No step that the plan's nodes hold whole is given up, unless a source of it did not verify."""
+        if not observed.record.refused:
+            held = self.held_steps(job, plan.parent, (node.node_id for node in plan.nodes))
+            assert plan.base_step >= max(held, default=0), "a step that is whole in memory was given up"
 
     def check_placement(self, job: SimulatedJob, plan: GenerationPlan) -> None:
         """No shard lies in one domain if that can be avoided, and no surviving group changes without that reason."""
@@ -477,6 +535,15 @@ class Simulation:
             if is_training and observed.nodes[node_id].instance is not InstanceCondition.ENDED:
                 lasted = self.seconds - job.advanced_at
                 assert lasted > POLICY.timeouts.lease_seconds, f"{node_id} was excluded while steps advanced: {exclusion.evidence}"
+
+    def check_silences(self, observed: JobObserved, decision: Decision) -> None:
+        """No silence is said to have lasted longer than the node was silent, whatever the clocks show."""
+        told = [observed.record.reason, *(observed.record.incident.evidence if observed.record.incident is not None else ())]
+        tells = [decision.record.reason, *(decision.record.incident.evidence if decision.record.incident is not None else ())]
+        for words in tells:
+            for node_id, seconds in SILENCE.findall(words) if words not in told else ():
+                lasted = observed.nodes[NodeId(node_id)].silent_seconds
+                assert float(seconds) <= lasted + ROUNDED_SECONDS, f"{words}: it was silent for {lasted} s"
 
     def maker(self, job: SimulatedJob, generation: Generation, step: int) -> Generation | None:
         """Return which of a generation and its ancestors made a step of its path; None: nobody."""
@@ -517,9 +584,9 @@ class Simulation:
             return
         match what:
             case "stop" if record.stop_requested_at is None:
-                record = replace(record, stop_requested_at=self.seconds)
+                record = replace(record, stop_requested_at=self.control_seconds)
             case "pause" if record.stop_requested_at is None and record.pause_requested_at is None:
-                record = replace(record, pause_requested_at=self.seconds)
+                record = replace(record, pause_requested_at=self.control_seconds)
             case "resume":
                 record = replace(record, pause_requested_at=None)
             case "take over":
@@ -533,27 +600,33 @@ class Simulation:
         for agent in self.running(job):
             agent.exit_all(ExitClass.SUCCESS, 0)
 
-    def train(self, job: SimulatedJob, steps: int, *, lagging: Collection[NodeId] = ()) -> None:
-        """Let all ranks make steps. Nodes in `lagging` do not seal the replicas of other owners."""
+    def train(self, job: SimulatedJob, steps: int, *, is_lagging: Callable[[NodeId, Rank], bool] = lambda holder, rank: False) -> None:
+        """Let all ranks make steps. A node for which `is_lagging` says so does not seal its replica of another owner's rank."""
         plan = job.plan
         if steps >= evidence.COUNTER_EVIDENCE_BOUNDARIES and self.running(job):
             job.advanced_at = self.seconds
         for _ in range(steps):
             for agent in self.running(job):
                 assert plan is not None
+                agent.stamp = agent.stamp or partial(self.stamped, agent.node_id)
                 for rank in agent.boundary:
                     agent.boundary[rank] += 1
+                    self.passed_at.setdefault(agent.node_id, {})[agent.boundary[rank]] = agent.unix_seconds
                     for holder in plan.ranks[rank].holders:
-                        if holder in lagging and holder != agent.node_id:
+                        if holder != agent.node_id and is_lagging(holder, rank):
                             continue
                         other = self.agents[holder]
                         if other.run == plan.run and other.generation == plan.generation and (holder == agent.node_id or self.serves(holder)):
                             other.seal(rank, plan.generation, agent.boundary[rank])
 
+    def stamped(self, node_id: NodeId, step: int) -> float:
+        """Return when a node's ranks passed a boundary, by the wall clock of the node; 0: they have not."""
+        return self.passed_at.get(node_id, {}).get(step, 0.0)
+
     def kill_rank(self, agent: Agent) -> None:
         if agent.phase is MemberPhase.RUNNING:
             for rank, step in list(agent.boundary.items())[:1]:
-                agent.exits[rank] = RankExit(exit_class=ExitClass.KILLED, code=-9, at_seconds=self.seconds, boundary=Step(step))
+                agent.exits[rank] = RankExit(exit_class=ExitClass.KILLED, code=-9, at_seconds=agent.unix_seconds, boundary=Step(step))
             agent.phase = MemberPhase.EXITED
 
     def terminate(self, node_id: NodeId) -> None:
@@ -577,9 +650,9 @@ class Simulation:
     def save(self, job: SimulatedJob) -> None:
         """Let the last step of ranks that have all ended well be complete in S3, once it has had its time."""
         team = self.team(job)
-        exits = [rank_exit for agent in team for rank_exit in agent.exits.values()]
-        has_ended = len(exits) == job.spec.world_size and all(each.exit_class is ExitClass.SUCCESS for each in exits)
-        if has_ended and self.seconds - max(each.at_seconds for each in exits) >= self.upload_seconds:
+        exits = [(rank_exit, agent.wall_ahead_seconds) for agent in team for rank_exit in agent.exits.values()]
+        has_ended = len(exits) == job.spec.world_size and all(each.exit_class is ExitClass.SUCCESS for each, _ in exits)
+        if has_ended and self.seconds - max(each.at_seconds - ahead for each, ahead in exits) >= self.upload_seconds:
             self.put(team)
 
     def put(self, team: list[Agent]) -> None:
@@ -634,8 +707,8 @@ class Simulation:
                 self.table[node_id] = replace(row, release="return")
 
 
-def fresh(max_size: int = MAX_SIZE, domains: Domains = NO_DOMAINS) -> Simulation:
+def fresh(max_size: int = MAX_SIZE, domains: Domains = NO_DOMAINS, ranks_per_node: tuple[int, int] = (1, 1)) -> Simulation:
     """Return a simulation in which both jobs run, of a group that may have so many instances."""
-    simulation = Simulation(max_size, domains)
+    simulation = Simulation(max_size, domains, ranks_per_node)
     simulation.settle()
     return simulation

@@ -128,6 +128,8 @@ class Agent:
     """The boundary that each rank was last seen at, and when it first was."""
     phase_of: dict[Rank, str] = field(default_factory=dict)
     limit_of: dict[Rank, float] = field(default_factory=dict)
+    wall_ahead_seconds: float = 0.0
+    """How far the wall clock of its node is ahead of the world's time: its Unix stamps are off by that, the ages that it measures are not."""
     stamp: Callable[[int], float] | None = None
     """When its ranks passed a boundary, Unix seconds; None: they do not tell."""
     longest: dict[str, float] = field(default_factory=lambda: {"train": 1.0, "first_step": 2.0})
@@ -218,7 +220,7 @@ class Agent:
                 committed=Step(committed),
                 proposed=Step(committed + 1),
                 boundary=Step(max(self.boundary.values(), default=-1)),
-                committed_at_seconds=self.world.now.timestamp(),
+                committed_at_seconds=self.unix_seconds,
                 stopped=self.is_told_to_stop,
                 finished=has_ended_well,
             )
@@ -230,6 +232,11 @@ class Agent:
             measured=self.measured,
             target=Step(self.target),
         )
+
+    @property
+    def unix_seconds(self) -> float:
+        """The time by the wall clock of its node."""
+        return self.world.now.timestamp() + self.wall_ahead_seconds
 
     @property
     def has_ended_well(self) -> bool:
@@ -247,7 +254,7 @@ class Agent:
             return before
         newest = max((step for owner, _, step in self.world.agents[holder].slots if owner == rank), default=-1)
         if newest != before[0]:
-            self.verified[rank, holder] = Step(newest), self.world.now.timestamp()
+            self.verified[rank, holder] = Step(newest), self.unix_seconds
         return self.verified.get((rank, holder), before)
 
     def status(self, rank: Rank, step: int) -> RankStatus:
@@ -391,7 +398,7 @@ class Agent:
     def exit_all(self, exit_class: ExitClass, code: int) -> None:
         for rank, step in self.boundary.items():
             if rank not in self.exits:
-                self.exits[rank] = RankExit(exit_class=exit_class, code=code, at_seconds=self.world.now.timestamp(), boundary=Step(step))
+                self.exits[rank] = RankExit(exit_class=exit_class, code=code, at_seconds=self.unix_seconds, boundary=Step(step))
         if not (self.leaves_much and exit_class is ExitClass.SUCCESS):
             self.phase = MemberPhase.EXITED
 
