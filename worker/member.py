@@ -577,6 +577,7 @@ class Member:
         now, statuses = time.monotonic(), []
         for shard in self.shards.values():
             half = shard.page.rank()
+            shard.note_first(half)
             clock = self._clocks[shard.rank] = self._clocks[shard.rank].seen(half, now)
             statuses.append(
                 RankStatus(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from time import monotonic
 
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
-from everstep.protocol.rank_messages import Arriving, StopState, Vote
+from everstep.protocol.rank_messages import Arriving, RankHalf, StopState, Vote
 from everstep.protocol.rounds import RankRound
 from everstep.protocol.slot import SlotHeader
 from worker.core.rounds import NONE, Shard, echo_of
@@ -85,8 +85,7 @@ class OwnedShard:
         self.passed: tuple[Step, float] = (NONE, 0.0)
         """The newest boundary that its rank has stamped, and when it passed it, Unix seconds."""
         self.first_passed_at = 0.0
-        """When its rank made the first step beyond the base, Unix seconds; 0: it has not, or this agent was not there."""
-        self._awaits_first = page.rank().boundary <= self._base_step
+        """When its rank made the first step beyond the base, Unix seconds, as `note_first` read it; 0: it has not."""
         self._now = now
         self._given_up: list[str] = []
         """Why this rank has given up steps since the last commit, lateness aside."""
@@ -200,9 +199,19 @@ class OwnedShard:
 
     def note_passed(self, boundary: Step, at_seconds: float) -> None:
         """The rank has passed a boundary, at `at_seconds` of the node's monotonic clock; the control plane counts in Unix time."""
-        self.passed = boundary, self._now() - (monotonic() - at_seconds)
-        if self._awaits_first and boundary > self._base_step:
-            self._awaits_first, self.first_passed_at = False, self.passed[1]
+        self.passed = boundary, self._unix(at_seconds)
+
+    def note_first(self, half: RankHalf) -> None:
+        """Take in when the rank made its first step. Called at each look; the moment is converted once, so that it does not move with the clock.
+
+        Args:
+            half: the rank's page: messages that would say so can be lost while the agent restarts.
+        """
+        if not self.first_passed_at and half.first_passed and half.boundary > self._base_step:
+            self.first_passed_at = self._unix(min(half.first_passed / 1e6, monotonic()))
+
+    def _unix(self, at_seconds: float) -> float:
+        return self._now() - (monotonic() - at_seconds)
 
     def acknowledge(self, peer: NodeId, content: Content) -> None:
         """`peer` has sealed `content`."""

@@ -336,7 +336,7 @@ def first_passed_at(reports: Mapping[NodeId, MemberReport], base: Step) -> float
         base: the step that the generation was started from.
 
     Returns:
-        The earliest of the ranks' own stamps. Of a rank whose agent has forgotten its first step, the stamp of the newest step counts.
+        The earliest of the ranks' own stamps. Where no rank reports one, the stamp of the newest step counts.
     """
     stamps = [rank.first_passed_at_seconds for report in reports.values() for rank in report.ranks if rank.first_passed_at_seconds]
     return min(stamps, default=None) or passed_at(reports, Step(base + 1))

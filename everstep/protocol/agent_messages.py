@@ -107,7 +107,7 @@ class RankStatus(Message, frozen=True):
     passed_at_seconds: float = 0.0
     """Unix time at which the rank passed its boundary, by its own stamp; 0: nobody knows."""
     first_passed_at_seconds: float = 0.0
-    """Unix time at which the rank made the first step beyond the one that it was started from; 0: it has not, or its agent was restarted since."""
+    """Unix time at which the rank made the first step beyond the one that it was started from; 0: it has not."""
 
 
 class RankStacks(Message, frozen=True):

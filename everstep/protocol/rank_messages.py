@@ -28,6 +28,7 @@ of them it is: an odd one here, an even one 512 bytes further. The next is writt
     2104    8     echo           rank         0 none, 1 yes (not passed), 2 no
     2112    8     target         rank         steps finished when the script will be done, or 0: not told
     2120    8     limit          rank         seconds that its phase may take, as the script says, or 0: not told
+    2128    8     first_passed   rank         when it made the first step beyond its base, monotonic µs, or 0: it has not
 
 Invariant: a reader gets one consistent half, the one before while another is written, also by who died at it; the two halves are never compared
 field by field across a restart of either side without their generation.
@@ -45,7 +46,7 @@ from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 RANK_WORD_BYTES = 4096
 _RANK_HALF = 2048
 _AGENT = struct.Struct("<QqqqqQqQQQ")
-_RANK = struct.Struct("<QqQqQqQQQ")
+_RANK = struct.Struct("<QqQqQqQQQQ")
 _SEQUENCE = struct.Struct("Q")
 """Of the machine's own order, little endian wherever this runs: stored in one go, where a given order is stored byte by byte."""
 _PLACES_APART = 512
@@ -136,6 +137,11 @@ class RankHalf:
     """Steps finished when the script will be done; 0: it has not told."""
     limit: int = 0
     """Seconds that its phase may take, as the script says; 0: it has not told."""
+    first_passed: int = 0
+    """When the rank made the first step beyond its base, microseconds of the node's monotonic clock; 0: it has not.
+
+    The page outlives the agent, so that an agent that restarts reports the same moment.
+    """
 
 
 def _place(offset: int, sequence: int) -> int:
@@ -205,7 +211,18 @@ def read_agent_half(page: memoryview) -> AgentHalf | None:
 
 def write_rank_half(page: memoryview, half: RankHalf) -> None:
     """Publish the rank's half. One writer: the rank's training thread and its copier, under the session's lock."""
-    body = _RANK.pack(half.generation, half.boundary, half.phase, half.copying, half.standing, half.echo_step, half.echo, half.target, half.limit)
+    body = _RANK.pack(
+        half.generation,
+        half.boundary,
+        half.phase,
+        half.copying,
+        half.standing,
+        half.echo_step,
+        half.echo,
+        half.target,
+        half.limit,
+        half.first_passed,
+    )
     _write(page, _RANK_HALF, body)
 
 
@@ -214,10 +231,10 @@ def read_rank_half(page: memoryview) -> RankHalf | None:
     body = _read(page, _RANK_HALF, _RANK.size)
     if body is None:
         return None
-    generation, boundary, phase, copying, standing, echo_step, echo, target, limit = _RANK.unpack(body)
+    generation, boundary, phase, copying, standing, echo_step, echo, target, limit, first_passed = _RANK.unpack(body)
     target, limit = target if target <= MAX_TARGET else 0, limit if limit <= MAX_LIMIT_SECONDS else 0
     try:
-        return RankHalf(generation, boundary, Phase(phase), copying, Standing(standing), echo_step, echo, target, limit)
+        return RankHalf(generation, boundary, Phase(phase), copying, Standing(standing), echo_step, echo, target, limit, first_passed)
     except ValueError:  # the script has written over it
         return None
 

@@ -95,6 +95,7 @@ class _Half(TypedDict, total=False):
     echo: int
     target: int
     limit: int
+    first_passed: int
 
 
 class TrainingSession:
@@ -252,7 +253,7 @@ class TrainingSession:
         self._boundary += 1
         self._has_left, self._progress = False, self._state.progress()
         self._state.end_step()
-        self._publish(boundary=self._boundary)
+        self._publish(boundary=self._boundary, first_passed=self._half.first_passed or int(passed_at * 1e6))
         if self._link.has_agent:
             self._link.hold(self._word(passed_at))
             if self._profiler is not None:

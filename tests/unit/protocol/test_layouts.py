@@ -36,7 +36,7 @@ def table(name: str) -> list[tuple[int, int | None, str]]:
     return [(int(offset), None if size == "…" else int(size), field) for offset, size, field in rows]
 
 
-@pytest.mark.parametrize(("name", "start", "end"), [("slot", 0, HEADER_BYTES), ("agent half", 0, 88), ("rank half", 2048, 2128)])
+@pytest.mark.parametrize(("name", "start", "end"), [("slot", 0, HEADER_BYTES), ("agent half", 0, 88), ("rank half", 2048, 2136)])
 def test_tables_have_no_gaps(name: str, start: int, end: int) -> None:
     position = start
     for offset, size, field in table(name):
@@ -102,7 +102,7 @@ HALVES = {
         },
     ),
     "rank half": (
-        RankHalf(5, 201, Phase.CLOSE, 202, Standing.CLOSED, 203, 2, 204, 205),
+        RankHalf(5, 201, Phase.CLOSE, 202, Standing.CLOSED, 203, 2, 204, 205, 206),
         {
             "sequence": 1,
             "generation": 5,
@@ -114,6 +114,7 @@ HALVES = {
             "echo": 2,
             "target": 204,
             "limit": 205,
+            "first_passed": 206,
         },
     ),
 }

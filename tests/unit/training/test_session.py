@@ -117,3 +117,14 @@ def test_log_refuses_the_same_values_everywhere(place: str, name: str, value: An
         session.log(**{name: value})
     session.log(loss=float("nan"), tensor=torch.ones(1, requires_grad=True), whole=3)
     session.close()
+
+
+def test_the_page_keeps_the_moment_of_the_first_step_that_a_launch_made() -> None:
+    link = Link()
+    session = session_of(link)
+    session.restore()
+    assert link.published[-1].first_passed == 0
+    session._clock = iter([7.5, 9.0]).__next__
+    for boundary in (1, 2):
+        session.boundary()
+        assert (link.published[-1].boundary, link.published[-1].first_passed) == (boundary, 7_500_000)

@@ -782,19 +782,22 @@ async def test_a_capture_that_goes_on_after_its_step_was_dropped_is_nothing_when
     await place.lines.close()
 
 
-def pass_boundary(place: Place, step: int, at: float, blocked: float = 0.0, rank: Rank = RANK) -> None:
+def pass_boundary(place: Place, step: int, at: float, blocked: float = 0.0, rank: Rank = RANK, first_passed: float = 0.0) -> None:
     with place.page.path.open("r+b") as file, mmap.mmap(file.fileno(), RANK_WORD_BYTES) as page, memoryview(page) as view:
-        write_rank_half(view, RankHalf(PLAN.generation, boundary=step, phase=Phase.TRAIN))
+        write_rank_half(view, RankHalf(PLAN.generation, boundary=step, phase=Phase.TRAIN, first_passed=int(first_passed * 1e6)))
     place.lines.message(rank, Boundary(generation=PLAN.generation, boundary=Step(step), at_seconds=at, blocked_seconds=blocked))
 
 
-async def test_the_first_step_beyond_the_base_keeps_its_stamp(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_first_step_beyond_the_base_keeps_its_stamp_through_a_restart_of_the_agent(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     await begin(place)
     monkeypatch.setattr(owned_shard, "monotonic", lambda: 100.0)
     pass_boundary(place, 0, 95.0)
+    place.shard.note_first(place.page.rank())
     assert place.shard.first_passed_at == 0.0
-    pass_boundary(place, 1, 97.0)
-    pass_boundary(place, 2, 99.0)
+    pass_boundary(place, 1, 97.0, first_passed=97.0)
+    place.shard.note_first(place.page.rank())
+    pass_boundary(place, 2, 99.0, first_passed=97.0)
+    place.shard.note_first(place.page.rank())
     assert (place.shard.first_passed_at, place.shard.passed) == (place.unix - 3.0, (2, place.unix - 1.0))
     again = OwnedShard(
         rank=RANK,
@@ -807,7 +810,8 @@ async def test_the_first_step_beyond_the_base_keeps_its_stamp(place: Place, monk
         on_change=lambda: None,
     )
     again.note_passed(Step(3), 100.0)
-    assert again.first_passed_at == 0.0, "an agent that was not there does not know"
+    again.note_first(place.page.rank())
+    assert again.first_passed_at == place.unix - 3.0, "neither lost nor taken for the step that this agent hears of first"
     await place.lines.close()
 
 

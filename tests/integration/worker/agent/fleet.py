@@ -185,6 +185,8 @@ class ScriptedRank:
     rank: Rank
     socket: Path
     boundary: int = -1
+    first_passed: int = 0
+    """What its page says of its first step, monotonic microseconds."""
     base: int = 0
     settled: int = NONE
     arriving: Arriving | None = None
@@ -314,7 +316,7 @@ class ScriptedRank:
 
     def _publish(self) -> None:
         assert self._page is not None
-        half = RankHalf(self.plan.generation, boundary=self.boundary, phase=Phase.TRAIN, standing=self.standing)
+        half = RankHalf(self.plan.generation, boundary=self.boundary, phase=Phase.TRAIN, standing=self.standing, first_passed=self.first_passed)
         write_rank_half(memoryview(self._page), half)
         self._send(Boundary(generation=self.plan.generation, boundary=Step(self.boundary)))
 

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -364,6 +365,27 @@ async def test_restarted_while_running(fleet: Fleet, number: int) -> None:
     await fail(fleet)
     await fleet.launch()
     check_restored(fleet)
+
+
+async def test_a_first_step_that_no_agent_was_there_for_is_reported_with_its_own_moment(fleet: Fleet) -> None:
+    await fleet.launch()
+    node, rank = fleet.nodes[1], fleet.ranks[1]
+    await node.stop()
+    rank.first_passed = int((time.monotonic() - 60.0) * 1e6)
+    rank.step()
+    rank.step()
+    node.start()
+    await fleet.connected()
+    await until("its rank to come back", lambda: rank.connection_count == 2)
+    rank.step()
+
+    def told() -> float:
+        member = fleet.control.member(node.id)
+        status = member.ranks[0] if member is not None and member.ranks else None
+        return status.first_passed_at_seconds if status is not None and status.boundary == rank.boundary else 0.0
+
+    await until("the step", lambda: told() > 0.0)
+    assert told() <= 940.0, "60 s ago: neither the newest step nor the moment at which the agent came back"
 
 
 @pytest.mark.parametrize("is_at_holder", [True, False], ids=["holder", "elsewhere"])
