@@ -16,22 +16,25 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import xxhash
 
 from everstep.protocol import codec
-from everstep.protocol.agent_messages import ExitClass, RankExit
+from everstep.protocol.agent_messages import ExitClass, MemoryEnd, RankExit
 from everstep.protocol.codec import Message
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, PlanNode
 from worker import build_locks
+from worker.core.memory_ends import UNMEASURED, KillCounts, MemoryUse, end_of_killed, end_of_raised, logged_kill
 from worker.errors import RanksNotGone, ShimUnavailable
 from worker.health import memory
+from worker.health.memory import ProcessMemory
 from worker.network_cards import card_of
 from worker.rank_environment import (
     RankPaths,
@@ -76,7 +79,9 @@ GONE_SECONDS = 15.0
 """As the ladder has it for the default `detection_seconds`; what the control plane says replaces it."""
 _RECHECK_SECONDS = 0.05
 """Between two looks at processes that are being killed; they give no sign when they are gone."""
-_OOM_SAMPLE_SECONDS = 1.0
+_MEMORY_SAMPLE_SECONDS = 1.0
+_MEMORY_WINDOW_SAMPLES = 30
+"""A kill of the node's counts as evidence about a rank that ends within so many samples: the kernel needs seconds to free hundreds of GiB."""
 
 RankKey = tuple[RunId, Generation, Rank]
 
@@ -90,12 +95,15 @@ class ExitedRank:
     rank: Rank
     end: RankEnd
     stderr: Path
-    is_out_of_memory: bool
+    killed: MemoryEnd | None = None
+    """What says that the kernel killed it for lack of memory; None: nothing does."""
+    use: MemoryUse = UNMEASURED
+    """The newest figures from before the end."""
 
     @property
     def exit_class(self) -> ExitClass:
-        """What the exit means."""
-        return classify(self.end.code, is_stopped=self.end.stopped, is_out_of_memory=self.is_out_of_memory)
+        """What the exit means, as far as its code and the kernel say."""
+        return classify(self.end.code, is_stopped=self.end.stopped, is_out_of_memory=self.killed is not None)
 
     def describe(self, boundary: Step) -> RankExit:
         """Put the exit as the control plane wants to hear of it.
@@ -107,12 +115,18 @@ class ExitedRank:
             The message, with the last lines of the rank's stderr.
         """
         text = last_lines(self.stderr)
+        exit_class, memory_end = self.exit_class, None
+        if exit_class is ExitClass.ERROR and (memory_end := end_of_raised(text, self.use)) is not None:
+            exit_class = ExitClass.OUT_OF_MEMORY
+        elif exit_class is ExitClass.OUT_OF_MEMORY:
+            memory_end = self.killed
         return RankExit(
-            exit_class=self.exit_class,
+            exit_class=exit_class,
             code=self.end.code,
             at_seconds=self.end.at_seconds,
             boundary=boundary,
             last_lines="\n".join(part for part in (text.rstrip("\n"), self.end.text) if part),
+            memory=memory_end,
         )
 
 
@@ -138,6 +152,24 @@ def classify(code: int, *, is_stopped: bool, is_out_of_memory: bool) -> ExitClas
     return ExitClass.OUT_OF_MEMORY if -code == signal.SIGKILL and is_out_of_memory else ExitClass.KILLED
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryPaths:
+    """Where the kernel's figures of memory are read."""
+
+    proc: Path = Path("/proc")
+    cgroups: Path = Path("/sys/fs/cgroup")
+    kernel_log: Path = Path("/dev/kmsg")
+
+
+@dataclass(frozen=True, slots=True)
+class _MemorySample:
+    """Figures of one moment."""
+
+    counts: KillCounts
+    used_bytes: int
+    total_bytes: int
+
+
 class Supervisor:
     """One per agent, on the agent's loop. `start` first, `close` last; ranks outlive it unless it `shut_down`s."""
 
@@ -153,6 +185,7 @@ class Supervisor:
         gone_seconds: float = GONE_SECONDS,
         cgroup: str | None = None,
         user: RankUser | None = None,
+        memory_paths: MemoryPaths = MemoryPaths(),
     ) -> None:
         """Take the facts; nothing is started yet.
 
@@ -166,7 +199,9 @@ class Supervisor:
             gone_seconds: how long killed processes may take to disappear before the node is declared unable to go on.
             cgroup: name of the node's cgroup, unique on this machine; None: after its state folder. Empty: ranks get none of their own.
             user: the users of this node's ranks; None: this process's.
+            memory_paths: where the kernel's figures of memory are read.
         """
+        self._memory_paths = memory_paths
         self._state = state.absolute()
         self._socket = socket.absolute()
         self._is_warm = is_warm
@@ -185,9 +220,12 @@ class Supervisor:
         self._records: dict[RankKey, RankRecord] = {}
         self._asked: dict[RankKey, StartRank] = {}
         """Starts that the shim has not answered yet."""
-        self._out_of_memory: set[RankKey] = set()
-        self._oom_counts: tuple[int | None, int | None] = (None, None)
-        """Two latest samples, the older first."""
+        self._killed: dict[RankKey, MemoryEnd] = {}
+        """Ranks that the kernel killed for lack of memory."""
+        self._rank_memory: dict[RankKey, ProcessMemory] = {}
+        """The newest sample of each rank; of one that has ended, the last before its end."""
+        self._samples: deque[_MemorySample] = deque(maxlen=_MEMORY_WINDOW_SAMPLES)
+        """The oldest first."""
         self._remains_count = 0
         self._answer_count = 0
         """How many `Ranks` have come."""
@@ -213,7 +251,7 @@ class Supervisor:
         reader = await self._connect()
         self._tasks = [
             asyncio.create_task(self._follow(reader), name="shim line"),
-            asyncio.create_task(self._sample_oom(), name="oom samples"),
+            asyncio.create_task(self._sample_memory(), name="memory samples"),
             asyncio.create_task(self._write_owed(), name="records of ended ranks"),
         ]
         await self._list()
@@ -323,7 +361,9 @@ class Supervisor:
             version = self.changed.version
             for key, record in self._records.items():
                 if key[:2] == (run, generation) and record.end is not None and record.rank not in seen:
-                    return ExitedRank(run, generation, record.rank, record.end, Path(record.stderr_path), key in self._out_of_memory)
+                    return ExitedRank(
+                        run, generation, record.rank, record.end, Path(record.stderr_path), self._killed.get(key), self._use_before(key)
+                    )
             await self.changed.wait(version)
 
     # -- stopping -------------------------------------------------------------------------------------------------------------------------
@@ -411,7 +451,8 @@ class Supervisor:
     def _forget(self, run: RunId) -> None:
         self._send(ForgetRun(run=run))
         self._records = {key: record for key, record in self._records.items() if record.run != run or record.end is None}
-        self._out_of_memory = {key for key in self._out_of_memory if key in self._records}
+        self._killed = {key: end_ for key, end_ in self._killed.items() if key in self._records}
+        self._rank_memory = {key: found for key, found in self._rank_memory.items() if key in self._records}
 
     async def _until_ended(self, run: RunId | None) -> None:
         def is_meant(key: RankKey) -> bool:
@@ -552,7 +593,8 @@ class Supervisor:
             case RankExited(record=record):
                 self._note_exit(record)
             case Ranks():
-                self._records |= {_key(record): record for record in message.records}
+                for record in message.records:
+                    self._note_exit(record)
                 self._remains_count = message.remains_count
                 self._answer_count += 1
                 self._note_confinement(message)
@@ -572,10 +614,12 @@ class Supervisor:
             log.warning("ranks have no cgroup of their own, their children are found by descent and session: %s", message.confinement_error)
 
     def _note_exit(self, record: RankRecord) -> None:
-        before, now = self._oom_counts[0], memory.oom_kill_count()
-        if before is not None and now is not None and now > before:
-            self._out_of_memory.add(_key(record))
-        self._records[_key(record)] = record
+        key, end_ = _key(record), record.end
+        known = self._records.get(key)
+        is_new = end_ is not None and (known is None or known.end is None)
+        if is_new and end_ is not None and end_.code == -signal.SIGKILL and not end_.stopped and (killed := self._memory_end(record)) is not None:
+            self._killed[key] = killed
+        self._records[key] = record
 
     def _note_refusal(self, refusal: RankRefused) -> None:
         start = self._asked.pop((refusal.run, refusal.generation, refusal.rank), None)
@@ -652,11 +696,47 @@ class Supervisor:
 
     # -- memory ---------------------------------------------------------------------------------------------------------------------------
 
-    async def _sample_oom(self) -> None:
-        """Know what the kernel's count of kills was a second or two ago."""
+    def rank_memory(self, run: RunId, generation: Generation) -> dict[Rank, ProcessMemory]:
+        """Return the newest sample of each living rank of a generation. Called at every report."""
+        return {
+            key[2]: found
+            for key, found in self._rank_memory.items()
+            if key[:2] == (run, generation) and (record := self._records.get(key)) is not None and record.end is None
+        }
+
+    async def _sample_memory(self) -> None:
+        """Read the figures that only exist before an end, every second: the kernel's counts, and what the node and its ranks use."""
+        paths = self._memory_paths
         while True:
-            self._oom_counts = (self._oom_counts[1], memory.oom_kill_count())
-            await asyncio.sleep(_OOM_SAMPLE_SECONDS)
+            with contextlib.suppress(OSError):  # no descriptor is free, say: the next sample may succeed
+                facts = memory.memory_facts(paths.proc, paths.cgroups)
+                counts = memory.kill_counts(paths.proc, paths.cgroups)
+                self._samples.append(_MemorySample(counts, facts.total_bytes - facts.available_bytes, facts.total_bytes))
+            for key, record in self._records.items():
+                if record.end is None and (found := memory.process_memory(record.pid, paths.proc)) is not None:
+                    self._rank_memory[key] = found
+            await asyncio.sleep(_MEMORY_SAMPLE_SECONDS)
+
+    def _memory_end(self, record: RankRecord) -> MemoryEnd | None:
+        """Read what the kernel says about a rank that SIGKILL ended."""
+        paths = self._memory_paths
+        before = self._samples[0].counts if self._samples else KillCounts()
+        after = memory.kill_counts(paths.proc, paths.cgroups)
+        own = memory.group_kill_count(Path(record.cgroup)) if record.cgroup else None
+        if own is not None:  # a generation's cgroup is new: it counts from 0
+            before, after = replace(before, cgroup=0), replace(after, cgroup=own)
+        began = record.start_ticks / os.sysconf("SC_CLK_TCK")
+        logged = logged_kill(memory.kernel_log(paths.kernel_log), record.pid, began)
+        return end_of_killed(before, after, self._use_before(_key(record)), logged)
+
+    def _use_before(self, key: RankKey) -> MemoryUse:
+        found = self._rank_memory.get(key)
+        fullest = max(self._samples, key=lambda sample: sample.used_bytes, default=None)
+        return MemoryUse(
+            rank_bytes=found.resident_bytes if found is not None else None,
+            used_bytes=fullest.used_bytes if fullest is not None else None,
+            total_bytes=fullest.total_bytes if fullest is not None else None,
+        )
 
 
 def _key(rank: RankRecord | StartRank) -> RankKey:

@@ -159,5 +159,5 @@ def _story(trial: Trial) -> str:
 def _how(failure: FailureRecord) -> str:
     if failure.is_hang:
         return "its ranks stood still"
-    how = "its shards could not be loaded" if failure.exit_class is None else f"{failure.exit_class.value} ({failure.code})"
+    how = "its shards could not be loaded" if failure.exit_class is None else failure.words or f"{failure.exit_class.value} ({failure.code})"
     return f"{how}\n{failure.last_lines}".rstrip() if failure.last_lines else how

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from control_plane.core import out_of_memory
 from control_plane.core.evidence import NODE_FAULTS, Standing, Verdict, is_silent
 from control_plane.core.incidents import Fault
 from control_plane.core.observed import (
@@ -20,7 +21,7 @@ from control_plane.core.observed import (
     Remedy,
     Silence,
 )
-from everstep.protocol.agent_messages import ExitClass, FaultCode, MemberPhase, MemberReport, NodeFault, RankStatus
+from everstep.protocol.agent_messages import ExitClass, FaultCode, MemberPhase, MemberReport, NodeFault, RankExit, RankStatus
 from everstep.protocol.ids import NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
@@ -49,8 +50,7 @@ def of_ranks(reports: Mapping[NodeId, MemberReport], *, only: Rank | None = None
     """Return the fault of the first rank that failed, or of this `only` one; those after the first are its consequence as a rule."""
     for node, rank in failing_ranks(reports):
         if rank.exit is not None and only in (None, rank.rank):
-            how = f"{rank.exit.exit_class.value}, {'signal' if rank.exit.code < 0 else 'code'} {abs(rank.exit.code)}"
-            words = f"rank {rank.rank} on {node} ended: {how}"
+            words = _how_ended(node, rank.rank, rank.exit)
             return (Fault(cause=Cause.RANK_EXIT, evidence=words, at=rank.exit.at_seconds, seen_on=(node,), rank=rank.rank),)
     return ()
 
@@ -73,6 +73,7 @@ def failure_of_ranks(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport
                 at=rank.exit.at_seconds,
                 max_boundary=max_boundary,
                 last_lines=rank.exit.last_lines,
+                words=_out_of_memory(node, rank.rank, rank.exit),
                 node_id=node,
                 base_step=plan.base_step,
             )
@@ -319,6 +320,17 @@ def gone(verdict: Verdict, why: str) -> Verdict:
     if verdict.standing is Standing.GONE:
         return replace(verdict, is_final=True)
     return replace(verdict, standing=Standing.GONE, evidence=why, cause=Cause.INSTANCE_TERMINATED, is_final=True)
+
+
+def _how_ended(node: NodeId, rank: Rank, rank_exit: RankExit) -> str:
+    how = f"{rank_exit.exit_class.value}, {'signal' if rank_exit.code < 0 else 'code'} {abs(rank_exit.code)}"
+    return _out_of_memory(node, rank, rank_exit) or f"rank {rank} on {node} ended: {how}"
+
+
+def _out_of_memory(node: NodeId, rank: Rank, rank_exit: RankExit) -> str:
+    """Return what happened to a rank that ran out of memory and what to do about it; empty for any other exit."""
+    end = rank_exit.memory
+    return "" if end is None else f"{out_of_memory.sentence(rank, node, end)}; {out_of_memory.advice(end)}"
 
 
 def _last_sign(nodes: Mapping[NodeId, NodeObserved], node_id: NodeId, now: float) -> float:

@@ -1113,7 +1113,7 @@ def _with_progress(view: _View) -> _View:
 
 
 def _told_by_trials(view: _View, told: tuple[Trial, ...]) -> _View:
-    """A failure that stayed behind with its node speaks against the node."""
+    """A failure that stayed behind with its node speaks against the node, unless it was one of lack of memory: no hardware is at fault then."""
     lines = tuple(
         Implication(
             node_id=trial.node_id,
@@ -1124,7 +1124,7 @@ def _told_by_trials(view: _View, told: tuple[Trial, ...]) -> _View:
             remedy=Remedy.RELEASE,
         )
         for trial in told
-        if trial.node_id is not None
+        if trial.node_id is not None and trial.failure.exit_class is not ExitClass.OUT_OF_MEMORY
     )
     return replace(view, implications=(*view.implications, *lines))
 

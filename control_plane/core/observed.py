@@ -237,6 +237,8 @@ class FailureRecord:
     max_boundary: Step
     """The highest boundary that any generation had reached: has there been progress since?"""
     last_lines: str = ""
+    words: str = ""
+    """How the first rank ended and what to do, where more is known than its class and code: it ran out of memory."""
     is_hang: bool = False
     """Nothing ended: its ranks stood still."""
     node_id: NodeId | None = None

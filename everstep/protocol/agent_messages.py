@@ -66,7 +66,8 @@ class ExitClass(StrEnum):
     """What a rank's exit means.
 
     SUCCESS: code 0. ERROR: a code of its own, an exception in the script. KILLED: a signal that somebody sent. CRASHED: a signal that the program
-    caused (SEGV, BUS, ABRT, ILL, FPE). OUT_OF_MEMORY: the kernel's. HALTED: stopped by the agent because the generation was over.
+    caused (SEGV, BUS, ABRT, ILL, FPE). OUT_OF_MEMORY: the kernel killed the rank for lack of memory, or the rank's last exception is one of lack of
+    memory; `RankExit.memory` holds the evidence. HALTED: stopped by the agent because the generation was over.
     """
 
     SUCCESS = "success"
@@ -75,6 +76,41 @@ class ExitClass(StrEnum):
     CRASHED = "crashed"
     OUT_OF_MEMORY = "out_of_memory"
     HALTED = "halted"
+
+
+class MemoryKind(StrEnum):
+    """Which memory a rank ran out of. HOST: of the node, or of its cgroup. GPU: of a device."""
+
+    HOST = "host"
+    GPU = "gpu"
+
+
+class MemorySource(StrEnum):
+    """What says that a rank ran out of memory.
+
+    KERNEL_LOG: the kernel logged that it killed this process. CGROUP: the kill counter of the rank's memory cgroup rose. NODE: only the node's kill
+    counter rose, so the killed process may be another one. EXCEPTION: the rank's own last exception.
+    """
+
+    KERNEL_LOG = "kernel_log"
+    CGROUP = "cgroup"
+    NODE = "node"
+    EXCEPTION = "exception"
+
+
+class MemoryEnd(Message, frozen=True):
+    """The evidence that a rank ran out of memory, with the last figures from before its end. Sizes are bytes; None: not measured."""
+
+    source: MemorySource
+    kind: MemoryKind
+    rank_bytes: int | None = None
+    """Resident memory of the rank's process."""
+    used_bytes: int | None = None
+    """Memory in use on the node, or in its cgroup where that has a limit."""
+    total_bytes: int | None = None
+    """The limit that `used_bytes` counts against."""
+    words: str = ""
+    """The first line of the exception; empty for other sources."""
 
 
 class RankExit(Message, frozen=True):
@@ -89,6 +125,8 @@ class RankExit(Message, frozen=True):
     """The last boundary it passed, or -1."""
     last_lines: str = ""
     """The end of its stderr, at most 4 KiB."""
+    memory: MemoryEnd | None = None
+    """Set for OUT_OF_MEMORY alone."""
 
 
 class RankStatus(Message, frozen=True):

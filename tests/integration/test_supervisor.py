@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.protocol.agent_messages import ExitClass
+from everstep.protocol.agent_messages import ExitClass, MemoryEnd, MemoryKind, MemorySource
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.plan import GenerationPlan
 from tests.unit.worker.rank_plans import RUN, rank_plan
@@ -24,7 +24,7 @@ from worker.rank_files import RankFiles
 from worker.shim import cgroups, processes
 from worker.shim.messages import Preload, RankRecord
 from worker.shim.records import RankRecords
-from worker.supervisor import ExitedRank, Supervisor
+from worker.supervisor import ExitedRank, MemoryPaths, Supervisor
 
 pytestmark = pytest.mark.integration
 
@@ -32,6 +32,7 @@ PRELOADED = ("graphlib",)
 """A small module that no script imports by itself: what is there only in a warm rank."""
 NOTHING = Supplied()
 LEAVE_A_CHILD = "import os, signal\npid = os.fork()\nif pid == 0:\n    signal.pause()\nprint(pid, flush=True)\nos._exit(0)\n"
+KERNEL = MemoryPaths()
 WAIT_FOR_EVER = "import signal\nprint('up', flush=True)\nsignal.pause()\n"
 
 
@@ -45,7 +46,7 @@ class Bench:
         self.is_warm = is_warm
         self.supervisor = self.make()
 
-    def make(self) -> Supervisor:
+    def make(self, memory_paths: MemoryPaths = KERNEL) -> Supervisor:
         return Supervisor(
             state=self.state,
             socket=self.state / "shim.sock",
@@ -53,6 +54,7 @@ class Bench:
             is_warm=self.is_warm,
             environment={"PATH": os.environ["PATH"], "HOME": str(self.state)},
             modules=PRELOADED,
+            memory_paths=memory_paths,
         )
 
     async def start(self, script: str, *, count: int = 1, generation: int = 1, supplied: Supplied = NOTHING, **options: object) -> GenerationPlan:
@@ -223,6 +225,50 @@ print(json.dumps(facts))
         "worker": False,
         "fds": [0, 1, 2],
     }
+
+
+@pytest.mark.parametrize("source", [MemorySource.KERNEL_LOG, MemorySource.CGROUP, MemorySource.NODE, None])
+async def test_a_rank_that_the_kernel_killed_is_out_of_memory(tmp_path: Path, source: MemorySource | None) -> None:
+    kernel = tmp_path / "kernel"
+    (kernel / "proc" / "self").mkdir(parents=True)
+    group = kernel / "cgroup" / "memory" / "jobs"
+    group.mkdir(parents=True)
+    (kernel / "proc" / "self" / "cgroup").write_text("4:memory:/jobs\n")
+    (kernel / "proc" / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 100 kB\n")
+
+    def count(of_group: int, of_node: int) -> None:
+        (group / "memory.oom_control").write_text(f"oom_kill {of_group}\n")
+        (kernel / "proc" / "vmstat").write_text(f"oom_kill {of_node}\n")
+
+    count(1, 3)
+    bench = Bench(tmp_path, is_warm=False)
+    bench.supervisor = bench.make(MemoryPaths(kernel / "proc", kernel / "cgroup", kernel / "kmsg"))
+    await bench.supervisor.start()
+    try:
+        await bench.until(lambda: len(bench.supervisor._samples) > 0)
+        await bench.start(WAIT_FOR_EVER)
+        rank = await bench.living()
+        (kernel / "proc" / str(rank.pid)).mkdir()
+        (kernel / "proc" / str(rank.pid) / "status").write_text("VmRSS: 700 kB\nVmHWM: 800 kB\n")
+        await bench.until(lambda: Rank(0) in bench.supervisor.rank_memory(RUN, Generation(1)))
+        assert bench.supervisor.rank_memory(RUN, Generation(1))[Rank(0)].peak_bytes == 800 * 1024
+        if source is MemorySource.KERNEL_LOG:
+            line = f"Out of memory: Killed process {rank.pid} (python) total-vm:9kB, anon-rss:900kB, file-rss:1kB, shmem-rss:0kB"
+            (kernel / "kmsg").write_text(f"3,1,{2**60},-;{line}\n")
+        if source is not None:
+            count(1 if source is MemorySource.NODE else 2, 4)
+        os.kill(rank.pid, signal.SIGKILL)
+        told = (await bench.exit()).describe(Step(3))
+    finally:
+        await bench.supervisor.shut_down()
+    assert told.exit_class is (ExitClass.KILLED if source is None else ExitClass.OUT_OF_MEMORY)
+    if source is None:
+        assert told.memory is None
+    else:
+        resident = 901 if source is MemorySource.KERNEL_LOG else 700
+        expected = MemoryEnd(source=source, kind=MemoryKind.HOST, rank_bytes=resident * 1024, used_bytes=900 * 1024, total_bytes=1000 * 1024)
+        assert told.memory == expected
+    assert bench.supervisor.rank_memory(RUN, Generation(1)) == {}, "the rank has ended"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.protocol.agent_messages import ExitClass
+from everstep.protocol.agent_messages import ExitClass, MemoryEnd, MemoryKind, MemorySource
 from everstep.protocol.ids import Generation, Rank, Step
 from tests.unit.worker.rank_plans import RUN, rank_plan
 from worker import rank_environment as rank_environment_module
@@ -52,10 +52,20 @@ def test_exits_are_classified(code: int, is_stopped: bool, is_out_of_memory: boo
 def test_an_exit_is_described_with_the_end_of_stderr(tmp_path: Path) -> None:
     stderr = tmp_path / "stderr"
     stderr.write_text("Traceback\nValueError: no\n")
-    exited = ExitedRank(RUN, Generation(2), Rank(1), RankEnd(code=1, at_seconds=5.0, stopped=False, text="and a remark"), stderr, False)
+    exited = ExitedRank(RUN, Generation(2), Rank(1), RankEnd(code=1, at_seconds=5.0, stopped=False, text="and a remark"), stderr)
     told = exited.describe(Step(12))
     assert (told.exit_class, told.code, told.at_seconds, told.boundary) == (ExitClass.ERROR, 1, 5.0, 12)
     assert told.last_lines == "Traceback\nValueError: no\nand a remark"
+
+
+def test_an_exception_of_lack_of_memory_is_named(tmp_path: Path) -> None:
+    stderr = tmp_path / "stderr"
+    stderr.write_text("Traceback (most recent call last):\n  File 'x'\ntorch.OutOfMemoryError: CUDA out of memory.\n")
+    raised = ExitedRank(RUN, Generation(2), Rank(1), RankEnd(code=1, at_seconds=5.0, stopped=False), stderr).describe(Step(12))
+    assert (raised.exit_class, raised.code) == (ExitClass.OUT_OF_MEMORY, 1)
+    assert raised.memory == MemoryEnd(source=MemorySource.EXCEPTION, kind=MemoryKind.GPU, words="torch.OutOfMemoryError: CUDA out of memory.")
+    halted = ExitedRank(RUN, Generation(2), Rank(1), RankEnd(code=1, at_seconds=5.0, stopped=True), stderr).describe(Step(12))
+    assert (halted.exit_class, halted.memory) == (ExitClass.HALTED, None)
 
 
 @pytest.mark.covers("CreateTrainingJob.HyperParameters", "CreateTrainingJob.RanksPerNode")

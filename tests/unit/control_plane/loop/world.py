@@ -38,6 +38,7 @@ from everstep.protocol.agent_messages import (
     Load,
     MemberPhase,
     MemberReport,
+    MemoryEnd,
     MetricBatch,
     MetricsStored,
     NodeFault,
@@ -695,9 +696,13 @@ class World:
         agent.disconnect()
         self.cut.add(agent.node_id)
 
-    def kill_rank(self, agent: Agent, *, exit_class: ExitClass = ExitClass.KILLED, code: int = -9, lines: str = "") -> None:
+    def kill_rank(
+        self, agent: Agent, *, exit_class: ExitClass = ExitClass.KILLED, code: int = -9, lines: str = "", memory: MemoryEnd | None = None
+    ) -> None:
         rank, step = next(iter(agent.boundary.items()))
-        agent.exits[rank] = RankExit(exit_class=exit_class, code=code, at_seconds=self.now.timestamp(), boundary=Step(step), last_lines=lines)
+        agent.exits[rank] = RankExit(
+            exit_class=exit_class, code=code, at_seconds=self.now.timestamp(), boundary=Step(step), last_lines=lines, memory=memory
+        )
         agent.phase = MemberPhase.EXITED
         agent.report()
 

@@ -11,8 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from worker.core.memory_ends import KillCounts
 from worker.health import memory
-from worker.health.memory import MemoryFacts, memory_facts, oom_kill_count, slot_memory_bytes, tmpfs_free_bytes
+from worker.health.memory import (
+    MemoryFacts,
+    ProcessMemory,
+    kernel_log,
+    kill_counts,
+    memory_facts,
+    oom_kill_count,
+    process_memory,
+    slot_memory_bytes,
+    tmpfs_free_bytes,
+)
 from worker.shm import tmpfs
 
 
@@ -38,7 +49,7 @@ def test_cgroup_v2(proc: Path, tmp_path: Path) -> None:
     (group / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
     (group / "memory.max").write_text("102400\n")
     (group / "memory.current").write_text("2400\n")
-    assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 100_000)
+    assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 100_000, 102_400)
     assert oom_kill_count(proc, tmp_path / "cgroup") == 2
     (group / "memory.max").write_text("max\n")
     assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(1000 * 1024, 800 * 1024)
@@ -51,7 +62,7 @@ def test_cgroup_v1(proc: Path, tmp_path: Path) -> None:
     (group / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
     (group / "memory.limit_in_bytes").write_text("102400\n")
     (group / "memory.usage_in_bytes").write_text("400\n")
-    assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 102_000)
+    assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 102_000, 102_400)
     assert oom_kill_count(proc, tmp_path / "cgroup") == 4
     (group / "memory.limit_in_bytes").write_text("9223372036854771712\n")
     assert memory_facts(proc, tmp_path / "cgroup").total_bytes == 1000 * 1024
@@ -80,14 +91,45 @@ def test_files_that_a_cgroup_has_read_are_given_back_when_memory_is_needed(
         (group / name).write_text(text)
     assert memory_facts(proc, tmp_path / "cgroup").available_bytes == 400, "what is not known is not given back"
     (group / "memory.stat").write_text(stat)
-    assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 90_400)
+    assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 90_400, 102_400)
     (group / files[2]).write_text("50000\n")  # the two are not read at one time
-    assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 102_400)
+    assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 102_400, 102_400)
 
 
 def test_what_nobody_counts_is_unknown(proc: Path, tmp_path: Path) -> None:
     (proc / "vmstat").write_text("pgfault 5\n")
     assert oom_kill_count(proc, tmp_path / "none") is None
+
+
+def test_kills_are_counted_by_the_cgroup_and_by_the_machine(proc: Path, tmp_path: Path) -> None:
+    (proc / "self" / "cgroup").write_text("4:memory:/jobs\n0::/\n")
+    group = tmp_path / "cgroup" / "memory" / "jobs"
+    group.mkdir(parents=True)
+    (group / "memory.oom_control").write_text("oom_kill 4\n")
+    assert kill_counts(proc, tmp_path / "cgroup") == KillCounts(cgroup=4, node=7)
+    (group.parent / "memory.oom_control").write_text("oom_kill 9\n")
+    (proc / "self" / "cgroup").write_text("4:memory:/\n")
+    assert kill_counts(proc, tmp_path / "cgroup") == KillCounts(node=7), "that cgroup is the whole machine"
+
+
+def test_the_memory_of_a_process(proc: Path) -> None:
+    folder = proc / "77"
+    folder.mkdir()
+    (folder / "status").write_text("Name:\tpy: thon\nVmHWM:\t    9000 kB\nVmRSS:\t    5000 kB\nThreads:\t1\n")
+    assert process_memory(77, proc) == ProcessMemory(5000 * 1024, 9000 * 1024)
+    (folder / "status").write_text("Name:\tpython\nState:\tZ (zombie)\n")
+    assert process_memory(77, proc) is None
+    assert process_memory(78, proc) is None
+    own = process_memory(os.getpid())
+    assert own is not None
+    assert 0 < own.resident_bytes <= own.peak_bytes
+
+
+def test_the_kernel_log_is_read_to_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "kmsg"
+    log.write_text("6,1,2,-;first\n" + "6,2,3,-;more\n" * 10_000)
+    assert kernel_log(log) == log.read_text()
+    assert kernel_log(tmp_path / "none") == ""
 
 
 def test_this_machine_has_memory(tmp_path: Path) -> None:

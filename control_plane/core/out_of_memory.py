@@ -1,0 +1,47 @@
+"""Words for a rank that ran out of memory: what happened, where, with which figures, and what to do. Pure.
+
+Invariant: a sentence says "probably" where only a counter of the whole node rose. The words decide nothing: a rank that ran out of memory fails
+like any other, and the breakers count it as the job's own failure.
+"""
+
+from __future__ import annotations
+
+from everstep.protocol.agent_messages import MemoryEnd, MemoryKind, MemorySource
+from everstep.protocol.ids import NodeId, Rank
+
+GIB = 1 << 30
+HOST_ADVICE = "lower the batch size or the number of data-loader workers, or use an instance type with more memory"
+GPU_ADVICE = "lower the batch size, checkpoint activations, or shard the model over more GPUs"
+
+
+def sentence(rank: Rank, node: NodeId, end: MemoryEnd) -> str:
+    """Return what happened to a rank, in one sentence without a full stop.
+
+    Args:
+        rank: which.
+        node: where the rank ran.
+        end: the evidence.
+
+    Returns:
+        For instance "rank 3 on i-07 ran out of memory: the kernel killed it at 61.2 GiB, with 61.9 GiB of 62.0 GiB in use".
+    """
+    whose = f"rank {rank} on {node}"
+    if end.source is MemorySource.EXCEPTION:
+        what = "GPU memory" if end.kind is MemoryKind.GPU else "memory"
+        return f"{whose} ran out of {what}: {end.words}"
+    at = f" at {_size(end.rank_bytes)}" if end.rank_bytes is not None else ""
+    used = ""
+    if end.used_bytes is not None and end.total_bytes is not None:
+        used = f", with {_size(end.used_bytes)} of {_size(end.total_bytes)} in use"
+    if end.source is MemorySource.NODE:
+        return f"{whose} probably ran out of memory: it was killed{at}{used}, while the kernel killed processes of this node for lack of memory"
+    return f"{whose} ran out of memory: the kernel killed it{at}{used}"
+
+
+def advice(end: MemoryEnd) -> str:
+    """Return what a user can do about it, in words that follow a semicolon."""
+    return GPU_ADVICE if end.kind is MemoryKind.GPU else HOST_ADVICE
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB"

@@ -1,0 +1,142 @@
+"""Decides whether a rank ran out of memory, from what the kernel and the rank left behind. Pure.
+
+    evidence                                                        certain    source
+    the kernel's log says that it killed this very process          yes        kernel_log
+    the kill counter of the rank's memory cgroup rose               yes        cgroup
+    the kill counter of the node rose                               no         node
+    the rank's last exception is one of lack of memory              yes        exception
+
+The first three count only for a rank that ended by SIGKILL and that the agent did not stop. The node's counter counts every process of the
+machine, so the killed process may be another one.
+
+Invariant: a figure that nobody measured is None, never estimated.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from everstep.protocol.agent_messages import MemoryEnd, MemoryKind, MemorySource
+
+MAX_WORDS = 300
+_TRACEBACK = "Traceback (most recent call last):"
+_GPU_EXCEPTIONS = re.compile(r"torch\.(?:cuda\.)?OutOfMemoryError\b|(?:RuntimeError|torch\.AcceleratorError): CUDA(?: error)?: out of memory\b")
+_HOST_EXCEPTIONS = re.compile(
+    r"(?:MemoryError|numpy\.(?:_?core\._exceptions\.)?_?ArrayMemoryError)(?::|\s*$)"
+    r"|RuntimeError: .*DefaultCPUAllocator: (?:can't allocate memory|not enough memory)"
+    r"|OSError: \[Errno 12\] "
+)
+_KILLED = re.compile(
+    r"Killed process (?P<pid>\d+) \(.*?\) total-vm:\d+kB, anon-rss:(?P<anon>\d+)kB, file-rss:(?P<file>\d+)kB(?:, shmem-rss:(?P<shared>\d+)kB)?"
+)
+_RECORD = re.compile(r"^\d+,\d+,(?P<microseconds>\d+),[^;]*;(?P<text>.*)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillCounts:
+    """How often the kernel has killed for lack of memory, by who counts. None: the counter cannot be read."""
+
+    cgroup: int | None = None
+    """Of the memory cgroup that the rank is in, if that is not the whole machine."""
+    node: int | None = None
+    """Of the machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """How much memory was in use shortly before an end, in bytes. None: not measured."""
+
+    rank_bytes: int | None = None
+    """Resident memory of the rank's process."""
+    used_bytes: int | None = None
+    """Of the node, or of the cgroup where that has a limit."""
+    total_bytes: int | None = None
+    """The limit that `used_bytes` counts against."""
+
+
+UNMEASURED = MemoryUse()
+
+
+def end_of_killed(before: KillCounts, after: KillCounts, use: MemoryUse, logged_bytes: int | None) -> MemoryEnd | None:
+    """Return why a rank that ended by SIGKILL ran out of memory, or None if nothing says that it did.
+
+    Args:
+        before: counts from a while before the end.
+        after: counts from after the end.
+        use: the newest figures from before the end.
+        logged_bytes: what the rank had resident according to the kernel's log (`logged_kill`); None: the log does not name the rank.
+
+    Returns:
+        The strongest evidence with the figures.
+    """
+    if logged_bytes is not None:
+        source = MemorySource.KERNEL_LOG
+    elif _has_risen(before.cgroup, after.cgroup):
+        source = MemorySource.CGROUP
+    elif _has_risen(before.node, after.node):
+        source = MemorySource.NODE
+    else:
+        return None
+    return MemoryEnd(
+        source=source, kind=MemoryKind.HOST, rank_bytes=logged_bytes or use.rank_bytes, used_bytes=use.used_bytes, total_bytes=use.total_bytes
+    )
+
+
+def end_of_raised(last_lines: str, use: MemoryUse) -> MemoryEnd | None:
+    """Return why a rank that ended by an exception ran out of memory, or None if its last exception is another one.
+
+    Args:
+        last_lines: the end of the rank's stderr.
+        use: the newest figures from before the end.
+
+    Returns:
+        The exception's first line as evidence.
+    """
+    line = _last_exception(last_lines)
+    if _GPU_EXCEPTIONS.match(line):
+        return MemoryEnd(source=MemorySource.EXCEPTION, kind=MemoryKind.GPU, words=line[:MAX_WORDS])
+    if _HOST_EXCEPTIONS.match(line):
+        return MemoryEnd(
+            source=MemorySource.EXCEPTION,
+            kind=MemoryKind.HOST,
+            rank_bytes=use.rank_bytes,
+            used_bytes=use.used_bytes,
+            total_bytes=use.total_bytes,
+            words=line[:MAX_WORDS],
+        )
+    return None
+
+
+def logged_kill(log: str, pid: int, since_seconds: float) -> int | None:
+    """Return what a process had resident when the kernel killed it for lack of memory.
+
+    Args:
+        log: records of /dev/kmsg, one per line.
+        pid: of the process.
+        since_seconds: seconds since boot at which the process started; older records are about an earlier process with that pid.
+
+    Returns:
+        Bytes, or None if the log does not say that the kernel killed it.
+    """
+    found = None
+    for line in log.splitlines():
+        record = _RECORD.match(line)
+        if record is None or int(record["microseconds"]) / 1_000_000 < since_seconds:
+            continue
+        killed = _KILLED.search(record["text"])
+        if killed is not None and int(killed["pid"]) == pid:
+            found = 1024 * sum(int(killed[part] or 0) for part in ("anon", "file", "shared"))
+    return found
+
+
+def _has_risen(before: int | None, after: int | None) -> bool:
+    return before is not None and after is not None and after > before
+
+
+def _last_exception(text: str) -> str:
+    """Return the line that names the exception of the last traceback; empty if there is no traceback."""
+    _, found, rest = text.rpartition(_TRACEBACK)
+    if not found:
+        return ""
+    return next((line for line in rest.splitlines() if line and not line[0].isspace()), "")
