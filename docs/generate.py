@@ -69,7 +69,7 @@ MACHINES = (
         states.JobState,
         states.JobEvent,
         rows_of(states.JOB_TRANSITIONS),
-        "Moved by the job loop (`control_plane/core/jobs.py`). Stored in `job.state`; what a user sees (`TrainingJobStatus`, `SecondaryStatus`) is "
+        "Moved by the job loop (`control_plane/core/job/`). Stored in `job.state`; what a user sees (`TrainingJobStatus`, `SecondaryStatus`) is "
         "derived from it.",
     ),
     Machine(

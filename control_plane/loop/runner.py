@@ -30,9 +30,9 @@ from control_plane.cloud.operator import CloudOperator
 from control_plane.core import drills
 from control_plane.core import fleets as core_fleets
 from control_plane.core import incidents as core_incidents
-from control_plane.core import jobs as core_jobs
 from control_plane.core.actions import Decision, FleetDecision, GroupAction, PutManifest, SendKeepEvidence
 from control_plane.core.evidence import unvouched
+from control_plane.core.job import decide as decide_job
 from control_plane.core.observed import DrillObserved, JobObserved, Policy
 from control_plane.core.states import ENDED_JOBS, FleetStatus, IncidentState, JobState, NodeState
 from control_plane.core.timeouts import grace_seconds
@@ -230,7 +230,7 @@ class Runner:
                 around[stored.around.name] = stored.around
                 now = self._context.now().timestamp()
                 spec, observed = self.observer.observe_job(stored, now)
-                decision = core_jobs.decide(now, spec, observed, self._policy)
+                decision = decide_job(now, spec, observed, self._policy)
                 for action in decision.actions:
                     if isinstance(action, PutManifest):
                         self.executor.put_manifest(lease, action)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
-from control_plane.core import accounting, evidence, fleets, jobs, moves, notices, queue, remedies
+from control_plane.core import accounting, evidence, fleets, moves, notices, queue, remedies
 from control_plane.core.actions import (
     Decision,
     FleetDecision,
@@ -30,6 +30,7 @@ from control_plane.core.actions import (
     SetDesired,
     TerminateMember,
 )
+from control_plane.core.job import decide
 from control_plane.core.observed import (
     CheckpointRecord,
     FleetJob,
@@ -405,8 +406,8 @@ class Simulation:
     def pass_over_job(self, job: SimulatedJob) -> Decision:
         observed = self.observe(job)
         now = self.control_seconds
-        decision = jobs.decide(now, job.spec, observed, POLICY)
-        assert jobs.decide(now, job.spec, observed, POLICY) == decision
+        decision = decide(now, job.spec, observed, POLICY)
+        assert decide(now, job.spec, observed, POLICY) == decision
         self.check_exclusions(job, observed, decision)
         self.check_silences(observed, decision)
         self.remember(decision.implications)

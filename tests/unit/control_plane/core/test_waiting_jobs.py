@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from control_plane.core import jobs
 from control_plane.core.capacity import FIRST_RETRY_SECONDS
+from control_plane.core.job import decide as decide_job
 from control_plane.core.observed import JobObserved, JobRecord, Policy
 from control_plane.core.queue import stand_aside_seconds
 from control_plane.core.states import JobState
@@ -31,7 +31,7 @@ def decide_whole(state: JobState, *, spec=SPEC, assigned: tuple[str, ...] = (), 
         nodes={},
         **seen,
     )
-    return jobs.decide(NOW, spec, observed, POLICY)
+    return decide_job(NOW, spec, observed, POLICY)
 
 
 def decide(state: JobState, **case):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from control_plane.core.jobs import Decision
+from control_plane.core.actions import Decision
 from control_plane.core.states import JobState
 from control_plane.db import fleets
 from control_plane.db.leases import Lease

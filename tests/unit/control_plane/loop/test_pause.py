@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.core.jobs import PAUSE_PATIENCE_TIMES
+from control_plane.core.job.ending import PAUSE_PATIENCE_TIMES
 from control_plane.core.queue import PAUSE_AGAIN_SECONDS
 from control_plane.core.states import JobState
 from control_plane.db import jobs

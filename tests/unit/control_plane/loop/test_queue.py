@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from control_plane.core.jobs import PAUSE_PATIENCE_TIMES
+from control_plane.core.job.ending import PAUSE_PATIENCE_TIMES
 from control_plane.core.queue import STAND_ASIDE_SECONDS
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import GANG_PATIENCE_SECONDS

@@ -1,0 +1,72 @@
+"""What to do about a job, given what Everstep observed: `decide` of the job loop.
+
+    QUEUED ─▶ ALLOCATING ─▶ PREPARING ─▶ LOADING ─▶ STARTING ─▶ RUNNING ─▶ COMPLETED
+       ▲                       ▲  a fault in any of the last four: │  STOPPING ─▶ STOPPED
+       │                       └── a new generation, one incident ─┘  a fault that no new generation can help ─▶ FAILED
+       └── PAUSING: its nodes go to a job of higher priority, or the job waits for a person ──┘
+
+Invariant: pure and level-triggered. The same input gives the same decision, and a world in the wanted state gives no action.
+Each action follows from what is stored: one pass numbers a generation and the next pass prepares it; one pass stores a
+plan and the next pass sends it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from control_plane.core import accounting
+from control_plane.core.actions import Decision
+from control_plane.core.job.launching import load_and_start
+from control_plane.core.job.outcome import book_incidents, settle
+from control_plane.core.job.preparing import prepare
+from control_plane.core.job.taken_over import observe_only
+from control_plane.core.job.view import gap_seconds, view_of
+from control_plane.core.job.waiting import wait_for_nodes
+from control_plane.core.job.watching import watch
+from control_plane.core.observed import JobObserved, JobSpec, Policy
+from control_plane.core.states import ENDED_JOBS, JobState
+
+
+def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> Decision:
+    """Return what to do about a job, and the record to store.
+
+    The job loop calls it, one job per pass: when a report wakes the loop, and at least every `requeue_after_seconds`.
+
+    Args:
+        now: Unix seconds.
+        spec: what the user asked for.
+        observed: the stored record, and what the agents, the fleet and S3 report.
+        policy: the timeouts.
+
+    Returns:
+        The decision. Its record equals the observed record when nothing has to be stored.
+
+    Raises:
+        InvalidTransition: the stored state and the observation contradict each other.
+    """
+    if observed.record.state in ENDED_JOBS:
+        return Decision(record=observed.record)
+    charged = accounting.charge(
+        observed.record,
+        now,
+        gap_seconds=gap_seconds(policy),
+        node_count=len(observed.assigned),
+        is_stalled=observed.record.suspicion is not None,
+    )
+    view = view_of(now, spec, observed, policy, charged)
+    match view.record.state:
+        case _ if view.record.taken_over_by:
+            decision = observe_only(view)
+        case JobState.QUEUED | JobState.ALLOCATING:
+            decision = wait_for_nodes(view)
+        case JobState.PREPARING:
+            decision = prepare(view)
+        case JobState.LOADING | JobState.STARTING:
+            decision = load_and_start(view)
+        case _:
+            decision = watch(view)
+    decision = replace(decision, record=book_incidents(observed.record, charged, decision))
+    told = tuple(
+        replace(incident, idle_node_microseconds=accounting.idle_node_microseconds(incident, decision.record)) for incident in decision.incidents
+    )
+    return replace(settle(observed.record, decision, now), incidents=told)

@@ -1,0 +1,188 @@
+"""The agreed stop, and what a job waits for after it: completion, a user's stop, a pause."""
+
+from __future__ import annotations
+
+from control_plane.core import accounting, hangs, incidents, moves, queue
+from control_plane.core.actions import Decision, SendHalt, SendStop
+from control_plane.core.incidents import Fault
+from control_plane.core.job.outcome import LAUNCH_SECONDS, change_state, end_job, stay
+from control_plane.core.job.restart import start_new_generation
+from control_plane.core.job.view import (
+    JobView,
+    durable_step,
+    durable_words,
+    has_agreed_stop,
+    has_finished,
+    have_all_succeeded,
+    is_in_phase,
+    is_training_over,
+    last_movement_at,
+    last_progress_at,
+    rank_exits,
+    watched_seconds,
+    with_record,
+)
+from control_plane.core.observed import Cause, JobRecord
+from control_plane.core.states import IncidentEvent, IncidentState, JobEvent, JobState
+from everstep.protocol.agent_messages import MemberPhase
+
+PAUSE_PATIENCE_TIMES = 5
+"""Upload time of an ended job, in units of `blind_wait`. A large state takes minutes, while its nodes are idle."""
+
+
+def finish(view: JobView, *, is_durable: bool) -> Decision:
+    """End a job whose ranks all ended with success. After an agreed stop, wait for the last step to reach S3."""
+    record = view.record
+    status = next((report.round for report in view.reports.values() if report.round is not None), None)
+    was_stopped = record.state is not JobState.RUNNING and not (status is not None and status.finished and not status.stopped)
+    if not was_stopped:
+        if _awaits_manifest(view, is_durable=is_durable):
+            return stay(view, f"every rank ended with success after step {record.boundary}; its last checkpoint follows", requeue=LAUNCH_SECONDS)
+        return end_job(view, JobEvent.FINISHED, _success_words(record))
+    if record.state is JobState.PAUSING:
+        return _complete_pause(view, is_durable=is_durable)
+    if _awaits_checkpoint(view, is_durable=is_durable):
+        return stay(view, f"stopped at step {record.boundary}; waits for its last checkpoint", requeue=LAUNCH_SECONDS)
+    return end_job(view, JobEvent.HALTED, f"stopped at step {record.boundary}: {view.wants_stop}; {durable_words(view)}")
+
+
+def _success_words(record: JobRecord) -> str:
+    """Return the reason of a completed job, with a warning if the ranks ended before their target."""
+    if record.max_boundary <= 0:
+        return (
+            "every rank ended with success, and none reported a step. Warning: nothing was kept. "
+            "Call everstep.training.init() and session.boundary() in the script, or session.batches()"
+        )
+    reason = f"every rank ended with success after step {record.boundary}"
+    if record.boundary < record.target:
+        return f"{reason}. Warning: the target is step {record.target}; look at the end of the log for why the script ended early"
+    return reason
+
+
+def _awaits_checkpoint(view: JobView, *, is_durable: bool) -> bool:
+    """Return whether the newest committed step can still become a checkpoint.
+
+    All nodes must be there, and their ranks must have ended a short time ago.
+    """
+    if _awaits_manifest(view, is_durable=is_durable):
+        return True
+    lacks = view.record.committed > 0 and durable_step(view) < view.record.committed
+    if len(rank_exits(view.reports)) < view.plan.world_size or not lacks:
+        return False
+    return watched_seconds(view, _ended_at(view)) < view.policy.timeouts.final_round_seconds
+
+
+def _awaits_manifest(view: JobView, *, is_durable: bool) -> bool:
+    """Return whether complete shards in S3 still lack their manifest. A failed put of a manifest is retried."""
+    return not is_durable and watched_seconds(view, _ended_at(view)) < _upload_patience(view)
+
+
+def _ended_at(view: JobView) -> float:
+    """Return when the ranks of an ending job last moved or exited, Unix seconds; at least the start of the present state."""
+    exits = (each.at_seconds for each in rank_exits(view.reports))
+    return min(max(view.record.state_since, last_progress_at(view), *exits), view.now)
+
+
+def _upload_patience(view: JobView) -> float:
+    """Return how long ended ranks may take to become a checkpoint, seconds."""
+    expected = moves.UPLOAD_MARGIN * (view.record.upload_seconds or 0.0)
+    return max(PAUSE_PATIENCE_TIMES * view.policy.timeouts.blind_wait_seconds, expected)
+
+
+def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decision:
+    """Ask for the agreed stop. If the ranks cannot agree, kill those that still run.
+
+    The coordinator receives the halt too: it has the newest committed step uploaded.
+    """
+    record, plan = view.record, view.plan
+    is_over = is_training_over(view.reports, plan.world_size)
+    if not found and have_all_succeeded(view.reports, plan.world_size):
+        return stay(view, f"stopped at step {record.boundary}; waits for its last checkpoint", requeue=LAUNCH_SECONDS)
+    patience = _upload_patience(view) if is_over else _stop_patience(view)
+    waited = watched_seconds(view, _ended_at(view)) if is_over else view.now - max(record.state_since, last_movement_at(view))
+    if not found and waited <= patience:
+        if is_over:
+            return stay(view, f"stopped at step {record.boundary}; waits for its ranks to end", requeue=LAUNCH_SECONDS)
+        return stay(view, f"stops: {view.wants_stop}", ask_to_stop(view), requeue=LAUNCH_SECONDS)
+    stood = "its ranks did not end" if is_over else "no step"
+    why = found[0].evidence if found else f"{stood} within {patience:g} s"
+    how = f"at step {record.boundary}" if is_over else "without agreement"
+    running = [node.node_id for node in plan.nodes if is_in_phase(view, node.node_id, MemberPhase.RUNNING)]
+    told = [*running, plan.coordinator] if is_in_phase(view, plan.coordinator, MemberPhase.EXITED) else running
+    halts = tuple(
+        SendHalt(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=plan.generation, reason="the job stops") for node_id in told
+    )
+    if running:
+        return stay(view, f"stops {how}: {why}", halts, requeue=LAUNCH_SECONDS)
+    if _awaits_checkpoint(view, is_durable=is_durable):
+        return stay(view, f"stopped {how}: {why}; waits for its last checkpoint", halts, requeue=LAUNCH_SECONDS)
+    if is_over:
+        words = f"stopped at step {record.boundary}: {view.wants_stop}; but {why}"
+    elif accounting.is_stepping(record):
+        words = f"stopped ({view.wants_stop}), but not at one step: {why}"
+    else:
+        words = f"stopped before a new step: {view.wants_stop}"
+    return end_job(view, JobEvent.HALTED, f"{words}; {durable_words(view)}")
+
+
+def _stop_patience(view: JobView) -> float:
+    """Return how long a stop waits for ranks that make no step before it kills them, seconds.
+
+    Ranks agree on a stop at their boundaries. Ranks that hang reach none, so that an agreement is impossible.
+    A launch without a new step loses nothing when its ranks are killed, and has no learned limit that tells a hang from a slow
+    start.
+    """
+    timeouts = view.policy.timeouts
+    loses_nothing = not accounting.is_stepping(view.record)
+    is_hang = loses_nothing or hangs.stands_still(view.reports, view.record.pace, timeouts)
+    return timeouts.coordinator_deadline_seconds if is_hang else timeouts.blind_wait_seconds
+
+
+def pause(view: JobView, *, is_durable: bool) -> Decision:
+    """Ask for the agreed stop in each pass. A pause that fails is a fault: training continues, and the pause is postponed.
+
+    Ranks that announced a long step are waited for. They agree at the end of that step.
+    """
+    record = view.record
+    if has_agreed_stop(view):
+        return _complete_pause(view, is_durable=is_durable)
+    patience = view.policy.timeouts.blind_wait_seconds + hangs.promised_seconds(view.reports)
+    if view.now - max(record.state_since, last_movement_at(view)) > patience:
+        words = f"the ranks did not agree on a stop, and made no step, for {patience:g} s"
+        return _resume(view, Fault(cause=Cause.PAUSE_FAILED, evidence=words, at=view.now))
+    return stay(view, record.reason, ask_to_stop(view), requeue=LAUNCH_SECONDS)
+
+
+def ask_to_stop(view: JobView) -> tuple[SendStop, ...]:
+    """Return the request for the agreed stop, to the coordinator, while its ranks run."""
+    plan = view.plan
+    if not is_in_phase(view, plan.coordinator, MemberPhase.RUNNING):
+        return ()
+    return (SendStop(node_id=plan.coordinator, job=view.spec.job, run=view.spec.run, generation=plan.generation),)
+
+
+def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
+    """Release the nodes of a stopped job once its last step is in S3.
+
+    Other uploads get the same time limit as the checkpoint.
+    """
+    record = view.record
+    durable, patience = durable_step(view), _upload_patience(view)
+    is_late = watched_seconds(view, _ended_at(view)) > patience
+    if is_durable and durable >= record.committed and (is_late or all(has_finished(view, node.node_id) for node in view.plan.nodes)):
+        incident = record.incident
+        if incident is not None and incident.state is not IncidentState.CLOSED:  # the resumed job redoes the lost steps
+            incident = incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now)
+        free = with_record(view, asked=(), exclusions=(), silences=(), no_pause_before=None, incident=incident)
+        resumes = "resumes by itself" if record.pause_requested_at is None else "ResumeTrainingJob lets it go on"
+        source = f"from the checkpoint of step {durable}" if durable > 0 else "from its beginning: no step was committed"
+        return change_state(free, JobEvent.PAUSED, f"paused after step {record.boundary}, {resumes} {source}")
+    if is_late:
+        words = f"step {record.committed} did not become a checkpoint within {patience:g} s: it is not paused"
+        return _resume(view, Fault(cause=Cause.PAUSE_FAILED, evidence=words, at=view.now))
+    return stay(view, f"stopped at step {record.boundary} to pause; waits for its checkpoint", requeue=LAUNCH_SECONDS)
+
+
+def _resume(view: JobView, why: Fault) -> Decision:
+    """Restart training from memory after a failed pause, and postpone the next attempt."""
+    return start_new_generation(with_record(view, no_pause_before=view.now + queue.PAUSE_AGAIN_SECONDS), (why,), None)

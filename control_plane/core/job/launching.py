@@ -1,0 +1,72 @@
+"""LOADING and STARTING: every node verifies its shards, then starts its ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import reduce
+
+from control_plane.core import accounting, faults, incidents, recovery
+from control_plane.core.actions import Decision, SendLoad, SendStart
+from control_plane.core.job.losses import reported_besides
+from control_plane.core.job.outcome import LAUNCH_SECONDS, change_state, end_job, stay
+from control_plane.core.job.restart import start_new_generation
+from control_plane.core.job.view import JobView, durable_step, is_in_phase, with_record
+from control_plane.core.states import JobEvent, JobState
+from everstep.protocol.agent_messages import MemberPhase
+from everstep.protocol.ids import FIRST_STEP
+
+
+def load_and_start(view: JobView) -> Decision:
+    """Wait until every node has loaded its shards, then until every node has started its ranks."""
+    record, plan = view.record, view.plan
+    is_loading = record.state is JobState.LOADING
+    if (
+        view.wants_stop and is_loading and plan.base_step <= max(durable_step(view), FIRST_STEP)
+    ):  # a newer step would be lost: the job stops once it trains
+        return end_job(view, JobEvent.HALTED, f"stopped: {view.wants_stop}; no rank was running")
+    if (fault := faults.permanent(view.reports)) is not None:
+        return end_job(view, JobEvent.GAVE_UP, fault.message)
+    found = (
+        *faults.of_nodes(plan, view.verdicts, view.nodes, view.now),
+        *faults.of_agents(plan, view.spec.run, view.nodes, view.now),
+        *faults.of_loads(view.reports, view.now),
+        *faults.of_ranks(view.reports),
+        *faults.of_silence(plan, view.nodes, view.now, view.policy.timeouts),
+    )
+    if found:
+        found = (*found, *reported_besides(view, found))
+        failure = faults.failure_of_loads(plan, view.reports, record.max_boundary, view.now)
+        failure = failure or faults.failure_of_ranks(plan, view.reports, record.max_boundary)
+        return start_new_generation(view, found, failure)
+    if is_loading:
+        return _load(view)
+    waiting = [node.node_id for node in plan.nodes if not is_in_phase(view, node.node_id, MemberPhase.RUNNING, MemberPhase.EXITED)]
+    if waiting:
+        starts = tuple(
+            SendStart(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=plan.generation)
+            for node_id in waiting
+            if is_in_phase(view, node_id, MemberPhase.LOADED)
+        )
+        return stay(view, f"starts its ranks; {', '.join(waiting)} to come", starts, requeue=LAUNCH_SECONDS)
+    running = with_record(view, impairments=())  # the step deadline starts now
+    return change_state(running, JobEvent.STARTED, f"trains from step {plan.base_step}")
+
+
+def _load(view: JobView) -> Decision:
+    """Send the plan to members that have promised, and continue once all of them have verified their shards."""
+    plan = view.plan
+    waiting = [node.node_id for node in plan.nodes if not is_in_phase(view, node.node_id, MemberPhase.LOADED)]
+    if waiting:
+        loads = tuple(SendLoad(node_id=node_id, plan=plan) for node_id in waiting if is_in_phase(view, node_id, MemberPhase.PROMISED))
+        return stay(view, f"loads step {plan.base_step}; {', '.join(waiting)} to come", loads, requeue=LAUNCH_SECONDS)
+    record = view.record
+    if record.started_at is None:
+        paused = record.microseconds.get(accounting.Bucket.PAUSED, 0)
+        record = replace(record, started_at=accounting.accounted_until(record), paused_microseconds_before_start=paused)
+    incident = record.incident
+    if incident is not None:
+        used = [source for node in plan.nodes for source in view.reports[node.node_id].restored_from]
+        farthest = reduce(recovery.farther, used, incident.restore_source)
+        incident = replace(incident, restore_source=farthest, rank_sources=incidents.runs_of(used))
+    loaded = replace(view, record=replace(record, incident=incident))
+    return change_state(loaded, JobEvent.LOADED, "every node has verified its shards: ranks are started")

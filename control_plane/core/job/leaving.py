@@ -1,0 +1,100 @@
+"""RUNNING: a job leaves a node at a step that all ranks agree on, and goes on with another node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from control_plane.core import faults, hangs, moves
+from control_plane.core.actions import Decision, EventDraft
+from control_plane.core.evidence import nodes_out_of_view
+from control_plane.core.incidents import incident_id
+from control_plane.core.job.ending import ask_to_stop
+from control_plane.core.job.outcome import LAUNCH_SECONDS, stay
+from control_plane.core.job.restart import start_new_generation, with_incident
+from control_plane.core.job.view import JobView, durable_step, has_agreed_stop, last_movement_at, rank_exits, with_record
+from control_plane.core.observed import Cause, Departure, IncidentRecord
+from control_plane.core.states import IncidentState
+from everstep.protocol.ids import NodeId
+
+
+def leave(view: JobView) -> Decision | None:
+    """Leave members in three passes: agree on a stop, store the last step where it is worth the time, start a new generation.
+
+    The stop is stored in one pass and sent in the next. Without a stored reason, ranks that stopped would look like a completed job.
+
+    Args:
+        view: of a running job.
+
+    Returns:
+        None while the job continues to train.
+    """
+    record, plan, timeouts = view.record, view.plan, view.policy.timeouts
+    leaving = moves.asked(record.moves)
+    if not leaving:
+        ready = moves.successors(plan, view.seen.assigned, view.nodes, view.now, timeouts)
+        leaving = moves.due(record.moves, len(ready), record.upload_seconds, view.now, timeouts)
+        return _ask_to_leave(view, leaving, ready) if leaving else None
+    names, why = ", ".join(move.node_id for move in leaving), "; ".join(move.evidence for move in leaving)
+    if not has_agreed_stop(view):
+        if moves.is_stuck(leaving, last_movement_at(view), view.now, timeouts, hangs.promised_seconds(view.reports)):
+            unasked = tuple(replace(move, asked_at=None) for move in record.moves)  # no step advances, so no agreed stop can spare one
+            return start_new_generation(with_record(view, moves=unasked), tuple(moves.fault(move, view.now, view.now) for move in leaving), None)
+        return stay(view, f"agrees on a stop, to leave {names}: {why}", ask_to_stop(view), requeue=LAUNCH_SECONDS)
+    stopped_at = min(max((each.at_seconds for each in rank_exits(view.reports)), default=view.now), view.now)
+    found = tuple(moves.fault(move, stopped_at, view.now) for move in leaving)
+    reached = max(record.boundary, faults.reached(view.reports))
+    closed: tuple[IncidentRecord, ...] = ()
+    if record.incident is None or record.incident.state is not IncidentState.REPLACING:
+        view, closed = with_incident(view, found, reached)
+    incident = view.record.incident
+    assert incident is not None  # with_incident opened it
+    is_awaited, words = _awaits_upload(view, leaving, incident.opened_at)
+    decision = f"stop at an agreed step and move the ranks of {names} to other nodes; {words}"
+    view = with_record(view, incident=replace(incident, reached_step=reached, decision=decision))
+    if is_awaited:
+        stayed = stay(view, f"stands at step {reached}: {words}", requeue=LAUNCH_SECONDS)
+        return replace(stayed, incidents=(*closed, *stayed.incidents))
+    moved = start_new_generation(_with_partners(view, leaving), found, None, decision=decision)
+    return replace(moved, incidents=(*closed, *moved.incidents))
+
+
+def _ask_to_leave(view: JobView, leaving: tuple[Departure, ...], ready: list[NodeId]) -> Decision:
+    """Store that the job leaves members at an agreed stop. The next pass sends the request."""
+    names, why = ", ".join(move.node_id for move in leaving), "; ".join(move.evidence for move in leaving)
+    left = {move.node_id for move in leaving}
+    known = tuple(replace(move, asked_at=view.now) if move.node_id in left else move for move in view.record.moves)
+    takers = f", to go on with {', '.join(ready[: len(leaving)])}" if ready else ""
+    draft = EventDraft(type="NodesToBeLeft", message=f"leaves {names} at an agreed stop{takers}: {why}", node_id=leaving[0].node_id)
+    stayed = stay(with_record(view, moves=known), f"agrees on a stop, to leave {names}: {why}", requeue=0.0)
+    return replace(stayed, events=(*stayed.events, draft))
+
+
+def _awaits_upload(view: JobView, leaving: tuple[Departure, ...], stopped_at: float) -> tuple[bool, str]:
+    """Return whether the last committed step must still reach S3 before the job leaves its members, and why."""
+    record, timeouts = view.record, view.policy.timeouts
+    newest = durable_step(view)
+    if record.committed <= 0:
+        return False, "there was no step to keep"
+    if newest >= record.committed:
+        return False, f"step {newest} is in S3"
+    return moves.checkpoint_wait(
+        moves.ends_at(leaving, view.nodes, view.now),
+        is_announced=any(move.is_announced for move in leaving),
+        stopped_at=stopped_at,
+        upload_seconds=record.upload_seconds,
+        is_replaceable=len(moves.successors(view.plan, view.seen.assigned, view.nodes, view.now, timeouts)) >= len(leaving),
+        is_held=moves.is_held_elsewhere(view.plan, view.reports, [move.node_id for move in leaving]),
+        now=view.now,
+        timeouts=timeouts,
+    )
+
+
+def _with_partners(view: JobView, leaving: tuple[Departure, ...]) -> JobView:
+    """Add to the histories of members that stay but were out of view of a member that leaves."""
+    lost = tuple(move for move in leaving if move.cause is Cause.NODE_UNREACHABLE)
+    if not lost:
+        return view
+    staying = nodes_out_of_view(view.reports) - {move.node_id for move in leaving}
+    known_as = incident_id(view.spec.run, view.plan.generation)
+    lines = tuple(moves.partner(node_id, lost, known_as, view.now) for node_id in sorted(staying))
+    return replace(view, implications=(*view.implications, *lines))

@@ -1,0 +1,114 @@
+"""Nodes that a job loses or leaves: exclusions, the incident's faults, and the histories of nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from control_plane.core import breakers, drills, faults, incidents, moves, remedies
+from control_plane.core.evidence import Standing, Verdict
+from control_plane.core.incidents import Fault
+from control_plane.core.job.view import JobView, with_record
+from control_plane.core.observed import Cause, Departure, Exclusion, IncidentRecord, JobRecord, Remedy
+from everstep.protocol.ids import NodeId
+from everstep.protocol.plan import GenerationPlan
+
+
+def exclusions_with(view: JobView, record: JobRecord, fresh: tuple[Verdict, ...]) -> tuple[Exclusion, ...]:
+    """Return the exclusions plus one per verdict. A node that the fleet has already taken away needs none."""
+    added = [
+        Exclusion(node_id=verdict.node_id, evidence=verdict.evidence, may_terminate=verdict.may_terminate, remedy=verdict.remedy)
+        for verdict in fresh
+        if verdict.node_id in view.seen.assigned
+    ]
+    return (*record.exclusions, *added)
+
+
+def _is_excluded(record: JobRecord, node_id: NodeId) -> bool:
+    """Return whether the job has excluded a node."""
+    return any(exclusion.node_id == node_id for exclusion in record.exclusions)
+
+
+def loss_faults(view: JobView, verdict: Verdict) -> tuple[Fault, ...]:
+    """Return the fault of a lost node. A newcomer that never took part in a plan causes no fault."""
+    if view.seen.plan is None or all(node.node_id != verdict.node_id for node in view.seen.plan.nodes):
+        return ()
+    at = faults.lost_at(verdict, view.nodes, view.now)
+    line = faults.implied(verdict, view.now)
+    return (Fault(cause=verdict.cause, evidence=verdict.evidence, at=at, node_id=verdict.node_id, implicates=line),)
+
+
+def with_losses(view: JobView, lost: tuple[Fault, ...]) -> JobView:
+    """Add lost nodes to the open incident, and its decision if the loss was not planned."""
+    incident, plan = view.record.incident, view.seen.plan
+    fresh = tuple(fault for fault in lost if incident is not None and fault.node_id not in incident.instance_ids)
+    if incident is None or plan is None or not fresh:
+        return view
+    fresh, _ = drills.attributed(view.seen.drill, plan.generation, fresh)
+    told = incidents.with_faults(drills.recast(view.seen.drill, incident, fresh), fresh)
+    is_lost = any(fault.cause not in (Cause.NOTICE, Cause.REQUESTED) for fault in fresh)
+    is_planned = {*told.evidence} <= {move.evidence for move in moves.asked(view.record.moves)}
+    if not is_planned:  # a planned departure has its decision, and its last step is replicated
+        told = with_group_loss(told, plan)
+        told = replace(told, decision=decision_words(told.cause, told.instance_ids))
+    failures = breakers.forgiven(view.record.failures, plan.generation) if is_lost else view.record.failures
+    return with_implications(with_record(view, incident=told, failures=failures), fresh, told)
+
+
+def with_group_loss(incident: IncidentRecord, plan: GenerationPlan) -> IncidentRecord:
+    """Return the incident with the shards that lost every holder. A loss that only a drill caused stays a drill."""
+    lost = faults.group_loss(plan, incident.instance_ids, incident.failed_at)
+    return incidents.with_faults(incident, tuple(replace(fault, cause=Cause.DRILL) if incident.cause is Cause.DRILL else fault for fault in lost))
+
+
+def with_implications(view: JobView, found: tuple[Fault, ...], incident: IncidentRecord) -> JobView:
+    """Add the faults to the histories of their nodes.
+
+    A node whose history now makes it a lemon leaves the job in the same recovery.
+    """
+    lines = [replace(fault.implicates, incident_id=incident.id) for fault in found if fault.implicates is not None]
+    view = replace(view, implications=(*view.implications, *lines))
+    left = {move.node_id for move in view.record.moves if not move.has_left} | {exclusion.node_id for exclusion in view.record.exclusions}
+    for line in lines:
+        node = view.nodes.get(line.node_id)
+        history = [*(node.history if node is not None else ()), line]
+        why = remedies.lemon(history, view.now)
+        if why is not None and line.node_id not in left:
+            remedy = remedies.of_lemon(history, view.now)
+            words = f"{line.node_id} is not used again: {why}"
+            move = Departure(
+                node_id=line.node_id, evidence=words, cause=Cause.NODE_FAULT, remedy=remedy, may_terminate=remedy is Remedy.REPLACE, is_history=True
+            )
+            left.add(line.node_id)
+            view = with_record(view, moves=(*view.record.moves, move))
+    return view
+
+
+def reported_besides(view: JobView, found: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    """Return faults that members report about themselves while another fault ends the generation.
+
+    Such a fault may be the cause. Its node may still be needed as a holder, so the node is excluded only when the job leaves it.
+    """
+    known = {fault.node_id for fault in found}
+    return tuple(
+        Fault(cause=verdict.cause, evidence=verdict.evidence, at=view.now, seen_on=(node_id,))
+        for node_id, verdict in view.verdicts.items()
+        if verdict.standing is Standing.IMPAIRED and verdict.may_terminate and node_id not in known and node_id in view.reports
+    )
+
+
+def with_departures(view: JobView) -> JobView:
+    """Record which members the job should leave. A borrowed node that is itself useless leaves at once: it runs no rank."""
+    record = view.record
+    found = moves.wanted(record.moves, view.seen.assigned, view.verdicts, view.nodes, now=view.now, not_before=record.moves_after)
+    lent = moves.lent(view.plan, view.seen.assigned)
+    useless = tuple(moves.verdict(move) for move in found if move.node_id in lent and not _is_excluded(record, move.node_id))
+    return with_record(view, moves=tuple(move for move in found if move.node_id not in lent), exclusions=exclusions_with(view, record, useless))
+
+
+def decision_words(cause: Cause, lost: tuple[NodeId, ...]) -> str:
+    """Return the sentence that tells users how Everstep answers a failure."""
+    if not lost:
+        return "restart all ranks on the same nodes"
+    if cause in (Cause.NOTICE, Cause.REQUESTED):
+        return f"stop at an agreed step and move the ranks of {', '.join(lost)} to other nodes"
+    return f"replace {', '.join(lost)} and restart all ranks"

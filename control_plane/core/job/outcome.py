@@ -1,0 +1,114 @@
+"""How a phase ends its pass: the job stays in its state, moves to another one, or ends.
+
+Each function returns a `Decision` that carries the record, the actions and the events of the pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from control_plane.core import accounting, incidents
+from control_plane.core.actions import Decision, EventDraft, JobAction
+from control_plane.core.job.view import JobView, with_record
+from control_plane.core.observed import IncidentRecord, JobRecord
+from control_plane.core.states import JOB_TRANSITIONS, IncidentEvent, IncidentState, JobEvent, JobState, advance
+
+PROGRESS_SECONDS = 1.0
+"""Interval at which progress alone is stored."""
+WATCH_SECONDS = 1.0
+"""Interval of passes over a running job that no report wakes."""
+LAUNCH_SECONDS = 0.5
+"""Interval of passes over a job that launches, leaves a node or stops."""
+
+
+def stay(view: JobView, reason: str, actions: tuple[JobAction, ...] = (), *, requeue: float = WATCH_SECONDS) -> Decision:
+    """Return a decision that keeps the state, with a new reason."""
+    return Decision(
+        record=replace(view.record, reason=reason),
+        actions=actions,
+        incidents=_changed_incident(view, view.record),
+        implications=view.implications,
+        events=view.events,
+        requeue_after_seconds=requeue,
+    )
+
+
+def change_state(view: JobView, event: JobEvent, reason: str) -> Decision:
+    """Return a decision that moves the job along `JOB_TRANSITIONS`, with an event that says why."""
+    before = view.record
+    state = advance(JOB_TRANSITIONS, f"job {view.spec.job}", before.state, event, (before.reason,))
+    record = replace(before, state=state, reason=reason, state_since=view.now)
+    draft = EventDraft(type="JobStateChanged", message=f"{before.state} → {state}: {reason}")
+    return Decision(
+        record=record,
+        incidents=_changed_incident(view, record),
+        implications=view.implications,
+        events=(*view.events, draft),
+        requeue_after_seconds=0.0,
+    )
+
+
+def end_job(view: JobView, event: JobEvent, reason: str) -> Decision:
+    """Return a decision that ends the job and closes its open incident."""
+    incident = view.record.incident
+    if incident is not None and incident.state is not IncidentState.CLOSED:
+        incident = incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now)
+        if event is JobEvent.GAVE_UP:
+            incident = replace(incident, decision=f"{incident.decision}; then give the job up")
+    return change_state(with_record(view, ended_at=accounting.accounted_until(view.record), incident=incident), event, reason)
+
+
+def with_actions(decision: Decision, more: tuple[JobAction, ...]) -> Decision:
+    """Return the decision with more actions behind its own."""
+    return replace(decision, actions=(*decision.actions, *more))
+
+
+def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
+    """Return the decision with the stored record if only figures changed, and those a short time ago.
+
+    Progress alone is stored once per `PROGRESS_SECONDS`. A closed incident leaves the record.
+    """
+    record = decision.record
+    if record.incident is not None and record.incident.state is IncidentState.CLOSED:
+        record = replace(record, incident=None)
+    figures = {
+        "accounted_until": before.accounted_until,
+        "microseconds": before.microseconds,
+        "node_microseconds": before.node_microseconds,
+        "boundary": before.boundary,
+        "boundary_at": before.boundary_at,
+        "max_boundary": before.max_boundary,
+        "committed": before.committed,
+        "proposed": before.proposed,
+        "committed_at": before.committed_at,
+        "pace": before.pace,
+    }
+    if replace(record, **figures) == before:  # type: ignore[arg-type]
+        is_due = now - before.progress_at >= PROGRESS_SECONDS
+        moved = (record.boundary, record.committed, record.proposed) != (before.boundary, before.committed, before.proposed)
+        is_charged = before.accounted_until is not None and now - before.accounted_until < 5 * PROGRESS_SECONDS
+        if not (is_due and moved) and is_charged:
+            return replace(decision, record=before)
+    if (record.boundary, record.committed, record.proposed) != (before.boundary, before.committed, before.proposed):
+        record = replace(record, progress_at=now)
+    return replace(decision, record=record)
+
+
+def book_incidents(before: JobRecord, charged: JobRecord, decision: Decision) -> JobRecord:
+    """Return the decision's record after the ledger has followed the incidents that this pass opened, changed or closed."""
+    record, found = decision.record, before.incident
+    after = {incident.id: incident for incident in (*decision.incidents, *((record.incident,) if record.incident is not None else ()))}
+    if found is None and not after:
+        return record
+    is_opened = any(found is None or known != found.id for known in after)
+    if is_opened or charged.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
+        seemed = accounting.bucket(replace(charged, incident=None, boundary=max(charged.boundary, record.boundary)))
+    else:
+        seemed = accounting.Bucket.TRAIN  # the node reports an earlier failure only now
+    stalled_since = None if before.suspicion is None else before.suspicion.began_at
+    return accounting.follow(record, found, after.values(), seemed=seemed, stalled_since=stalled_since)
+
+
+def _changed_incident(view: JobView, record: JobRecord) -> tuple[IncidentRecord, ...]:
+    """Return the open incident if this pass changed it."""
+    return (record.incident,) if record.incident is not None and record.incident != view.seen.record.incident else ()

@@ -1,0 +1,145 @@
+"""PREPARING: every member promises to obey no older generation, then the plan of the next generation is stored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from control_plane.core import faults, incidents, launch, recovery
+from control_plane.core.actions import Decision, JobAction, SendPrepare
+from control_plane.core.job.outcome import LAUNCH_SECONDS, change_state, end_job, stay
+from control_plane.core.job.roster import (
+    NODE_LOSS_CAUSES,
+    with_faulty,
+    with_late_reports,
+    with_promise_deadlines,
+    without_departing,
+    without_lost,
+    without_unreachable,
+)
+from control_plane.core.job.ruling import with_ruling
+from control_plane.core.job.sources import step_left_in_s3
+from control_plane.core.job.view import JobView, waiting_words, watched_seconds, with_record
+from control_plane.core.states import IncidentEvent, JobEvent
+from everstep.protocol.ids import FIRST_STEP, Generation
+
+
+def prepare(view: JobView) -> Decision:
+    """Ask every member for its promise, decide who takes part, then store the plan of the next generation.
+
+    Each rule that excludes or keeps a member is a function of `roster`; the order below matters.
+    """
+    if (stopped := _stop_without_ranks(view)) is not None:
+        return stopped
+    seen_generation = launch.highest_seen(view.seen, view.spec.run)
+    if seen_generation > view.record.issued_generation:
+        reason = f"an agent speaks of generation {seen_generation}: a higher one is issued"
+        return change_state(with_record(view, issued_generation=Generation(seen_generation + 1), asked=()), JobEvent.FAULTED, reason)
+    view = with_late_reports(view)
+    view = with_record(view, committed=launch.committed_of(view.spec, view.seen, view.record))  # Load clears the pages that prove this step
+    view = with_faulty(view)
+    view = without_lost(view)
+    view = with_promise_deadlines(view)
+    view = without_unreachable(view)
+    view = without_departing(view)
+    view, gives_up = with_ruling(view)
+    record, spec = view.record, view.spec
+    roll = launch.call_roll(spec, view.seen, record, view.policy)
+    asks: list[JobAction] = [
+        SendPrepare(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=record.issued_generation, parent=launch.parent_of(view.seen))
+        for node_id in roll.late
+        if view.nodes[node_id].is_connected
+    ]
+    if gives_up:
+        return end_job(view, JobEvent.GAVE_UP, gives_up)
+    if roll.is_complete:
+        return _store_plan(view, roll)
+    if (paused := _pause_without_nodes(view, roll)) is not None:
+        return paused
+    waits = []
+    if roll.vacancy_count:
+        waits.append(waiting_words(view, roll.vacancy_count))
+    if roll.late:
+        waits.append(f"waits for the promise of {', '.join(roll.late)}")
+    if roll.unreachable:
+        waits.append(f"waits for {', '.join(roll.unreachable)}, which may still hold what was committed")
+    aim = f"stops ({view.wants_stop}) once it trains, so that no step is lost: " if view.wants_stop else ""
+    return stay(view, aim + "; ".join(waits), tuple(asks), requeue=LAUNCH_SECONDS)
+
+
+def _stop_without_ranks(view: JobView) -> Decision | None:
+    """End a job that should stop and runs no rank, if that costs no committed step or `blind_wait` is over.
+
+    Memory is freed with the nodes. Otherwise the job trains once more, stops at an agreed step, and stores that step in S3.
+    """
+    record = view.record
+    if not view.wants_stop:
+        return None
+    left, lost = step_left_in_s3(view, launch.call_roll(view.spec, view.seen, record, view.policy))
+    asked_at = record.state_since if record.stop_requested_at is None else record.stop_requested_at
+    if lost and watched_seconds(view, asked_at) <= view.policy.timeouts.blind_wait_seconds:
+        return None
+    source = f"the newest checkpoint is step {left}" if left > 0 else "there is no checkpoint"
+    cost = f"; {lost} committed steps were in the memory of its nodes alone: {source}" if lost else ""
+    return end_job(view, JobEvent.HALTED, f"stopped: {view.wants_stop}; no rank was running{cost}")
+
+
+def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
+    """Release the nodes of a paused job that waits for another node, if that costs no committed step or `blind_wait` is over.
+
+    Memory is freed with the nodes, and no rank can agree on a stop. With the missing node the job would train, then pause without
+    a loss.
+    """
+    record = view.record
+    if record.pause_requested_at is None or not roll.vacancy_count or roll.late or record.exclusions:
+        return None
+    left, lost = step_left_in_s3(view, roll)
+    if lost and view.now - max(record.pause_requested_at, record.state_since) <= view.policy.timeouts.blind_wait_seconds:
+        return None
+    source = f"from the checkpoint of step {left}" if left > 0 else "from its beginning: there is no checkpoint"
+    cost = f"; {lost} committed steps were in the memory of its nodes alone and are made again" if lost else ""
+    words = f"paused while it waited for a node, ResumeTrainingJob lets it go on {source}{cost}"
+    incident = record.incident
+    if incident is not None:
+        incident = replace(incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now), decision=words)
+    free = with_record(
+        view, asked=(), silences=(), impairments=(), moves=(), no_pause_before=None, incident=incident, committed=min(record.committed, left)
+    )
+    return change_state(free, JobEvent.PAUSED, words)
+
+
+def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
+    """Store the plan, and add to the incident what it restores and which nodes it uses."""
+    plan, restore = launch.make_plan(view.spec, view.seen, view.record, roll, view.policy)
+    incident = view.record.incident
+    source = restore.farthest
+    reason = f"restores step {plan.base_step} from {source}" if source is not None else "starts from the script's own initial state"
+    if incident is not None:
+        before = [node.node_id for node in view.seen.plan.nodes] if view.seen.plan is not None else []
+        launched = [node.node_id for node in plan.nodes]
+        # A second failure can lose the first replacement. The replacement is then one of the lost nodes.
+        named = dict.fromkeys([*incident.replacement_instance_ids, *(node_id for node_id in launched if node_id not in before)])
+        incident = incidents.moved(incident, IncidentEvent.NODES_THERE, view.now)
+        if incident.cause in NODE_LOSS_CAUSES and view.record.committed > FIRST_STEP and not view.record.refused:
+            incident = incidents.with_faults(incident, faults.memory_loss(restore.forgotten, incident.failed_at))
+        incident = replace(
+            incident,
+            generation_after=plan.generation,
+            from_step=plan.base_step,
+            restore_source=recovery.farther(incident.restore_source, source) if source is not None else None,
+            replacement_instance_ids=tuple(node_id for node_id in named if node_id in launched),
+            kept_instance_ids=(*incident.kept_instance_ids, *(move.node_id for move in view.record.moves if move.is_faulty and move.is_kept)),
+            reason=f"{reason}: the newest step that every rank can get",
+        )
+    moved = with_record(
+        view,
+        incident=incident,
+        generation=plan.generation,
+        base_step=plan.base_step,
+        committed=min(view.record.committed, plan.base_step),
+        boundary=plan.base_step,
+        boundary_at=None,
+        stepped_at=None,
+        moves=(),
+        impairments=(),
+    )
+    return replace(change_state(moved, JobEvent.PLANNED, reason), plan=plan)

@@ -1,0 +1,88 @@
+"""What the members' reports say about progress, and what that means for an open incident."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from control_plane.core import accounting, breakers, checkpoints, faults, hangs, incidents, launch
+from control_plane.core.evidence import first_passed_at, passed_at
+from control_plane.core.incidents import incident_id
+from control_plane.core.job.view import JobView, passed_by_all, with_record
+from control_plane.core.observed import Cause, Implication, Remedy, Trial
+from control_plane.core.states import IncidentEvent, IncidentState
+from everstep.protocol.agent_messages import ExitClass
+from everstep.protocol.ids import Step
+
+
+def with_progress(view: JobView) -> JobView:
+    """Record the progress that the members report, and what it means for the open incident."""
+    record, plan = view.record, view.plan
+    boundary = max(record.boundary, faults.reached(view.reports))
+    coordinator = view.reports.get(plan.coordinator)
+    status = coordinator.round if coordinator is not None else None
+    committed, proposed, committed_at = launch.committed_of(view.spec, view.seen, record), record.proposed, record.committed_at
+    if status is not None and status.committed >= committed:
+        proposed, committed_at = status.proposed, status.committed_at_seconds or committed_at
+    is_dated = boundary == record.boundary and record.boundary_at is not None
+    boundary_at = record.boundary_at if is_dated else passed_at(view.reports, boundary)
+    incident = record.incident
+    if incident is not None and incident.state is IncidentState.RESTORING and _trains_again(view):
+        first = Step(plan.base_step + 1)
+        after = first, first_passed_at(view.reports, plan.base_step)
+        at = incidents.moment_of(first, (plan.base_step, None), after, earliest=incident.replaced_at or incident.opened_at, now=view.now)
+        incident = incidents.moved(incident, IncidentEvent.TRAINING_AGAIN, at)
+    if incident is not None and incident.state is IncidentState.REWORKING and boundary >= incident.reached_step:
+        before, after = (record.boundary, record.boundary_at), (boundary, boundary_at)
+        at = incidents.moment_of(incident.reached_step, before, after, earliest=incident.restored_at or incident.opened_at, now=view.now)
+        incident = incidents.moved(incident, IncidentEvent.CAUGHT_UP, at)
+    stepped_at = record.stepped_at
+    if stepped_at is None and boundary > plan.base_step:
+        told_at = first_passed_at(view.reports, plan.base_step)
+        stepped_at = view.now if told_at is None else max(min(told_at, view.now), record.created_at)
+        if record.incident is None and not accounting.is_stepping(record):
+            view = replace(view, record=accounting.recharge_first_step(record, stepped_at))
+    is_safe = status is not None and status.committed > plan.base_step
+    passed = passed_by_all(view)
+    told = breakers.passed(record.trials, plan.generation, passed)
+    view = _with_trial_results(view, told)
+    return with_record(
+        view,
+        trials=tuple(trial for trial in record.trials if trial not in told),
+        failures=breakers.still_ahead(record.failures, plan.generation, passed),
+        boundary=boundary,
+        boundary_at=boundary_at,
+        stepped_at=stepped_at,
+        max_boundary=max(record.max_boundary, boundary),
+        target=max((report.target for report in view.reports.values() if report.target > 0), default=record.target),
+        committed=committed,
+        proposed=proposed,
+        committed_at=committed_at,
+        incident=incident,
+        refused=() if is_safe else record.refused,
+        doubted=() if is_safe else record.doubted,
+        pace=hangs.learned(record.pace, plan.world_size, view.reports),
+        upload_seconds=checkpoints.upload_seconds(view.reports) or record.upload_seconds,
+    )
+
+
+def _with_trial_results(view: JobView, told: tuple[Trial, ...]) -> JobView:
+    """Add a failure that stayed behind with its node to the node's history. Lack of memory is no hardware fault."""
+    lines = tuple(
+        Implication(
+            node_id=trial.node_id,
+            incident_id=incident_id(view.spec.run, trial.failure.generation),
+            at=view.now,
+            what=Cause.HANG.value if trial.failure.is_hang else Cause.RANK_EXIT.value,
+            evidence=f"ranks failed alike on {trial.node_id} after step {trial.failure.step}, and pass that step without it",
+            remedy=Remedy.RELEASE,
+        )
+        for trial in told
+        if trial.node_id is not None and trial.failure.exit_class is not ExitClass.OUT_OF_MEMORY
+    )
+    return replace(view, implications=(*view.implications, *lines))
+
+
+def _trains_again(view: JobView) -> bool:
+    """Return whether every rank has reached the base step and one rank has finished a step of its own."""
+    base = view.plan.base_step
+    return passed_by_all(view) >= base and any(rank.boundary > base for report in view.reports.values() for rank in report.ranks)

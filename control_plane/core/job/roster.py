@@ -1,0 +1,184 @@
+"""PREPARING: which members take part in the next generation, and which ones the job goes on without.
+
+Each function applies one rule and returns the changed view. `core.job.preparing.prepare` calls them in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from control_plane.core import accounting, breakers, drills, faults, incidents, launch, moves
+from control_plane.core.actions import EventDraft
+from control_plane.core.evidence import Standing, Verdict
+from control_plane.core.incidents import Fault
+from control_plane.core.job.losses import exclusions_with, loss_faults, with_losses
+from control_plane.core.job.sources import restorable_step, step_to_keep
+from control_plane.core.job.view import JobView, watched_seconds, with_record
+from control_plane.core.observed import NO_STEP, Cause, IncidentRecord, InstanceCondition
+from control_plane.core.states import IncidentState
+
+NODE_LOSS_CAUSES = (Cause.NODE_UNREACHABLE, Cause.NODE_FAULT, Cause.INSTANCE_TERMINATED)
+"""Causes of incidents in which the job lost a node's memory."""
+
+
+def with_late_reports(view: JobView) -> JobView:
+    """Update the incident with late reports of the ended generation: an earlier exit, a higher boundary.
+
+    A control plane that was away can learn of a lost node before it learns when the node's ranks failed: the other ranks failed
+    because that node was lost. A rank can also pass a boundary between its last report and its end; the node reports it when it
+    promises.
+    """
+    before = view.record.incident
+    if before is None or before.state is not IncidentState.REPLACING:
+        return view
+    members = [node.member for node in view.nodes.values() if node.member is not None and node.member.run == view.spec.run]
+    ended = [member.ended.boundary for member in members if member.ended is not None and member.ended.generation >= before.generation_before]
+    before = replace(before, reached_step=max(before.reached_step, *ended, NO_STEP))
+    view = with_record(view, incident=before)
+    if view.record.generation != before.generation_before:
+        return view
+    earlier = tuple(fault for fault in faults.of_ranks(view.reports) if before.cause is Cause.RANK_EXIT and fault.at < before.failed_at)
+    view, before, earlier = _with_struck_rank(view, before, earlier)
+    incident = replace(incidents.with_faults(before, earlier), reached_step=max(before.reached_step, faults.reached(view.reports)))
+    if before.cause in (*NODE_LOSS_CAUSES, Cause.GROUP_LOST):
+        incident = replace(incident, failed_at=min(before.failed_at, faults.failing_since(view.reports, before.failed_at)))
+    incident = incidents.with_absence(incident, view.record.unwatched)
+    unnoticed = accounting.microseconds(before.failed_at) - accounting.microseconds(incident.failed_at)
+    incident = replace(incident, node_microseconds_before=before.node_microseconds_before - unnoticed * view.spec.node_count)
+    return with_record(view, incident=incident)
+
+
+def _with_struck_rank(view: JobView, incident: IncidentRecord, told: tuple[Fault, ...]) -> tuple[JobView, IncidentRecord, tuple[Fault, ...]]:
+    """Attribute earlier exits to a drill once the rank that the drill killed has reported its own exit.
+
+    It returns its three arguments unchanged if no drill explains the exits.
+    """
+    drill = view.seen.drill
+    if drill is None or incident.cause is not Cause.RANK_EXIT or not drills.has_struck_rank_ended(drill, view.reports):
+        return view, incident, told
+    struck = faults.of_ranks({drill.node_id: view.reports[drill.node_id]}, only=drill.rank)
+    found, _ = drills.attributed(drill, incident.generation_before, tuple(dict.fromkeys((*told, *struck))), reports=view.reports)
+    recast = drills.recast(drill, incident, found)
+    if recast.cause is not Cause.DRILL:
+        return view, incident, told
+    return with_record(view, failures=breakers.forgiven(view.record.failures, incident.generation_before)), recast, found
+
+
+def with_promise_deadlines(view: JobView) -> JobView:
+    """Record when each member began to owe the promise; its deadline starts there.
+
+    A member that has promised owes nothing. If its promise is lost, with the agent or with this control plane, the deadline starts
+    again.
+    """
+    roll = launch.call_roll(view.spec, view.seen, view.record, view.policy)
+    before = dict(view.record.asked)
+    return with_record(view, asked=tuple((node_id, before.get(node_id, view.now)) for node_id in (*roll.late, *roll.unreachable)))
+
+
+def with_faulty(view: JobView) -> JobView:
+    """Record members that report a fault of their own during a recovery. The job leaves them if that costs no committed step.
+
+    A member that had to stay in this recovery, and whose fault then stopped the next launch, counts as lost.
+    """
+    record, verdicts = view.record, dict(view.verdicts)
+    tried = record.incident.kept_instance_ids if record.incident is not None else ()
+    known = {move.node_id for move in record.moves if not move.has_left}
+    left = []
+    for each in view.verdicts.values():
+        if each.standing is not Standing.IMPAIRED or each.node_id not in view.seen.assigned:
+            continue
+        if each.node_id in tried:
+            verdicts[each.node_id] = replace(each, standing=Standing.GONE, is_final=True)
+        elif each.node_id not in known:
+            left.append(moves.impaired(each))
+    return with_record(replace(view, verdicts=verdicts), moves=(*record.moves, *left))
+
+
+def without_lost(view: JobView) -> JobView:
+    """Exclude the nodes that are certainly lost, and add them to the incident.
+
+    A failure that looked like a failed rank may turn out to be a lost node.
+    """
+    record = view.record
+    known = {exclusion.node_id for exclusion in record.exclusions}
+    given_back = {trial.node_id for trial in record.trials} - set(view.seen.assigned)  # the job released these nodes: they are not lost
+    asked = {move.node_id for move in moves.asked(record.moves) if not (move.has_left and move.node_id in view.seen.assigned)}
+    stopped = {node_id for node_id in asked if view.nodes[node_id].instance is not InstanceCondition.ENDED}
+    spared = given_back | stopped  # these nodes work: the job leaves them only if that costs no step
+    gone = [view.verdicts[node_id] for node_id in view.nodes if view.verdicts[node_id].is_final and node_id not in spared]
+    fresh = tuple(verdict for verdict in gone if verdict.node_id not in known)
+    record = replace(record, exclusions=exclusions_with(view, record, fresh))
+    lost = tuple(fault for verdict in gone for fault in loss_faults(view, verdict))
+    return with_losses(replace(view, record=record), lost)
+
+
+def without_unreachable(view: JobView) -> JobView:
+    """Exclude members that have not promised, once that costs no committed step or `blind_wait` is over.
+
+    A member that answers may just have returned. It gets `T_max` more, because it can hold what no other node holds.
+    """
+    record, timeouts = view.record, view.policy.timeouts
+    roll = launch.call_roll(view.spec, view.seen, record, view.policy)
+    waited = {node_id: watched_seconds(view, at) for node_id, at in record.asked}
+    if all(seconds <= timeouts.prepare_deadline_seconds for seconds in waited.values()):
+        return view
+    left, floor = restorable_step(view, record, roll), launch.floor_of(view.spec, view.seen, record)
+    late_seconds, silent_seconds = timeouts.exclude_seconds, timeouts.prepare_deadline_seconds
+    silent_words, cost = f"did not promise within {silent_seconds:g} s and is silent", ""
+    if left < floor:
+        late_seconds, silent_seconds = timeouts.blind_wait_seconds + timeouts.exclude_seconds, timeouts.blind_wait_seconds
+        silent_words, cost = f"was unreachable for {silent_seconds:g} s", f"; without it step {left} is left of the committed step {floor}"
+    dropped = [(node_id, f"{node_id} did not promise within {late_seconds:g} s{cost}") for node_id in roll.late if waited[node_id] > late_seconds]
+    if len(dropped) == len(roll.late) and not view.seen.is_fleet_blind:
+        dropped += [(node_id, f"{node_id} {silent_words}{cost}") for node_id in roll.unreachable if waited[node_id] > silent_seconds]
+    if not dropped or (left < floor and len(dropped) < len(roll.late) + len(roll.unreachable)):
+        return view
+    verdicts = tuple(
+        Verdict(node_id=node_id, standing=Standing.GONE, evidence=words, since=view.verdicts[node_id].since) for node_id, words in dropped
+    )
+    excluded = with_record(view, exclusions=exclusions_with(view, record, verdicts))
+    return with_losses(excluded, tuple(fault for verdict in verdicts for fault in loss_faults(view, verdict)))
+
+
+def without_departing(view: JobView) -> JobView:
+    """Exclude the members that the job should leave, as far as that costs no committed step.
+
+    A member that alone holds a needed shard stays for now.
+    """
+    record = view.record
+    known = {exclusion.node_id for exclusion in record.exclusions}
+    here = [move for move in record.moves if move.node_id in view.seen.assigned and move.node_id not in known]
+    left = [move for move in here if not (move.is_kept or move.has_left)]
+    lent = [node_id for node_id in moves.lent(view.seen.plan, view.seen.assigned) if node_id not in known] if view.seen.plan is not None else []
+    announced = [move for move in left if move.is_announced and move.asked_at is not None]  # its time is over, or its successor is ready
+    goes = [*announced, *(move for move in left if move.is_faulty and move.asked_at is None)]  # their fault ended ranks, and would end them again
+    due = [*goes, *(move for move in left if move not in goes)][
+        : max(len(goes), len(lent) + view.seen.spare_count)
+    ]  # a working member without a replacement stays
+    if not due:
+        return view
+    leaving = {move.node_id for move in due}
+    roll = launch.call_roll(view.spec, view.seen, record, view.policy)
+    if any(node_id not in leaving for node_id in (*roll.late, *roll.unreachable)):
+        return view  # the other members have not reported what they hold
+    floor = step_to_keep(view, roll)
+    without, verdicts, kept, events = record, [], set(), []
+    for move in due:  # one by one: of two members with the same shard, one may leave
+        verdict = moves.verdict(move)
+        fewer = replace(without, exclusions=exclusions_with(view, without, (verdict,)))
+        base = restorable_step(view, fewer, launch.call_roll(view.spec, view.seen, fewer, view.policy))
+        if base >= floor:
+            without = fewer
+            verdicts.append(verdict)
+        else:
+            kept.add(move.node_id)
+            event = f"{move.node_id} stays: without it step {base} is left of the committed step {floor}"
+            events.append(EventDraft(type="NodeKept", message=event))
+    if kept:
+        if roll.late or roll.unreachable:
+            return view
+        later = view.now + view.policy.timeouts.blind_wait_seconds
+        stays = tuple(replace(move, is_kept=move.is_kept or move.node_id in kept) for move in record.moves)
+        without = replace(without, moves=stays, moves_after=later)
+    spared = replace(view, record=without, events=(*view.events, *events))
+    return with_losses(spared, tuple(fault for verdict in verdicts for fault in loss_faults(view, verdict)))

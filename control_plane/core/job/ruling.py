@@ -1,0 +1,62 @@
+"""What the circuit breakers say about repeated failures: retry, change one thing, or give the job up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from control_plane.core import breakers, launch
+from control_plane.core.actions import EventDraft
+from control_plane.core.breakers import Course
+from control_plane.core.job.sources import restorable_step, restorable_step_without, step_to_keep
+from control_plane.core.job.view import JobView, with_record
+from control_plane.core.observed import Exclusion, FailureRecord, RefusedSource, Remedy, Trial
+from everstep.protocol.ids import FIRST_STEP
+
+
+def with_ruling(view: JobView) -> tuple[JobView, str]:
+    """Ask the circuit breakers once all members have promised, and apply the one change that they order.
+
+    The second value says why the job is given up; it is empty if the job continues. The breakers judge only a generation that
+    failed, not one that was ended for another reason.
+    """
+    record, spec = view.record, view.spec
+    roll = launch.call_roll(spec, view.seen, record, view.policy)
+    if roll.late or roll.unreachable or not record.failures or record.failures[-1].generation != record.generation:
+        return view, ""
+    last = record.failures[-1]
+    refused = _refused_state(view, last)
+    older = restorable_step(view, replace(record, refused=(*record.refused, *refused)), roll)
+    without, floor = restorable_step_without(view, last.node_id), step_to_keep(view, roll)
+    has_spare = view.seen.spare_count > 0 and (without >= floor or without > FIRST_STEP)
+    ruling = breakers.rule(record.failures, record.trials, spec, has_spare=has_spare, older_base=older, is_sole_holder=without < floor)
+    match ruling.course:
+        case Course.AGAIN:
+            return view, ""
+        case Course.GIVE_UP:
+            return view, ruling.why
+        case Course.OTHER_NODE:
+            assert last.node_id is not None  # this course needs a node to leave
+            words = f"{last.node_id} is left once, to tell a bad node from a bad script: {ruling.why}".partition("\n")[0]
+            exclusion = Exclusion(node_id=last.node_id, evidence=words, may_terminate=False, remedy=Remedy.RELEASE)
+            trial = Trial(kind="node", failure=last, node_id=last.node_id)
+            view = with_record(view, exclusions=(*record.exclusions, exclusion), trials=(*record.trials, trial))
+        case Course.OLDER_STATE:
+            words = f"step {last.base_step} is left out once, to tell a bad state from a bad script: {ruling.why}".partition("\n")[0]
+            trial = Trial(kind="state", failure=last)
+            view = with_record(view, refused=tuple(dict.fromkeys([*record.refused, *refused])), trials=(*record.trials, trial))
+    if (incident := view.record.incident) is not None:
+        view = with_record(view, incident=replace(incident, decision=words))
+    return replace(view, events=(*view.events, EventDraft(type="OneThingChanged", message=words))), ""
+
+
+def _refused_state(view: JobView, failure: FailureRecord) -> tuple[RefusedSource, ...]:
+    """Return all sources of the state that a failed generation started from."""
+    plan = view.seen.plan
+    if plan is None or plan.base_step != failure.base_step:
+        return ()
+    return tuple(
+        RefusedSource(rank=rank.rank, origin_generation=origin, step=plan.base_step, is_object=is_object)
+        for rank in plan.ranks
+        for origin in sorted({source.origin_generation for source in rank.sources})
+        for is_object in (False, True)
+    )

@@ -1,0 +1,33 @@
+"""Which step a job can restore, from which members and from S3: `core.recovery` asked about a `JobView`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from control_plane.core import launch, recovery
+from control_plane.core.job.view import JobView
+from control_plane.core.observed import JobRecord
+from everstep.protocol.ids import FIRST_STEP, NodeId, Step
+
+
+def restorable_step(view: JobView, record: JobRecord, roll: launch.Roll) -> Step:
+    """Return the newest step that every rank can restore, from members that have promised and from S3."""
+    return recovery.choose(launch.survey(view.spec, view.seen, record, roll)).base_step
+
+
+def restorable_step_without(view: JobView, node_id: NodeId | None) -> Step:
+    """Return the newest step that every rank can restore without one member."""
+    others = replace(view, seen=replace(view.seen, assigned=tuple(each for each in view.seen.assigned if each != node_id)))
+    return restorable_step(others, view.record, launch.call_roll(view.spec, others.seen, view.record, view.policy))
+
+
+def step_left_in_s3(view: JobView, roll: launch.Roll) -> tuple[Step, Step]:
+    """Return the step that S3 alone can restore, and how many committed steps the job would lose with it."""
+    left = restorable_step(view, view.record, replace(roll, promised={}))
+    return left, max(Step(step_to_keep(view, roll) - left), FIRST_STEP)
+
+
+def step_to_keep(view: JobView, roll: launch.Roll) -> Step:
+    """Return the committed step that the job must not lose; once all members promised, the newest that they still hold."""
+    floor = launch.floor_of(view.spec, view.seen, view.record)
+    return floor if roll.late or roll.unreachable else min(floor, restorable_step(view, view.record, roll))

@@ -1,0 +1,253 @@
+"""One pass over a job as its phases see it: the input, and what follows from the input directly.
+
+Invariant: pure. A phase receives a `JobView`, changes its `record` with `with_record`, and returns an outcome (`core.job.outcome`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from control_plane.core import accounting, checkpoints, faults
+from control_plane.core.actions import EventDraft
+from control_plane.core.evidence import (
+    Verdict,
+    blamed,
+    current_reports,
+    is_silent,
+    judge,
+    nodes_out_of_view,
+    progress_without,
+    track_impairments,
+    track_silences,
+)
+from control_plane.core.observed import NO_STEP, Implication, JobObserved, JobRecord, JobSpec, NodeObserved, Policy
+from control_plane.core.states import LAUNCHED_JOBS, IncidentState, JobState
+from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, RankExit
+from everstep.protocol.ids import NodeId, Step
+from everstep.protocol.plan import GenerationPlan
+
+GAP_LEASES = 4
+"""Leases between two passes that prove an absence: no control plane watched the job in between."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """One pass over a job: its input, and what follows from the input directly."""
+
+    now: float
+    spec: JobSpec
+    seen: JobObserved
+    policy: Policy
+    record: JobRecord
+    nodes: Mapping[NodeId, NodeObserved]
+    reports: Mapping[NodeId, MemberReport]
+    """Reports of the present generation, from the members of the newest plan."""
+    verdicts: Mapping[NodeId, Verdict]
+    """One verdict per member of the newest plan and per assigned node."""
+    implications: tuple[Implication, ...] = ()
+    """Lines that this pass adds to the histories of nodes."""
+    events: tuple[EventDraft, ...] = ()
+    """Events of this pass, besides a change of state."""
+
+    @property
+    def plan(self) -> GenerationPlan:
+        """The newest plan. Valid only in states that a job enters with a plan (LOADING and later)."""
+        assert self.seen.plan is not None  # one transaction stores the plan and the state LOADING
+        return self.seen.plan
+
+    @property
+    def wants_pause(self) -> str:
+        """Why the job should release its nodes and continue later; empty if it should not."""
+        if self.seen.gives_way_to:
+            return f"for {self.seen.gives_way_to}"
+        before, incident = self.record.no_pause_before, self.record.incident
+        is_too_soon = before is not None and self.now < before
+        if self.record.pause_requested_at is None or is_too_soon or (incident is not None and incident.state is not IncidentState.REWORKING):
+            return ""
+        return "as a user asked"
+
+    @property
+    def wants_stop(self) -> str:
+        """Why the job should stop; empty if it should not."""
+        if self.record.stop_reason:
+            return self.record.stop_reason
+        return "a user asked it to stop" if self.record.stop_requested_at is not None else ""
+
+
+def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: JobRecord) -> JobView:
+    """Return the view of a pass.
+
+    It has the reports of the present generation, a verdict on every node, and the record without the exclusions that the
+    fleet has carried out.
+    """
+    planned = [node.node_id for node in seen.plan.nodes] if seen.plan is not None and record.state in LAUNCHED_JOBS else []
+    team = tuple(dict.fromkeys([*planned, *seen.assigned]))
+    open_id = record.incident.id if record.incident is not None else ""
+    nodes = {node_id: _history_before(seen.nodes.get(node_id, NodeObserved(node_id=node_id)), open_id) for node_id in team}
+    reports = current_reports(nodes, spec.run, record.generation)
+    progress = {node_id: progress_without(reports, node_id) for node_id in team}
+    silences = track_silences(record.silences, tuple(nodes.values()), progress, now, policy.timeouts)
+    since = {silence.node_id: silence for silence in silences}
+    heard = {node_id: report for node_id, report in reports.items() if not is_silent(nodes[node_id], policy.timeouts)}  # an old report proves nothing
+    out_of_view = nodes_out_of_view(heard)
+    first_to_leave = blamed(heard, [node for node in nodes.values() if not is_silent(node, policy.timeouts)])
+    impairments = track_impairments(record.impairments, tuple(nodes.values()), out_of_view, progress, now, policy.timeouts)
+    is_over = is_training_over(reports, spec.world_size)  # a missing step is no evidence against a node then
+    impaired = {each.node_id: each for each in (impairments if not seen.is_fleet_blind and not is_over else ())}
+    verdicts = {
+        node_id: judge(
+            node,
+            silence=since.get(node_id),
+            stepped_at=progress[node_id].stepped_at,
+            out_of_view=node_id in out_of_view,
+            is_blind=seen.is_fleet_blind,
+            now=now,
+            timeouts=policy.timeouts,
+            impairment=impaired.get(node_id),
+            is_training=record.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING),
+            is_launching=record.state in (JobState.PREPARING, JobState.LOADING, JobState.STARTING) and node_id in planned,
+            is_blamed=node_id == first_to_leave,
+        )
+        for node_id, node in nodes.items()
+    }
+    for node_id in team:
+        if node_id not in seen.assigned:
+            verdicts[node_id] = faults.gone(verdicts[node_id], f"{node_id} is no longer part of the fleet")
+    taken = {exclusion.node_id for exclusion in record.exclusions}.difference(seen.assigned)
+    record = replace(
+        record,
+        moves=tuple(replace(move, has_left=move.has_left or move.node_id in taken) for move in record.moves),
+        silences=silences,
+        impairments=impairments if not seen.is_fleet_blind else (),
+        stop_reason=record.stop_reason or _reached_limit(record, spec, now, seen.price_usd_per_hour),
+        exclusions=tuple(exclusion for exclusion in record.exclusions if exclusion.node_id not in taken),
+    )
+    return JobView(now=now, spec=spec, seen=seen, policy=policy, record=record, nodes=nodes, reports=reports, verdicts=verdicts)
+
+
+def gap_seconds(policy: Policy) -> float:
+    """Return the longest time between two passes of a working control plane, seconds."""
+    return GAP_LEASES * policy.timeouts.lease_seconds
+
+
+def _history_before(node: NodeObserved, incident_id: str) -> NodeObserved:
+    """Return a node without the history lines of the open incident: its present remedy has not failed yet."""
+    if all(line.incident_id != incident_id for line in node.history):
+        return node
+    return replace(node, history=tuple(line for line in node.history if line.incident_id != incident_id))
+
+
+def _reached_limit(record: JobRecord, spec: JobSpec, now: float, price_usd_per_hour: float | None) -> str:
+    """Return which stopping condition the job has reached; empty if none.
+
+    Time without nodes does not count as runtime. A job that has run once is no longer pending.
+    """
+    paused = (record.microseconds.get(accounting.Bucket.PAUSED, 0) - record.paused_microseconds_before_start) / 1_000_000
+    if spec.max_runtime_seconds is not None and record.started_at is not None and now - record.started_at - paused > spec.max_runtime_seconds:
+        return f"MaxRuntimeInSeconds ({spec.max_runtime_seconds:g}) is over"
+    is_pending = record.state in (JobState.QUEUED, JobState.ALLOCATING) and record.started_at is None
+    if spec.max_pending_seconds is not None and is_pending and now - record.created_at - paused > spec.max_pending_seconds:
+        return f"MaxPendingTimeInSeconds ({spec.max_pending_seconds:g}) is over"
+    cost = accounting.cost_usd(record.node_microseconds, price_usd_per_hour)
+    if spec.max_cost_usd is not None and cost is not None and cost >= spec.max_cost_usd:
+        return f"MaxCostUsd ({spec.max_cost_usd:g}) is spent"
+    return ""
+
+
+def with_record(view: JobView, **changes: object) -> JobView:
+    """Return the view with changed fields of its record."""
+    return replace(view, record=replace(view.record, **changes))  # type: ignore[arg-type]
+
+
+def is_in_phase(view: JobView, node_id: NodeId, *phases: MemberPhase) -> bool:
+    """Return whether a member is connected and reports one of the phases."""
+    return node_id in view.reports and view.reports[node_id].phase in phases and view.nodes[node_id].is_connected
+
+
+def has_agreed_stop(view: JobView) -> bool:
+    """Return whether the ranks have reached the agreed stop: every rank ended with success, or the last commit is decided.
+
+    A script that reached its own end was not stopped, whatever was requested meanwhile.
+    """
+    status = next((report.round for report in view.reports.values() if report.round is not None), None)
+    if status is not None and status.finished:
+        return status.stopped
+    return have_all_succeeded(view.reports, view.plan.world_size)
+
+
+def is_training_over(reports: Mapping[NodeId, MemberReport], world_size: int) -> bool:
+    """Return whether no rank will train any more, by agreement or not. Scripts may still write their results."""
+    return any(report.round is not None and report.round.finished for report in reports.values()) or have_all_succeeded(reports, world_size)
+
+
+def have_all_succeeded(reports: Mapping[NodeId, MemberReport], world_size: int) -> bool:
+    """Return whether every rank ended with success. Its uploads may still be running."""
+    exits = rank_exits(reports)
+    return len(exits) == world_size and all(each.exit_class is ExitClass.SUCCESS for each in exits)
+
+
+def rank_exits(reports: Mapping[NodeId, MemberReport]) -> list[RankExit]:
+    """Return the exits of all ranks that the members report."""
+    return [rank.exit for report in reports.values() for rank in report.ranks if rank.exit is not None]
+
+
+def passed_by_all(view: JobView) -> Step:
+    """Return the newest boundary that every rank has passed; `NO_STEP` while a rank is missing from the reports."""
+    boundaries = [rank.boundary for report in view.reports.values() for rank in report.ranks]
+    return min(boundaries) if len(boundaries) == view.plan.world_size else NO_STEP
+
+
+def has_finished(view: JobView, node_id: NodeId) -> bool:
+    """Return whether a member reports that all of its ranks exited with success."""
+    report = view.reports.get(node_id)
+    return (
+        report is not None
+        and report.phase is MemberPhase.EXITED
+        and len(report.ranks) == view.spec.ranks_per_node
+        and all(rank.exit is not None and rank.exit.exit_class is ExitClass.SUCCESS for rank in report.ranks)
+    )
+
+
+def durable_step(view: JobView) -> Step:
+    """Return the newest step in S3 that the job can restore, or `NO_STEP`.
+
+    S3 can hold newer steps of a generation that the job has abandoned. They do not count.
+    """
+    newest = checkpoints.newest_restorable(view.seen.checkpoints, view.seen.lineage, view.plan.generation)
+    return NO_STEP if newest is None else newest.step
+
+
+def durable_words(view: JobView) -> str:
+    """Return a clause about the newest checkpoint, for a reason."""
+    newest = durable_step(view)
+    return f"the newest checkpoint is step {newest}" if newest > 0 else "there is no checkpoint"
+
+
+def watched_seconds(view: JobView, since: float) -> float:
+    """Return the seconds since a moment, without the time in which no control plane watched the job."""
+    return view.now - max(since, view.record.unwatched[1] if view.record.unwatched is not None else since)
+
+
+def last_movement_at(view: JobView) -> float:
+    """Return when training last made progress, Unix seconds.
+
+    Returns now while the control plane cannot see progress: the fleet is blind, or a member has not reported.
+    """
+    if view.seen.is_fleet_blind or not all(view.nodes[node.node_id].has_reported for node in view.plan.nodes):
+        return view.now
+    progress_at, unwatched = last_progress_at(view), view.record.unwatched
+    return progress_at if unwatched is None else max(progress_at, unwatched[1])
+
+
+def last_progress_at(view: JobView) -> float:
+    """Return when the stored progress last changed, Unix seconds: now, if this pass changes it."""
+    record, before = view.record, view.seen.record
+    has_moved = (record.boundary, record.committed, record.proposed) != (before.boundary, before.committed, before.proposed)
+    return view.now if has_moved else record.progress_at
+
+
+def waiting_words(view: JobView, missing: int) -> str:
+    """Return a clause about missing nodes and why the fleet has none, for a reason."""
+    words = f"waits for {missing} node{'s' if missing != 1 else ''}"
+    return f"{words}: {view.seen.waiting_words}" if view.seen.waiting_words else words

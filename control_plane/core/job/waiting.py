@@ -1,0 +1,95 @@
+"""QUEUED and ALLOCATING: a job waits for its turn, then for all of its nodes.
+
+A job gets its nodes all at once. A job whose nodes do not come steps aside, or tries the next fleet that its user named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from control_plane.core import capacity, launch, queue
+from control_plane.core.actions import Decision
+from control_plane.core.job.outcome import change_state, end_job, stay
+from control_plane.core.job.view import JobView, durable_words, waiting_words, with_record
+from control_plane.core.states import JobEvent, JobState
+from control_plane.core.timeouts import GANG_PATIENCE_SECONDS
+from everstep.protocol.ids import FleetName, Generation
+
+
+def wait_for_nodes(view: JobView) -> Decision:
+    """Admit a job from the queue, then wait until it has all of its nodes."""
+    record, spec = view.record, view.spec
+    if view.wants_stop:
+        words = "stopped before it started" if record.started_at is None else "stopped while it was paused"
+        return end_job(view, JobEvent.HALTED, f"{words}: {view.wants_stop}")
+    if record.pause_requested_at is not None:
+        if record.state is JobState.QUEUED:
+            return stay(view, _paused_words(view))
+        return change_state(view, JobEvent.SENT_BACK, _paused_words(view))
+    if record.state is JobState.QUEUED:
+        if not view.seen.is_admitted:
+            return stay(view, _queue_words(view))
+        if view.seen.assigned:  # the fleet assigns a whole gang at once; nodes of the last gang go back first
+            return stay(view, "its turn has come; its former nodes go back to the fleet first")
+        return change_state(view, JobEvent.ADMITTED, waiting_words(view, spec.node_count))
+    if view.seen.gives_way_to:
+        return change_state(view, JobEvent.SENT_BACK, f"gives way to {view.seen.gives_way_to} before it started")
+    missing = spec.node_count - len(view.seen.assigned)
+    if missing > 0:
+        waits_since = max(record.state_since, view.seen.newest_node_at or 0.0)
+        has_none_come = view.now - waits_since > GANG_PATIENCE_SECONDS
+        is_refused = view.seen.launch_failed_at is not None and view.seen.launch_failed_at > record.state_since
+        if (has_none_come or is_refused) and (fleet := _next_fleet(view)) is not None:
+            return _change_fleet(view, fleet, missing)
+        if has_none_come:
+            return _stand_aside(view, missing)
+        return stay(view, waiting_words(view, missing))
+    issued = Generation(max(record.issued_generation, launch.highest_seen(view.seen, spec.run)) + 1)
+    ready = with_record(view, issued_generation=issued, asked=(), gang_attempts=0)
+    return change_state(ready, JobEvent.GANG_ASSIGNED, "asks its nodes for their promise")
+
+
+def _stand_aside(view: JobView, missing: int) -> Decision:
+    """Return the nodes of an incomplete gang to the fleet, and stay out of the queue for a while."""
+    attempts = view.record.gang_attempts + 1
+    not_before = view.now + queue.stand_aside_seconds(attempts)
+    aside = with_record(view, gang_attempts=attempts, not_before=not_before)
+    words = f"{waiting_words(view, missing)}; none came for {GANG_PATIENCE_SECONDS:g} s: gives its nodes back"
+    return change_state(aside, JobEvent.SENT_BACK, words)
+
+
+def _next_fleet(view: JobView) -> FleetName | None:
+    """Return the next fleet of the user's list, in a ring; None once the job has run or holds a node."""
+    ring = view.spec.fleets
+    if view.record.issued_generation or view.seen.assigned or view.spec.fleet not in ring:
+        return None
+    here = ring.index(view.spec.fleet)
+    return next((fleet for fleet in (*ring[here + 1 :], *ring[:here]) if fleet in view.seen.open_fleets), None)
+
+
+def _change_fleet(view: JobView, fleet: FleetName, missing: int) -> Decision:
+    """Wait in another fleet. After each whole round the job waits longer, so that it does not circle through full fleets."""
+    ring = view.spec.fleets
+    record, pause = view.record, ""
+    if ring.index(fleet) < ring.index(view.spec.fleet):
+        rounds = record.gang_attempts + 1
+        record = replace(record, gang_attempts=rounds, not_before=view.now + capacity.pause_seconds(rounds))
+        pause = f", after {capacity.pause_seconds(rounds):g} s: every fleet that the job names was asked"
+    words = f"{waiting_words(view, missing)}; goes to the fleet {fleet}{pause}"
+    return replace(change_state(replace(view, record=record), JobEvent.SENT_BACK, words), fleet=fleet)
+
+
+def _paused_words(view: JobView) -> str:
+    """Return the reason of a job that a user has paused."""
+    if view.record.started_at is None:
+        return "paused by a user before it started; ResumeTrainingJob puts it back into the queue"
+    return f"paused by a user; ResumeTrainingJob lets it go on: {durable_words(view)}"
+
+
+def _queue_words(view: JobView) -> str:
+    """Return the reason of a job that waits for its turn."""
+    not_before = view.record.not_before
+    if not_before is not None and view.now < not_before:
+        return f"stands aside until {datetime.fromtimestamp(not_before, UTC):%H:%M:%S} UTC: its nodes did not come"
+    return view.seen.queue_words

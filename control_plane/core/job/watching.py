@@ -1,0 +1,112 @@
+"""RUNNING, PAUSING and STOPPING: the order in which a pass checks a running job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from control_plane.core import accounting, checkpoints, faults, hangs, launch, moves
+from control_plane.core.actions import Decision, JobAction, SendTakeCheckpoint, SendTakeStacks
+from control_plane.core.evidence import Standing, is_silent, progress_without
+from control_plane.core.job.ending import finish, pause, stop
+from control_plane.core.job.leaving import leave
+from control_plane.core.job.losses import reported_besides, with_departures
+from control_plane.core.job.outcome import LAUNCH_SECONDS, WATCH_SECONDS, change_state, end_job, stay, with_actions
+from control_plane.core.job.progress import with_progress
+from control_plane.core.job.restart import start_new_generation
+from control_plane.core.job.view import JobView, has_agreed_stop, has_finished, is_in_phase, with_record
+from control_plane.core.states import JobEvent, JobState
+from everstep.protocol.agent_messages import MemberPhase
+
+
+def watch(view: JobView) -> Decision:
+    """Check a running job, most certain evidence first; act on the first finding.
+
+    The order is: permanent faults, completion, node and rank faults, a user's stop, hangs, a pause in progress, departures, a new
+    pause. Whatever the result, manifests of complete checkpoints are written.
+    """
+    view = with_progress(view)
+    record, plan = view.record, view.plan
+    puts: tuple[JobAction, ...] = checkpoints.due(plan, view.reports, view.seen.lineage, view.seen.checkpoints, view.seen.dropped_checkpoints)
+    if (fault := faults.permanent(view.reports)) is not None:
+        return end_job(view, JobEvent.GAVE_UP, fault.message)
+    is_moving = record.state is JobState.RUNNING and bool(moves.asked(record.moves))
+    if not (is_moving and has_agreed_stop(view)) and all(has_finished(view, node.node_id) for node in plan.nodes):
+        return with_actions(finish(view, is_durable=not puts), puts)
+    silences = {silence.node_id: silence for silence in record.silences if not view.seen.is_fleet_blind}
+    others = progress_without(view.reports, plan.coordinator)
+    found = (
+        *faults.of_nodes(plan, view.verdicts, view.nodes, view.now),
+        *faults.of_ranks(view.reports),
+        *faults.of_agents(plan, view.spec.run, view.nodes, view.now),
+        *faults.of_coordinator(plan, silences.get(plan.coordinator), others.committed, view.now, view.policy.timeouts),
+        *faults.of_cut_off_members(plan, view.reports, view.now, view.policy.timeouts),
+    )
+    if record.state is JobState.STOPPING:
+        return with_actions(stop(view, found, is_durable=not puts), puts)
+    if found:
+        found = (*found, *reported_besides(view, found))
+        return with_actions(start_new_generation(view, found, faults.failure_of_ranks(plan, view.reports, record.max_boundary)), puts)
+    if view.wants_stop:
+        return with_actions(change_state(with_record(view, suspicion=None, moves=()), JobEvent.STOP_ASKED, f"stops: {view.wants_stop}"), puts)
+    watched = _watch_clocks(view)
+    if watched.faults:
+        failure = hangs.failure(plan, view.reports, record.max_boundary, view.now, stuck=watched.stuck)
+        ended = with_actions(start_new_generation(view, watched.faults, failure), puts)
+        return replace(ended, events=(*watched.events, *ended.events))
+    view = with_record(view, suspicion=watched.suspicion)
+    if record.state is JobState.PAUSING:
+        return with_actions(pause(view, is_durable=not puts), puts)
+    puts = (*puts, *_wanted_checkpoint(view))
+    view = with_departures(view)
+    if (left := leave(view)) is not None:
+        return with_actions(left, puts)
+    if view.wants_pause:
+        pausing = with_record(view, moves=())
+        return with_actions(change_state(pausing, JobEvent.PAUSE_ASKED, f"pauses {view.wants_pause}"), puts)
+    looks: tuple[JobAction, ...] = tuple(
+        SendTakeStacks(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=plan.generation, number=watched.suspicion.number)
+        for node_id in watched.ask
+        if watched.suspicion is not None
+    )
+    if watched.words:
+        waiting = stay(view, f"{hangs.TRAINS}{watched.words}", (*puts, *looks), requeue=LAUNCH_SECONDS if watched.ask else WATCH_SECONDS)
+        return replace(waiting, events=(*watched.events, *waiting.events))
+    if view.record.moves:
+        waiting = stay(view, f"trains; {moves.in_words(view.record.moves)}", puts, requeue=WATCH_SECONDS)
+        return replace(waiting, events=(*watched.events, *waiting.events))
+    unclear = [verdict.evidence for verdict in view.verdicts.values() if verdict.standing is Standing.UNCLEAR]
+    doing = f"trains from step {plan.base_step}" if accounting.is_stepping(view.record) else _awaits_first_step(view)
+    reason = f"{doing.partition(' from ')[0]}; {'; '.join(_unclear_words(view, unclear))}" if unclear else doing
+    trains = stay(view, reason, puts, requeue=WATCH_SECONDS)
+    return replace(trains, events=(*watched.events, *trains.events))
+
+
+def _awaits_first_step(view: JobView) -> str:
+    """Return what a launch without a new step waits for, and on which nodes."""
+    return launch.starting(view.plan, view.reports) or f"waits for the first step after step {view.plan.base_step}"
+
+
+def _wanted_checkpoint(view: JobView) -> tuple[JobAction, ...]:
+    """Return the request for the checkpoint that a user wants, in each pass until S3 has one."""
+    wanted, plan = view.record.checkpoint_wanted, view.plan
+    if wanted < 0 or not is_in_phase(view, plan.coordinator, MemberPhase.RUNNING):
+        return ()
+    newest = checkpoints.newest_restorable(view.seen.checkpoints, view.seen.lineage, plan.generation)
+    if newest is not None and newest.step >= wanted:
+        return ()
+    return (SendTakeCheckpoint(node_id=plan.coordinator, job=view.spec.job, run=view.spec.run, generation=plan.generation, step=wanted),)
+
+
+def _watch_clocks(view: JobView) -> hangs.Watched:
+    """Return what the hang rules say about this pass. They need reports of all members."""
+    is_heard = all(
+        node.node_id in view.reports and view.nodes[node.node_id].is_connected and not is_silent(view.nodes[node.node_id], view.policy.timeouts)
+        for node in view.plan.nodes
+    )
+    return hangs.watch(view.now, view.reports, view.record.pace, view.record.suspicion, view.policy.timeouts, is_heard=is_heard)
+
+
+def _unclear_words(view: JobView, unclear: list[str]) -> list[str]:
+    """Name silent nodes without a running clock: a stored reason should change only when the situation changes."""
+    silent = [node.node_id for node in view.nodes.values() if is_silent(node, view.policy.timeouts)]
+    return [f"{', '.join(sorted(silent))} silent"] if silent else unclear
