@@ -602,6 +602,7 @@ class ProjectQuota(TypedDict):
     Project: str
     MaxNodeCount: NotRequired[int]
     MaxJobCount: NotRequired[int]
+    MaxSourceBytes: NotRequired[int]
     MaxPriority: int
     AllowedRoleArns: list[str]
     AllowedSecrets: list[str]
@@ -1159,7 +1160,7 @@ class EverstepClient(Protocol):
         """Ask a training job to pause: all ranks stop at one agreed step, kept in S3, and its nodes go back to the fleet until ResumeTrainingJob. One that is being launched pauses once it trains. Asking again changes nothing."""
     def pin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
         """Keep a checkpoint: it is not deleted until it is unpinned."""
-    def put_project_quota(self, *, Project: str, MaxNodeCount: int = ..., MaxJobCount: int = ..., MaxPriority: int = ..., AllowedRoleArns: Sequence[str] = ..., AllowedSecrets: Sequence[str] = ..., AllowedData: Sequence[str] = ...) -> ProjectQuota:
+    def put_project_quota(self, *, Project: str, MaxNodeCount: int = ..., MaxJobCount: int = ..., MaxSourceBytes: int = ..., MaxPriority: int = ..., AllowedRoleArns: Sequence[str] = ..., AllowedSecrets: Sequence[str] = ..., AllowedData: Sequence[str] = ...) -> ProjectQuota:
         """Set what the jobs of a project may have, in place of what it was. Nothing that runs is stopped."""
     def put_source(self, *, SourceId: str, Body: bytes | BinaryIO) -> PutSourceResponse:
         """Store a gzipped tar of a user's code. `SourceId` is its SHA-256; storing it again changes nothing."""

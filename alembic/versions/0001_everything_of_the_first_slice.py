@@ -215,6 +215,14 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("sha256", "project", name=op.f("pk_source")),
     )
     op.create_table(
+        "source_upload",
+        sa.Column("sha256", sa.String(length=64), nullable=False),
+        sa.Column("project", sa.String(length=64), nullable=False),
+        sa.Column("archive_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("sha256", "project", name=op.f("pk_source_upload")),
+    )
+    op.create_table(
         "spent_nonce",
         sa.Column("digest", sa.String(length=64), nullable=False),
         sa.Column("ends_at", sa.DateTime(timezone=True), nullable=False),
@@ -266,6 +274,7 @@ def upgrade() -> None:
         sa.Column("project", sa.String(length=64), nullable=False),
         sa.Column("max_node_count", sa.BigInteger(), nullable=True),
         sa.Column("max_job_count", sa.BigInteger(), nullable=True),
+        sa.Column("max_source_bytes", sa.BigInteger(), nullable=True),
         sa.Column("max_priority", sa.BigInteger(), nullable=False),
         sa.Column("allowed_role_arns", sa.JSON(), nullable=False),
         sa.Column("allowed_secrets", sa.JSON(), nullable=False),
@@ -471,6 +480,7 @@ def downgrade() -> None:
 
     op.drop_table("token")
     op.drop_table("spent_nonce")
+    op.drop_table("source_upload")
     op.drop_table("source")
     op.drop_table("notice")
     with op.batch_alter_table("node", schema=None) as batch_op:

@@ -1255,6 +1255,9 @@ class PutProjectQuotaRequest(Request):
     """Nodes of each fleet that all its jobs may hold together, without a limit unless said. Jobs beyond wait, and hold up nobody."""
     max_job_count: int | None = Field(default=None, ge=0, le=1_000_000)
     """Jobs that have not ended, in all fleets, without a limit unless said. CreateTrainingJob is refused beyond."""
+    max_source_bytes: int | None = Field(default=None, ge=0, le=2**50)
+    """What all uploaded source archives may take together, without a limit unless said. Stored archives are never deleted; archives under way
+    count for up to 26 hours. CreateSource, CompleteSource and PutSource are refused beyond."""
     max_priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     """The highest Priority that its submitters may set."""
     allowed_role_arns: AllowedNames = []
@@ -1271,6 +1274,7 @@ class ProjectQuota(Shape):
     project: str
     max_node_count: int | None
     max_job_count: int | None
+    max_source_bytes: int | None
     max_priority: int
     allowed_role_arns: list[str]
     allowed_secrets: list[str]

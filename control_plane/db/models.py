@@ -339,6 +339,8 @@ class Quota(Base):
     """In each fleet, all its jobs together; none: any."""
     max_job_count: Mapped[int | None]
     """That have not ended, in all fleets; none: any."""
+    max_source_bytes: Mapped[int | None]
+    """All its archives together, those under way included; none: any."""
     max_priority: Mapped[int] = mapped_column(default=0)
     allowed_role_arns: Mapped[tuple[str, ...]] = mapped_column(default=())
     """What its submitters may name; an entry that ends with `*` allows all that begins like it."""
@@ -654,3 +656,14 @@ class Source(Base):
     unpacked_bytes: Mapped[int]
     files: Mapped[tuple[str, ...]]
     created_at: Mapped[datetime]
+
+
+class SourceUpload(Base):
+    """Room that a project's quota keeps for an archive under way, from its announcement until it is stored or expires."""
+
+    __tablename__ = "source_upload"
+
+    sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    project: Mapped[str] = mapped_column(String(NAME_LENGTH), primary_key=True)
+    archive_bytes: Mapped[int]
+    expires_at: Mapped[datetime]

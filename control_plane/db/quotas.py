@@ -24,6 +24,8 @@ class QuotaRecord:
     """In each fleet; None: any."""
     max_job_count: int | None
     """That have not ended; None: any."""
+    max_source_bytes: int | None = None
+    """Of all uploaded archives together, those under way included; None: any."""
     max_priority: int = 0
     """The highest that its submitters may set."""
     allowed_role_arns: tuple[str, ...] = ()

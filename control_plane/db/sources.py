@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from control_plane.db.errors import NotFound
-from control_plane.db.models import Source
+from control_plane.db.models import Source, SourceUpload
 from control_plane.db.session import record_of, values_of
 
 
@@ -58,10 +58,44 @@ def find(session: Session, sha256: str, project: str | None) -> SourceRecord | N
 
 
 def add(session: Session, source: SourceRecord) -> SourceRecord:
-    """Store a source for a project; one that the project has stays as it is."""
+    """Store a source for a project and end its upload; a source that the project has stays as it is."""
+    remove_upload(session, source.sha256, source.project)
     row = session.get(Source, (source.sha256, source.project))
     if row is None:
         row = Source(**values_of(source))
         session.add(row)
         session.flush()
     return record_of(row, SourceRecord)
+
+
+def used_bytes(session: Session, project: str, now: datetime, *, besides: str) -> int:
+    """Return what a project's archives take, stored and under way.
+
+    Args:
+        session: any.
+        project: whose.
+        now: uploads that have expired by then are not counted.
+        besides: SHA-256 of the archive that is being judged; it is not counted.
+
+    Returns:
+        Bytes; an archive that is stored and under way again is counted once.
+    """
+    stored = select(Source.sha256, Source.archive_bytes).where(Source.project == project, Source.sha256 != besides)
+    under_way = select(SourceUpload.sha256, SourceUpload.archive_bytes).where(
+        SourceUpload.project == project, SourceUpload.sha256 != besides, SourceUpload.expires_at > now
+    )
+    both = stored.union(under_way).subquery()
+    return int(session.scalar(select(func.coalesce(func.sum(both.c.archive_bytes), 0))) or 0)
+
+
+def put_upload(session: Session, sha256: str, project: str, *, archive_bytes: int, now: datetime, expires_at: datetime) -> None:
+    """Keep room for an archive under way, in place of what was kept for it before; expired ones of all projects are removed."""
+    session.execute(delete(SourceUpload).where(SourceUpload.expires_at <= now))
+    remove_upload(session, sha256, project)
+    session.add(SourceUpload(sha256=sha256, project=project, archive_bytes=archive_bytes, expires_at=expires_at))
+    session.flush()
+
+
+def remove_upload(session: Session, sha256: str, project: str) -> None:
+    """Keep no room for an archive any longer; there may be none."""
+    session.execute(delete(SourceUpload).where(SourceUpload.sha256 == sha256, SourceUpload.project == project))

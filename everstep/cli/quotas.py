@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from everstep.cli.commands import Columns, Json, Pages, Rows, Service, Shown, command
-from everstep.cli.output import counted, without_none
+from everstep.cli.output import counted, size, without_none
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -22,6 +22,7 @@ def list_quotas(service: Service, pages: Pages) -> Shown:
         "PROJECT": "Project",
         "NODES OF A FLEET": lambda quota: str(quota.get("MaxNodeCount", "any")),
         "JOBS": lambda quota: str(quota.get("MaxJobCount", "any")),
+        "SOURCES": lambda quota: size(quota["MaxSourceBytes"]) if "MaxSourceBytes" in quota else "any",
         "PRIORITY": lambda quota: str(quota["MaxPriority"]),
         "MAY NAME": lambda quota: ", ".join((*quota["AllowedRoleArns"], *quota["AllowedSecrets"], *quota["AllowedData"])) or "-",
     }
@@ -34,6 +35,7 @@ def set_quota(
     project: Project,
     max_node_count: Annotated[int | None, typer.Option(min=0, help="Nodes of each fleet that all its jobs may hold; no limit unless said.")] = None,
     max_job_count: Annotated[int | None, typer.Option(min=0, help="Jobs that have not ended; no limit unless said.")] = None,
+    max_source_bytes: Annotated[int | None, typer.Option(min=0, help="What its source archives may take together; no limit unless said.")] = None,
     max_priority: Annotated[int, typer.Option(help="The highest priority that its submitters may set.")] = 0,
     allow_role: Annotated[list[str] | None, typer.Option(help="ARN of a role that its submitters may name; may be repeated, and end with *.")] = None,
     allow_secret: Annotated[list[str] | None, typer.Option(help="Secret that they may name without a role; may be repeated, and end with *.")] = None,
@@ -48,7 +50,7 @@ def set_quota(
         AllowedRoleArns=allow_role or [],
         AllowedSecrets=allow_secret or [],
         AllowedData=allow_data or [],
-        **without_none(MaxNodeCount=max_node_count, MaxJobCount=max_job_count),
+        **without_none(MaxNodeCount=max_node_count, MaxJobCount=max_job_count, MaxSourceBytes=max_source_bytes),
     )
     nodes, jobs = _limit(quota, "MaxNodeCount", "node"), _limit(quota, "MaxJobCount", "job")
     return Shown(quota, f"{project} may hold {nodes} of each fleet, and have {jobs} under way")

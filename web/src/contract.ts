@@ -1030,6 +1030,7 @@ export interface ProjectQuota {
   Project: string
   MaxNodeCount?: number
   MaxJobCount?: number
+  MaxSourceBytes?: number
   MaxPriority: number
   AllowedRoleArns: string[]
   AllowedSecrets: string[]
@@ -1051,6 +1052,8 @@ export interface PutProjectQuotaRequest {
   MaxNodeCount?: number
   /** Jobs that have not ended, in all fleets, without a limit unless said. CreateTrainingJob is refused beyond. */
   MaxJobCount?: number
+  /** What all uploaded source archives may take together, without a limit unless said. Stored archives are never deleted; archives under way count for up to 26 hours. CreateSource, CompleteSource and PutSource are refused beyond. */
+  MaxSourceBytes?: number
   /** The highest Priority that its submitters may set. 0 unless given. */
   MaxPriority?: number
   /** The roles that its submitters may name as RoleArn; none unless said. A final `*` allows all that begins like it, here and below. */

@@ -36,6 +36,7 @@ def put_project_quota(project: ProjectPath, request: schemas.PutProjectQuotaRequ
         project=project,
         max_node_count=request.max_node_count,
         max_job_count=request.max_job_count,
+        max_source_bytes=request.max_source_bytes,
         max_priority=request.max_priority,
         allowed_role_arns=tuple(request.allowed_role_arns),
         allowed_secrets=tuple(request.allowed_secrets),
@@ -47,6 +48,8 @@ def put_project_quota(project: ProjectPath, request: schemas.PutProjectQuotaRequ
             nodes = "any number of" if quota.max_node_count is None else quota.max_node_count
             live = "any number of" if quota.max_job_count is None else quota.max_job_count
             message = f"Jobs of the project {project} may hold {nodes} nodes of each fleet; {live} of them may be under way."
+            if quota.max_source_bytes is not None:
+                message += f" Its source archives may take {quota.max_source_bytes} bytes."
             message += f" Submitters may set a priority of {quota.max_priority}, and name {_named(quota)}."
             events.append(session, NewEvent(at=services.now(), type="QuotaSet", message=message, project=project))
     services.wake()
@@ -76,6 +79,7 @@ def _shown(quota: QuotaRecord) -> schemas.ProjectQuota:
         project=quota.project,
         max_node_count=quota.max_node_count,
         max_job_count=quota.max_job_count,
+        max_source_bytes=quota.max_source_bytes,
         max_priority=quota.max_priority,
         allowed_role_arns=list(quota.allowed_role_arns),
         allowed_secrets=list(quota.allowed_secrets),

@@ -25,9 +25,9 @@ from control_plane.api.deps import Router, Services, ServicesDep, SourceIdPath
 from control_plane.api.errors import InUse, InvalidRequest, TooLarge
 from control_plane.api.schemas import FieldError
 from control_plane.cloud.errors import CloudError, NotFound
-from control_plane.db import sources
+from control_plane.db import quotas, sources
 from control_plane.db.sources import SourceRecord
-from control_plane.loop.upload_keeper import PREFIX
+from control_plane.loop.upload_keeper import KEPT, LOOK_SECONDS, PREFIX
 from everstep.protocol.plan import ObjectReference
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ def create_source(request: schemas.CreateSourceRequest, caller: User, services: 
         raise _too_long(services)
     if _known(services, request.source_id, caller) is not None:
         return schemas.CreateSourceResponse(source_id=request.source_id, is_stored=True, upload=None)
+    _keep_room(services, caller, request.source_id, request.bytes)
     expires_at = services.now() + timedelta(seconds=UPLOAD_SECONDS)
     signed = services.objects.sign_upload(
         _upload(services, request.source_id), sha256=request.source_id, size_bytes=request.bytes, seconds=UPLOAD_SECONDS
@@ -134,9 +135,12 @@ def describe_source(source_id: SourceIdPath, caller: Reader, services: ServicesD
 
 def _store(services: Services, caller: Caller, source_id: str, file: BinaryIO, archive_bytes: int) -> schemas.PutSourceResponse:
     """Check an archive, put it into S3, and take it. Blocks."""
+    _keep_room(services, caller, source_id, archive_bytes)
     try:
         contents = inspect_apart(file, archive_bytes, services.source_limits)
     except RefusedArchive as error:
+        with services.database.write() as session:
+            sources.remove_upload(session, source_id, caller.choose_project(None))
         message = str(error)
         fields = [FieldError(field="Body", message=message)]
         raise InvalidRequest(
@@ -160,6 +164,33 @@ def _store(services: Services, caller: Caller, source_id: str, file: BinaryIO, a
             ),
         )
     return _shown(record)
+
+
+def _keep_room(services: Services, caller: Caller, source_id: str, archive_bytes: int) -> None:
+    """Keep room in the project's quota for an archive, or refuse it. Room is kept as long as the upload can lie in S3.
+
+    Args:
+        services: for the database and the time.
+        caller: whose project the archive belongs to.
+        source_id: SHA-256 of the archive; what was kept for it before is replaced.
+        archive_bytes: its length.
+
+    Raises:
+        InUse: the quota has no room for it.
+    """
+    project, now = caller.choose_project(None), services.now()
+    with services.database.write() as session:
+        quota = quotas.find(session, project)
+        if quota is None or quota.max_source_bytes is None:
+            return
+        used = sources.used_bytes(session, project, now, besides=source_id)
+        if used + archive_bytes > quota.max_source_bytes:
+            raise InUse(
+                f"The project {project!r} uses {used} of {quota.max_source_bytes} bytes for sources; this archive needs {archive_bytes}.",
+                hint=f"{LEAVE_OUT} Or ask an administrator for a larger limit: everstep quotas set {project} --max-source-bytes ...",
+            )
+        expires_at = now + timedelta(seconds=UPLOAD_SECONDS + LOOK_SECONDS) + KEPT
+        sources.put_upload(session, source_id, project, archive_bytes=archive_bytes, now=now, expires_at=expires_at)
 
 
 def _known(services: Services, source_id: str, caller: Caller) -> SourceRecord | None:

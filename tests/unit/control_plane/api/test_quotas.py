@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import hashlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
+from functools import partial
 
 import pytest
 
@@ -10,6 +12,7 @@ from control_plane.api.routes import jobs as routes
 from control_plane.db.tokens import Role
 from tests.postgresql import BOTH_ENGINES
 from tests.unit.control_plane.api.conftest import refused, without_metadata
+from tests.unit.control_plane.api.test_sources import archive
 
 pytestmark = pytest.mark.parametrize("engine", BOTH_ENGINES)
 
@@ -102,3 +105,36 @@ def test_the_plan_says_that_a_job_waits_for_its_quota(service, client, wanted):
     assert not plan["CanStartNow"]
     other = client.create_training_job(TrainingJobName="b", **{**wanted, "Project": "vision"}, DryRun=True)["Plan"]
     assert "QueuePosition" not in other
+
+
+@pytest.mark.security
+@pytest.mark.covers("PutProjectQuota.MaxSourceBytes")
+def test_sources_of_a_project_fill_its_quota_and_no_more(service, client):
+    """Announced archives count, too: else a submitter could fill the bucket with uploads that nobody completes."""
+    body = archive(("train.py", b"print(1)"))
+    first, second = hashlib.sha256(body).hexdigest(), "1" * 64
+    client.put_project_quota(Project="speech", MaxSourceBytes=len(body) + 100)
+    with closing(service.client(service.token(Role.SUBMITTER, "speech"))) as member:
+        member.create_source(SourceId=second, Bytes=101)
+        told = f"'speech' uses 101 of {len(body) + 100} bytes for sources; this archive needs {len(body)}"
+        for upload in (partial(member.create_source, Bytes=len(body)), partial(member.put_source, Body=body)):
+            with refused("ConflictException", match=told) as caught:
+                upload(SourceId=first)
+            assert "--max-source-bytes" in caught.value.hint
+        member.create_source(SourceId=second, Bytes=100)  # the same archive again replaces what it announced before
+        for _ in range(2):
+            member.put_source(SourceId=first, Body=body)
+        with refused("ConflictException", match=f"uses {len(body) + 100} of"):
+            member.create_source(SourceId="2" * 64, Bytes=101)
+        service.clock.advance(27 * 3600)
+        member.create_source(SourceId="2" * 64, Bytes=100)
+    client.put_source(SourceId=first, Body=body)  # another project has no quota
+
+
+@pytest.mark.security
+def test_an_archive_that_is_refused_takes_no_room(service, client):
+    bad, good = archive(("../evil.py", b"x" * 50)), archive(("train.py", b"print(1)"))
+    client.put_project_quota(Project="default", MaxSourceBytes=len(good))
+    for body, error in ((bad, "ValidationException"), (good, None)):
+        with refused(error) if error else nullcontext():
+            client.put_source(SourceId=hashlib.sha256(body).hexdigest(), Body=body)
