@@ -556,6 +556,9 @@ class Node(TypedDict):
     TrainingJobName: NotRequired[str]
     Address: str
     MemoryBytes: int
+    """What snapshots may take."""
+    Memory: NotRequired[NodeMemory]
+    """Absent while its agent is not connected, or has not measured it yet."""
     InstanceType: str
     AvailabilityZone: str
     FailureDomain: NotRequired[str]
@@ -583,6 +586,18 @@ class NodeIncident(TypedDict):
     """`node_unreachable`, `agent_lost` … or a fault's code with its number: `gpu_xid 79`."""
     Evidence: str
     Remedy: Literal["none", "restart", "release", "hold", "retire", "reboot", "replace", "let_go"]
+
+class NodeMemory(TypedDict):
+    """Memory of a node and of its ranks, as its agent reported last."""
+    UsedBytes: int
+    AvailableBytes: int
+    """What can be allocated now without swapping."""
+    TotalBytes: int
+    """What agent and ranks can have at most: of the machine, or of their cgroup where that has a lower limit."""
+    CgroupLimitBytes: NotRequired[int]
+    """Absent where the machine is the limit."""
+    Ranks: list[RankMemory]
+    """Living ranks, in order."""
 
 class OutputDataConfig(TypedDict):
     """Where outputs go."""
@@ -620,6 +635,14 @@ class PutSourceResponse(TypedDict):
     SourceId: str
     Bytes: int
     FileCount: int
+
+class RankMemory(TypedDict):
+    """What the process of a rank has in memory; the processes that the rank started do not count."""
+    Rank: int
+    ResidentBytes: int
+    """Pages that the process shares with others count in full."""
+    PeakResidentBytes: int
+    """The highest ResidentBytes since the process started."""
 
 class RankSource(TypedDict):
     """Where the shards of some ranks came from."""

@@ -17,7 +17,7 @@ import signal
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -40,9 +40,11 @@ from everstep.protocol.agent_messages import (
     MemberReport,
     MetricsStored,
     NodeFault,
+    NodeMemory,
     PageCommit,
     Prepare,
     RankExit,
+    RankMemory,
     Release,
     RunCommand,
     SendLines,
@@ -360,6 +362,7 @@ class Agent:
             exposure=self._exposure,
             sources=tuple(sorted({*self._archives.held, *self._unsound_sources})),
             faults=self._health.faults() if self._health is not None else (),
+            memory=self._memory(),
         )
         return self._reported
 
@@ -561,7 +564,27 @@ class Agent:
         self._ranks.events = member.lines
 
     def _usage(self) -> NodeUsage:
-        return self._health.usage() if self._health is not None else NodeUsage()
+        """Return what the node's devices and its ranks use; for charts."""
+        usage = self._health.usage() if self._health is not None else NodeUsage()
+        largest = max((rank.resident_bytes for rank in self._rank_memory()), default=None)
+        return replace(usage, rank_memory_bytes=largest)
+
+    def _memory(self) -> NodeMemory | None:
+        usage = self._health.usage() if self._health is not None else NodeUsage()
+        if usage.memory_total_bytes is None or usage.memory_available_bytes is None:
+            return None
+        return NodeMemory(
+            total_bytes=usage.memory_total_bytes,
+            available_bytes=usage.memory_available_bytes,
+            limit_bytes=usage.memory_limit_bytes,
+            ranks=self._rank_memory(),
+        )
+
+    def _rank_memory(self) -> tuple[RankMemory, ...]:
+        if self._promise is None:
+            return ()
+        found = self._supervisor.rank_memory(RunId(self._promise.run), Generation(self._promise.generation))
+        return tuple(RankMemory(rank=rank, resident_bytes=each.resident_bytes, peak_bytes=each.peak_bytes) for rank, each in sorted(found.items()))
 
     def _gpu_percent(self, member: Member, rank: Rank) -> float | None:
         """Return how busy a rank's GPU is: the one that has the rank's LOCAL_RANK for a number."""

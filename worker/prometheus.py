@@ -56,6 +56,7 @@ def families(facts: AgentFacts) -> Iterator[Metric]:
         return
     yield CounterMetricFamily("everstep_agent_refused", "Sessions and lines of others that this agent refused or closed.", value=report.refused_count)
     yield GaugeMetricFamily("everstep_agent_warm", "1 while ranks can be started without importing first.", value=report.is_warm)
+    yield from _of_memory(report)
     member = report.member
     faults = GaugeMetricFamily("everstep_node_faults", "Faults of the node or its job that are told now.", labels=["code"])
     every = [*report.faults, *(member.faults if member is not None else ())]
@@ -89,6 +90,24 @@ def families(facts: AgentFacts) -> Iterator[Metric]:
         size.add_metric(labels, shard.payload_bytes)
         holders.add_metric(labels, len(shard.in_view))
     yield from (step, committed, lag, size, holders)
+
+
+def _of_memory(report: AgentReport) -> Iterator[Metric]:
+    memory = report.memory
+    if memory is None:
+        return
+    yield GaugeMetricFamily("everstep_node_memory_total_bytes", "Memory that agent and ranks can have at most.", value=memory.total_bytes)
+    yield GaugeMetricFamily("everstep_node_memory_available_bytes", "Memory that can be allocated now.", value=memory.available_bytes)
+    if memory.limit_bytes is not None:
+        yield GaugeMetricFamily("everstep_node_memory_limit_bytes", "The memory limit of the agent's cgroup.", value=memory.limit_bytes)
+    if report.member is None:
+        return
+    resident = GaugeMetricFamily("everstep_rank_resident_bytes", "Resident memory of the rank's process.", labels=["job", "rank"])
+    peak = GaugeMetricFamily("everstep_rank_resident_peak_bytes", "The highest resident memory since the rank started.", labels=["job", "rank"])
+    for rank in memory.ranks:
+        resident.add_metric([report.member.job, str(rank.rank)], rank.resident_bytes)
+        peak.add_metric([report.member.job, str(rank.rank)], rank.peak_bytes)
+    yield from (resident, peak)
 
 
 def snapshot_seconds() -> Histogram:

@@ -1117,6 +1117,30 @@ class ResetNodeSessionRequest(NodeOperation):
     """A node whose agent has lost its session."""
 
 
+class RankMemory(Shape):
+    """What the process of a rank has in memory; the processes that the rank started do not count."""
+
+    rank: int
+    resident_bytes: int
+    """Pages that the process shares with others count in full."""
+    peak_resident_bytes: int
+    """The highest ResidentBytes since the process started."""
+
+
+class NodeMemory(Shape):
+    """Memory of a node and of its ranks, as its agent reported last."""
+
+    used_bytes: int
+    available_bytes: int
+    """What can be allocated now without swapping."""
+    total_bytes: int
+    """What agent and ranks can have at most: of the machine, or of their cgroup where that has a lower limit."""
+    cgroup_limit_bytes: int | None
+    """Absent where the machine is the limit."""
+    ranks: list[RankMemory]
+    """Living ranks, in order."""
+
+
 class Node(Shape):
     """An EC2 instance of a fleet and its agent."""
 
@@ -1136,6 +1160,9 @@ class Node(Shape):
     training_job_name: str | None
     address: str
     memory_bytes: int
+    """What snapshots may take."""
+    memory: NodeMemory | None
+    """Absent while its agent is not connected, or has not measured it yet."""
     instance_type: str
     availability_zone: str
     failure_domain: str | None

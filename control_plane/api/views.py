@@ -570,6 +570,7 @@ def node(
         training_job_name=job_name,
         address=record.address,
         memory_bytes=record.memory_bytes,
+        memory=_memory(agent),
         instance_type=record.instance_type,
         availability_zone=record.availability_zone,
         failure_domain=record.failure_domain,
@@ -585,6 +586,19 @@ def node(
         exposure=(agent.report.exposure or None) if agent is not None and agent.report is not None else None,
         connection_time=record.connected_at,
         end_time=record.ended_at,
+    )
+
+
+def _memory(agent: AgentView | None) -> schemas.NodeMemory | None:
+    memory = agent.report.memory if agent is not None and agent.is_connected and agent.report is not None else None
+    if memory is None:
+        return None
+    return schemas.NodeMemory(
+        used_bytes=memory.total_bytes - memory.available_bytes,
+        available_bytes=memory.available_bytes,
+        total_bytes=memory.total_bytes,
+        cgroup_limit_bytes=memory.limit_bytes,
+        ranks=[schemas.RankMemory(rank=each.rank, resident_bytes=each.resident_bytes, peak_resident_bytes=each.peak_bytes) for each in memory.ranks],
     )
 
 

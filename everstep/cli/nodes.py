@@ -30,6 +30,7 @@ def list_nodes(
         "JOB": lambda node: node.get("TrainingJobName") or "-",
         "ADDRESS": Detail("Address"),
         "TYPE": Detail("InstanceType"),
+        "MEMORY": Detail(_share),
         "SINCE (UTC)": Detail(lambda node: when(node["CreationTime"])),
         "REASON": Prose("Reason"),
     }
@@ -50,6 +51,8 @@ def describe(service: Service, node_id: NodeId) -> Shown:
         ("refused", _refusals(node)),
         ("exposed", node.get("Exposure")),
         ("address", node["Address"]),
+        ("memory", _memory(node)),
+        ("memory of ranks", _rank_memory(node)),
         ("memory for slots", size(node["MemoryBytes"])),
         ("instance type", node["InstanceType"] or None),
         ("zone", node["AvailabilityZone"] or None),
@@ -115,6 +118,25 @@ def _agent(node: Json) -> str:
     if not node["Connected"]:
         return "not connected"
     return f"connected, version {node['AgentVersion']}, {'ranks start warm' if node['Warm'] else 'ranks would import first'}"
+
+
+def _share(node: Json) -> str:
+    """Return how much of a node's memory is in use, for a table."""
+    memory = node.get("Memory")
+    return "-" if memory is None else f"{size(memory['UsedBytes'])} of {size(memory['TotalBytes'])}"
+
+
+def _memory(node: Json) -> str | None:
+    memory = node.get("Memory")
+    if memory is None:
+        return None
+    limit = ", the limit of its cgroup" if "CgroupLimitBytes" in memory else ""
+    return f"{size(memory['UsedBytes'])} used of {size(memory['TotalBytes'])}{limit}; {size(memory['AvailableBytes'])} available"
+
+
+def _rank_memory(node: Json) -> str | None:
+    ranks = node.get("Memory", {}).get("Ranks", [])
+    return "\n".join(f"rank {rank['Rank']}: {size(rank['ResidentBytes'])}, peak {size(rank['PeakResidentBytes'])}" for rank in ranks) or None
 
 
 def _refusals(node: Json) -> str | None:

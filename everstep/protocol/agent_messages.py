@@ -364,6 +364,29 @@ class MemberReport(Message, frozen=True):
     """What was measured last on this node, by the name of its metric: means of some seconds. Empty until an iteration has ended."""
 
 
+class RankMemory(Message, frozen=True):
+    """What the process of one rank has in memory, in bytes; the processes that the rank started do not count."""
+
+    rank: Rank
+    resident_bytes: int
+    """Pages that the process shares with others count in full, those of snapshots too."""
+    peak_bytes: int
+    """The highest `resident_bytes` since the process started."""
+
+
+class NodeMemory(Message, frozen=True):
+    """Memory of a node and of its ranks, at most some seconds old, in bytes."""
+
+    total_bytes: int
+    """What agent and ranks can have at most: of the machine, or of their cgroup where that has a lower limit."""
+    available_bytes: int
+    """What they could allocate now without swapping."""
+    limit_bytes: int | None = None
+    """The limit of their cgroup; None: the machine is the limit."""
+    ranks: tuple[RankMemory, ...] = ()
+    """Living ranks, in order."""
+
+
 class AgentReport(Message, frozen=True):
     """An agent's whole state."""
 
@@ -387,6 +410,8 @@ class AgentReport(Message, frozen=True):
     """What a job's code can get at here that is not the job's, in a sentence: the agent's files, the instance's metadata; empty: neither."""
     sources: tuple[str, ...] = ()
     """SHA-256 of the source archives that are here and verified, or were found unsound."""
+    memory: NodeMemory | None = None
+    """For people; nothing is decided by it, and a new figure alone sends no report. None: not measured yet."""
 
 
 class Hello(Message, frozen=True):

@@ -969,7 +969,10 @@ export interface Node {
   Warm: boolean
   TrainingJobName?: string
   Address: string
+  /** What snapshots may take. */
   MemoryBytes: number
+  /** Absent while its agent is not connected, or has not measured it yet. */
+  Memory?: NodeMemory
   InstanceType: string
   AvailabilityZone: string
   /** The network node that its instance hangs on; absent while AWS has not told, which it does not for every instance type. */
@@ -998,6 +1001,19 @@ export interface NodeIncident {
   Cause: string
   Evidence: string
   Remedy: 'none' | 'restart' | 'release' | 'hold' | 'retire' | 'reboot' | 'replace' | 'let_go'
+}
+
+/** Memory of a node and of its ranks, as its agent reported last. */
+export interface NodeMemory {
+  UsedBytes: number
+  /** What can be allocated now without swapping. */
+  AvailableBytes: number
+  /** What agent and ranks can have at most: of the machine, or of their cgroup where that has a lower limit. */
+  TotalBytes: number
+  /** Absent where the machine is the limit. */
+  CgroupLimitBytes?: number
+  /** Living ranks, in order. */
+  Ranks: RankMemory[]
 }
 
 /** Where outputs go. */
@@ -1074,6 +1090,15 @@ export interface PutSourceResponse {
   SourceId: string
   Bytes: number
   FileCount: number
+}
+
+/** What the process of a rank has in memory; the processes that the rank started do not count. */
+export interface RankMemory {
+  Rank: number
+  /** Pages that the process shares with others count in full. */
+  ResidentBytes: number
+  /** The highest ResidentBytes since the process started. */
+  PeakResidentBytes: number
 }
 
 /** Where the shards of some ranks came from. */

@@ -18,6 +18,7 @@ test('names that are not known stay as they are', () => expect([titleOf('everste
 test.each([
   ['everstep/gpu_percent', [12.34, 90.06, 97], ['12.3 %', '90.1 %', '97 %']],
   ['everstep/step_seconds', [1, 2.0049, 30], ['1 s', '2 s', '30 s']],
+  ['everstep/memory_used_bytes', [0, 1536.4, 2048], ['0 B', '1.5 KiB', '2.0 KiB']],
   ['everstep/network_bytes_per_second', [0, 1536.4, 2048], ['0 B/s', '1.5 KiB/s', '2.0 KiB/s']],
 ])('which nodes stand out in %s', (name, [least, middle, most], told) => {
   const spread: Point = { step: 2, firstStep: 2, at: 1, values: { [name]: middle! }, least: { [name]: least! }, most: { [name]: most! }, leastOn: { [name]: 'i-a' }, mostOn: { [name]: 'i-b' } }

@@ -28,6 +28,13 @@ class NodeUsage:
     """How busy the idlest of them is: of eight, one that idles hardly shows in the mean."""
     network_bytes: int | None = None
     """That its network cards have sent and received; only ever grows."""
+    memory_total_bytes: int | None = None
+    """What agent and ranks can have at most."""
+    memory_available_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    """The limit of their cgroup; None: the machine is the limit."""
+    rank_memory_bytes: int | None = None
+    """Resident memory of the largest rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +98,10 @@ class OwnMetrics:
             values["gpu_percent"] = usage.gpu_percent
         if usage.gpu_least_percent is not None:
             values["gpu_least_percent"] = usage.gpu_least_percent
+        if usage.memory_total_bytes is not None and usage.memory_available_bytes is not None:
+            values["memory_used_bytes"] = usage.memory_total_bytes - usage.memory_available_bytes
+        if usage.rank_memory_bytes is not None:
+            values["rank_memory_bytes"] = usage.rank_memory_bytes
         if passed > 0:
             values["replica_bytes_per_second"] = (replica_bytes - self.replica_bytes) / passed
             before = self.usage.network_bytes

@@ -107,6 +107,9 @@ class HealthWatch:
             gpu_percent=sum(busy) / len(busy) if busy else None,
             gpu_least_percent=min(busy, default=None),
             network_bytes=sum(moved) if moved else None,
+            memory_total_bytes=memory.total_bytes,
+            memory_available_bytes=memory.available_bytes,
+            memory_limit_bytes=memory.limit_bytes,
         )
         facts = NodeFacts(
             at=self._monotonic(),

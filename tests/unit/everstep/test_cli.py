@@ -618,6 +618,23 @@ def test_a_node_shows_what_was_refused(run, messages, sessions, words):
     assert "ranks run as the agent's user" in out
 
 
+def test_a_node_shows_its_memory_and_that_of_its_ranks(run):
+    names = ("NodeId", "FleetName", "NodeStatus", "AgentVersion", "TrainingJobName", "Address", "InstanceType", "AvailabilityZone", "Reason")
+    node = {
+        **dict.fromkeys(names, "x"),
+        **{"Connected": True, "Warm": True, "MemoryBytes": 1, "Incidents": [], "RefusedMessageCount": 0, "RefusedSessionCount": 0},
+        "CreationTime": datetime.fromisoformat("2026-03-01T12:00:00Z"),
+    }
+    assert "memory of ranks" not in run("nodes", "describe", "i-1", describe_node=node)[1]
+    ranks = [{"Rank": 3, "ResidentBytes": 2**30, "PeakResidentBytes": 2**31}]
+    memory = {"UsedBytes": 3 * 2**30, "AvailableBytes": 2**30, "TotalBytes": 4 * 2**30, "Ranks": ranks}
+    _, out, _, _ = run("nodes", "describe", "i-1", describe_node={**node, "Memory": memory})
+    assert "3.0 GiB used of 4.0 GiB; 1.0 GiB available" in out
+    assert "rank 3: 1.0 GiB, peak 2.0 GiB" in out
+    _, out, _, _ = run("nodes", "describe", "i-1", describe_node={**node, "Memory": {**memory, "CgroupLimitBytes": 4 * 2**30}})
+    assert "the limit of its cgroup" in out
+
+
 def test_what_was_asked_for_and_is_not_there_is_told_from_nothing_at_all(run):
     logs = [{"Generation": number, "Rank": rank, "Stream": "stdout", "Bytes": 5, "Key": "k"} for number in (1, 3) for rank in (0, 1)]
     code, out, err, _ = run("jobs", "logs", "gpt", "--raw", "--rank", "7", list_logs={"Logs": logs})

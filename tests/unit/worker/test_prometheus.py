@@ -6,7 +6,7 @@ import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from everstep.protocol.agent_messages import AgentReport, MemberPhase, MemberReport, NodeFault, RankStatus, ShardProtection
+from everstep.protocol.agent_messages import AgentReport, MemberPhase, MemberReport, NodeFault, NodeMemory, RankMemory, RankStatus, ShardProtection
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from worker.prometheus import AgentFacts, MetricsEndpoint, snapshot_seconds
 
@@ -28,7 +28,9 @@ def report(ranks: int = 2, *, step: int = 10) -> AgentReport:
         load_seconds=1.5,
     )
     faults = tuple(NodeFault(code="gpu_xid", message=f"gpu {n}", is_permanent=False) for n in range(2))
-    return AgentReport(node_id=NODE, sequence=1, member=member, refused_count=4, faults=faults)
+    of_ranks = tuple(RankMemory(rank=rank, resident_bytes=50 + rank, peak_bytes=60 + rank) for rank in of_node)
+    memory = NodeMemory(total_bytes=1000, available_bytes=400, limit_bytes=1000, ranks=of_ranks)
+    return AgentReport(node_id=NODE, sequence=1, member=member, refused_count=4, faults=faults, memory=memory)
 
 
 def scrape(facts: AgentFacts, *took: float) -> dict[tuple[str, str], float]:
@@ -67,6 +69,11 @@ def test_figures_of_a_node_that_trains() -> None:
         ("everstep_shard_replica_lag_steps", "job=gpt,rank=1"): 3,
         ("everstep_shard_bytes", "job=gpt,rank=0"): 100,
         ("everstep_shard_holders", "job=gpt,rank=0"): 1,
+        ("everstep_node_memory_total_bytes", ""): 1000,
+        ("everstep_node_memory_available_bytes", ""): 400,
+        ("everstep_node_memory_limit_bytes", ""): 1000,
+        ("everstep_rank_resident_bytes", "job=gpt,rank=1"): 51,
+        ("everstep_rank_resident_peak_bytes", "job=gpt,rank=1"): 61,
     }
     assert expected.items() <= found.items()
 
@@ -90,4 +97,4 @@ def test_series_grow_with_ranks_alone() -> None:
     later = scrape(AgentFacts(report(2, step=99_999), is_connected=True, waiting_count=0, dropped_count=0))
     more = scrape(AgentFacts(report(64), is_connected=True, waiting_count=0, dropped_count=0))
     assert few.keys() == later.keys()
-    assert len(more) - len(few) == 62 * 5
+    assert len(more) - len(few) == 62 * 7

@@ -11,6 +11,8 @@ const TITLES: Record<string, string> = {
   'everstep/replicate_seconds': 'From a step to its last verified copy, seconds',
   'everstep/replica_bytes_per_second': 'Replicas a node sends, bytes/s',
   'everstep/network_bytes_per_second': 'Network of a node, bytes/s',
+  'everstep/memory_used_bytes': 'Memory of a node in use',
+  'everstep/rank_memory_bytes': 'Memory of the largest rank of a node',
   'everstep/gpu_percent': 'GPUs busy, % of a node',
   'everstep/gpu_least_percent': 'Idlest GPU of a node, % busy',
 }
@@ -40,6 +42,7 @@ export function extremes(name: string, of: Series): { median: string; least: { n
 
 function figure(name: string, value: number): string {
   if (name.endsWith('_bytes_per_second')) return `${bytes(Math.round(value))}/s`
+  if (name.endsWith('_bytes')) return bytes(Math.round(value))
   const rounded = String(Number(value.toPrecision(3)))
   return name.endsWith('_percent') ? `${rounded} %` : name.endsWith('_seconds') ? `${rounded} s` : rounded
 }

@@ -71,6 +71,7 @@ from everstep.protocol.rank_messages import (
 )
 from everstep.protocol.slot import HEADER_BYTES, SlotIndex, digest, pack_index, unpack_header
 from worker.agent import Agent, AgentSettings
+from worker.health.memory import ProcessMemory
 from worker.rank_environment import Packages, Supplied
 from worker.shim.messages import RankRecord
 from worker.storage.memory import MemoryAws, MemoryObjectStore
@@ -396,6 +397,10 @@ class Shim:
     def halt_now(self, run: RunId, generation: Generation) -> None:
         for rank in list(self._tasks):
             self._tasks[rank].cancel()
+
+    def rank_memory(self, run: RunId, generation: Generation) -> dict[Rank, ProcessMemory]:
+        lives = (rank for rank in self._tasks if self.ranks[rank].plan.generation == generation)
+        return {rank: ProcessMemory(1000 + rank, 2000 + rank) for rank in lives}
 
     def forget(self, run: RunId) -> None:
         self.forgotten.append(run)

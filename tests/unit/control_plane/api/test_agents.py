@@ -13,9 +13,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from control_plane.api.routes import agents
 from control_plane.cloud.errors import CloudUnavailable
-from everstep.protocol.agent_messages import AgentReport, AgentWelcome, ControlToAgent, Hello, Release
+from everstep.protocol.agent_messages import AgentReport, AgentWelcome, ControlToAgent, Hello, NodeMemory, RankMemory, Release
 from everstep.protocol.codec import decode, encode
-from everstep.protocol.ids import FleetName, NodeId, RunId
+from everstep.protocol.ids import FleetName, NodeId, Rank, RunId
 from tests.unit.control_plane.api.conftest import GROUP
 
 
@@ -287,6 +287,25 @@ async def test_that_ranks_start_warm_on_a_node_is_shown(client, service, token, 
             await opened.send(encode(AgentReport(node_id=NodeId(node), sequence=sequence, member=None, is_warm=is_warm)))
             await until(lambda at=sequence: (report := service.services.registry.views()[node].report) is not None and report.sequence == at)
             assert (await asyncio.to_thread(client.describe_node, NodeId=node))["Warm"] is is_warm
+
+
+async def test_the_memory_of_a_node_and_its_ranks_is_shown_while_its_agent_is_connected(client, service, token, node):
+    ranks = (RankMemory(rank=Rank(2), resident_bytes=30, peak_bytes=40),)
+    memory = NodeMemory(total_bytes=100, available_bytes=25, limit_bytes=100, ranks=ranks)
+    async with line(service, token) as opened:
+        await join(opened, node)
+        assert "Memory" not in await asyncio.to_thread(client.describe_node, NodeId=node)
+        await opened.send(encode(AgentReport(node_id=NodeId(node), sequence=1, member=None, memory=memory)))
+        await until(lambda: service.services.registry.views()[node].report)
+        assert (await asyncio.to_thread(client.describe_node, NodeId=node))["Memory"] == {
+            "UsedBytes": 75,
+            "AvailableBytes": 25,
+            "TotalBytes": 100,
+            "CgroupLimitBytes": 100,
+            "Ranks": [{"Rank": 2, "ResidentBytes": 30, "PeakResidentBytes": 40}],
+        }
+    await until(lambda: not service.services.registry.views()[node].is_connected)
+    assert "Memory" not in await asyncio.to_thread(client.describe_node, NodeId=node)
 
 
 async def refusals(client, node: str, count: int) -> None:

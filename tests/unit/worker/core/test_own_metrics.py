@@ -28,6 +28,11 @@ def test_what_comes_within_a_period_is_one_point() -> None:
     assert (after.iteration_count, after.replica_count, after.step_seconds, after.replicate_seconds) == (0, 0, 0.0, 0.0)
 
 
+def test_memory_is_told_as_it_is_in_use() -> None:
+    values, _ = OwnMetrics().due(0.0, 0, NodeUsage(memory_total_bytes=100, memory_available_bytes=30, rank_memory_bytes=40))
+    assert values == {"everstep/memory_used_bytes": 70, "everstep/rank_memory_bytes": 40}
+
+
 def test_what_nobody_reads_is_left_out_and_a_counter_that_began_anew_is_no_rate() -> None:
     _, metrics = OwnMetrics().due(0.0, 0, NodeUsage(network_bytes=5_000))
     assert metrics.due(10.0, 0, NodeUsage(network_bytes=4_000))[0] == {"everstep/replica_bytes_per_second": 0.0}

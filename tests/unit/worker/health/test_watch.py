@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from worker.core.node_health import GpuFacts, LinkFacts
 from worker.core.own_metrics import NodeUsage
 from worker.health import devices
 from worker.health import watch as health_watch
+from worker.health.memory import MemoryFacts
 from worker.health.watch import HealthWatch
 
 
@@ -80,11 +82,13 @@ def test_what_the_devices_have_done_is_told_for_charts(tmp_path: Path, monkeypat
     gpus.facts = (GpuFacts(index=0, busy_percent=90.0), GpuFacts(index=1, busy_percent=30.0), GpuFacts(index=2))
     links = (LinkFacts(name="eth0", is_up=True, byte_count=40), LinkFacts(name="eth1", is_up=True), LinkFacts(name="eth2", is_up=True, byte_count=2))
     monkeypatch.setattr(devices, "links", lambda: links)
+    monkeypatch.setattr(health_watch, "memory_facts", lambda: MemoryFacts(100, 40, 100))
+    memory = NodeUsage(memory_total_bytes=100, memory_available_bytes=40, memory_limit_bytes=100)
     watch.look()
-    assert watch.usage() == NodeUsage(gpu_percent=60.0, gpu_least_percent=30.0, network_bytes=42)
+    assert watch.usage() == replace(memory, gpu_percent=60.0, gpu_least_percent=30.0, network_bytes=42)
     gpus.facts, links = (), ()
     watch.look()
-    assert watch.usage() == NodeUsage()
+    assert watch.usage() == memory
 
 
 def test_a_gpu_is_as_busy_as_it_was_at_the_most_lately(tmp_path: Path) -> None:
