@@ -199,7 +199,7 @@ class Coordinator:
     stored: Step = FIRST_STEP
     """The newest complete checkpoint in S3 when the generation began; 0: none."""
     strayed: frozenset[Rank] = frozenset()
-    """Ranks whose shard some node keeps that is none of its planned holders (`worker.core.strays`)."""
+    """Ranks whose shard some node keeps that is none of its planned holders, and all other ranks of the same owner (`worker.core.strays`)."""
     distance: int = 1
     """Steps from a committed step to the next proposed one, at least: what the job's budget allows (`worker.core.budget`)."""
     committed: Step = NONE

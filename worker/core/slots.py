@@ -34,10 +34,6 @@ class SlotView:
     is_busy: bool = False
     """A rank's copier may still write into it (seen after the agent's own restart)."""
 
-    def is_sealed_at(self, step: Step) -> bool:
-        """Say whether the slot holds this step complete."""
-        return self.state is SlotState.SEALED and self.content is not None and self.content.step == step
-
 
 EMPTY = SlotView(SlotState.EMPTY, None)
 

@@ -385,8 +385,7 @@ class SlotStore:
                 self._forget_if_empty(rank)
 
     def _makes_way(self, rank: Rank, slot: Slot) -> bool:
-        has_base = any(other is not slot and other.view.is_sealed_at(self.strays.base) for other in self.shards[rank])
-        return not slot.is_used and self.strays.makes_way(rank, slot.file.content, has_base=has_base)
+        return not slot.is_used and self.strays.makes_way(rank, slot.file.content)
 
     def _forget_if_empty(self, rank: Rank) -> None:
         """Forget a stray without any content."""

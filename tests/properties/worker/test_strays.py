@@ -54,8 +54,7 @@ class Node:
     def make_room(self) -> None:
         for rank in sorted(set(self.steps) - self.strays.placed):
             for step in sorted(self.steps[rank]):
-                has_base = any(other == self.strays.base for other in self.steps[rank] - {step})
-                if self.used >= self.room and self.strays.makes_way(rank, Content(ORIGIN, step), has_base=has_base):
+                if self.used >= self.room and self.strays.makes_way(rank, Content(ORIGIN, step)):
                     self.steps[rank].discard(step)
 
     def receive(self, rank: Rank, base: Step) -> bool:
@@ -74,24 +73,52 @@ class Node:
             del self.steps[rank]
 
 
+class DropsAtFirstRequest(Strays):
+    """Planted: a request for a slot drops every stray that is in its way."""
+
+    __slots__ = ()
+
+    def makes_way(self, rank: Rank, content: Content | None) -> bool:
+        return rank not in self.placed
+
+
+class DropsAtFirstAnnouncement(Strays):
+    """Planted: the first announcement drops all strays, whether or not a new holder has sealed them."""
+
+    __slots__ = ()
+
+    def is_over(self, rank: Rank) -> bool:
+        return rank not in self.placed
+
+
 class Relaunch:
-    """A job with one rank per node that lost some nodes."""
+    """A job that lost some nodes. Each node has `ranks_per_node` ranks, whose shards have the same holders."""
 
     def __init__(
-        self, labels: Sequence[int], copies: int, lost: Sequence[int], spares: Sequence[int], sealed: Iterable[bool], *, is_later: bool
+        self,
+        labels: Sequence[int],
+        copies: int,
+        lost: Sequence[int],
+        spares: Sequence[int],
+        sealed: Iterable[bool],
+        *,
+        is_later: bool,
+        ranks_per_node: int = 1,
+        rules: type[Strays] = Strays,
     ) -> None:
+        self.ranks_per_node, self.rules = ranks_per_node, rules
         names = [NodeId(f"n{i}") for i in range(len(labels))]
         domains = {node: f"d{label}" for node, label in zip(names, labels, strict=True)}
         before = placement.plan(names, copies, domains)
         has_newest = iter(sealed)
-        room = SLOTS * copies
+        room = SLOTS * copies * ranks_per_node
         self.nodes = {node: Node(node, room) for node in names}
-        for rank, owner in enumerate(names):
+        for rank, owner in self.ranks_of(names):
             for holder in before.holders[owner]:
                 is_newer = holder == owner or is_later or next(has_newest, True)
-                self.nodes[holder].steps[Rank(rank)] = {COMMITTED, NEWEST} if is_newer else {COMMITTED}
+                self.nodes[holder].steps[rank] = {COMMITTED, NEWEST} if is_newer else {COMMITTED}
                 if holder == owner and is_later:  # step 10 is committed, and step 11 was captured over step 9
-                    self.nodes[holder].steps[Rank(rank)] = {NEWEST}
+                    self.nodes[holder].steps[rank] = {NEWEST}
         members = list(names)
         for place, label in zip(lost, spares, strict=True):
             del self.nodes[names[place]]
@@ -106,10 +133,14 @@ class Relaunch:
         self.committed = NONE
         self.out_of_view: set[tuple[Rank, NodeId]] = set()
 
+    def ranks_of(self, nodes: Sequence[NodeId]) -> list[tuple[Rank, NodeId]]:
+        """Return every rank with the node that owns it."""
+        return [(Rank(rank), nodes[rank // self.ranks_per_node]) for rank in range(len(nodes) * self.ranks_per_node)]
+
     def planned(self, found: placement.Placement) -> GenerationPlan:
         restore = recovery.choose(
             recovery.Survey(
-                owners=self.members,
+                owners=[owner for _, owner in self.ranks_of(self.members)],
                 inventories={node_id: node.inventory() for node_id, node in self.nodes.items()},
                 path=recovery.path_of([GenerationRecord(generation=ORIGIN, parent=Generation(0), base_step=Step(0), was_started=True)], ORIGIN),
                 committed=COMMITTED,
@@ -120,23 +151,32 @@ class Relaunch:
             rank_plan(addresses=addresses, generation=2),
             base_step=restore.base_step,
             nodes=tuple(
-                PlanNode(node_id=node_id, address="127.0.0.1", peer_port=1, ranks=(Rank(i),), keep=restore.keep.get(node_id, ()))
-                for i, node_id in enumerate(self.members)
+                PlanNode(
+                    node_id=node_id,
+                    address="127.0.0.1",
+                    peer_port=1,
+                    ranks=tuple(rank for rank, owner in self.ranks_of(self.members) if owner == node_id),
+                    keep=restore.keep.get(node_id, ()),
+                )
+                for node_id in self.members
             ),
-            ranks=tuple(RankPlan(rank=Rank(i), holders=found.holders[node_id], sources=restore.sources[i]) for i, node_id in enumerate(self.members)),
+            ranks=tuple(
+                RankPlan(rank=rank, holders=found.holders[owner], sources=restore.sources[rank]) for rank, owner in self.ranks_of(self.members)
+            ),
         )
 
     def load(self) -> None:
         """Let every node keep what the plan names, and every owner have the base."""
-        for i, member in enumerate(self.plan.nodes):
+        for member in self.plan.nodes:
             node = self.nodes[member.node_id]
             before, node.steps = frozenset(node.steps), {}
             for named in member.keep:
                 node.steps.setdefault(named.owner_rank, set()).add(named.step)
             if self.base:
-                node.steps.setdefault(Rank(i), set()).add(self.base)
-            node.strays = Strays.of(self.plan, member.node_id).loaded()
-            node.made = (before & node.strays.placed) | {Rank(i)}
+                for rank in member.ranks:
+                    node.steps.setdefault(rank, set()).add(self.base)
+            node.strays = self.rules.of(self.plan, member.node_id).loaded()
+            node.made = (before & node.strays.placed) | set(member.ranks)
 
     # -- what happens -----------------------------------------------------------------------------------------------------------------------
 
@@ -185,8 +225,10 @@ def relaunches(draw: st.DrawFn, *, losses: int) -> Relaunch:
     holders = placement.plan(names, copies, {node: f"d{each}" for node, each in zip(names, labels, strict=True)}).holders
     partners = [[labels[names.index(holder)] for holder in holders[names[place]][1:]] for place in lost]
     spares = [draw(st.sampled_from(each)) for each in partners]  # most often the group has to change then
-    sealed = draw(st.lists(st.booleans(), min_size=count * (copies - 1), max_size=count * (copies - 1)))
-    return Relaunch(labels, copies, lost, spares, sealed, is_later=draw(st.booleans()))
+    ranks_per_node = draw(st.integers(1, 2))
+    replica_count = count * (copies - 1) * ranks_per_node
+    sealed = draw(st.lists(st.booleans(), min_size=replica_count, max_size=replica_count))
+    return Relaunch(labels, copies, lost, spares, sealed, is_later=draw(st.booleans()), ranks_per_node=ranks_per_node)
 
 
 def run(relaunch: Relaunch, numbers: Sequence[int], *, may_time_out: bool) -> None:
@@ -225,12 +267,32 @@ def run(relaunch: Relaunch, numbers: Sequence[int], *, may_time_out: bool) -> No
     assert all(relaunch.best_without(node_id) == relaunch.base for node_id in relaunch.nodes)
 
 
+@pytest.mark.parametrize("ranks_per_node", [1, 2])
 @pytest.mark.parametrize("is_later", [False, True])
 @pytest.mark.parametrize("sealed", [False, True])
-def test_two_pairs_exchange_a_node_without_waiting_for_the_deadline(sealed: bool, is_later: bool) -> None:
-    relaunch = Relaunch([0, 1, 0, 2], 2, [0], [1], [sealed] * 4, is_later=is_later)
+def test_two_pairs_exchange_a_node_without_waiting_for_the_deadline(sealed: bool, is_later: bool, ranks_per_node: int) -> None:
+    relaunch = Relaunch([0, 1, 0, 2], 2, [0], [1], [sealed] * 8, is_later=is_later, ranks_per_node=ranks_per_node)
     assert strayed(relaunch.plan)
     run(relaunch, [], may_time_out=False)
+
+
+@pytest.mark.parametrize("ranks_per_node", [1, 2])
+@pytest.mark.parametrize("rules", [DropsAtFirstRequest, DropsAtFirstAnnouncement])
+def test_strays_that_are_dropped_before_the_new_holder_has_sealed_are_found(rules: type[Strays], ranks_per_node: int) -> None:
+    sealed = [True] * 3 * ranks_per_node + [False] * ranks_per_node
+
+    def relaunch(rules: type[Strays]) -> Relaunch:
+        return Relaunch([0, 1, 0, 2], 2, [0], [1], sealed, is_later=False, ranks_per_node=ranks_per_node, rules=rules)
+
+    orders = [[2 * number for number in range(2 * ranks_per_node)], *([2 * one, 2 * other + 1] for one in range(8) for other in range(8))]
+
+    def run_all(rules: type[Strays]) -> None:
+        for numbers in [*orders, [10, 29], [40, 2]]:
+            run(relaunch(rules), numbers, may_time_out=False)
+
+    run_all(Strays)
+    with pytest.raises(AssertionError, match="costs a step"):
+        run_all(rules)
 
 
 def test_a_stray_without_the_base_stays_although_its_owner_keeps_it_too() -> None:
@@ -241,6 +303,16 @@ def test_a_stray_without_the_base_stays_although_its_owner_keeps_it_too() -> Non
     step_9_alone, both_steps = relaunch.nodes[NodeId("n6")].steps[Rank(3)], relaunch.nodes[NodeId("n6")].steps[Rank(5)]
     assert (step_9_alone, both_steps) == ({COMMITTED}, {COMMITTED, NEWEST})
     run(relaunch, [3, 11], may_time_out=True)
+
+
+def test_a_stray_stays_if_its_owner_alone_has_the_base_of_another_rank() -> None:
+    """Only n3 has step 10 of its rank 7. Should n3 be lost, all go back to step 9, which n1 has of both ranks of n3."""
+    lacks_newest = 7
+    sealed = [replica != lacks_newest for replica in range(8)]
+    relaunch = Relaunch([0, 0, 1, 0], 2, [0], [1], sealed, is_later=False, ranks_per_node=2)
+    strays = relaunch.nodes[NodeId("n1")].steps
+    assert (strays[Rank(6)], strays[Rank(7)]) == ({COMMITTED, NEWEST}, {COMMITTED})
+    run(relaunch, [], may_time_out=False)
 
 
 @settings(max_examples=400)

@@ -841,7 +841,7 @@ class TestStrays:
 
     async def test_one_slot_makes_way_at_a_time(self, tmpfs: Path) -> None:
         store = await self.strayed(tmpfs, memory_bytes=5 * CAPACITY)
-        store.strays = replace(store.strays, doubled=frozenset({(self.STRAY, content(1))})).loaded()
+        store.strays = replace(store.strays, doubled={(self.STRAY, content(1)): frozenset()}).loaded()
         await store.reserve(RANK, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=3)
         assert self.steps(store) == [1, 2], "there was room"
         store.place(replace(store.strays, placed=frozenset({RANK, Rank(1)})))
