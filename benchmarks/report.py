@@ -26,6 +26,7 @@ from benchmarks.recovery import (
 )
 from benchmarks.slowdown import RANKS, WARM_UP_STEPS, Slowdown
 from benchmarks.snapshot_blocking import BlockingRow
+from control_plane.contract.markdown import wrap
 
 COMMAND = "make bench-first"
 KINDS: tuple[tuple[Kind, str], ...] = (("rank_exit", "rank killed"), ("instance_terminated", "instance terminated"))
@@ -60,7 +61,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
     write_figures(figures, dataclasses.asdict(run))
     picture = document.with_suffix(".svg")
     before = document.read_text() if document.exists() else ""
-    document.write_text(with_section(before, COMMAND, render(run, picture.name)))
+    document.write_text(wrap(with_section(before, COMMAND, render(run, picture.name))))
     if run.results.recovery is not None:
         picture.write_text(draw(run.results.recovery))
 

@@ -6,6 +6,8 @@
     docs/operations.md    between its two markers: what role each operation of the API takes at least
     docs/reference/field-coverage.md   every field of every request, and the tests that show what it does, as they say themselves (`covers`)
 
+Prose of all documents is wrapped: a paragraph with a line that is too long.
+
 python docs/generate.py             writes them anew
 python docs/generate.py --check     names the stale ones, and exits with 1 if there are any
 """
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from control_plane.api.surface import API_VERSION, least_roles
+from control_plane.contract.markdown import wrap
 from control_plane.core import states
 from control_plane.core.timeouts import explained, ladder
 from everstep.protocol.agent_messages import MemberPhase
@@ -116,6 +119,8 @@ def main(arguments: list[str]) -> int:
         TIMEOUTS: timeouts_document(TIMEOUTS.read_text()),
         OPERATIONS: operations_document(OPERATIONS.read_text()),
     }
+    others = {path: path.read_text() for path in documents() if path not in wanted}
+    wanted = {path: wrap(text) for path, text in (others | wanted).items()}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     if arguments == ["--check"]:
         for path in stale:
@@ -124,6 +129,11 @@ def main(arguments: list[str]) -> int:
     for path in stale:
         path.write_text(wanted[path])
     return 0
+
+
+def documents() -> list[Path]:
+    """Return the Markdown documents of the repository that are written by hand or here."""
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 # -- state machines -------------------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.document import BenchmarkRun, caveats, judged, opening, table, unless_busy, write_figures
 from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Summary, moved_ratio
+from control_plane.contract.markdown import wrap
 
 COMMAND = "make bench-api"
 DESCRIBE_RATIO = 0.5
@@ -140,7 +141,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
         document: the Markdown file.
     """
     write_figures(figures, dataclasses.asdict(run) | {"rows": judged(rows(run))})
-    document.write_text(render(run))
+    document.write_text(wrap(render(run)))
 
 
 def render(run: Run) -> str:

@@ -11,6 +11,7 @@ from typing import Final
 
 from benchmarks.document import BenchmarkRun, caveats, judged, opening, table, unless_busy, verdict, write_figures
 from benchmarks.measures import percentile
+from control_plane.contract.markdown import wrap
 
 COMMAND: Final = "make bench-dashboard"
 INTERACTIVE_SECONDS: Final = 1.5
@@ -76,7 +77,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
         document: the Markdown file.
     """
     write_figures(figures, dataclasses.asdict(run) | {"rows": judged(rows(run))})
-    document.write_text(render(run))
+    document.write_text(wrap(render(run)))
 
 
 def render(run: Run) -> str:

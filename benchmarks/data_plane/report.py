@@ -15,6 +15,7 @@ from benchmarks.data_plane.picture import draw
 from benchmarks.data_plane.rows import EVERSTEP, GOALS, PEER_TOLERANCE_RATIO, Figure, LaunchFloor, moved_together
 from benchmarks.document import BenchmarkRun, caveats, opening, table, with_section, write_figures
 from benchmarks.measures import BUSY_LOAD_RATIO, FLOOR_TOLERANCE_RATIO, Verdict
+from control_plane.contract.markdown import wrap
 
 Seconds = Mapping[str, Sequence[float]]
 """Of both processes, by floor."""
@@ -73,7 +74,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
     picture = document.with_name(f"{document.stem}-data-plane.svg")
     picture.write_text(draw(run.figures, run.floors))
     before = document.read_text() if document.exists() else ""
-    document.write_text(with_section(before, COMMAND, render(run, picture.name)))
+    document.write_text(wrap(with_section(before, COMMAND, render(run, picture.name))))
 
 
 def render(run: Run, picture: str) -> str:

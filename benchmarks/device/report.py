@@ -18,6 +18,7 @@ from benchmarks.document import caveats, table, write_figures
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.machine import Machine
 from benchmarks.measures import FLOOR_TOLERANCE_RATIO, LEAST_COMMITS_RATIO, Verdict
+from control_plane.contract.markdown import wrap
 
 COMMAND = "make bench-device"
 TITLES = {
@@ -112,7 +113,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
     }
     write_figures(figures, content)
     document.parent.mkdir(parents=True, exist_ok=True)
-    document.write_text(render(run))
+    document.write_text(wrap(render(run)))
 
 
 def render(run: Run) -> str:

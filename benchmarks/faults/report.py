@@ -11,6 +11,7 @@ from benchmarks.document import BUSY, BenchmarkRun, caveats, opening, table, wri
 from benchmarks.faults.figures import FULL_SPEED_RATIO, WHOLE, Figure, Observed, evaluate
 from benchmarks.faults.picture import draw
 from benchmarks.measures import FLOOR_TOLERANCE_RATIO, Verdict
+from control_plane.contract.markdown import wrap
 
 COMMAND = "make bench-faults"
 
@@ -44,7 +45,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
     """
     write_figures(figures, run.with_found(cases=[dataclasses.asdict(figure) for figure in run.figures]))
     picture = document.with_suffix(".svg")
-    document.write_text(render(run, picture.name))
+    document.write_text(wrap(render(run, picture.name)))
     picture.write_text(draw(run.observed))
 
 

@@ -13,6 +13,7 @@ from benchmarks.interleave.figures import Figure, Row
 from benchmarks.interleave.network import CONGESTION
 from benchmarks.interleave.schemes import BUFFER_BYTES, BUFFERS, KIB, MAX_SLOWDOWN, Scheme
 from benchmarks.interleave.verdicts import BLOCKING_COST, KEPT_RATIO, LEAST_KEPT, SLOWDOWN_LIMIT, Judgement, Verdict, beats_uniform, judge
+from control_plane.contract.markdown import wrap
 
 COMMAND = "make bench-interleave"
 WIDTH, LEFT, RIGHT, ROW, BAR, TOP = 860, 220, 150, 30, 16, 40
@@ -36,7 +37,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
     """
     write_figures(figures, run.with_found(cases=[_judged(run, figure) for figure in run.figures]))
     picture = document.with_suffix(".svg")
-    document.write_text(render(run, picture.name))
+    document.write_text(wrap(render(run, picture.name)))
     picture.write_text(draw(run.figures[0]))
 
 

@@ -13,6 +13,7 @@ from benchmarks.document import BenchmarkRun, caveats, judged, opening, table, u
 from benchmarks.interruption.faults import Blackout, Silence
 from benchmarks.interruption.outcomes import Fault, Interruption, Job
 from benchmarks.measures import bootstrap_interval
+from control_plane.contract.markdown import wrap
 
 COMMAND = "make bench-recovery"
 STEP_SECONDS = 0.1
@@ -139,7 +140,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
     """
     write_figures(figures, dataclasses.asdict(run) | {"rows": judged(rows(run))})
     picture = document.with_suffix(".svg")
-    document.write_text(render(run, picture.name))
+    document.write_text(wrap(render(run, picture.name)))
     picture.write_text(draw(run))
 
 

@@ -12,6 +12,7 @@ from benchmarks.document import BenchmarkRun, caveats, judged, opening, table, u
 from benchmarks.measures import Summary
 from benchmarks.scale.placement import DOMAIN_NODES, LOST_DOMAINS, LOST_NODES, DomainFigure, Known, PlanFigure
 from benchmarks.scale.rounds import ROUNDS, RoundFigure
+from control_plane.contract.markdown import wrap
 
 COMMAND = "make bench-scale"
 LIMIT_SECONDS = 1.0
@@ -89,7 +90,7 @@ def write(run: Run, figures: Path, document: Path) -> None:
         rounds=[dataclasses.asdict(figure) for figure in run.rounds],
     )
     write_figures(figures, found)
-    document.write_text(render(run))
+    document.write_text(wrap(render(run)))
 
 
 def render(run: Run) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from control_plane.api.surface import is_server_sent, operations
+from control_plane.contract.markdown import wrap
 from control_plane.contract.names import error_names, prose, python_name, structures
 
 Json = dict[str, Any]
@@ -35,7 +36,8 @@ def pages(document: Json, model: Json, paginated: Json, waits: Json) -> Mapping[
         else:
             nouns.setdefault(noun, []).append(operation["operationId"])
     found = {f"{_file(noun)}.md": _noun(noun, names, model, paginated, streams.get(noun, [])) for noun, names in sorted(nouns.items())}
-    return {"README.md": _contents(nouns, model), **found, "types.md": _types(model), "errors.md": _errors(model), "waiters.md": _waiters(waits)}
+    others = {"README.md": _contents(nouns, model), "types.md": _types(model), "errors.md": _errors(model), "waiters.md": _waiters(waits)}
+    return {name: wrap(text) for name, text in (found | others).items()}
 
 
 def _contents(nouns: Mapping[str, list[str]], model: Json) -> str:

@@ -1,0 +1,77 @@
+"""Wraps the prose of Markdown documents. Generators of documents call it, and `docs/generate.py` for the others. Pure.
+
+Invariant: only a paragraph or list item with a line that is too long changes, and wrapping it again changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+COLUMNS = 120
+"""Of a line of prose or code, as in the whole repository."""
+_ITEM = re.compile(r"(\s*)(?:[-*+]|\d+[.)])\s+|> ?")
+_FENCE = re.compile(r" *(```+|~~~+)")
+_WORD = re.compile(r"(?:`+[^`]+`+|[^\s`]+|`)+")
+"""A code span stays on one line."""
+_MISREAD = re.compile(r"(?:[-+*]|#+|\d+[.)])(?: |$)")
+"""What begins a line in Markdown means a list or a heading."""
+
+
+def wrap(text: str, columns: int = COLUMNS) -> str:
+    """Return the document with its long paragraphs and list items wrapped.
+
+    Args:
+        text: Markdown; code blocks, tables, headings, pictures and HTML stay as they are.
+        columns: of the longest line; a word, link or code span that is longer stays whole.
+
+    Returns:
+        The document.
+    """
+    done: list[str] = []
+    block: list[str] = []
+    fence = ""
+    for line in text.split("\n"):
+        marker = _FENCE.match(line)
+        if fence or marker:
+            done += _wrapped(block, columns)
+            block = []
+            done.append(line)
+            if not fence and marker:
+                fence = marker[1]
+            elif line.strip() == fence:
+                fence = ""
+            continue
+        is_code = line.startswith("    ") and not block and not _ITEM.match(line)
+        is_prose = bool(line.strip()) and not is_code and not line.lstrip().startswith(("|", "<", "#", "!["))
+        if not is_prose or (_ITEM.match(line) and not (block and line.startswith(">"))):
+            done += _wrapped(block, columns)
+            block = []
+        if is_prose:
+            block.append(line)
+        else:
+            done.append(line)
+    return "\n".join([*done, *_wrapped(block, columns)])
+
+
+def _wrapped(block: list[str], columns: int) -> Iterator[str]:
+    if all(len(line) <= columns for line in block):
+        yield from block
+        return
+    begin = _ITEM.match(block[0]) or re.match(r"\s*", block[0])
+    assert begin is not None  # the second pattern always matches
+    rest = begin[0] if begin[0].startswith(">") else " " * len(begin[0])
+    words: list[str] = []
+    for word in _WORD.findall(" ".join([block[0][begin.end() :], *(line.removeprefix(">") for line in block[1:])])):
+        if words and _MISREAD.match(word):
+            words[-1] += f" {word}"
+        else:
+            words.append(word)
+    line = begin[0] + words[0]
+    for word in words[1:]:
+        if len(line) + 1 + len(word) <= columns:
+            line += f" {word}"
+        else:
+            yield line
+            line = rest + word
+    yield line
