@@ -1,17 +1,20 @@
 """Sign-in for browsers: a token is exchanged once for a cookie that scripts cannot read, and the cookie stands for that token from then on.
 
-    cookie   everstep-<installation> = <token id>.<expiry, unix seconds>.<HMAC-SHA256 of both>
+    cookie   everstep-<installation> = <token id>.<expiry, unix seconds>.<random>.<HMAC-SHA256 of all three>
 
-The cookie is HttpOnly and SameSite=Strict and lasts `SESSION_SECONDS` at most. Nothing of it is stored: each request looks the token up by its id,
-so a session ends with its token, and has the role and project that the token has now. Signing out makes the browser forget the cookie.
+The cookie is HttpOnly and SameSite=Strict and lasts `SESSION_SECONDS` at most. Only sessions that were signed out are stored, until they expire.
+Each request looks the token up by its id, so a session ends with its token, and has the role and project that the token has now.
 
-Invariant: a request that another site made never counts as signed in, and a cookie never opens more than its token does.
+Invariant: a request that another site made never counts as signed in, a cookie never opens more than its token does, and each sign-in makes a new
+cookie that signing out ends everywhere.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
+import secrets
 from datetime import UTC, datetime, timedelta
 from typing import Final
 from urllib.parse import urlsplit
@@ -21,7 +24,7 @@ from starlette.responses import Response
 
 from control_plane.api.deps import Services
 from control_plane.api.errors import Forbidden, Unauthenticated
-from control_plane.db import tokens
+from control_plane.db import nonces, tokens
 from control_plane.db.tokens import TokenRecord
 
 SESSION_SECONDS: Final = 12 * 3600
@@ -49,9 +52,10 @@ def sign_in(request: Request, response: Response, services: Services, record: To
     latest = services.now() + timedelta(seconds=SESSION_SECONDS)
     expires_at = min(latest, record.expires_at) if record.expires_at is not None else latest
     seconds = int(expires_at.timestamp())
+    said = f"{record.id}.{seconds}.{secrets.token_hex(8)}"
     response.set_cookie(
         cookie_name(services),
-        f"{record.id}.{seconds}.{_seal(services, record.id, seconds)}",
+        f"{said}.{_seal(services, said)}",
         max_age=max(0, int((expires_at - services.now()).total_seconds())),
         path="/",
         secure=request.url.scheme == "https",
@@ -61,8 +65,20 @@ def sign_in(request: Request, response: Response, services: Services, record: To
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def sign_out(response: Response, services: Services) -> None:
-    """Make the browser forget its session."""
+def sign_out(request: Request, response: Response, services: Services) -> None:
+    """End a browser's session, also for copies of its cookie, and make the browser forget it. Blocks on the database.
+
+    Args:
+        request: already known to be this site's own (`require_own_site`); it may have no session.
+        response: deletes the cookie.
+        services: for the key and the database.
+    """
+    cookie = request.cookies.get(cookie_name(services))
+    if cookie is not None:
+        with contextlib.suppress(Unauthenticated):
+            _, expiry = _opened(services, cookie)
+            with services.database.write() as session:
+                nonces.spend(session, cookie, datetime.fromtimestamp(expiry, UTC))
     response.delete_cookie(cookie_name(services), path="/", httponly=True, samesite="strict")
 
 
@@ -77,27 +93,22 @@ def find(request: Request, services: Services) -> tuple[TokenRecord, datetime] |
         None where the request has no cookie of this installation.
 
     Raises:
-        Unauthenticated: the session has expired, its token is not good any more, or we never made it.
+        Unauthenticated: the session has expired or was signed out, its token is not good any more, or we never made it.
         Forbidden: another site made the request.
     """
     cookie = request.cookies.get(cookie_name(services))
     if cookie is None:
         return None
     require_own_site(request)
-    token_id, _, rest = cookie.partition(".")
-    expiry, _, seal = rest.partition(".")
-    if len(cookie) > MAX_COOKIE_LENGTH or not (expiry.isascii() and expiry.isdigit()):
-        raise Unauthenticated("The session is not one of this service.", hint="Sign in again.")
-    if not hmac.compare_digest(seal.encode(), _seal(services, token_id, int(expiry)).encode()):
-        raise Unauthenticated("The session is not one of this service.", hint="Sign in again.")
+    token_id, expiry = _opened(services, cookie)
     now = services.now()
-    if int(expiry) <= now.timestamp():
-        raise Unauthenticated("The session has expired.", hint="Sign in again.")
     with services.database.read() as session:
+        if nonces.is_spent(session, cookie):
+            raise Unauthenticated("The session was signed out.", hint="Sign in again.")
         record = tokens.find_by_id(session, token_id, now)
     if record is None:
         raise Unauthenticated("The token of this session has expired or was revoked.", hint="Sign in with another token.")
-    return record, datetime.fromtimestamp(int(expiry), UTC)
+    return record, datetime.fromtimestamp(expiry, UTC)
 
 
 def require_own_site(request: Request) -> None:
@@ -123,5 +134,28 @@ def require_own_site(request: Request) -> None:
         )
 
 
-def _seal(services: Services, token_id: str, expiry: int) -> str:
-    return hmac.new(services.session_key, f"{token_id}.{expiry}".encode(), hashlib.sha256).hexdigest()
+def _opened(services: Services, cookie: str) -> tuple[str, int]:
+    """Return what a cookie of this service says that has not expired.
+
+    Args:
+        services: for the key and the time.
+        cookie: as the browser sent it.
+
+    Returns:
+        The token's id, and the expiry in unix seconds.
+
+    Raises:
+        Unauthenticated: it has expired, or this service did not make it.
+    """
+    said, _, seal = cookie.rpartition(".")
+    is_ours = len(cookie) <= MAX_COOKIE_LENGTH and hmac.compare_digest(seal.encode(), _seal(services, said).encode())
+    if not is_ours:
+        raise Unauthenticated("The session is not one of this service.", hint="Sign in again.")
+    token_id, expiry, _ = said.split(".")
+    if int(expiry) <= services.now().timestamp():
+        raise Unauthenticated("The session has expired.", hint="Sign in again.")
+    return token_id, int(expiry)
+
+
+def _seal(services: Services, said: str) -> str:
+    return hmac.new(services.session_key, said.encode(), hashlib.sha256).hexdigest()

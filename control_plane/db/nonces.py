@@ -1,4 +1,4 @@
-"""Nonces that were used: each makes one session at the most. Those that were never used are stored nowhere.
+"""Nonces that were used, and browsers' sessions that were signed out. Those that are still good are stored nowhere.
 
 Invariant: `spend` says True once for a nonce, whoever asks at the same time.
 """
@@ -34,3 +34,8 @@ def spend(session: Session, nonce: str, ends_at: datetime) -> bool:
     except IntegrityError:  # another one was faster
         return False
     return True
+
+
+def is_spent(session: Session, nonce: str) -> bool:
+    """Say whether a nonce was used, or a browser's session signed out."""
+    return session.get(SpentNonce, hashlib.sha256(nonce.encode()).hexdigest()) is not None

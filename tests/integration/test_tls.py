@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import socket
 import ssl
 import subprocess
 import sys
-from contextlib import closing, suppress
+import threading
+import warnings
+from contextlib import closing, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,12 +22,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 import everstep
+from control_plane import app
+from control_plane.app import Server, server_config
 from control_plane.settings import InvalidSettings, Settings
 from everstep import config, failures
 from everstep.errors import ConfigurationError, EverstepError
 from everstep.protocol.agent_messages import AgentReport, Hello
 from everstep.protocol.ids import NodeId
 from tests.sqlite import make_migrated
+from tests.unit.control_plane.api.conftest import Service
 from worker.__main__ import settings as agent_settings
 from worker.control_client import ControlClient
 
@@ -185,3 +191,39 @@ def test_joining_by_a_role_takes_all_that_is_signed(tmp_path, options, words, ca
     with pytest.raises(SystemExit):
         agent_settings([*given, *options])
     assert words in capsys.readouterr().err
+
+
+class TlsService(Service):
+    """The application behind the real server with a certificate, in this process."""
+
+    def __init__(self, directory: Path, files: tuple[Path, Path]) -> None:
+        super().__init__(directory)
+        options = {"ssl_certfile": str(files[0]), "ssl_keyfile": str(files[1])}
+        self._server = Server(server_config(self.app, self.gate, **options))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
+
+
+@pytest.mark.security
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00"], ids=["nothing", "the start of a handshake"])
+def test_a_handshake_that_does_not_end_ends_the_connection(tmp_path, files, monkeypatch, sent) -> None:
+    monkeypatch.setattr(app, "HEADER_SECONDS", 0.2)
+    with TlsService(tmp_path, files) as service:
+        host, port = service.address.split(":")
+        with socket.create_connection((host, int(port)), 10) as silent:
+            silent.sendall(sent)
+            with suppress(ConnectionResetError):
+                assert silent.recv(1) == b""
+
+
+@pytest.mark.security
+@pytest.mark.parametrize(("version", "is_taken"), [(ssl.TLSVersion.TLSv1_1, False), (ssl.TLSVersion.TLSv1_2, True), (ssl.TLSVersion.TLSv1_3, True)])
+def test_no_version_of_tls_before_1_2_is_spoken(server, files, version, is_taken) -> None:
+    context = ssl.create_default_context(cafile=str(files[0]))
+    context.set_ciphers("ALL:@SECLEVEL=0")  # else this client itself would not offer the old version
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context.minimum_version = context.maximum_version = version
+    host, port = server["url"].removeprefix("https://").split(":")
+    refused = nullcontext() if is_taken else pytest.raises(OSError, match=r"(?i)alert.protocol.version|unexpected.eof|reset by peer")
+    with socket.create_connection((host, int(port)), 10) as line, refused, context.wrap_socket(line, server_hostname=host) as spoken:
+        assert spoken.version() == version.name.replace("_", ".")

@@ -60,10 +60,10 @@ def describe_session(request: Request, services: ServicesDep) -> Session | Respo
 
 @router.delete("", status_code=204)
 def delete_session(request: Request, services: ServicesDep) -> Response:
-    """Sign out."""
+    """Sign out: the session ends, also for copies of its cookie."""
     sessions.require_own_site(request)
     response = Response(status_code=204)
-    sessions.sign_out(response, services)
+    sessions.sign_out(request, response, services)
     return response
 
 

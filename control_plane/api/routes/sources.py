@@ -56,7 +56,7 @@ def create_source(request: schemas.CreateSourceRequest, caller: User, services: 
     _keep_room(services, caller, request.source_id, request.bytes)
     expires_at = services.now() + timedelta(seconds=UPLOAD_SECONDS)
     signed = services.objects.sign_upload(
-        _upload(services, request.source_id), sha256=request.source_id, size_bytes=request.bytes, seconds=UPLOAD_SECONDS
+        _upload(services, caller, request.source_id), sha256=request.source_id, size_bytes=request.bytes, seconds=UPLOAD_SECONDS
     )
     upload = None if signed is None else schemas.SourceUpload(url=signed.url, headers=dict(signed.headers), expiration_time=expires_at)
     return schemas.CreateSourceResponse(source_id=request.source_id, is_stored=False, upload=upload)
@@ -68,7 +68,7 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
     known = _known(services, source_id, caller)
     if known is not None:
         return _shown(known)
-    upload, limit = _upload(services, source_id), services.source_limits.archive_bytes
+    upload, limit = _upload(services, caller, source_id), services.source_limits.archive_bytes
     try:
         if services.objects.head(upload).size_bytes > limit:
             raise _too_long(services)
@@ -203,9 +203,12 @@ def _reference(services: Services, source_id: str) -> ObjectReference:
     return ObjectReference(bucket=services.bucket, key=f"sources/{source_id}.tar.gz")
 
 
-def _upload(services: Services, source_id: str) -> ObjectReference:
-    """Return where an archive is put before it was checked: nothing there is a source, and nothing there stays."""
-    return ObjectReference(bucket=services.bucket, key=f"{PREFIX}{source_id}.tar.gz")
+def _upload(services: Services, caller: Caller, source_id: str) -> ObjectReference:
+    """Return where an archive is put before it was checked: nothing there is a source, and nothing there stays.
+
+    Each project has a place of its own: else a project that knows a digest could complete another project's upload.
+    """
+    return ObjectReference(bucket=services.bucket, key=f"{PREFIX}{caller.choose_project(None)}/{source_id}.tar.gz")
 
 
 def _spool(services: Services) -> tempfile.SpooledTemporaryFile[bytes]:

@@ -12,6 +12,8 @@ from control_plane.api import sessions
 from control_plane.db import tokens
 from control_plane.db.tokens import NewToken, Role, TokenKind
 
+pytestmark = pytest.mark.security
+
 
 @pytest.fixture
 def browser(service) -> Iterator[httpx.Client]:
@@ -87,7 +89,7 @@ def test_a_session_has_the_role_of_its_token(service, browser) -> None:
 
 
 def altered(value: str, change: str) -> str:
-    token_id, expiry, seal = value.split(".")
+    token_id, expiry, seal = value.split(".", 2)
     return {
         "another token": f"tok-0000.{expiry}.{seal}",
         "a later end": f"{token_id}.{int(expiry) + 1}.{seal}",
@@ -151,3 +153,31 @@ def test_signing_out_makes_the_browser_forget(service, browser) -> None:
     assert browser.delete("/v1/session", headers={"origin": str(browser.base_url)}).status_code == 204
     assert not browser.cookies
     assert browser.get("/v1/session").status_code == 204
+
+
+def test_a_copy_of_a_cookie_opens_nothing_after_its_session_was_signed_out(service, browser) -> None:
+    sign_in(browser, service.admin_token)
+    copied = dict(browser.cookies)
+    sign_in(browser, service.admin_token)
+    other = dict(browser.cookies)
+    assert copied != other, "each sign-in makes a session of its own"
+    browser.cookies.clear()
+    for _ in range(2):
+        assert browser.delete("/v1/session", headers={"origin": str(browser.base_url), "cookie": cookie_of(copied)}).status_code == 204
+    answer = browser.get("/v1/training-jobs", headers={"cookie": cookie_of(copied)})
+    assert (answer.status_code, "signed out" in answer.json()["Message"]) == (401, True)
+    assert browser.get("/v1/training-jobs", headers={"cookie": cookie_of(other)}).status_code == 200
+
+
+def test_a_cookie_that_was_planted_before_is_replaced_by_signing_in(service, browser) -> None:
+    sign_in(browser, service.token(Role.VIEWER, "a"))
+    planted = dict(browser.cookies)
+    answer = sign_in(browser, service.admin_token)
+    assert answer.headers["set-cookie"].split("=", 1)[1].split(";")[0] not in planted.values()
+    assert browser.get("/v1/session").json()["Role"] == "admin"
+    browser.cookies.clear()
+    assert browser.get("/v1/session", headers={"cookie": cookie_of(planted)}).json()["Role"] == "viewer"
+
+
+def cookie_of(cookies: dict[str, str]) -> str:
+    return "; ".join(f"{name}={value}" for name, value in cookies.items())

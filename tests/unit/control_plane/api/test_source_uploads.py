@@ -120,7 +120,7 @@ def client(service: Service, monkeypatch: pytest.MonkeyPatch):
 BODY = archive(("train.py", b"print()"))
 ID = hashlib.sha256(BODY).hexdigest()
 KEY = f"sources/{ID}.tar.gz"
-UPLOAD = f"uploads/{ID}.tar.gz"
+UPLOAD = f"uploads/default/{ID}.tar.gz"
 
 
 @pytest.mark.covers("CreateSource.SourceId", "CreateSource.Bytes", "CompleteSource.SourceId")
@@ -318,6 +318,17 @@ def test_of_two_who_complete_one_upload_at_once_none_fails(client, store, servic
     monkeypatch.setattr(store, "head", overtaken)
     assert client.complete_source(SourceId=ID)["FileCount"] == 1
     assert store.keys() == [KEY]
+
+
+@pytest.mark.security
+def test_a_project_cannot_complete_the_upload_of_another_project(client, store, service) -> None:
+    """To know a digest proves nothing; the answer is that of an upload that never was."""
+    client.create_source(SourceId=ID, Bytes=len(BODY))
+    ((reference, _, _),) = store.signed.values()
+    store.put(reference, BODY)
+    with closing(service.client(service.token(Role.SUBMITTER, "other"))) as stranger, refused("ConflictException", "Nothing was put"):
+        stranger.complete_source(SourceId=ID)
+    assert client.complete_source(SourceId=ID)["SourceId"] == ID
 
 
 def test_readers_get_no_address(service) -> None:
