@@ -1,7 +1,8 @@
 """Deletes uploads of sources that nobody completed.
 
-    CreateSource ──▶ uploads/<project>/<sha256>.tar.gz, put there by whoever asked ──▶ CompleteSource: checked, stored under sources/, the upload deleted
-                                                                    └──▶ never completed: deleted here, `KEPT` after it was put
+    CreateSource ──▶ uploads/<project>/<sha256>.tar.gz
+                      ├─ CompleteSource: checked, stored under sources/, the upload deleted
+                      └─ never completed: deleted here, `KEPT` after it was put
 
 An address is good for minutes, so that nobody comes back to an upload of yesterday; whoever does asks for another address.
 
