@@ -3,7 +3,7 @@
     docs/states.md        every state machine, drawn from its transition table
     docs/modules.md       every module and the first sentence of its docstring
     docs/reference/timeouts.md         the ladder of timeouts and the fixed limits, between its two markers
-    docs/operations.md    between its two markers: what role each operation of the API takes at least
+    docs/security.md      between its two markers: what role each operation of the API takes at least
     docs/reference/field-coverage.md   every field of every request, and the tests that show what it does, as they say themselves (`covers`)
 
 Prose of all documents is wrapped: a paragraph with a line that is too long.
@@ -39,7 +39,7 @@ PACKAGES = ("everstep", "control_plane", "worker", "infra")
 DEFAULT_DETECTION_SECONDS = 3.0
 S = TypeVar("S", bound=StrEnum)
 E = TypeVar("E", bound=StrEnum)
-OPERATIONS = ROOT / "docs" / "operations.md"
+SECURITY = ROOT / "docs" / "security.md"
 ROLES_BEGIN, ROLES_END = "<!-- roles: begin (python docs/generate.py) -->", "<!-- roles: end -->"
 COVERAGE = ROOT / "docs" / "reference" / "field-coverage.md"
 MODEL = ROOT / "everstep" / "data" / "everstep" / API_VERSION / "service-2.json"
@@ -117,7 +117,7 @@ def main(arguments: list[str]) -> int:
         STATES: states_document(),
         MODULES: modules_document(),
         TIMEOUTS: timeouts_document(TIMEOUTS.read_text()),
-        OPERATIONS: operations_document(OPERATIONS.read_text()),
+        SECURITY: security_document(SECURITY.read_text()),
     }
     others = {path: path.read_text() for path in documents() if path not in wanted}
     wanted = {path: wrap(text) for path, text in (others | wanted).items()}
@@ -183,8 +183,8 @@ def _rows(machine: Machine) -> Iterator[str]:
 # -- roles ------------------------------------------------------------------------------------------------------------------------------------
 
 
-def operations_document(text: str) -> str:
-    """Return docs/operations.md with the table of roles renewed.
+def security_document(text: str) -> str:
+    """Return docs/security.md with the table of roles renewed.
 
     Args:
         text: the document as it is, markers included.

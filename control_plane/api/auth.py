@@ -6,7 +6,7 @@
     viewer      of its project: reading                      reading                   its own: reading
     agent       nothing over HTTP; the agents' websocket alone
 
-What each operation takes at least is the `Reader`, `User` or `Admin` of its route; docs/operations.md has the table that follows from that.
+What each operation takes at least is the `Reader`, `User` or `Admin` of its route; docs/security.md has the table that follows from that.
 
 Fleets and nodes are shared by all projects, so everybody may see them; whose job runs there, only those who may see the job.
 
