@@ -182,7 +182,7 @@ def create_app(
     app.add_middleware(Authenticated)
     app.add_middleware(Answers, versions=versions, now=now)
     app.add_middleware(WhileTokenIsGood, is_good=is_token_good)
-    app.add_middleware(Envelope, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(Envelope, max_body_bytes=settings.max_body_bytes, on_failure=partial(database.disk.failed, directory=settings.state_directory))
     return app
 
 

@@ -66,6 +66,15 @@ class CheckpointConfigUpdate(TypedDict):
     MaxAgeInSeconds: NotRequired[int]
     """At least 60; 0: no limit any more."""
 
+class Condition(TypedDict):
+    """Something that is wrong now with a node, or with what a job stands on. It is no longer listed once it is over."""
+    Type: str
+    """The fault's code, as docs/reference/metrics.md lists them: disk_full, memory_low, gpu_xid …"""
+    Message: str
+    """A sentence with the figures."""
+    NodeId: NotRequired[str]
+    """Absent where the service itself is meant."""
+
 class CreateCheckpointResponse(TypedDict):
     """Which step is in S3, or on its way."""
     TrainingJobName: str
@@ -334,8 +343,11 @@ class GroupCheck(TypedDict):
 
 class HealthResponse(TypedDict):
     """The server answers."""
-    Status: Literal["ok"]
+    Status: Literal["ok", "degraded"]
+    """degraded: the server answers, and one of Conditions needs a person."""
     Version: str
+    Conditions: list[ServiceCondition]
+    """Empty while all is well; a condition ends by itself once its cause is gone."""
 
 class Holder(TypedDict):
     """A node that keeps a copy of a shard."""
@@ -571,6 +583,8 @@ class Node(TypedDict):
     Exposure: NotRequired[str]
     """What a job's code can get at on this node that is not the job's, in a sentence: the agent's files, the instance's metadata. Absent where ranks have a user of their own that is kept from both, and while the agent has not reported."""
     Reason: str
+    Conditions: list[Condition]
+    """What its agent reports as wrong now, with the node and with its job's work there. Empty while the agent is not connected."""
     Incidents: list[NodeIncident]
     """Its history, oldest line first; listed by DescribeNode alone."""
     CreationTime: datetime
@@ -691,6 +705,19 @@ class SecondaryStatusTransition(TypedDict):
     EndTime: NotRequired[datetime]
     StatusMessage: str
 
+class ServiceCondition(TypedDict):
+    """Something about the service that needs a person."""
+    Type: Literal["disk_full"]
+    Message: str
+    """What is wrong, where, and with which figures."""
+    Hint: str
+    """What to do."""
+    Directory: NotRequired[str]
+    """Absent where the disk belongs to a database on another machine."""
+    FreeBytes: NotRequired[int]
+    """Absent where it cannot be read from here."""
+    DurationSeconds: float
+
 class ShardProtection(TypedDict):
     """Who holds one rank's shard."""
     Rank: int
@@ -767,6 +794,8 @@ class TrainingJob(TypedDict):
     """Why it is where it is: what it waits for, or how it ended."""
     FailureReason: NotRequired[str]
     """Set once the job has failed."""
+    Conditions: list[Condition]
+    """What is wrong now with its nodes and with the service. Reported for people: a condition alone changes nothing about the job. Empty once it has ended."""
     Source: SourceConfig
     EntryPoint: str
     Requirements: NotRequired[str]
@@ -1138,7 +1167,7 @@ class EverstepClient(Protocol):
     def get_caller_identity(self) -> GetCallerIdentityResponse:
         """Say who is calling: role, project and how long that lasts."""
     def get_health(self) -> HealthResponse:
-        """Say that the server answers, and which version it is."""
+        """Say that the server answers, which version it is, and what about it needs a person. A degraded server answers with status 200, too: it serves all that it can."""
     def get_log(self, *, TrainingJobName: str, Key: str) -> GetLogResponse:
         """Stream one log, by the key that ListLogs gave."""
     def get_log_events(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., Limit: int = ..., NextToken: str = ...) -> GetLogEventsResponse:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections.abc import Callable
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -42,10 +43,19 @@ class Envelope:
         max_body_bytes: of a request that is not streamed to disk.
         silent_seconds: how long a client may send nothing, or read nothing.
         body_seconds: how long a whole body may take that is not streamed to disk.
+        on_failure: called with the error of a request that failed inside the service.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, silent_seconds: float = SILENT_SECONDS, body_seconds: float = BODY_SECONDS) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_body_bytes: int,
+        silent_seconds: float = SILENT_SECONDS,
+        body_seconds: float = BODY_SECONDS,
+        on_failure: Callable[[Exception], None] | None = None,
+    ) -> None:
         self._app = app
+        self._on_failure = on_failure
         self._max_body_bytes = max_body_bytes
         self._silent_seconds = silent_seconds
         self._body_seconds = body_seconds
@@ -87,6 +97,8 @@ class Envelope:
             log.info("request %s: its client took nothing for %.0f s and is dropped", request_id, self._silent_seconds)
         except Exception as failure:
             log.exception("request %s (%s %s) failed", request_id, scope["method"], scope["path"])
+            if self._on_failure is not None:
+                self._on_failure(failure)
             if has_begun:
                 raise
             await response(unexpected(failure), request_id)(scope, receive, send_with_id)

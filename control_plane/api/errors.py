@@ -19,7 +19,6 @@ Invariant: every answer that is not a success has the same body, `schemas.ErrorR
 
 from __future__ import annotations
 
-import errno
 import logging
 import re
 from collections.abc import Iterable, Mapping
@@ -28,13 +27,13 @@ from typing import Any, ClassVar
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 
 from control_plane.api.schemas import ErrorResponse, FieldError
 from control_plane.cloud.errors import CloudError
 from control_plane.cloud.errors import NotFound as CloudNotFound
 from control_plane.db import errors as db
+from control_plane.db.disk_watch import is_disk_full
 from everstep.protocol import constraints
 
 log = logging.getLogger(__name__)
@@ -211,12 +210,10 @@ def unexpected(error: Exception) -> ApiError:
     Returns:
         `DiskFull` where a disk is full, else `InternalError`.
     """
-    cause = error.orig if isinstance(error, OperationalError) else error
-    is_full_disk = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
-    if is_full_disk or "database or disk is full" in str(cause) or getattr(cause, "sqlstate", None) == "53100":
+    if is_disk_full(error):
         return DiskFull(
             "disk_full: a disk of the service is full, so that the request was not stored.",
-            hint="Whoever runs the service frees space or enlarges the disk. Jobs that train go on; then try again.",
+            hint="GetHealth names the directory. Whoever runs the service frees space or enlarges the disk. Jobs that train go on; then try again.",
         )
     return InternalError("The request failed inside the service.", hint="Give the RequestId to whoever runs the service: its log has the cause.")
 

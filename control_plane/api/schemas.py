@@ -498,6 +498,17 @@ class Reliability(Shape):
     """What nodes cost while they made no new step; absent where the fleet has no price."""
 
 
+class Condition(Shape):
+    """Something that is wrong now with a node, or with what a job stands on. It is no longer listed once it is over."""
+
+    type: str
+    """The fault's code, as docs/reference/metrics.md lists them: disk_full, memory_low, gpu_xid …"""
+    message: str
+    """A sentence with the figures."""
+    node_id: str | None
+    """Absent where the service itself is meant."""
+
+
 class TrainingJob(Shape):
     """Everything about a job."""
 
@@ -515,6 +526,9 @@ class TrainingJob(Shape):
     """Why it is where it is: what it waits for, or how it ended."""
     failure_reason: str | None
     """Set once the job has failed."""
+    conditions: list[Condition]
+    """What is wrong now with its nodes and with the service. Reported for people: a condition alone changes nothing about the job. Empty once it has
+    ended."""
     source: SourceConfig
     entry_point: str
     requirements: str | None
@@ -1177,6 +1191,8 @@ class Node(Shape):
     """What a job's code can get at on this node that is not the job's, in a sentence: the agent's files, the instance's metadata. Absent where ranks
     have a user of their own that is kept from both, and while the agent has not reported."""
     reason: str
+    conditions: list[Condition]
+    """What its agent reports as wrong now, with the node and with its job's work there. Empty while the agent is not connected."""
     incidents: list[NodeIncident]
     """Its history, oldest line first; listed by DescribeNode alone."""
     creation_time: datetime
@@ -1433,8 +1449,26 @@ class PutSourceResponse(Shape):
     file_count: int
 
 
+class ServiceCondition(Shape):
+    """Something about the service that needs a person."""
+
+    type: Literal["disk_full"]
+    message: str
+    """What is wrong, where, and with which figures."""
+    hint: str
+    """What to do."""
+    directory: str | None
+    """Absent where the disk belongs to a database on another machine."""
+    free_bytes: int | None
+    """Absent where it cannot be read from here."""
+    duration_seconds: float
+
+
 class HealthResponse(Shape):
     """The server answers."""
 
-    status: Literal["ok"]
+    status: Literal["ok", "degraded"]
+    """degraded: the server answers, and one of Conditions needs a person."""
     version: str
+    conditions: list[ServiceCondition]
+    """Empty while all is well; a condition ends by itself once its cause is gone."""

@@ -20,6 +20,7 @@ from control_plane.core.states import FleetStatus, IncidentPhase, JobState, Node
 from control_plane.db import checkpoints
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.descriptions import JobDescription
+from control_plane.db.disk_watch import FullDisk
 from control_plane.db.drills import DrillRecord
 from control_plane.db.events import EventRecord
 from control_plane.db.fleets import FleetRecord
@@ -36,6 +37,8 @@ from everstep.protocol.ids import FIRST_STEP, NodeId, RunId
 
 ODDS_UP_TO_LOST = 3
 MICRO = 1_000_000
+MIB = 1 << 20
+FULL_DISK_HINT = "Free space there or enlarge the disk. Jobs that train go on meanwhile; nothing has to be restarted."
 _CHECKPOINT_STATUS = {checkpoints.DELETING: CheckpointStatus.DELETING, checkpoints.DELETED: CheckpointStatus.DELETED}
 
 
@@ -178,7 +181,74 @@ def queued_behind(turns: Schedule, run: RunId, only_project: str | None) -> list
     return [other.job for other in turns.ahead_of(run) if only_project in (None, other.project)]
 
 
-def job(found: JobDescription, *, now: datetime, turns: Schedule, healthy_node_count: int, only_project: str | None = None) -> schemas.TrainingJob:
+def health(disks: Sequence[FullDisk], version: str) -> schemas.HealthResponse:
+    """Return how the service is.
+
+    Args:
+        disks: full disks of this server and of its database.
+        version: of this server.
+
+    Returns:
+        All fields of the contract.
+    """
+    conditions = [
+        schemas.ServiceCondition(
+            type="disk_full",
+            message=_full_disk(disk),
+            hint=FULL_DISK_HINT,
+            directory=disk.place if disk.place.startswith("/") else None,
+            free_bytes=disk.free_bytes,
+            duration_seconds=disk.seconds,
+        )
+        for disk in disks
+    ]
+    return schemas.HealthResponse(status="degraded" if conditions else "ok", version=version, conditions=conditions)
+
+
+def job_conditions(job: JobRecord, node_ids: Sequence[str], agents: Mapping[NodeId, AgentView], disks: Sequence[FullDisk]) -> list[schemas.Condition]:
+    """Return what is wrong now with what a job stands on.
+
+    Args:
+        job: as stored.
+        node_ids: nodes that belong to the job.
+        agents: connected agents of any fleet.
+        disks: full disks of this server and of its database.
+
+    Returns:
+        The service's conditions first, then the nodes' in the order given; empty for a job that has ended.
+    """
+    if job.state in states.ENDED_JOBS:
+        return []
+    found = [schemas.Condition(type="disk_full", message=f"{_full_disk(disk)} {FULL_DISK_HINT}", node_id=None) for disk in disks]
+    for node_id in node_ids:
+        agent = agents.get(NodeId(node_id))
+        member = agent.report.member if agent is not None and agent.report is not None else None
+        found += _conditions(agent, with_member=member is not None and member.run == job.run_id)
+    return found
+
+
+def _conditions(agent: AgentView | None, *, with_member: bool) -> list[schemas.Condition]:
+    if agent is None or not agent.is_connected or agent.report is None:
+        return []
+    member = agent.report.member
+    faults = (*agent.report.faults, *(member.faults if member is not None and with_member else ()))
+    return [schemas.Condition(type=fault.code, message=fault.message, node_id=agent.node_id) for fault in dict.fromkeys(faults)]
+
+
+def _full_disk(disk: FullDisk) -> str:
+    free = "" if disk.free_bytes is None else f", {disk.free_bytes / MIB:,.1f} MiB are free"
+    return f"The disk of the control plane is full: {disk.place} takes no more data{free} ({disk.words})."
+
+
+def job(
+    found: JobDescription,
+    *,
+    now: datetime,
+    turns: Schedule,
+    healthy_node_count: int,
+    conditions: Sequence[schemas.Condition] = (),
+    only_project: str | None = None,
+) -> schemas.TrainingJob:
     """Return everything about a job.
 
     Args:
@@ -186,6 +256,7 @@ def job(found: JobDescription, *, now: datetime, turns: Schedule, healthy_node_c
         now: by the server's clock.
         turns: of its fleet.
         healthy_node_count: of its nodes (`healthy_count`).
+        conditions: of the job (`job_conditions`).
         only_project: jobs of others are not named; None: all are.
 
     Returns:
@@ -204,6 +275,7 @@ def job(found: JobDescription, *, now: datetime, turns: Schedule, healthy_node_c
         secondary_status_transitions=_transitions(job),
         reason=reason_of(job, now),
         failure_reason=job.reason if job.state == JobState.FAILED else None,
+        conditions=list(conditions),
         source=schemas.SourceConfig(source_id=spec.source_sha256),
         entry_point=spec.entry_point,
         requirements=spec.requirements or None,
@@ -570,12 +642,13 @@ def node(
         training_job_name=job_name,
         address=record.address,
         memory_bytes=record.memory_bytes,
-        memory=_memory(agent),
+        memory=_memory(agent, with_ranks=job_name is not None),
         instance_type=record.instance_type,
         availability_zone=record.availability_zone,
         failure_domain=record.failure_domain,
         agent_version=record.version,
         reason=record.reason,
+        conditions=_conditions(agent, with_member=job_name is not None),
         incidents=[
             schemas.NodeIncident(incident_id=line.incident_id, time=line.at, cause=line.what, evidence=line.evidence, remedy=Remedy(line.remedy))
             for line in history
@@ -589,7 +662,7 @@ def node(
     )
 
 
-def _memory(agent: AgentView | None) -> schemas.NodeMemory | None:
+def _memory(agent: AgentView | None, *, with_ranks: bool) -> schemas.NodeMemory | None:
     memory = agent.report.memory if agent is not None and agent.is_connected and agent.report is not None else None
     if memory is None:
         return None
@@ -598,7 +671,11 @@ def _memory(agent: AgentView | None) -> schemas.NodeMemory | None:
         available_bytes=memory.available_bytes,
         total_bytes=memory.total_bytes,
         cgroup_limit_bytes=memory.limit_bytes,
-        ranks=[schemas.RankMemory(rank=each.rank, resident_bytes=each.resident_bytes, peak_resident_bytes=each.peak_bytes) for each in memory.ranks],
+        ranks=[
+            schemas.RankMemory(rank=each.rank, resident_bytes=each.resident_bytes, peak_resident_bytes=each.peak_bytes)
+            for each in memory.ranks
+            if with_ranks
+        ],
     )
 
 

@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy import Connection, CursorResult, Engine, Result, Row, create_engine, event, func, select
@@ -25,6 +26,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
 
+from control_plane.db.disk_watch import DiskWatch
 from control_plane.db.models import Base
 from everstep.protocol.loopback import is_this_machine
 
@@ -72,6 +74,8 @@ class Database:
             _make_sqlite_strict(self.engine)
         else:
             self.engine = _postgresql(self.url)
+        self.disk = DiskWatch(_place(self.url), is_here=_directory(self.url) is not None)
+        """Notices when a transaction cannot be stored for lack of space."""
         self._commits = itertools.count(1)
         self.commit_number = 0
         """Another one after every commit of this process."""
@@ -94,8 +98,13 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Session]:
         """Yield a session that is committed when the block ends and rolled back when it raises; meanwhile nobody else writes, in any replica."""
-        with Session(self._writing, expire_on_commit=False) as session, session.begin():
-            yield session
+        try:
+            with Session(self._writing, expire_on_commit=False) as session, session.begin():
+                yield session
+        except Exception as error:
+            self.disk.failed(error)
+            raise
+        self.disk.stored()
         self.commit_number = next(self._commits)
 
     @contextmanager
@@ -148,6 +157,19 @@ def _read(url: str) -> URL:
             return found.set(drivername="postgresql+psycopg")
         case other:
             raise ArgumentError(f"the database URL begins with {other!r}: Everstep keeps what it knows in sqlite or postgresql")
+
+
+def _directory(url: URL) -> Path | None:
+    """Return the directory of SQLite's file; None for PostgreSQL and for a database in memory."""
+    if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
+        return None
+    return Path(url.database).absolute().parent
+
+
+def _place(url: URL) -> str:
+    """Return where the database's disk is, for people; never its password."""
+    directory = _directory(url)
+    return str(directory) if directory is not None else f"the {url.get_backend_name()} database {url.database} at {url.host or 'this machine'}"
 
 
 def postgresql_arguments(url: URL) -> dict[str, str | int]:

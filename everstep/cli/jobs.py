@@ -33,7 +33,7 @@ from everstep.cli.commands import (
     show_value,
 )
 from everstep.cli.names import JobName, OnlyFleet
-from everstep.cli.output import FAILED, copies_of_shards, counted, moment, pairs, say, show, size, stdout, step, when, without_none
+from everstep.cli.output import FAILED, condition_words, copies_of_shards, counted, moment, pairs, say, show, size, stdout, step, when, without_none
 from everstep.cli.progress import Progress
 from everstep.cli.top import jobs_under_way, live
 from everstep.cli.waiting import ended
@@ -471,6 +471,7 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("name", job["TrainingJobName"]),
         ("status", f"{job['TrainingJobStatus']} ({job['SecondaryStatus']})"),
         ("reason", job["Reason"]),
+        ("conditions", condition_words(job)),
         ("queue", _queue(job) if "QueuePosition" in job else None),
         ("run", job["RunId"]),
         ("fleet", job["FleetName"]),

@@ -8,7 +8,7 @@ import typer
 
 from everstep.cli.commands import Asks, Columns, Detail, Facts, Json, Pages, Prose, Rows, Service, Shown, command
 from everstep.cli.names import NodeId, OnlyFleet
-from everstep.cli.output import moment, size, when
+from everstep.cli.output import condition_words, moment, size, when
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -45,6 +45,7 @@ def describe(service: Service, node_id: NodeId) -> Shown:
         ("node", node["NodeId"]),
         ("fleet", node["FleetName"]),
         ("status", f"{node['NodeStatus']} ({node['Hold']})" if "Hold" in node else node["NodeStatus"]),
+        ("conditions", condition_words(node)),
         ("asked for", node.get("RequestReason")),
         ("agent", _agent(node)),
         ("job", node.get("TrainingJobName")),

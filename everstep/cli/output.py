@@ -156,6 +156,12 @@ def step(value: int | None) -> str:
     return "-" if value is None or value < 0 else str(value)
 
 
+def condition_words(shown: Json) -> str | None:
+    """Return what is wrong now with a job or a node, one line each; None while nothing is."""
+    lines = (f"{each['Type']}{' on ' + each['NodeId'] if 'NodeId' in each else ''}: {each['Message']}" for each in shown.get("Conditions", []))
+    return "\n".join(lines) or None
+
+
 def size(count: int) -> str:
     """Return a number of bytes as people read it."""
     value = float(count)

@@ -75,6 +75,16 @@ export interface CompleteSourceRequest {
   SourceId: string
 }
 
+/** Something that is wrong now with a node, or with what a job stands on. It is no longer listed once it is over. */
+export interface Condition {
+  /** The fault's code, as docs/reference/metrics.md lists them: disk_full, memory_low, gpu_xid … */
+  Type: string
+  /** A sentence with the figures. */
+  Message: string
+  /** Absent where the service itself is meant. */
+  NodeId?: string
+}
+
 export interface CreateCheckpointRequest {
   TrainingJobName: string
 }
@@ -596,8 +606,11 @@ export interface HandBackTrainingJobRequest {
 
 /** The server answers. */
 export interface HealthResponse {
-  Status: 'ok'
+  /** degraded: the server answers, and one of Conditions needs a person. */
+  Status: 'ok' | 'degraded'
   Version: string
+  /** Empty while all is well; a condition ends by itself once its cause is gone. */
+  Conditions: ServiceCondition[]
 }
 
 /** An idle node that is to be kept out of use. */
@@ -985,6 +998,8 @@ export interface Node {
   /** What a job's code can get at on this node that is not the job's, in a sentence: the agent's files, the instance's metadata. Absent where ranks have a user of their own that is kept from both, and while the agent has not reported. */
   Exposure?: string
   Reason: string
+  /** What its agent reports as wrong now, with the node and with its job's work there. Empty while the agent is not connected. */
+  Conditions: Condition[]
   /** Its history, oldest line first; listed by DescribeNode alone. */
   Incidents: NodeIncident[]
   CreationTime: Timestamp
@@ -1190,6 +1205,20 @@ export interface SecondaryStatusTransition {
   StatusMessage: string
 }
 
+/** Something about the service that needs a person. */
+export interface ServiceCondition {
+  Type: 'disk_full'
+  /** What is wrong, where, and with which figures. */
+  Message: string
+  /** What to do. */
+  Hint: string
+  /** Absent where the disk belongs to a database on another machine. */
+  Directory?: string
+  /** Absent where it cannot be read from here. */
+  FreeBytes?: number
+  DurationSeconds: number
+}
+
 /** Who holds one rank's shard. */
 export interface ShardProtection {
   Rank: number
@@ -1294,6 +1323,8 @@ export interface TrainingJob {
   Reason: string
   /** Set once the job has failed. */
   FailureReason?: string
+  /** What is wrong now with its nodes and with the service. Reported for people: a condition alone changes nothing about the job. Empty once it has ended. */
+  Conditions: Condition[]
   Source: SourceConfig
   EntryPoint: string
   Requirements?: string

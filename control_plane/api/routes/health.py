@@ -1,16 +1,19 @@
-"""Whether this server answers; the one route that needs no token."""
+"""Whether this server answers, and what about it needs a person; the one route that needs no token."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
 
-from control_plane.api import schemas
-from control_plane.api.deps import Router
+from control_plane.api import schemas, views
+from control_plane.api.deps import Router, ServicesDep
 
 router = Router(prefix="/v1/health", tags=["Health"])
 
 
 @router.get("", operation_id="GetHealth")
-async def get_health() -> schemas.HealthResponse:
-    """Say that the server answers, and which version it is."""
-    return schemas.HealthResponse(status="ok", version=version("everstep"))
+async def get_health(services: ServicesDep) -> schemas.HealthResponse:
+    """Say that the server answers, which version it is, and what about it needs a person.
+
+    A degraded server answers with status 200, too: it serves all that it can.
+    """
+    return views.health(services.database.disk.full(), version("everstep"))

@@ -153,11 +153,13 @@ def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader
         if job.state == JobState.QUEUED:
             fleet = fleets.find(session, job.fleet_name)
             turns = schedule_of(fleet, jobs.unfinished(session, job.fleet_name), nodes.of_fleet(session, job.fleet_name), services.now().timestamp())
+    agents = services.registry.connected()
     return views.job(
         found,
         now=services.now(),
         turns=turns,
-        healthy_node_count=views.healthy_count(found.node_ids, services.registry.connected()),
+        healthy_node_count=views.healthy_count(found.node_ids, agents),
+        conditions=views.job_conditions(job, found.node_ids, agents, services.database.disk.full()),
         only_project=caller.project_filter,
     )
 

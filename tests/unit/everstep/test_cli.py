@@ -633,6 +633,10 @@ def test_a_node_shows_its_memory_and_that_of_its_ranks(run):
     assert "rank 3: 1.0 GiB, peak 2.0 GiB" in out
     _, out, _, _ = run("nodes", "describe", "i-1", describe_node={**node, "Memory": {**memory, "CgroupLimitBytes": 4 * 2**30}})
     assert "the limit of its cgroup" in out
+    conditions = [{"Type": "disk_full", "Message": "/state is full", "NodeId": "i-1"}, {"Type": "disk_full", "Message": "the service's, too"}]
+    _, out, _, _ = run("nodes", "describe", "i-1", describe_node={**node, "Conditions": conditions})
+    assert "disk_full on i-1: /state is full" in out
+    assert "disk_full: the service's, too" in out
 
 
 def test_what_was_asked_for_and_is_not_there_is_told_from_nothing_at_all(run):

@@ -635,8 +635,11 @@ def test_a_job_says_how_far_it_is_and_how_many_of_its_nodes_are_well(client, job
     described = client.describe_training_job(TrainingJobName="gpt")
     for shown in (listed, described):
         assert (shown["TargetStep"], shown["EstimatedRemainingSeconds"], shown["HealthyNodeCount"]) == (100, 150.0, 1)
+    assert described["Conditions"] == [{"Type": "gpu_lost", "Message": "gone", "NodeId": "i-1"}]
+    assert client.describe_node(NodeId="i-1")["Conditions"] == described["Conditions"]
     job.write(jobs.change, state="completed", ended_at=START)
     assert "EstimatedRemainingSeconds" not in client.describe_training_job(TrainingJobName="gpt")
+    assert client.describe_training_job(TrainingJobName="gpt")["Conditions"] == []
 
 
 @pytest.mark.covers("ListTrainingJobNodes.TrainingJobName", "ListTrainingJobNodes.MaxResults", "ListTrainingJobNodes.NextToken")

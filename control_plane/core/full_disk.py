@@ -1,0 +1,58 @@
+"""Decides whether a disk of the service counts as full, from failed and successful writes. Pure.
+
+    a write fails for lack of space                                         full
+    a write succeeds, the last failure is `QUIET_SECONDS` old,
+    and at least `LEAST_FREE_BYTES` are free where that can be read         not full any more
+
+The quiet time keeps the condition up while small writes succeed and larger ones fail.
+
+Invariant: the condition ends by itself, without a restart and without a person.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+QUIET_SECONDS = 30.0
+LEAST_FREE_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskRecord:
+    """What is known about writes to one place. Times are monotonic seconds."""
+
+    since: float
+    """When the first write of this condition failed."""
+    failed_at: float
+    """When the newest write failed."""
+    words: str
+    """What the newest failure said."""
+    has_stored: bool = False
+    """A write has succeeded since the newest failure."""
+
+
+def failed(record: DiskRecord | None, now: float, words: str) -> DiskRecord:
+    """Return the record after a write that failed for lack of space."""
+    return DiskRecord(since=record.since if record is not None else now, failed_at=now, words=words)
+
+
+def stored(record: DiskRecord | None) -> DiskRecord | None:
+    """Return the record after a write that succeeded."""
+    return None if record is None else replace(record, has_stored=True)
+
+
+def is_full(record: DiskRecord | None, now: float, free_bytes: int | None) -> bool:
+    """Say whether the place still counts as full.
+
+    Args:
+        record: of the place; None: no write has failed.
+        now: monotonic seconds.
+        free_bytes: what the file system has free; None: it cannot be read from here, as for PostgreSQL.
+
+    Returns:
+        False once there is space again.
+    """
+    if record is None:
+        return False
+    is_quiet = record.has_stored and now - record.failed_at >= QUIET_SECONDS
+    return not is_quiet or (free_bytes is not None and free_bytes < LEAST_FREE_BYTES)

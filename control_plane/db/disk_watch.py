@@ -1,0 +1,113 @@
+"""Notices that a disk of the service is full, whoever writes: requests and loops.
+
+    Database.write   every transaction of requests and loops, SQLite and PostgreSQL
+    Envelope         requests that write files, such as the spool of sources
+
+Invariant: all methods may be called from any thread; none writes, and none raises.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy.exc import DBAPIError
+
+from control_plane.core import full_disk
+from control_plane.core.full_disk import DiskRecord
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_POSTGRESQL_DISK_FULL = "53100"
+"""Source: PostgreSQL, Appendix A, class 53."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullDisk:
+    """A place that takes nothing more."""
+
+    place: str
+    """The directory, or what the database is called where its disk is not of this machine."""
+    free_bytes: int | None
+    """None: it cannot be read from here."""
+    words: str
+    """What the newest failed write said."""
+    seconds: float
+    """How long the condition lasts already."""
+
+
+class DiskWatch:
+    """The places that one server writes to.
+
+    Args:
+        place: of the database: the directory of SQLite's file, else a name for people.
+        is_here: `place` is a directory of this machine.
+        monotonic: seconds of a clock that never jumps.
+    """
+
+    def __init__(self, place: str, *, is_here: bool, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._database = place
+        self._directories = {place} if is_here else set()
+        self._monotonic = monotonic
+        self._records: dict[str, DiskRecord] = {}
+        self._lock = threading.Lock()
+
+    def failed(self, error: BaseException, directory: Path | None = None) -> None:
+        """Record a failed write if it failed for lack of space; other errors are ignored.
+
+        Args:
+            error: of the write.
+            directory: where the caller writes files; for an error of a file that does not name it.
+        """
+        if not is_disk_full(error):
+            return
+        place = self._database
+        if isinstance(error, OSError) and (error.filename is not None or directory is not None):
+            place = str(directory if error.filename is None else Path(os.fsdecode(error.filename)).parent)
+            self._directories.add(place)
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        with self._lock:
+            self._records[place] = full_disk.failed(self._records.get(place), self._monotonic(), str(cause).strip())
+
+    def stored(self) -> None:
+        """Record a committed transaction."""
+        if not self._records:  # the common case, without the lock
+            return
+        with self._lock:
+            for place, record in self._records.items():
+                if (newer := full_disk.stored(record)) is not None:
+                    self._records[place] = newer
+
+    def full(self) -> tuple[FullDisk, ...]:
+        """Return the places that are full now, sorted; those that have space again are dropped."""
+        if not self._records:
+            return ()
+        now = self._monotonic()
+        with self._lock:
+            found = {place: self._free_bytes(place) for place in self._records}
+            self._records = {place: each for place, each in self._records.items() if full_disk.is_full(each, now, found[place])}
+            return tuple(
+                FullDisk(place=place, free_bytes=found[place], words=record.words, seconds=now - record.since)
+                for place, record in sorted(self._records.items())
+            )
+
+    def _free_bytes(self, place: str) -> int | None:
+        if place not in self._directories:
+            return None
+        try:
+            facts = os.statvfs(place)
+        except OSError:
+            return None
+        return facts.f_bavail * facts.f_frsize
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Say whether an error means that a disk, or somebody's share of it, is full: ENOSPC, EDQUOT, SQLITE_FULL, or PostgreSQL's 53100."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(cause, OSError) and cause.errno in _FULL:
+        return True
+    return "database or disk is full" in str(cause) or getattr(cause, "sqlstate", None) == _POSTGRESQL_DISK_FULL

@@ -1,0 +1,43 @@
+"""Loops that meet a full disk report it as requests do, and go on once there is space."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import Connection
+from sqlalchemy.event import listen, remove
+from sqlalchemy.exc import OperationalError
+
+from control_plane.core.full_disk import QUIET_SECONDS
+from control_plane.core.states import JobState
+from tests.unit.control_plane.loop.world import World
+
+
+@pytest.mark.parametrize(("words", "state"), [("database or disk is full", None), ("could not extend file", "53100")])
+async def test_a_loop_that_cannot_write_reports_the_full_disk(world: World, words: str, state: str | None) -> None:
+    now = [0.0]
+    world.database.disk._monotonic = lambda: now[0]
+    world.submit()
+    await world.running()
+    refusal = Exception(words)
+    refusal.sqlstate = state  # type: ignore[attr-defined]
+
+    def is_full(connection: Connection) -> None:
+        if connection.get_execution_options().get("everstep_writes"):
+            raise OperationalError("INSERT", {}, refusal)
+
+    listen(world.database.engine, "begin", is_full)
+    world.kill_rank(world.team()[0])
+    world.now += timedelta(seconds=4)
+    with suppress(OperationalError):  # a fleet's pass may end the sweep with it
+        await world.runner.sweep_fleets()
+    (disk,) = world.database.disk.full()
+    assert str(world.database.url.database).startswith(disk.place)
+    assert words in disk.words
+    assert disk.free_bytes is not None
+    remove(world.database.engine, "begin", is_full)
+    await world.until(lambda: world.job().generation == 2 and world.job().state == JobState.RUNNING)
+    now[0] = QUIET_SECONDS
+    assert world.database.disk.full() == ()
