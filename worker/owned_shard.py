@@ -10,7 +10,7 @@ from dataclasses import replace
 from time import monotonic
 
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
-from everstep.protocol.rank_messages import Arriving, RankHalf, StopState, Vote
+from everstep.protocol.rank_messages import FINISHED, Arriving, RankHalf, StopState, Vote
 from everstep.protocol.rounds import RankRound
 from everstep.protocol.slot import SlotHeader
 from worker.core.rounds import NONE, Shard, echo_of
@@ -20,8 +20,6 @@ from worker.shm.slot_file import SlotFile
 from worker.shm.store import Slot, SlotStore
 from worker.tasks import Signal
 
-FINISHED = -2
-"""Stands for w on a rank's page: every rank stands and nothing more will be committed; leave."""
 TROUBLE_COUNT = 3
 """Steps given up in a row before protection is called degraded: layouts change now and then, audits find something once."""
 

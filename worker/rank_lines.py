@@ -16,6 +16,7 @@ from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan
 from everstep.protocol.rank_messages import (
+    LATE_REASON,
     Abandoned,
     Boundary,
     Captured,
@@ -221,7 +222,7 @@ class RankLines:
                 self._store.settle_copiers(rank)
                 self._store.give_up(rank, shard.content(message.step))
                 refusal = shard.refusal or (NO_LAYOUT if self._unprepared.get(rank) == message.step else "")
-                late = message.reason.startswith("late") and not refusal  # more notice would not have helped
+                late = message.reason.startswith(LATE_REASON) and not refusal  # more notice would not have helped
                 shard.apply(shard.core.abandon(message.step, refusal or message.reason, late=late))
             case Boundary():
                 if message.at_seconds:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from control_plane.loop.command_desk import CommandDesk
 from control_plane.loop.log_feed import LogFeed
-from control_plane.loop.metric_writer import MetricInbox
+from control_plane.loop.metric_inbox import MetricInbox
 from control_plane.loop.repeating import pause
 from control_plane.steady_clock import steady_seconds
 from everstep.protocol.agent_messages import AgentReport, CommandEnded, ControlToAgent, Hello, Load, LogLines, Release

@@ -17,52 +17,23 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.db import jobs, metrics
 from control_plane.db.session import Database
+from control_plane.loop.agents import AgentRegistry
+from control_plane.loop.metric_inbox import Received
 from control_plane.loop.repeating import pause
-from everstep.protocol.agent_messages import MetricBatch, MetricsStored
+from everstep.protocol.agent_messages import MetricsStored
 from everstep.protocol.ids import NodeId
-
-if TYPE_CHECKING:
-    from control_plane.loop.agents import AgentRegistry
 
 log = logging.getLogger(__name__)
 
 FLUSH_SECONDS: Final = 1.0
 REST_RATIO: Final = 3.0
 """After storing it rests for so many times as long as that took: a fourth of the database's time is the most that logged values take."""
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A batch, and whose it is."""
-
-    agent_id: str
-    batch: MetricBatch
-
-
-class MetricInbox:
-    """What agents have sent and is not stored, at most one batch a node: agents wait for its confirmation. On the server's event loop."""
-
-    def __init__(self) -> None:
-        self._received: dict[NodeId, Received] = {}
-        self.filled = asyncio.Event()
-
-    def take(self, node_id: NodeId, agent_id: str, batch: MetricBatch) -> None:
-        """Take a node's batch; one that comes again replaces itself."""
-        self._received[node_id] = Received(agent_id, batch)
-        self.filled.set()
-
-    def empty(self) -> dict[NodeId, Received]:
-        """Return all that waits, and hold nothing."""
-        received, self._received = self._received, {}
-        self.filled.clear()
-        return received
 
 
 class MetricWriter:

@@ -55,6 +55,14 @@ ORDERED_MACHINES = ("x86_64",)
 Python has no store with release or load with acquire order: on other processors (aarch64) a half could be seen before it is written.
 """
 NONE = -1
+FINISHED = -2
+"""Value of `AgentHalf.proposed` once the final round is over: the rank returns from `close()`."""
+ECHO_YES = 1
+"""Value of `RankHalf.echo`: the rank has not passed the announced stop."""
+ECHO_NO = 2
+"""Value of `RankHalf.echo`: the rank has passed the announced stop, or may have."""
+LATE_REASON = "late"
+"""Beginning of `Abandoned.reason` if the rank passed the step before its slot was granted. More notice helps then."""
 MAX_TARGET = 2**53
 """More steps are no target: as a number of JSON it would be another one."""
 MAX_LIMIT_SECONDS = 86_400

@@ -7,14 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from everstep.protocol.rank_messages import NONE, AgentHalf, StopState
-
-FINISHED = -2
-"""In place of the proposed step: the final round is over, leave `close()`."""
-LATE = "late"
-"""The reason for abandoning a step that was passed before its slot was granted: the coordinator then gives more notice."""
-ECHO_YES = 1
-ECHO_NO = 2
+from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, FINISHED, LATE_REASON, NONE, AgentHalf, StopState
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +96,7 @@ def _on_proposal(view: RankView, half: AgentHalf) -> tuple[int | None, tuple[int
     if view.obstacle:
         return None, (step, view.obstacle)
     if step < view.boundary:
-        return None, None if half.vote_step == step else (step, LATE)
+        return None, None if half.vote_step == step else (step, LATE_REASON)
     if half.slot == NONE or not view.has_slots:
         return None, None  # granted in time while the rank stands still, or late at the next boundary
     return half.slot, None

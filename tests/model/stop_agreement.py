@@ -21,7 +21,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from everstep.protocol.ids import Generation, Rank, Step
-from everstep.protocol.rank_messages import AgentHalf, RankHalf, Standing, StopState, Vote
+from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, FINISHED, AgentHalf, RankHalf, Standing, StopState, Vote
 from everstep.protocol.rounds import RankRound
 from everstep.protocol.slot import SlotState
 from everstep.training import step_rules
@@ -313,7 +313,7 @@ class Model:
         return AgentHalf(
             GENERATION,
             shard.committed,
-            step_rules.FINISHED if agent.word.is_finished else shard.proposed,
+            FINISHED if agent.word.is_finished else shard.proposed,
             agent.granted,
             agent.word.stop,
             agent.word.stop_state,
@@ -462,7 +462,7 @@ class NeverWithdraws(Coordinator):
     __slots__ = ()
 
     def _stopping(self) -> Coordinator:
-        if self.stop_state is StopState.ANNOUNCED and any(each.echo == 2 and each.echo_step == self.stop for each in self.ranks):
+        if self.stop_state is StopState.ANNOUNCED and any(each.echo == ECHO_NO and each.echo_step == self.stop for each in self.ranks):
             return self
         return super()._stopping()
 
@@ -522,7 +522,7 @@ class MostEchoes(Coordinator):
 
     def _stopping(self) -> Coordinator:
         echoes = [each.echo for each in self.ranks if each.echo_step == self.stop]
-        if self.stop_state is StopState.ANNOUNCED and len(echoes) >= self.world_size - 1 and all(echo == 1 for echo in echoes):
+        if self.stop_state is StopState.ANNOUNCED and len(echoes) >= self.world_size - 1 and all(echo == ECHO_YES for echo in echoes):
             return replace(self, stop_state=StopState.CONFIRMED)
         return super()._stopping()
 

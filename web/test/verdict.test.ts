@@ -4,7 +4,8 @@ import { join } from 'node:path'
 import { describe, expect, test } from 'vitest'
 
 import type { DescribeProtectionResponse, Fleet, Incident, SecondaryStatusTransition, TrainingJob } from '../src/contract'
-import { RESUMED_BY_A_PERSON, type HeldNode } from '../src/model/act'
+import { RESUMED_BY_A_PERSON } from '../src/model/act'
+import type { HeldNode } from '../src/model/facts'
 import { hitAlike, openIncident, phaseLengths, usualRate, verdict, type Facts, type Progress } from '../src/model/verdict'
 
 const NOW = 1_800_000_000

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from everstep.protocol.ids import FIRST_STEP, NodeId, Rank, Step
-from everstep.protocol.rank_messages import RankHalf, Standing, StopState, Vote
+from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, RankHalf, Standing, StopState, Vote
 from everstep.protocol.rounds import RankRound
 from worker.core.lead import Lead
 
@@ -180,10 +180,10 @@ def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
         state: of that stop.
 
     Returns:
-        (the stop it answers, 1 yes or 2 no); as on the page when there is nothing to add.
+        (the stop it answers, `ECHO_YES` or `ECHO_NO`); as on the page when there is nothing to add.
     """
     if state is StopState.ANNOUNCED and half.echo_step != stop and half.boundary >= stop:
-        return stop, 2
+        return stop, ECHO_NO
     return Step(half.echo_step), half.echo
 
 
@@ -380,9 +380,9 @@ class Coordinator:
                 return self
             return replace(self, stop=Step(max(self.highest_boundary, self.stop) + self.lead.steps), stop_state=StopState.ANNOUNCED)
         echoes = [each.echo for each in self.ranks if each.echo_step == self.stop]
-        if any(echo == 2 for echo in echoes):
+        if any(echo == ECHO_NO for echo in echoes):
             return replace(self, stop_state=StopState.NONE)
-        if len(echoes) == self.world_size and all(echo == 1 for echo in echoes):
+        if len(echoes) == self.world_size and all(echo == ECHO_YES for echo in echoes):
             return replace(self, stop_state=StopState.CONFIRMED)
         return self
 

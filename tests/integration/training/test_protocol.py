@@ -23,6 +23,7 @@ from everstep.protocol import slot
 from everstep.protocol.codec import LENGTH, decode, frame, frame_length
 from everstep.protocol.ids import Step
 from everstep.protocol.rank_messages import (
+    FINISHED,
     NONE,
     Abandoned,
     AgentHalf,
@@ -48,7 +49,6 @@ from everstep.training.capture import SlotMemory, view_of
 from everstep.training.copier import Copies, CopyTicket, CpuCopier, Done, Progress
 from everstep.training.cuda_copier import CudaCopier, gather_now
 from everstep.training.session import QUIET_SECONDS
-from everstep.training.step_rules import FINISHED
 from tests.integration.training.fake_agent import FakeAgent
 
 pytestmark = pytest.mark.integration

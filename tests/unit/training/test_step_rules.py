@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.protocol.rank_messages import NONE, AgentHalf, StopState, Vote
-from everstep.training.step_rules import ECHO_NO, ECHO_YES, FINISHED, LATE, Decision, RankView, decide, decide_alone, is_final_round_over
+from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, FINISHED, LATE_REASON, NONE, AgentHalf, StopState, Vote
+from everstep.training.step_rules import Decision, RankView, decide, decide_alone, is_final_round_over
 
 
 def view(boundary: int = 5, **changes: object) -> RankView:
@@ -30,11 +30,11 @@ NOTHING, QUIET = Decision(), Decision(is_quiet=True)
         (view(), half(proposed=8, stop=7, stop_state=StopState.CONFIRMED), QUIET),
         (view(), half(proposed=5, slot=NONE), NOTHING),  # may be granted yet
         (view(has_slots=False), half(proposed=5, slot=1), NOTHING),
-        (view(), half(proposed=4, slot=1), Decision(abandon=(4, LATE))),
+        (view(), half(proposed=4, slot=1), Decision(abandon=(4, LATE_REASON))),
         (view(settled=4), half(proposed=4, slot=1), NOTHING),  # its copy may still be on its way
         (view(settled=5), half(proposed=5, slot=1), NOTHING),
         (view(), half(proposed=4, vote_step=4, vote=Vote.ABANDON), NOTHING),  # the agent has voted for it
-        (view(), half(proposed=4, vote_step=3, vote=Vote.ACKED), Decision(abandon=(4, LATE))),
+        (view(), half(proposed=4, vote_step=3, vote=Vote.ACKED), Decision(abandon=(4, LATE_REASON))),
         (view(base=5), half(proposed=5, slot=1), NOTHING),
         (view(base=5), half(proposed=4, slot=1), NOTHING),
         (view(obstacle="no room"), half(proposed=5, slot=1), Decision(abandon=(5, "no room"))),

@@ -3,7 +3,7 @@ import type { Node } from '../contract'
 import { ago, count, duration, plural, sentence } from './format'
 import { adviceOn, waitsForAPerson } from './nodes'
 import { hasLetGo, isOver, leftUndone, type Tone } from './standing'
-import type { Facts, PhaseNow, Statement } from './verdict'
+import type { Facts, HeldNode, PhaseNow, Statement } from './facts'
 
 export interface Act extends Statement {
   needed: boolean
@@ -14,9 +14,6 @@ export interface Act extends Statement {
   /** Nodes that are to be looked at. */
   nodes?: { fleet?: string; ids: string[] }
 }
-
-/** A node that waits for a person, perhaps, and why. */
-export type HeldNode = Pick<Node, 'NodeId' | 'NodeStatus' | 'Hold'> & Partial<Pick<Node, 'Reason'>>
 
 /** From this age on, what a page shows is said to be old. */
 export const STALE_SECONDS = 15

@@ -3,32 +3,14 @@
  *
  * Pure: answers of the API and the time in, sentences out. What the API does not say is left out or said to be unknown; nothing is guessed.
  */
-import type { DescribeProtectionResponse, Event, Fleet, Incident, TrainingJob } from '../contract'
-import { actOf, isLaunchSuspended, LATE_FACTOR, LATE_SECONDS, LEAST_LATE_SECONDS, STALE_SECONDS, type Act, type HeldNode } from './act'
+import type { DescribeProtectionResponse, Fleet, Incident, TrainingJob } from '../contract'
+import { actOf, isLaunchSuspended, LATE_FACTOR, LATE_SECONDS, LEAST_LATE_SECONDS, STALE_SECONDS, type Act } from './act'
+import type { Facts, PhaseNow, Progress, Statement } from './facts'
 import { ago, count, duration, headline, nearest, percent, plural, sentence, words } from './format'
 import { hasLetGo, isOver, leftInS3, leftUndone, reachedStep, stateOf, keptInMemory, type Tone } from './standing'
 
 export { isOver, STALE_SECONDS }
-export type { Act, Tone }
-
-export interface Statement {
-  tone: Tone
-  /** A few words. */
-  title: string
-  /** A sentence or two. */
-  text: string
-}
-
-export interface PhaseNow {
-  incidentId: string
-  phase: string
-  cause: string
-  elapsedSeconds: number
-  /** How long this phase took in earlier incidents of the same cause: the median, where there were any. */
-  usualSeconds?: number
-  /** From this length on, the phase is late. */
-  lateAfterSeconds: number
-}
+export type { Act, Facts, PhaseNow, Progress, Statement, Tone }
 
 export interface Verdict {
   moving: Statement
@@ -37,36 +19,6 @@ export interface Verdict {
   waiting?: Statement
   act: Act
   banners: Statement[]
-}
-
-/** How a job's boundary moved while this browser looked: the API has no time of the last step, only of the last commit. */
-export interface Progress {
-  boundary: number
-  /** Unix seconds. */
-  movedAt?: number
-  /** Steps per second lately, and normally. */
-  rate?: number
-  usualRate?: number
-  /** Since when this browser has looked. */
-  watchedSince: number
-}
-
-export interface Facts {
-  job: Partial<TrainingJob> & Pick<TrainingJob, 'TrainingJobName'>
-  protection?: Partial<DescribeProtectionResponse>
-  incidents?: Incident[]
-  fleet?: Partial<Fleet>
-  events?: Event[]
-  progress?: Progress
-  /** Other jobs that the same fault has hit, by `hitAlike`. */
-  othersHit?: string[]
-  /** Nodes that this job's incidents have lost and that are still there. */
-  heldNodes?: readonly HeldNode[]
-  /** How old what is shown is: seconds since the server last said how this job is. */
-  staleSeconds?: number
-  /** What the server says instead, where it answers at all. */
-  refusal?: string
-  now: number
 }
 
 /** From this age on, a running job that makes no step is said to stand still; a step may take long, so a slow job gets ten of its own. */

@@ -3,7 +3,7 @@ import { useState } from 'react'
 
 import { Problem } from './Basics'
 import { Dialog } from './Dialog'
-import type { Confirmation } from './ConfirmByName'
+import type { Confirmation } from './confirmation'
 
 /** The dialog of `ConfirmByName`: apart, because a page that is only read never needs it. */
 export default function ConfirmDialog({ name, verb, onClose, onConfirm, children }: Confirmation) {

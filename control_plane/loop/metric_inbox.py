@@ -1,0 +1,39 @@
+"""Logged values that agents have sent and the database does not have yet.
+
+Invariant: at most one batch per node. An agent sends its next batch when it hears that the last one is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from everstep.protocol.agent_messages import MetricBatch
+from everstep.protocol.ids import NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A batch and the agent that sent it."""
+
+    agent_id: str
+    batch: MetricBatch
+
+
+class MetricInbox:
+    """Batches that wait for `MetricWriter`. Used on the server's event loop only."""
+
+    def __init__(self) -> None:
+        self._received: dict[NodeId, Received] = {}
+        self.filled = asyncio.Event()
+
+    def take(self, node_id: NodeId, agent_id: str, batch: MetricBatch) -> None:
+        """Keep a node's batch. A batch that an agent sends again replaces the earlier copy."""
+        self._received[node_id] = Received(agent_id, batch)
+        self.filled.set()
+
+    def empty(self) -> dict[NodeId, Received]:
+        """Return all batches and remove them."""
+        received, self._received = self._received, {}
+        self.filled.clear()
+        return received
