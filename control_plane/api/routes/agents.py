@@ -81,6 +81,8 @@ SESSION_LOOK_SECONDS = 10.0
 ELSEWHERE = "another replica of the control plane serves this fleet"
 OVERSIZED = 1009
 """Sent by the websocket itself, at the announced length of a message (RFC 6455)."""
+MAX_REASON_BYTES = 123
+"""What a closing frame has room for, in UTF-8 (RFC 6455)."""
 
 
 class _Refusal(Exception):
@@ -232,7 +234,7 @@ async def _send(websocket: WebSocket, data: bytes) -> None:
 
 async def _close(websocket: WebSocket, refusal: _Refusal) -> None:
     if websocket.application_state is WebSocketState.CONNECTED and websocket.client_state is WebSocketState.CONNECTED:
-        await websocket.close(refusal.code, refusal.reason[:120])
+        await websocket.close(refusal.code, refusal.reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
 
 
 def _decoded(data: bytes, kind: type[T] | UnionType) -> T:

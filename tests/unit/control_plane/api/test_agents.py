@@ -153,7 +153,10 @@ async def test_an_administrator_resets_a_session_and_the_node_joins_once_more(cl
     assert "its disk is new" in told[0]["Message"]
 
 
-@pytest.mark.parametrize("changes", [{"node_id": "i-1\nFORGED"}, {"node_id": "i" * 65}, {"node_id": ""}, {"peer_port": 2**62}, {"memory_bytes": -1}])
+BAD_FACTS = [{"node_id": "i-1\nFORGED"}, {"node_id": "i" * 65}, {"node_id": "é" * 200}, {"node_id": ""}, {"peer_port": 2**62}, {"memory_bytes": -1}]
+
+
+@pytest.mark.parametrize("changes", BAD_FACTS)
 async def test_a_hello_with_what_no_node_has_is_refused(service, token, node, changes):
     async with line(service, token) as opened:
         await opened.send(encode(msgspec.structs.replace(hello(node), **changes)))
