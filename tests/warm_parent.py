@@ -65,9 +65,11 @@ class Launch:
         Args:
             until_one_fails: once one has failed, the others are killed: they may wait for it for ever. Where each is to fail, they are not.
         """
-        codes = self.parent.ask({"wait": self.pids, "until_one_fails": until_one_fails})["codes"]
+        try:
+            codes = self.parent.ask({"wait": self.pids, "until_one_fails": until_one_fails})["codes"]
+        finally:
+            self.port.close()  # a test that is cut off here would leave the socket to the next one's garbage collection
         self.pids = []
-        self.port.close()
         return list(codes)
 
     def results(self) -> list[dict[str, Any]]:
@@ -114,7 +116,11 @@ class WarmParent:
         port = ReservedPort()
         environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port.number), **environment}
         request = {"function": function, "arguments": arguments, "world": world, "directory": str(directory), "environment": environment}
-        return Launch(self, directory, self.ask(request)["pids"], port, result)
+        try:
+            return Launch(self, directory, self.ask(request)["pids"], port, result)
+        except BaseException:
+            port.close()
+            raise
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None

@@ -179,6 +179,7 @@ class UnixAgentLink:
         self._profile: IdleSpans | None = None
         self._outcome: Captured | Abandoned | None = None
         self._next_attempt = clock()
+        self._is_closed = False
         _forget_in_children(self)
 
     @property
@@ -301,6 +302,7 @@ class UnixAgentLink:
         with self._lock:
             self._flush()
             self._disconnect()
+            self._is_closed = True
             if self._page is not None:
                 self._page.release()
                 self._page = None
@@ -319,7 +321,7 @@ class UnixAgentLink:
         return half
 
     def _connect(self) -> None:
-        if self._clock() < self._next_attempt:
+        if self._is_closed or self._clock() < self._next_attempt:
             return
         self._next_attempt = self._clock() + RECONNECT_SECONDS
         line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -7,10 +7,12 @@ import os
 import select
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.warm_parent import WarmParent
+from tests.ports import ReservedPort
+from tests.warm_parent import Launch, WarmParent
 
 pytestmark = pytest.mark.integration
 
@@ -42,3 +44,21 @@ def test_what_a_rank_has_started_ends_with_it(warm_parent: WarmParent, tmp_path:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(process, signal.SIGKILL)
         os.close(process)
+
+
+def test_a_launch_that_is_cut_off_lets_go_of_its_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class CutOff(WarmParent):
+        def __init__(self) -> None:
+            """Without a process."""
+
+        def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+            raise TimeoutError
+
+    made: list[ReservedPort] = []
+    monkeypatch.setattr("tests.warm_parent.ReservedPort", lambda: made.append(ReservedPort()) or made[-1])
+    with pytest.raises(TimeoutError):
+        CutOff().fork("", world=1, directory=tmp_path, environment={}, result="")
+    waited = Launch(CutOff(), tmp_path, [], ReservedPort(), "")
+    with pytest.raises(TimeoutError):
+        waited.wait()
+    assert [port._holder.fileno() for port in (*made, waited.port)] == [-1, -1]

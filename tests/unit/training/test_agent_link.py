@@ -87,3 +87,19 @@ def test_a_line_that_is_cut_is_not_waited_for(ends: tuple[UnixAgentLink, socket.
     link.poll()
     assert link._socket is not None
     agent.close()
+
+
+def test_a_closed_link_does_not_connect_again(tmp_path: Path) -> None:
+    """A thread that still looks would open a line of which nobody closes this end."""
+    now = 0.0
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind(str(tmp_path / "agent"))
+        listener.listen()
+        link = UnixAgentLink(tmp_path / "agent", HELLO, WAIT_SECONDS, clock=lambda: now)
+        link.close()
+        now = WAIT_SECONDS
+        assert link.poll() is None
+        link.wait(0.0)
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()

@@ -56,6 +56,10 @@ async def desk():
     made = Desk()
     yield made
     await made.commands.close()
+    for thread in threading.enumerate():  # asyncio's, one for each process: it would tell a loop that is closed, in the middle of another test
+        if thread.name.startswith("asyncio-waitpid"):
+            thread.join(timeout=10)
+            assert not thread.is_alive(), "a process outlives its test"
 
 
 async def test_it_sees_the_rank_and_nothing_of_the_agent(desk, monkeypatch) -> None:
@@ -159,6 +163,13 @@ async def test_another_users_process_in_its_group_changes_no_answer(desk, monkey
 
 
 async def test_one_that_cannot_be_ended_is_answered_all_the_same(desk, monkeypatch) -> None:
+    real, started = asyncio.create_subprocess_exec, []
+
+    async def noted(*words: str, **options: object) -> asyncio.subprocess.Process:
+        started.append(await real(*words, **options))
+        return started[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", noted)
     monkeypatch.setattr(rank_commands, "END_SECONDS", 0.01)
     with monkeypatch.context() as theirs:
         theirs.setattr(os, "killpg", not_permitted)
@@ -168,6 +179,7 @@ async def test_one_that_cannot_be_ended_is_answered_all_the_same(desk, monkeypat
     assert (ended.is_timed_out, ended.exit_code, ended.refusal) == (True, None, "")
     os.kill(int(ended.stdout), signal.SIGKILL)
     await gone(int(ended.stdout))
+    await started[0].wait()  # else its end reaches a loop that is closed by then, in the middle of another test
 
 
 async def test_no_code_in_the_ranks_home_runs_before_the_program_is_theirs(tmp_path, monkeypatch) -> None:
