@@ -87,7 +87,7 @@ ROUNDED_SECONDS = 0.06
 """How far an age in a sentence may be off for its one decimal place."""
 
 
-def spec_of(name: str, run: str, nodes: int, copies: int, ranks_per_node: int) -> JobSpec:
+def spec_of(name: str, run: str, nodes: int, copies: int, ranks_per_node: int = 1) -> JobSpec:
     script = ScriptPlan(
         source=SourceArchive(object=REFERENCE, sha256="", bytes=1),
         entry_point="t.py",

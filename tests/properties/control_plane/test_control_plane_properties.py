@@ -14,8 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from control_plane.core import evidence, jobs, notices, placement
+from control_plane.core import evidence, notices, placement
 from control_plane.core.incidents import lost_steps
+from control_plane.core.job import view
 from control_plane.core.observed import Cause, NodeObserved, Notice, Silence
 from control_plane.core.states import ENDED_JOBS, JobState, NodeState
 from everstep.protocol.agent_messages import NodeFault, NoticeKind
@@ -269,7 +270,7 @@ def test_a_judge_that_takes_a_difference_of_unix_times_for_the_age_of_a_silence_
 
     simulation = fresh()
     with pytest.MonkeyPatch.context() as planted:
-        planted.setattr(jobs, "judge", mixed)
+        planted.setattr(view, "judge", mixed)
         with pytest.raises(AssertionError, match="it was silent for"):
             play(simulation, CLOCKS_AND_A_SILENT_NODE)
 
