@@ -28,6 +28,7 @@ from everstep.protocol.agent_messages import (
     SEND_LINES_SECONDS,
     AgentReport,
     EndedRanks,
+    ExitClass,
     FaultCode,
     HaltRanks,
     Hello,
@@ -65,6 +66,7 @@ from worker.core.line_tails import Tail
 from worker.core.metric_outbox import MetricOutbox
 from worker.core.own_metrics import NodeUsage
 from worker.errors import LoadFailed, RanksNotGone, SourceRefused, StorageError
+from worker.full_disks import FullDisks
 from worker.health.watch import HealthWatch
 from worker.instance_metadata import InstanceMetadata
 from worker.kept_port import KeptPort
@@ -176,6 +178,7 @@ class Agent:
         self._health = health
         self._own_log = own_log or OwnLog()
         self._evidence_key = ""
+        self._full_disks = FullDisks(settings.state)
         self._agent_id = secrets.token_hex(8)
         self._promises = PromiseFile(settings.state / "promise")
         self._store = SlotStore(settings.slots, memory_bytes=settings.memory_bytes, user=settings.rank_user)
@@ -361,10 +364,14 @@ class Agent:
             is_warm=self._supervisor.is_warm,
             exposure=self._exposure,
             sources=tuple(sorted({*self._archives.held, *self._unsound_sources})),
-            faults=self._health.faults() if self._health is not None else (),
+            faults=self._node_faults(),
             memory=self._memory(),
         )
         return self._reported
+
+    def _node_faults(self) -> tuple[NodeFault, ...]:
+        of_health = self._health.faults() if self._health is not None else ()
+        return (*of_health, *self._full_disks.faults(of_health))
 
     def _facts(self) -> AgentFacts:
         """Return what Prometheus is shown; called in another thread, so nothing is asked that could be changing."""
@@ -441,6 +448,7 @@ class Agent:
                 try:
                     await asyncio.to_thread(self._archives.get, source)
                 except (StorageError, OSError) as error:
+                    self._full_disks.note(error)
                     log.info("the source %s is not to be had ahead: %s", source.sha256[:12], error)
                 except SourceRefused as error:
                     if source in self._wanted_sources:  # else this node has been given work meanwhile
@@ -655,7 +663,9 @@ class Agent:
 
     def _ship(self, member: Member) -> None:
         """Ship what the ranks of a generation print, from now on."""
-        self._shipper = LogShipper(self._settings.state, self._objects, member.plan, member.here, now=self._node.now, live=self._show_lines)
+        self._shipper = LogShipper(
+            self._settings.state, self._objects, member.plan, member.here, now=self._node.now, live=self._show_lines, on_trouble=self._full_disks.note
+        )
         self._shipper.begin()
 
     def _be_followed(self) -> None:
@@ -806,6 +816,9 @@ class Agent:
             await watching
         except LoadFailed as error:
             log.warning("generation %d cannot be loaded: %s", member.plan.generation, error)
+            self._full_disks.note(error, self._settings.slots if error.code == FaultCode.MEMORY_FULL else None)
+            if error.code == FaultCode.DISK_FULL:
+                self._full_disks.note_words(str(error))
             self._faults = (*self._faults, NodeFault(code=error.code, message=str(error), is_permanent=error.is_permanent))
             self._move(Event.LOAD_FAILED)
         finally:
@@ -837,6 +850,7 @@ class Agent:
                 if unborn and self._supplied is None:
                     supplied = await self._supplies.gather(member.plan, promise.key, member.here, Path(promise.entry_point))
             except (LoadFailed, OSError) as error:
+                self._full_disks.note(error)
                 for rank in sorted(unborn):
                     self._supervisor.fail_rank(member.plan, rank, str(error))
             else:
@@ -874,6 +888,8 @@ class Agent:
             exited = await self._supervisor.next_exit(promise.membership.run, promise.membership.generation, seen=set(self._exits))
             boundary = next(status.boundary for status in member.rank_statuses() if status.rank == exited.rank)
             self._exits[exited.rank] = exited.describe(boundary)
+            if self._exits[exited.rank].exit_class is ExitClass.ERROR:  # the rank was not started, or its script could not write
+                self._full_disks.note_words(self._exits[exited.rank].last_lines)
             log.info("rank %d: %s, code %d, after step %d", exited.rank, self._exits[exited.rank].exit_class, self._exits[exited.rank].code, boundary)
             self._changed()
 
@@ -884,6 +900,7 @@ class Agent:
         try:
             self._promises.write(promise)
         except OSError as error:  # of a disk that is full, or broken, the node's health tells
+            self._full_disks.note(error)
             words = f"generation {promise.generation} is not {promise.phase} on disk: {error}"
             if words != self._unkept:
                 log.warning("%s", words)
@@ -898,6 +915,7 @@ class Agent:
         try:
             self._user_of(run)
         except OSError as error:  # the node's health reports a disk that is full or broken
+            self._full_disks.note(error)
             log.warning("the user of run %s cannot be written: %s", run, error)
             return False
         return True
@@ -923,8 +941,11 @@ class Agent:
         """A bug in a member's work must not look like a node that is merely slow."""
         if task.cancelled() or task.exception() is None:
             return
-        log.error("the member's work ended: %r", task.exception(), exc_info=task.exception())
-        self._faults = (*self._faults, NodeFault(code="agent_error", message=repr(task.exception()), is_permanent=False))
+        error = task.exception()
+        assert error is not None  # narrowed for the type checker
+        log.error("the member's work ended: %r", error, exc_info=error)
+        fault = self._full_disks.note(error) or NodeFault(code="agent_error", message=repr(error), is_permanent=False)
+        self._faults = (*self._faults, fault)
         if self._promise is not None and self._promise.phase is MemberPhase.LOADING:
             self._move(Event.LOAD_FAILED)  # else everybody would wait for this node without end
         else:

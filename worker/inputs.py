@@ -34,6 +34,7 @@ from everstep.protocol.ids import RunId
 from everstep.protocol.plan import InputChannel, ObjectReference
 from worker.core.inputs import HeldFile, Misplaced, check_places, make_room, place_of
 from worker.errors import CorruptCheckpoint, InputRefused, ObjectChanged, ObjectMissing, StorageError
+from worker.full_disks import full_disk_of
 from worker.rank_user import RankUser, closed_to, make_way, user_of
 from worker.state_directory import sync
 from worker.storage.object_store import ObjectStore, StoredObject
@@ -114,6 +115,7 @@ class InputCache:
 
         Raises:
             InputRefused: one is not to be had; says which and why.
+            OSError: the disk is full.
         """
         found, listed = {}, {}
         if any(channel.prefix is not None for channel in channels):
@@ -128,6 +130,8 @@ class InputCache:
                 if not self._is_whole(run, channel):
                     listed[channel.name] = _listed(store, channel.prefix, reader, cancelled)
             except (StorageError, Misplaced, OSError) as error:
+                if full_disk_of(error) is not None:
+                    raise
                 raise _refused(channel.name, error) from error
         if listed:
             self._bring(store, run, listed, cancelled)
@@ -151,6 +155,8 @@ class InputCache:
                 self._fetch_all(store, lacking.values(), cancelled)
                 self._link(run, channel, wanted)
             except (StorageError, OSError) as error:
+                if full_disk_of(error) is not None:
+                    raise
                 raise _refused(channel, error) from error
             log.info(
                 "channel %s: %d files, %d bytes; %d of them fetched in %.1f s",

@@ -94,11 +94,20 @@ class LogShipper:
         here: this node in it.
         now: Unix time, seconds.
         live: takes new lines, the number of the first before them; None: nobody follows. Must not block.
+        on_trouble: called on the loop at each look at which the disk does not take lines.
     """
 
     def __init__(
-        self, state: Path, objects: FileStore, plan: GenerationPlan, here: PlanNode, now: Callable[[], float], live: Callable[[LogLines], None]
+        self,
+        state: Path,
+        objects: FileStore,
+        plan: GenerationPlan,
+        here: PlanNode,
+        now: Callable[[], float],
+        live: Callable[[LogLines], None],
+        on_trouble: Callable[[OSError], object] | None = None,
     ) -> None:
+        self._on_trouble = on_trouble
         files = {rank: RankFiles(state.absolute(), plan.run, plan.generation, rank) for rank in here.ranks}
         streams = {(rank, stream): path for rank in here.ranks for stream, path in (("stdout", files[rank].stdout), ("stderr", files[rank].stderr))}
         self.run = plan.run
@@ -185,6 +194,8 @@ class LogShipper:
                 if self._journal is None or self._journal.has_news():  # mostly not: a thread for each look would take a core's time from training
                     await self._read()
             except OSError as error:
+                if self._on_trouble is not None:
+                    self._on_trouble(error)
                 if not self._is_failing:
                     log.warning("lines of ranks cannot be kept yet: %s", error)  # tried again at the next look
                 self._is_failing = True

@@ -49,6 +49,7 @@ import msgspec
 
 from worker import beside, wheels_only
 from worker.errors import RequirementsRefused
+from worker.full_disks import full_disk_of
 from worker.rank_environment import Packages
 from worker.rank_files import last_lines
 from worker.rank_user import RankUser, end_processes, give, make_way, take
@@ -140,6 +141,7 @@ class PackageLayers:
 
         Raises:
             RequirementsRefused: it cannot be installed; with pip's last lines.
+            OSError: the disk is full.
         """
         try:
             make_way(self._folder, self._user)
@@ -154,6 +156,8 @@ class PackageLayers:
         except TimeoutError:
             raise RequirementsRefused(f"{order.requirements} is not installed after {self._seconds:g} s{_words(order.output)}") from None
         except OSError as error:
+            if full_disk_of(error) is not None:
+                raise
             raise RequirementsRefused(f"{order.requirements} cannot be installed: {error}") from error
 
     @contextlib.asynccontextmanager

@@ -26,6 +26,7 @@ from pathlib import Path
 from everstep.protocol.plan import ScriptPlan, SourceArchive
 from everstep.protocol.source_members import RefusedMember, clean_path
 from worker.errors import SourceRefused
+from worker.full_disks import full_disk_of
 from worker.storage.object_store import ObjectStore
 
 MAX_UNPACKED_BYTES = 4 * 1024**3
@@ -146,6 +147,7 @@ def unpack(archive: Path, script: ScriptPlan, folder: Path, cancelled: threading
 
     Raises:
         SourceRefused: another digest, an unsafe member, too large, no such entry point, or cancelled.
+        OSError: the disk is full.
     """
     found = _digest(archive)
     if found != script.source.sha256:
@@ -161,6 +163,8 @@ def unpack(archive: Path, script: ScriptPlan, folder: Path, cancelled: threading
     except RefusedMember as error:
         raise SourceRefused(f"the source archive: {error}") from error
     except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, LookupError, ArithmeticError) as error:
+        if full_disk_of(error) is not None:
+            raise
         # `tarfile` raises the last three for numbers and maps in pax headers that are none.
         raise SourceRefused(f"the source archive is not sound: {error}") from error
     finally:

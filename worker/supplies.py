@@ -20,6 +20,7 @@ from everstep.protocol.ids import RunId
 from everstep.protocol.plan import GenerationPlan, PlanNode, channel_variable
 from worker.credentials import RoleCredentials
 from worker.errors import InputRefused, LoadFailed, RequirementsRefused, StorageError, StoreRefused
+from worker.full_disks import says_full
 from worker.inputs import InputCache
 from worker.packages import Order, PackageLayers
 from worker.rank_environment import Packages, Supplied, source_folder
@@ -76,6 +77,7 @@ class Supplies:
 
         Raises:
             LoadFailed: with a code and a sentence for the user.
+            OSError: the disk is full.
         """
         keys = await self._assume(plan, key)  # the quickest to fail comes first
         secrets = await self._secrets(plan, keys)
@@ -167,6 +169,8 @@ class Supplies:
         try:
             return await self._packages.install(order)
         except RequirementsRefused as error:
+            if says_full(str(error)):
+                raise LoadFailed(FaultCode.DISK_FULL, f"Requirements: {error}", is_permanent=False) from error
             # pip does not say whether its package is missing or its index: a job that has trained tries again.
             raise LoadFailed.lacking(plan.parent, "requirements_failed", f"Requirements: {error}", is_passing=False) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -232,6 +233,19 @@ def test_the_cache_keeps_to_its_limit_and_lets_go_of_what_no_run_uses(tmp_path: 
     fetch(cache, store, channel("a", "two"), channel("b", "three"), run=OTHER_RUN)
     assert sorted(store.read) == ["one/x", "three/x", "two/x"]
     assert len(list((tmp_path / "inputs/objects").iterdir())) == 2, "what no run uses any more has made room"
+
+
+def test_a_disk_without_space_is_no_refused_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, store = InputCache(tmp_path), store_of("set/a")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(InputCache, "_link", full)
+        with pytest.raises(OSError, match="No space left"):
+            fetch(cache, store, channel())
+    fetch(cache, store, channel())
 
 
 def test_a_fetch_that_nobody_waits_for_ends_and_what_it_has_stays(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import io
 import tarfile
@@ -167,6 +168,29 @@ def test_what_nobody_waits_for_is_unpacked_no_further(tmp_path: Path) -> None:
     with pytest.raises(SourceRefused, match="not wanted any more"):
         unpack(archives.get(script.source), script, tmp_path / "run", cancelled)
     assert (entry.parent.stat().st_ino, on_disk(tmp_path)) == (there, {"archives", "run", "other"})
+
+
+def test_a_disk_without_space_is_no_unsound_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("train.py"))
+    found = tmp_path / "archive"
+    found.write_bytes(buffer.getvalue())
+    script = msgspec.structs.replace(
+        rank_plan().script,
+        source=SourceArchive(
+            object=ObjectReference(bucket=BUCKET, key="a"), sha256=hashlib.sha256(buffer.getvalue()).hexdigest(), bytes=len(buffer.getvalue())
+        ),
+    )
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tarfile.TarFile, "extract", full)
+        with pytest.raises(OSError, match="No space left"):
+            unpack(found, script, tmp_path / "tree", threading.Event())
+    assert unpack(found, script, tmp_path / "tree", threading.Event()).is_file()
 
 
 def test_a_tree_is_readable_by_all_and_replaced_as_a_whole(tmp_path: Path) -> None:

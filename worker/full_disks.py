@@ -1,0 +1,130 @@
+"""Names full disks: what a failed write says, and for how long a place counts as full.
+
+    node health          judges free space of the state directory and the tmpfs, once a second
+    failed writes        name what free space does not show: quotas, inodes, other file systems, a file larger than what is free
+
+Invariant: a place counts as full until `QUIET_SECONDS` after the newest failed write, and its words do not change meanwhile: a report that changes
+wakes the control plane.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from everstep.protocol.agent_messages import FaultCode, NodeFault
+
+QUIET_SECONDS = 30.0
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_WORDS = re.compile(r"No space left on device|Disk quota exceeded")
+_NAMED = re.compile(r"\[Errno (?:28|122)\] [^:\n]+: '(?P<path>/[^'\n]+)'")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    fault: NodeFault
+    failed_at: float
+    """Monotonic seconds of the newest failed write."""
+
+
+class FullDisks:
+    """The places of one node that took no more data. On the agent's loop.
+
+    Args:
+        state: the agent's state directory: where a write went that does not say where it went.
+        monotonic: seconds of a clock that never jumps.
+    """
+
+    def __init__(self, state: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._state = state
+        self._monotonic = monotonic
+        self._places: dict[str, _Place] = {}
+
+    def note(self, error: BaseException, fallback: Path | None = None) -> NodeFault | None:
+        """Record a failed write if it failed for lack of space.
+
+        Args:
+            error: or an error that it caused.
+            fallback: where the write went if the error does not name a file; None: the state directory.
+
+        Returns:
+            The fault, or None for any other error.
+        """
+        found = full_disk_of(error)
+        if found is None:
+            return None
+        named = Path(os.fsdecode(found.filename)).parent if isinstance(found.filename, str | bytes) else None
+        return self._note(named or fallback or self._state, found.strerror or str(found))
+
+    def note_words(self, words: str) -> NodeFault | None:
+        """Record a failed write of another process, such as a rank or pip, by what that process printed.
+
+        Args:
+            words: the end of its output.
+
+        Returns:
+            The fault, or None if the words name no full disk.
+        """
+        said = _WORDS.search(words)
+        if said is None:
+            return None
+        named = _NAMED.search(words)
+        if named is None:
+            return self._note(self._state, said[0])
+        # A job chooses this path: to ask its file system could hold up the agent for ever.
+        return self._note(Path(named["path"]).parent, said[0], is_ours=False)
+
+    def faults(self, others: Sequence[NodeFault] = ()) -> tuple[NodeFault, ...]:
+        """Return a fault for each place that counts as full now.
+
+        Args:
+            others: faults that the node's health reports; a place below a disk that is full by these is left out.
+
+        Returns:
+            Sorted by place.
+        """
+        now = self._monotonic()
+        self._places = {name: place for name, place in self._places.items() if now - place.failed_at < QUIET_SECONDS}
+        reported = [Path(fault.device) for fault in others if fault.code == FaultCode.DISK_FULL]
+        return tuple(place.fault for name, place in sorted(self._places.items()) if not any(Path(name).is_relative_to(each) for each in reported))
+
+    def _note(self, directory: Path, words: str, *, is_ours: bool = True) -> NodeFault:
+        name = str(directory)
+        known = self._places.get(name)
+        if known is None:
+            free = _free(directory) if is_ours else ""
+            message = f"{name} takes no more data: {words}{free}. Free space there; it is used again by itself"
+            fault = NodeFault(code=FaultCode.DISK_FULL, message=message, is_permanent=False, device=name)
+            known = _Place(fault, 0.0)
+        self._places[name] = replace(known, failed_at=self._monotonic())
+        return known.fault
+
+
+def full_disk_of(error: BaseException) -> OSError | None:
+    """Return the error of a full disk, or of a used-up quota, that an error is or was caused by; None for any other."""
+    return next((each for each in _causes(error) if isinstance(each, OSError) and each.errno in _FULL), None)
+
+
+def says_full(words: str) -> bool:
+    """Say whether what a process printed names a full disk."""
+    return _WORDS.search(words) is not None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    each: BaseException | None = error
+    while each is not None:
+        yield each
+        each = each.__cause__
+
+
+def _free(directory: Path) -> str:
+    with contextlib.suppress(OSError):
+        facts = os.statvfs(directory)
+        return f", {facts.f_bavail * facts.f_frsize / (1 << 20):,.1f} MiB and {facts.f_favail:,} inodes are free"
+    return ""
