@@ -17,6 +17,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -148,7 +149,7 @@ def states_document() -> str:
     ]
     for machine in MACHINES:
         parts += [f"## {machine.title}\n", f"`{machine.table_name}`. {machine.where}\n", "```mermaid", *_diagram(machine), "```\n"]
-        parts += [*_meanings(machine.kinds), *_meanings(machine.events), *_rows(machine)]
+        parts += [*_meanings(machine.kinds), *_meanings(machine.events)]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
@@ -167,17 +168,18 @@ def _diagram(machine: Machine) -> Iterator[str]:
 
 
 def _meanings(kinds: type[StrEnum]) -> Iterator[str]:
+    """Return what an enumeration's docstring says: its first line, a row for each member, and what else there is."""
     summary, _, rest = (inspect.getdoc(kinds) or "").partition("\n\n")
     yield f"**{kinds.__name__}.** {' '.join(summary.split())}\n"
-    if rest:
-        yield f"{' '.join(rest.split())}\n"
-
-
-def _rows(machine: Machine) -> Iterator[str]:
-    yield "| state | event | next state |"
-    yield "| --- | --- | --- |"
-    yield from (f"| {state} | {event} | {after} |" for state, event, after in machine.rows)
+    members, _, remarks = rest.partition("\n\n")
+    yield "| value | meaning |"
+    yield "| --- | --- |"
+    for entry in re.split(r"\n(?=\S)", members):
+        name, _, meaning = entry.partition(": ")
+        yield f"| {kinds[name].value} | {' '.join(meaning.split())} |"
     yield ""
+    if remarks:
+        yield f"{' '.join(remarks.split())}\n"
 
 
 # -- roles ------------------------------------------------------------------------------------------------------------------------------------

@@ -13,15 +13,23 @@ from control_plane.errors import InvalidTransition
 
 
 class JobState(StrEnum):
-    """Where a job stands.
+    """The states of a job.
 
-    QUEUED: waits for its turn in the fleet; left when admitted, stopped or pending for too long. ALLOCATING: admitted, its gang of nodes is not
-    complete; left when the gang is assigned, or back to QUEUED for a job of higher priority or when its nodes do not come. PREPARING: a generation is
-    numbered and promised by the nodes (survivors and newcomers); left when all have promised and a plan stands. LOADING: the plan is stored and
-    shards are fetched; left when every node has verified. STARTING: ranks are being started; left when all run. RUNNING: training. PAUSING: an agreed
-    stop was asked for so that others get the nodes, a job of higher priority or whoever a person has in mind; left for QUEUED when the step is a
-    checkpoint. STOPPING: an agreed stop was asked for; left when all ranks have exited. COMPLETED, FAILED, STOPPED: ended; nobody leaves. A fault in
-    any state from PREPARING to PAUSING goes back to PREPARING with an open incident.
+    QUEUED: The job waits for its turn in the fleet. Left when admitted, stopped or pending for too long.
+    ALLOCATING: The job is admitted and its gang of nodes is incomplete. Left when the gang is assigned. It returns to
+        QUEUED for a job of higher priority, or when its nodes do not come.
+    PREPARING: A generation has a number, and its members promise it. Left when all have promised and a plan is stored.
+    LOADING: The plan is stored and members fetch shards. Left when every node has verified its shards.
+    STARTING: The ranks are being started. Left when all run.
+    RUNNING: The ranks train.
+    PAUSING: An agreed stop is requested to free the nodes, for a job of higher priority or for a person. Left for QUEUED
+        when the step is a checkpoint.
+    STOPPING: An agreed stop is requested. Left when all ranks have exited.
+    COMPLETED: Every rank ended with success. Final.
+    FAILED: No new generation can help. Final.
+    STOPPED: A user or a limit ended the job. Final.
+
+    A fault in any state from PREPARING to PAUSING leads back to PREPARING, with an open incident.
     """
 
     QUEUED = "queued"
@@ -38,13 +46,21 @@ class JobState(StrEnum):
 
 
 class JobEvent(StrEnum):
-    """What moves a job.
+    """The events that move a job.
 
-    ADMITTED: the fleet has room for it. SENT_BACK: another goes first, a person paused it, or its nodes do not come. GANG_ASSIGNED: all its nodes are
-    there. PLANNED: all promised and the plan is made. LOADED: every node has verified its shards. STARTED: ranks run on every node. FAULTED: this
-    generation is over, another begins. PAUSE_ASKED: for a job of higher priority, or by a person. PAUSED: its state is in S3, its nodes are free.
-    STOP_ASKED: by a user or a limit. FINISHED: every rank exited with success. HALTED: every rank has exited after a stop, or none had started.
-    GAVE_UP: no new generation can help.
+    ADMITTED: The fleet has room for the job.
+    SENT_BACK: Another job goes first, a person paused the job, or its nodes do not come.
+    GANG_ASSIGNED: All its nodes are assigned.
+    PLANNED: All members promised and the plan is made.
+    LOADED: Every node has verified its shards.
+    STARTED: Ranks run on every node.
+    FAULTED: The generation is over and another one begins.
+    PAUSE_ASKED: A job of higher priority or a person requests a pause.
+    PAUSED: The state is in S3 and the nodes are free.
+    STOP_ASKED: A user or a limit requests a stop.
+    FINISHED: Every rank exited with success.
+    HALTED: Every rank exited after a stop, or none had started.
+    GAVE_UP: No new generation can help.
     """
 
     ADMITTED = "admitted"
@@ -63,13 +79,18 @@ class JobEvent(StrEnum):
 
 
 class NodeState(StrEnum):
-    """Where a node stands in its fleet.
+    """The states of a node in its fleet.
 
-    JOINING: EC2 has the instance, its agent has not dialled in; left when it does, does not in time, or the instance ends. SPARE: connected and free;
-    left by assignment, a scale-down or a fault. ASSIGNED: belongs to one job; left when the job ends or excludes it. HELD: not used and not ended,
-    its agent may still speak: unreachable, distrusted, or kept for inspection; left when it is heard again (unreachable) or by a person. REBOOTING:
-    EC2 is asked to reboot it for a fault that this mends; left when its agent has dialled in again without the fault, or does not in time. DRAINING:
-    excluded or surplus: EC2 is asked to end it; left when EC2 says so. GONE: ended.
+    JOINING: EC2 has the instance, and its agent has not connected. Left when it connects or is too late, or the instance
+        ends.
+    SPARE: The agent is connected and the node is free. Left by assignment, a scale-down or a fault.
+    ASSIGNED: The node belongs to one job. Left when the job ends or excludes it.
+    HELD: The node is neither used nor ended: unreachable, distrusted, or kept for inspection. An unreachable node is left
+        alone until it is heard again, any other until a person decides.
+    REBOOTING: EC2 reboots the node for a fault that a reboot repairs. Left when its agent is back without the fault, or is
+        too late.
+    DRAINING: The node is excluded or surplus, and EC2 ends it. Left when EC2 reports that.
+    GONE: The instance has ended. Final.
     """
 
     JOINING = "joining"
@@ -82,11 +103,15 @@ class NodeState(StrEnum):
 
 
 class NodeEvent(StrEnum):
-    """What moves a node.
+    """The events that move a node.
 
-    CONNECTED: its agent dialled in. ASSIGNED: given to a job. RELEASED: its job ended or left it, it is heard again, or a person lets it work again.
-    EXCLUDED: a verdict of a job, surplus of the fleet, or a person. HELD: it is to be kept and not to be used. REBOOTED: a verdict that a reboot
-    mends. ENDED: EC2 says that the instance is going or gone.
+    CONNECTED: Its agent connected.
+    ASSIGNED: The node is assigned to a job.
+    RELEASED: Its job ended or left it, its agent is heard again, or a person lets it work again.
+    EXCLUDED: A job's verdict, surplus of the fleet, or a person excludes it.
+    HELD: The node is to be kept and not used.
+    REBOOTED: A verdict calls for a reboot.
+    ENDED: EC2 reports that the instance ends or has ended.
     """
 
     CONNECTED = "connected"
@@ -99,10 +124,14 @@ class NodeEvent(StrEnum):
 
 
 class IncidentState(StrEnum):
-    """How far a recovery is; the four phases that are measured.
+    """The states of an incident; the first three are measured phases.
 
-    REPLACING: detected; left when all nodes of the new generation have promised. RESTORING: left when every rank has passed its base. REWORKING:
-    left when training is where it was before. CLOSED: over. Another failure before CLOSED goes back to REPLACING within the same incident.
+    REPLACING: The failure is detected. Left when all nodes of the new generation have promised.
+    RESTORING: Members load and ranks start. Left when every rank has passed its base.
+    REWORKING: Training repeats lost steps. Left when it is where it was before the failure.
+    CLOSED: The incident is over. Final.
+
+    Another failure before CLOSED leads back to REPLACING within the same incident.
     """
 
     REPLACING = "replacing"
@@ -112,7 +141,14 @@ class IncidentState(StrEnum):
 
 
 class IncidentEvent(StrEnum):
-    """What moves an incident. NODES_THERE, TRAINING_AGAIN, CAUGHT_UP: the ends of its phases. FAILED_AGAIN: a second failure. JOB_ENDED."""
+    """The events that move an incident.
+
+    NODES_THERE: All nodes of the new generation have promised.
+    TRAINING_AGAIN: Every rank has passed its base.
+    CAUGHT_UP: Training is where it was before the failure.
+    FAILED_AGAIN: Another failure came before the incident was over.
+    JOB_ENDED: The job ended.
+    """
 
     NODES_THERE = "nodes_there"
     TRAINING_AGAIN = "training_again"

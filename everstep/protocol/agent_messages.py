@@ -46,12 +46,14 @@ MAX_COMMAND_OUTPUT_BYTES = 256 * 1024
 
 
 class MemberPhase(StrEnum):
-    """Where a node stands in one generation of a job.
+    """The phases of a node in one generation of a job.
 
-    PROMISED: the generation is on disk, the old ranks are gone, the inventory is frozen; left by Load or a higher Prepare. LOADING: the source is
-    unpacked, the ranks are started and wait for their shards, which are fetched; ends LOADED or LOAD_FAILED. LOADED: verified; left by Start.
-    LOAD_FAILED: a source did not verify; left by a higher Prepare. RUNNING: the ranks may train; left when all have exited. EXITED: no
-    rank lives any more and outputs and logs are uploaded as far as they can be; left by a higher Prepare or Release.
+    PROMISED: The promise is on disk, the old ranks are gone, and the inventory is frozen. Left by Load.
+    LOADING: The source is unpacked, the ranks are started, and their shards are fetched and verified.
+    LOADED: Every shard is verified. Left by Start.
+    LOAD_FAILED: A source did not verify.
+    RUNNING: The ranks may train. Left when all have exited.
+    EXITED: No rank lives, and outputs and logs are uploaded as far as possible.
     """
 
     PROMISED = "promised"

@@ -16,7 +16,14 @@ from everstep.protocol.ids import Generation, JobName, RunId
 
 
 class Event(StrEnum):
-    """What happens to a member."""
+    """The events that move a member.
+
+    LOAD: A plan arrived.
+    LOADED: Every shard is verified.
+    LOAD_FAILED: A shard did not verify or could not be fetched.
+    START: Every member of the generation is loaded.
+    EXITED: Every rank on this node has exited.
+    """
 
     LOAD = "load"
     LOADED = "loaded"
