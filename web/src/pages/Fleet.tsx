@@ -9,6 +9,7 @@ import { call } from '../api/client'
 import { eventsQuery, fleetsQuery, nodeQuery, nodesQuery, useRole } from '../api/queries'
 import { part } from '../api/pages'
 import type { Fleet, Node } from '../contract'
+import { conditionLines } from '../model/conditions'
 import { changesOf, figuresOf, spares, standingOf } from '../model/fleets'
 import { bytes, count, dollars, duration, percent, plural, sentence } from '../model/format'
 import { actionsOf, arrangedNodes, exposures, noticesIn, toLookAt } from '../model/nodes'
@@ -237,6 +238,7 @@ function Nodes({ fleet }: { fleet: Fleet }) {
                         <td data-name="Agent">
                           {node.NodeStatus === 'gone' ? '–' : <Status tone={node.Connected ? 'good' : 'warn'} word={node.Connected ? (node.Warm ? 'connected, warm' : 'connected') : 'not connected'} />}
                           {node.RefusedMessageCount + node.RefusedSessionCount > 0 && <div className="dim">{count(node.RefusedMessageCount)} messages, {count(node.RefusedSessionCount)} sessions refused</div>}
+                          {conditionLines(node.Conditions).map((line) => <div key={line.key}><Status tone="warn" word={line.title} title={line.text} /></div>)}
                           {node.Exposure && node.NodeStatus !== 'gone' && <div><Status tone="warn" word="exposed to jobs" title={node.Exposure} /></div>}
                         </td>
                         <td data-name="Job">{node.TrainingJobName ? <JobLink name={node.TrainingJobName} /> : '–'}</td>

@@ -12,6 +12,7 @@ import { TimelineChart } from '../charts/Timeline'
 import { WhereTime } from '../charts/WhereTime'
 import type { TrainingJob } from '../contract'
 import { lostBy } from '../model/act'
+import { conditionLines } from '../model/conditions'
 import { count, dollars, duration, percent } from '../model/format'
 import { story } from '../model/incident'
 import { keptInMemory, stepsLost } from '../model/standing'
@@ -179,6 +180,7 @@ function Overview({ job }: { job: TrainingJob }) {
   const kept = keptInMemory(job)
   const protection = useQuery({ ...protectionQuery(name), enabled: isOver(job) }).data
   const end = job.TrainingEndTime ?? now
+  const wrong = conditionLines(job.Conditions)
   return (
     <div className="stack">
       <section className="card">
@@ -201,6 +203,12 @@ function Overview({ job }: { job: TrainingJob }) {
           ]}
         />
       </section>
+      {wrong.length > 0 && (
+        <section className="card">
+          <h2>What is wrong now</h2>
+          <FactList facts={wrong.map((line) => [line.title, line.text])} />
+        </section>
+      )}
       {job.FailureReason?.includes('\n') && (
         <section className="card">
           <h2>Why it failed</h2>
