@@ -1,4 +1,4 @@
-"""The documents say what the code is: generated parts are current, every name and path in the prose exists, every link leads somewhere."""
+"""The documents say what the code is: generated parts are current, every name in the prose exists."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("everstep", "control_plane", "worker", "infra")
-DOCUMENTS = sorted([ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
-NAMED = (ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", ROOT / "docs/operating.md")
+NAMED = (
+    *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/design.md", "docs/operating.md")),
+    *sorted((ROOT / "docs/adr").glob("*.md")),
+)
 FILE = re.compile(r"(?:[\w.-]+/)*[\w-]+\.(?:py|md|txt|json|toml|ini|mako)")
 SYMBOL = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\))?")
-EXTERNAL = frozenset({"httpx", "moto", "msgspec", "rich", "torch", "boto3", "asyncio", "atexit"})
+EXTERNAL = frozenset({"ec2", "httpx", "moto", "msgspec", "rich", "torch", "boto3", "asyncio", "atexit"})
 """First words of dotted names that are other people's."""
 
 
@@ -51,13 +53,6 @@ def test_every_name_that_is_given_with_its_file_is_defined_there(document: Path)
     wrong = [(name, path) for name, path in given if path not in tracked() or not set(name.split(".")) <= defined_in(path) | {Path(path).stem}]
     assert wrong == []
     assert given or document.name != "ARCHITECTURE.md"
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_link_leads_to_a_file(document: Path) -> None:
-    prose = re.sub(r"`[^`\n]*`", "", document.read_text())  # patterns look like links
-    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", prose)
-    assert [target for target in targets if "://" not in target and not (document.parent / target).exists()] == []
 
 
 def test_every_field_of_every_request_has_a_test() -> None:

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 TOP = "everstep|control_plane|worker|infra|tests|benchmarks|docs|examples|web|alembic"
 KINDS = "py|pyi|md|ts|tsx|css|json|toml|txt|ini|mako|svg|png|html|cpp"
 PATH = re.compile(rf"(?<![\w/.$<-])((?:{TOP})/[\w./-]*\.(?:{KINDS}))(#[\w-]+)?(?![\w-]|/)")
+SHORT = re.compile(rf"`((?:[\w-]+/)+[\w-]+\.(?:{KINDS}))`")
 LINK = re.compile(r"\]\(\s*([^)\s]+)\s*\)")
 DECISION = re.compile(r"\bADR\s+(\d{4})\b")
 UNKNOWN_SECTION = "\N{SECTION SIGN}"
@@ -107,6 +108,13 @@ def test_every_link_leads_to_a_file_and_a_section(name: str) -> None:
 @pytest.mark.parametrize("name", MARKDOWN)
 def test_every_path_in_a_document_exists(name: str) -> None:
     assert sorted(set(dangling(prose_of(name)))) == []
+
+
+@pytest.mark.parametrize("name", MARKDOWN)
+def test_every_short_path_in_a_document_ends_one_of_a_file(name: str) -> None:
+    """`core/moves.py` for `control_plane/core/moves.py`."""
+    named = set(SHORT.findall(prose_of(name))) - {path for path, _ in PATH.findall(prose_of(name))}
+    assert sorted(path for path in named if not any(f"/{file}".endswith(f"/{path}") for file in tracked())) == []
 
 
 def test_every_path_in_a_docstring_or_comment_exists() -> None:
