@@ -12,8 +12,8 @@ COLUMNS = 120
 """Of a line of prose or code, as in the whole repository."""
 _ITEM = re.compile(r"(\s*)(?:[-*+]|\d+[.)])\s+|> ?")
 _FENCE = re.compile(r" *(```+|~~~+)")
-_WORD = re.compile(r"(?:`+[^`]+`+|[^\s`]+|`)+")
-"""A code span stays on one line."""
+_WORD = re.compile(r"(?:`+[^`]+`+|\[[^\]\n]{1,30}\]\([^)\s]+\)|[^\s`\[]+|[`\[])+")
+"""A code span, and a link with a short text, stays on one line."""
 _MISREAD = re.compile(r"(?:[-+*]|#+|\d+[.)])(?: |$)")
 """What begins a line in Markdown means a list or a heading."""
 

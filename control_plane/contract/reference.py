@@ -47,6 +47,7 @@ def _contents(nouns: Mapping[str, list[str]], model: Json) -> str:
     for noun, names in sorted(nouns.items()):
         lines.append(f"| [{_words(noun)}]({_file(noun)}.md) | {', '.join(f'[{name}]({_file(noun)}.md#{name.lower()})' for name in sorted(names))} |")
     lines.append("\n[Types](types.md), [errors](errors.md), [waiters](waiters.md), [fields and their tests](field-coverage.md).")
+    lines.append("\nFor operators: [settings](settings.md), [metrics](metrics.md), [files](files.md), [timeouts](timeouts.md).")
     return "\n".join(lines) + "\n"
 
 

@@ -18,9 +18,10 @@ LONG = "one two three four five six seven"
         (f"> {LONG}\n> eight", "> one two three four\n> five six seven\n> eight"),
         (f"short\n{LONG}", "short one two three\nfour five six seven"),
         ("one `two three four five six` seven", "one\n`two three four five six`\nseven"),
+        ("one two three [four five](x.md) six", "one two three\n[four five](x.md)\nsix"),
         ("one two three fours 5. six seven", "one two three\nfours 5. six seven"),
     ],
-    ids=["paragraph", "item", "numbered", "quote", "with a short line", "code span", "no list by accident"],
+    ids=["paragraph", "item", "numbered", "quote", "with a short line", "code span", "link", "no list by accident"],
 )
 def test_long_prose_is_wrapped(before: str, after: str) -> None:
     assert wrap(before, 20) == after
