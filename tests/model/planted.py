@@ -9,8 +9,9 @@ from control_plane.core import recovery
 from everstep.protocol.ids import Generation, NodeId, Step
 from everstep.protocol.rank_messages import Vote
 from tests.model.step_protocol import Rules
+from tests.model.stop_agreement import UploadsFirst
 from worker.core.rounds import NONE, Coordinator, Shard
-from worker.core.slots import Content, SlotView, kept
+from worker.core.slots import Content, SlotView, kept, writable
 
 
 class OwnerAcks(Shard):
@@ -110,6 +111,11 @@ def recycle_oldest(slots: Sequence[SlotView], keep: Collection[Content]) -> int 
     return min(free, key=lambda index: slots[index].content.step if slots[index].content else -1, default=None)  # type: ignore[union-attr]
 
 
+def overwrite_pinned(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None:
+    """Overwrite what is being uploaded as soon as it is not kept."""
+    return writable([replace(slot, is_pinned=False) for slot in slots], keep)
+
+
 def keep_base_only(committed: Content | None, planned: Collection[Content], base: Content | None) -> frozenset[Content]:
     """Forget the plan's keep list."""
     return kept(committed, frozenset(), base)
@@ -144,4 +150,6 @@ BUGS: Mapping[str, Rules] = {
     "no-lineage": Rules(choose=choose_newest_per_rank),
     "stale-floor": Rules(committed=believe_the_record),
     "untold": Rules(tells_committed=False),
+    "uploads-first": Rules(coordinator=UploadsFirst),
+    "overwrites-pinned": Rules(writable=overwrite_pinned),
 }

@@ -8,7 +8,11 @@
 Around them everything may happen at any later moment: a report or an announcement is heard, a copier ends, a stream moves, an agent or the
 coordinator restarts, a holder is dropped, nodes die, promise, load; the next failure comes in the middle of all that.
 
-    python -m tests.model.step_protocol NODES COPIES STEPS FAULTS [--bug NAME] [--walks N] [--seed S] [--steady]
+A node may own several ranks: their shards have the same holders, and its agent reports and hears for all of them at once. With `every_steps`, owners
+upload committed steps. An upload pins the owner's slot, may fail, and ends with its node or generation. Ranks at the last step close, and the
+coordinator commits that step in a final round.
+
+    python -m tests.model.step_protocol NODES COPIES STEPS FAULTS [--bug NAME] [--walks N] [--seed S] [--steady] [--ranks-per-node R] [--every K]
 
 explores every interleaving (breadth first), or N random walks with finer steps. FAULTS bounds everything that goes wrong, together.
 """
@@ -27,7 +31,7 @@ from control_plane.core import recovery
 from control_plane.core.observed import GenerationRecord, RefusedSource
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.plan import SlotRecord
-from everstep.protocol.rank_messages import AgentHalf, Vote
+from everstep.protocol.rank_messages import AgentHalf, Standing, Vote
 from everstep.protocol.rounds import RankRound
 from everstep.protocol.slot import SlotState
 from everstep.training import step_rules
@@ -51,6 +55,8 @@ WEIGHTS = {
     "part": 0.03,
     "lose again": 0.1,
     "mismatch": 0.15,
+    "uploaded": 0.2,
+    "upload fails": 0.1,
 }
 """How likely the kinds of events are in a random walk; all others 1. Training is slow and faults are rare, or else nothing is ever committed."""
 SLOWLY = {**dict.fromkeys(WEIGHTS, 0.0), "boundary": 0.05}
@@ -100,6 +106,9 @@ class Model:
         self.is_fine = is_fine
         self.holders = shape.holders()
         self.seats = range(shape.nodes)
+        self.ranks = range(shape.world_size)
+        self.seat_of = shape.seat_of
+        self.ranks_of = shape.ranks_of
 
     # -- the beginning ----------------------------------------------------------------------------------------------------------------
 
@@ -107,16 +116,18 @@ class Model:
         """Return the first generation's start: nothing is captured yet, step 0 is what the script builds."""
         if self._start is not None:
             shards = tuple(_as(self.rules.shard, shard) for shard in self._start.shards)
-            return self._start._replace(shards=shards, coordinator=_as(self.rules.coordinator, self._start.coordinator))
-        n = self.shape.nodes
+            coordinator = replace(_as(self.rules.coordinator, self._start.coordinator), every_steps=self.shape.every_steps)
+            started = self._start._replace(shards=shards, coordinator=coordinator)
+            return started if started.marked or not self.shape.every_steps else self._uploads_nothing(started)
+        n, world_size = self.shape.nodes, self.shape.world_size
         world = World(
             generation=0,
             issued=0,
             lineage=(),
             base=0,
             origin=0,
-            keep=((frozenset(),) * n,) * n,
-            coordinator=Coordinator.begin(world_size=n, base=Step(0), every_steps=0),
+            keep=((frozenset(),) * world_size,) * n,
+            coordinator=Coordinator.begin(world_size=world_size, base=Step(0), every_steps=self.shape.every_steps),
             shards=(),
             granted=(),
             processes=(),
@@ -131,7 +142,7 @@ class Model:
             faults=0,
             best=0,
             owed=tuple(frozenset(row) for row in self.holders),
-            stood=(frozenset(),) * n,
+            stood=(frozenset(),) * world_size,
             dropped=frozenset(),
             spoiled=frozenset(),
             heard=frozenset(),
@@ -140,12 +151,13 @@ class Model:
 
     def _started(self, world: World, plan: Plan, generation: int) -> World:
         """Every node has loaded: ranks and rounds begin."""
-        n, base = self.shape.nodes, Step(plan.base)
-        coordinator = self.rules.coordinator.begin(world_size=n, base=base, every_steps=0)
-        shards = tuple(self.rules.shard.begin(base, self._peers(rank)) for rank in self.seats)
+        world_size, base = self.shape.world_size, Step(plan.base)
+        coordinator = self.rules.coordinator.begin(world_size=world_size, base=base, every_steps=self.shape.every_steps)
+        shards = tuple(self.rules.shard.begin(base, self._peers(rank)) for rank in self.ranks)
         if self.rules.starts_committed and base:
             coordinator = replace(coordinator, committed=base, proposed=Step(NONE))._propose()
             shards = tuple(replace(shard, committed=base) for shard in shards)
+        world = world if not self.shape.every_steps else self._uploads_nothing(world)
         return world._replace(
             generation=generation,
             issued=generation,
@@ -155,13 +167,16 @@ class Model:
             keep=plan.keep,
             coordinator=coordinator,
             shards=shards,
-            granted=(NONE,) * n,
-            processes=(Process(plan.base),) * n,
+            granted=(NONE,) * world_size,
+            processes=(Process(plan.base),) * world_size,
             streams=tuple((NO_STREAM,) * len(row) for row in self.holders),
             restore=None,
             heard=frozenset(),
             cleared=frozenset(),
         )
+
+    def _uploads_nothing(self, world: World) -> World:
+        return world._replace(marked=(NONE,) * self.shape.nodes, begun=(NONE,) * self.shape.world_size)
 
     def _peers(self, rank: int) -> tuple[NodeId, ...]:
         return tuple(NodeId(f"{seat}") for seat in self.holders[rank][1:])
@@ -186,7 +201,7 @@ class Model:
 
     def keeps(self, world: World, rank: int, seat: int, told: int = NONE) -> frozenset[Content]:
         """Return what `seat` may not overwrite of a shard, as its member knows it."""
-        committed = max(world.shards[seat].committed, told)
+        committed = max(told, *(world.shards[mine].committed for mine in self.ranks_of(seat)))
         base = Content(Generation(world.origin), Step(world.base)) if world.base else None
         return self.rules.kept(self.content(world, committed) if committed != NONE else None, world.keep[seat][rank], base)
 
@@ -210,7 +225,14 @@ class Model:
             proposed=shard.proposed,
             vote=shard.vote,
             is_late=shard.is_late,
+            standing=Standing.CLOSING if world.processes[rank].is_closing else Standing.MOVING,
+            pinned_step=self.pinned(world, rank),
         )
+
+    @staticmethod
+    def pinned(world: World, rank: int) -> Step:
+        """Return the step that an owner is uploading, or -1."""
+        return next((view.content.step for view in world.slots[rank][0] if view.is_pinned and view.content is not None), Step(NONE))
 
     # -- what can happen ------------------------------------------------------------------------------------------------------------------
 
@@ -219,10 +241,12 @@ class Model:
         for seat in self.seats:
             if self.acts(world, seat):
                 yield from self._line(world, seat)
-                yield from self._grant(world, seat)
-                yield from self._regain(world, seat)
-                yield from self._process_moves(world, seat)
-        for rank in self.seats:
+                for rank in self.ranks_of(seat):
+                    yield from self._grant(world, rank)
+                    yield from self._regain(world, rank)
+                    yield from self._process_moves(world, rank)
+                    yield from self._upload_moves(world, rank)
+        for rank in self.ranks:
             for holder in range(1, len(self.holders[rank])):
                 yield from self._stream_moves(world, rank, holder)
         if world.restore is None:
@@ -232,16 +256,64 @@ class Model:
 
     # -- rounds ---------------------------------------------------------------------------------------------------------------------------
 
-    def _line(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
-        coordinator, shard = world.coordinator, world.shards[rank]
+    def _line(self, world: World, seat: int) -> Iterator[tuple[Event, World]]:
+        coordinator, ranks = world.coordinator, self.ranks_of(seat)
         if self.acts(world, 0):
-            report = self.round(world, rank)
-            if all(each != report for each in coordinator.ranks):
-                yield ("report", rank), self._coordinated(world, coordinator.report(report))
-            if not coordinator.is_recovering and (coordinator.committed, coordinator.proposed) != (shard.committed, shard.proposed):
-                heard = self._apply(world, rank, shard.hear(coordinator.committed, coordinator.proposed))
-                if heard is not world:
-                    yield ("hear", rank, coordinator.committed, coordinator.proposed), heard
+            reports = [self.round(world, rank) for rank in ranks]
+            if any(report not in coordinator.ranks for report in reports):
+                yield ("report", seat), self._coordinated(world, coordinator.report(*reports))
+            if not coordinator.is_recovering:
+                heard = self._marked(world, seat)
+                for rank in ranks:
+                    heard = self._released(heard, rank)
+                    heard = self._apply(heard, rank, heard.shards[rank].hear(coordinator.committed, coordinator.proposed))
+                    heard = self._released(heard, rank)
+                if heard is not world and heard != world:
+                    yield ("hear", seat, coordinator.committed, coordinator.proposed), heard
+
+    def _released(self, world: World, rank: int) -> World:
+        """A rank that closes looks at its page before the agent's next report is answered: a step proposed once more is a new proposal."""
+        process = world.processes[rank]
+        outcome = process.outcome
+        if not process.is_closing or outcome is None or not outcome.is_heard or outcome.step == world.shards[rank].proposed:
+            return world
+        return self._process(world, rank, process._replace(outcome=None))
+
+    def _marked(self, world: World, seat: int) -> World:
+        """Pin what is to be uploaded before anything else that an announcement says, as `Member._hear` does it."""
+        coordinator = world.coordinator
+        if not self.shape.every_steps:
+            return world
+        if coordinator.persist != world.marked[seat]:
+            world = world._replace(marked=put(world.marked, seat, coordinator.persist))
+        if coordinator.persist == coordinator.committed:
+            for rank in self.ranks_of(seat):
+                world = self._upload_if_due(world, rank)
+        return world
+
+    def _upload_if_due(self, world: World, rank: int) -> World:
+        step = world.marked[self.seat_of(rank)]
+        index = slots.find_sealed(world.slots[rank][0], self.content(world, step))
+        if step <= world.begun[rank] or self.pinned(world, rank) != NONE or index is None:
+            return world
+        pinned = self._slot(world, rank, 0, index, replace(world.slots[rank][0][index], is_pinned=True))
+        return pinned._replace(begun=put(world.begun, rank, step))
+
+    def _upload_moves(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
+        """An upload ends, fails, or is cancelled for the final step; a failed one is not tried again for the same step."""
+        step = self.pinned(world, rank)
+        if step == NONE:
+            return
+        unpinned = world._replace(slots=put(world.slots, rank, put(world.slots[rank], 0, _unpinned(world.slots[rank][0]))))
+        if slots.is_superseded(step, proposed=world.shards[rank].proposed, persist=Step(world.marked[self.seat_of(rank)])):
+            yield ("cancelled", rank, step), unpinned
+        if not self.shape.has_slow_uploads or self.is_done(world):
+            ended = unpinned
+            if world.marked[self.seat_of(rank)] == world.shards[rank].committed:
+                ended = self._upload_if_due(unpinned, rank)
+            yield ("uploaded", rank, step), ended
+        if world.faults < self.shape.faults:
+            yield ("upload fails", rank, step), unpinned._replace(faults=world.faults + 1)
 
     def _apply(self, world: World, rank: int, shard: Shard) -> World:
         """Take a shard's new state, as `OwnedShard.apply` does, and note what the checker wants to know."""
@@ -253,7 +325,7 @@ class Model:
         gone = {int(peer) for peer in before.view - shard.view}
         # A holder that was restarted and has lost its slots says so when it connects: until then its owner may take it for confirmed.
         back = {seat for seat in map(int, shard.view - before.view) if self._has_at(world, rank, seat, shard.foundation)}
-        counted = frozenset({rank, *map(int, shard.view)})
+        counted = frozenset({self.seat_of(rank), *map(int, shard.view)})
         return world._replace(
             shards=put(world.shards, rank, shard),
             heard=world.heard | ({shard.proposed} - {NONE}),
@@ -277,6 +349,8 @@ class Model:
             raise Violation(f"C falls from {before.committed} to {coordinator.committed}")
         if coordinator.proposed not in (NONE, before.proposed):
             again = before.is_recovering and coordinator.proposed == world.base  # the base's own round goes on
+            is_forgotten = all(shard.proposed != coordinator.proposed for shard in world.shards)
+            again |= coordinator.proposed == coordinator.final and is_forgotten
             if coordinator.proposed in world.heard and not again:
                 raise Violation(f"step {coordinator.proposed} is proposed twice")
         if coordinator.committed != NONE and (coordinator.committed != before.committed or before.is_recovering):
@@ -289,7 +363,7 @@ class Model:
         dead = self._dead(world)
         counted = tuple(stood - dead - self._spoilt_at(world, rank, step) for rank, stood in enumerate(world.stood))
         if step > world.best > 0:
-            for rank in self.seats:
+            for rank in self.ranks:
                 thinned = world.owed[rank] - counted[rank] - self._spoilt_at(world, rank, step) - dead
                 thinned = {seat for seat in thinned if (rank, seat) not in world.dropped}
                 if thinned:
@@ -297,7 +371,7 @@ class Model:
                         f"step {step} of rank {rank} stands on {sorted(counted[rank])}, the one before also on {sorted(thinned)}, never dropped"
                     )
         elif step == world.best:
-            counted = tuple(world.owed[rank] | {seat for seat in counted[rank] if self._has_at(world, rank, seat, step)} for rank in self.seats)
+            counted = tuple(world.owed[rank] | {seat for seat in counted[rank] if self._has_at(world, rank, seat, step)} for rank in self.ranks)
         return world._replace(best=step if all(counted) else world.best, owed=counted)
 
     def _spoilt_at(self, world: World, rank: int, step: int) -> set[int]:
@@ -314,14 +388,19 @@ class Model:
         """Grant a slot for the proposed step, as `RankLines._grant` does."""
         shard = world.shards[rank]
         step = shard.proposed
-        if step in (NONE, world.base) or step in shard.sealed or world.granted[rank] != NONE or world.processes[rank].boundary >= step:
+        if step in (NONE, world.base) or step in shard.sealed or world.granted[rank] != NONE:
+            return
+        process = world.processes[rank]
+        if process.boundary > step or (process.boundary == step and not process.is_closing):
             return
         pair = world.slots[rank][0]
         index = slots.being_written(pair, self.content(world, step))
         if index is None:
-            index = self.rules.writable(pair, self.keeps(world, rank, rank))
+            index = self.rules.writable(pair, self.keeps(world, rank, self.seat_of(rank)))
         if index is None:
             return
+        if pair[index].is_pinned:
+            raise Violation(f"rank {rank} captures step {step} over step {self.pinned(world, rank)}, which is being uploaded")
         granted = self._slot(world, rank, 0, index, SlotView(SlotState.WRITING, self.content(world, step)))
         for lost in shard.sealed:
             if not self.has(granted, rank, 0, self.content(world, lost)):
@@ -334,7 +413,7 @@ class Model:
         if not self._lacks_base(world, rank):
             return
         at = [holder for holder, seat in enumerate(self.holders[rank]) if holder and self.acts(world, seat) and self.has(world, rank, holder, base)]
-        index = self.rules.writable(world.slots[rank][0], self.keeps(world, rank, rank) - {base})
+        index = self.rules.writable(world.slots[rank][0], self.keeps(world, rank, self.seat_of(rank)) - {base})
         if at and index is not None:
             regained = self._slot(world, rank, 0, index, SlotView(SlotState.SEALED, base))
             yield ("regain", rank), self._apply(regained, rank, shard.seal(base.step))
@@ -361,6 +440,11 @@ class Model:
             yield ("boundary", rank, process.boundary + 1), self._boundary(world, rank, "")
             if self.is_fine and world.faults < self.shape.faults and world.shards[rank].proposed == process.boundary + 1:
                 yield ("obstacle", rank), self._boundary(world._replace(faults=world.faults + 1), rank, "no memory")
+        if process.boundary == self.shape.steps and self.shape.every_steps and process.is_connected and process.copying is None:
+            if not process.is_closing:
+                yield ("close", rank), self._process(world, rank, process._replace(is_closing=True))
+            elif (looked := self._look(world, rank, process, "")) != world:
+                yield ("look", rank), looked
         if process.copying is not None:
             step, slot = process.copying
             view = world.slots[rank][0][slot]
@@ -400,8 +484,10 @@ class Model:
         """Pass the next boundary and do what the rank's own rules say there."""
         process = world.processes[rank]
         process = process._replace(boundary=process.boundary + 1)
-        if not process.is_connected:
-            return self._process(world, rank, process)
+        return self._look(world, rank, process, obstacle) if process.is_connected else self._process(world, rank, process)
+
+    def _look(self, world: World, rank: int, process: Process, obstacle: str) -> World:
+        """Do what the rank's own rules say about its page, where the rank stands."""
         view = step_rules.RankView(process.boundary, world.base, process.settled, has_slots=True, obstacle=obstacle)
         decision = step_rules.decide(view, self.half(world, rank))
         if decision.capture_slot is not None:
@@ -451,7 +537,7 @@ class Model:
 
     def _stream_moves(self, world: World, rank: int, holder: int) -> Iterator[tuple[Event, World]]:
         stream, seat = world.streams[rank][holder], self.holders[rank][holder]
-        owner_acts, holder_acts = self.acts(world, rank), self.acts(world, seat)
+        owner_acts, holder_acts = self.acts(world, self.seat_of(rank)), self.acts(world, seat)
         match stream.phase:
             case Phase.OFF if owner_acts and holder_acts and not self._lacks_base(world, rank):
                 yield ("connect", rank, seat), self._connected(world, rank, holder)
@@ -545,7 +631,7 @@ class Model:
         if world.faults >= self.shape.faults:
             return
         faulty = world._replace(faults=world.faults + 1)
-        for rank in self.seats:
+        for rank in self.ranks:
             for holder, seat in enumerate(self.holders[rank][1:], 1):
                 shard = world.shards[rank]
                 if NodeId(f"{seat}") in shard.awaited and shard.wanted(NodeId(f"{seat}")) != NONE:
@@ -562,7 +648,7 @@ class Model:
         """Any nodes go, as long as every shard keeps one that owes it; none at all: only ranks have crashed."""
         for size in range(self.shape.nodes):
             for lost in combinations(self.seats, size):
-                if all(world.owed[rank] - set(lost) for rank in self.seats):
+                if all(world.owed[rank] - set(lost) for rank in self.ranks):
                     yield (name, *lost), self._lost(world, frozenset(lost))
                     if self.is_fine and size:
                         yield ("part", *lost), self._lost(world, frozenset(lost), is_unreachable=True)
@@ -592,35 +678,40 @@ class Model:
 
     def _restarted(self, world: World, seat: int) -> World:
         """The agent of a node starts anew: page and slots are what it finds, every line is gone, and the coordinator asks everybody."""
-        shard = world.shards[seat]
-        for rank in self.seats:
+        for rank in self.ranks:
+            owner = self.seat_of(rank)
             for holder, at in enumerate(self.holders[rank]):
-                if holder and seat in (rank, at):
+                if holder and seat in (owner, at):
                     world = self._cut(world, rank, holder, is_drained=False) if seat != at else self._stream(world, rank, holder, NO_STREAM)
                 if seat == at:
                     pair = tuple(replace(view, is_busy=view.state is SlotState.WRITING and not holder) for view in world.slots[rank][holder])
-                    world = world._replace(slots=put(world.slots, rank, put(world.slots[rank], holder, pair)))
-        sealed = frozenset(
-            view.content.step
-            for view in world.slots[seat][0]
-            if view.state is SlotState.SEALED and view.content is not None and view.content == self.content(world, view.content.step)
-        )
-        adopted = self.rules.shard.adopt(
-            Step(world.base), self._peers(seat), committed=shard.committed, proposed=shard.proposed, vote=shard.vote, sealed=sealed
-        )
-        world = world._replace(
-            shards=put(world.shards, seat, adopted), processes=put(world.processes, seat, world.processes[seat]._replace(is_connected=False))
-        )
+                    world = world._replace(slots=put(world.slots, rank, put(world.slots[rank], holder, _unpinned(pair))))
+        if self.shape.every_steps:
+            world = world._replace(marked=put(world.marked, seat, NONE))
+        for rank in self.ranks_of(seat):
+            shard = world.shards[rank]
+            sealed = frozenset(
+                view.content.step
+                for view in world.slots[rank][0]
+                if view.state is SlotState.SEALED and view.content is not None and view.content == self.content(world, view.content.step)
+            )
+            adopted = self.rules.shard.adopt(
+                Step(world.base), self._peers(rank), committed=shard.committed, proposed=shard.proposed, vote=shard.vote, sealed=sealed
+            )
+            process = world.processes[rank]._replace(is_connected=False)
+            world = world._replace(shards=put(world.shards, rank, adopted), processes=put(world.processes, rank, process))
+            if self.shape.every_steps:
+                world = world._replace(begun=put(world.begun, rank, NONE))
         if seat == 0:
-            coordinator = self.rules.coordinator.recover(world_size=self.shape.nodes, base=Step(world.base), every_steps=0)
+            coordinator = self.rules.coordinator.recover(world_size=self.shape.world_size, base=Step(world.base), every_steps=self.shape.every_steps)
             world = world._replace(coordinator=coordinator)
         return world
 
     def _lost(self, world: World, lost: frozenset[int], *, is_unreachable: bool = False) -> World:
         """Nodes are gone (or only out of reach, with all that they hold); everybody else will be asked for a promise."""
-        for rank in self.seats:
+        for rank in self.ranks:
             for holder, seat in enumerate(self.holders[rank]):
-                if holder and {rank, seat} & lost:
+                if holder and {self.seat_of(rank), seat} & lost:
                     world = self._cut(world, rank, holder, is_drained=seat not in lost)
         limbo, limbo_commits = list(world.limbo), list(world.limbo_commits)
         for seat in lost if is_unreachable else ():
@@ -674,9 +765,9 @@ class Model:
     def _promised(self, world: World, restore: Restore, seat: int) -> World:
         """The promise: ranks gone, streams closed, and only then the inventory."""
         if self.rules.has_promises:
-            for rank in self.seats:
+            for rank in self.ranks:
                 for holder, at in enumerate(self.holders[rank]):
-                    if holder and seat in (rank, at):
+                    if holder and seat in (self.seat_of(rank), at):
                         world = self._cut(world, rank, holder, is_drained=seat != at)
                     if seat == at:
                         pair = _promised(world.slots[rank][holder]) if holder == 0 else world.slots[rank][holder]
@@ -704,7 +795,7 @@ class Model:
             world = world._replace(limbo=put(world.limbo, seat, None))
         committed = self.rules.committed(self.path(world), Step(world.recorded), [(Generation(g), Step(step)) for g, step in reported])
         survey = recovery.Survey(
-            owners=[NodeId(f"{seat}") for seat in self.seats],
+            owners=[NodeId(f"{self.seat_of(rank)}") for rank in self.ranks],
             inventories={NodeId(node): tuple(_record(rank, content) for rank, content in listed) for node, listed in inventories.items()},
             path=self.path(world),
             refused=[RefusedSource(rank=Rank(r), origin_generation=Generation(o), step=Step(s)) for r, o, s in world.refused],
@@ -717,7 +808,7 @@ class Model:
         keep = tuple(
             tuple(
                 frozenset(Content(each.origin_generation, each.step) for each in chosen.keep.get(NodeId(f"{seat}"), ()) if each.owner_rank == rank)
-                for rank in self.seats
+                for rank in self.ranks
             )
             for seat in self.seats
         )
@@ -728,10 +819,10 @@ class Model:
             cleared=world.cleared | restore.dead,
         )
 
-    @staticmethod
-    def _page_commit(world: World, seat: int) -> tuple[int, int]:
-        """Return the generation and C that a node reports from its page; C is -1 on a page that Load has cleared, or a newcomer has made."""
-        return world.generation, NONE if seat in world.cleared else world.shards[seat].committed
+    def _page_commit(self, world: World, seat: int) -> tuple[int, int]:
+        """Return the generation and C that a node reports from its pages; C is -1 on pages that Load has cleared, or a newcomer has made."""
+        committed = max(world.shards[rank].committed for rank in self.ranks_of(seat))
+        return world.generation, NONE if seat in world.cleared else committed
 
     def _origin(self, world: World, chosen: recovery.Restore) -> int:
         """Return the generation that captured the base: one and the same for all ranks, and on the path of what was started last."""
@@ -749,18 +840,20 @@ class Model:
                 keep = self.rules.kept(None, plan.keep[seat][rank], base)
                 pair = tuple(EMPTY if view.content not in keep or view.state is not SlotState.SEALED else view for view in world.slots[rank][holder])
                 world = world._replace(slots=put(world.slots, rank, put(world.slots[rank], holder, pair)))
-        if base is not None and not self.has(world, seat, 0, base):
-            if not any(self.has(world, seat, holder, base) for holder in range(1, len(self.holders[seat]))):
-                raise Violation(f"step {plan.base} of rank {seat} is planned and nobody has it any more")
-            index = self.rules.writable(world.slots[seat][0], self.rules.kept(None, plan.keep[seat][seat], base) - {base})
+        for rank in self.ranks_of(seat):
+            if base is None or self.has(world, rank, 0, base):
+                continue
+            if not any(self.has(world, rank, holder, base) for holder in range(1, len(self.holders[rank]))):
+                raise Violation(f"step {plan.base} of rank {rank} is planned and nobody has it any more")
+            index = self.rules.writable(world.slots[rank][0], self.rules.kept(None, plan.keep[seat][rank], base) - {base})
             if index is None:
-                raise Violation(f"no slot of node {seat} can take the base {plan.base}")
-            world = self._slot(world, seat, 0, index, SlotView(SlotState.SEALED, base))
+                raise Violation(f"no slot of node {seat} can take the base {plan.base} of rank {rank}")
+            world = self._slot(world, rank, 0, index, SlotView(SlotState.SEALED, base))
         return world._replace(restore=restore._replace(loaded=put(restore.loaded, seat, True)), cleared=world.cleared | {seat})
 
     def _mismatched(self, world: World, restore: Restore, plan: Plan, seat: int) -> World:
         """What the plan names does not verify: memory has failed, so nothing is owed any more; a new generation goes on from an older base."""
-        refused = world.refused | {(seat, plan.origin, plan.base)}
+        refused = world.refused | {(self.ranks_of(seat)[0], plan.origin, plan.base)}
         owed = tuple(frozenset(row) for row in self.holders)
         return self._lost(world._replace(refused=refused, best=0, owed=owed, restore=restore), frozenset())
 
@@ -794,7 +887,9 @@ class Model:
         return [lost for size in range(self.shape.nodes) for lost in combinations(self.seats, size)]
 
     def is_done(self, world: World) -> bool:
-        """Say whether nothing needs to happen any more: every rank is at the last step and nobody waits for anything."""
+        """Say whether nothing needs to happen any more: every rank is at the last step, and the final round is over where ranks close."""
+        if self.shape.every_steps and not (world.coordinator.is_finished and all(process.is_closing for process in world.processes)):
+            return False
         return world.restore is None and all(process.boundary == self.shape.steps for process in world.processes)
 
 
@@ -816,16 +911,20 @@ def _record(rank: int, content: Content) -> SlotRecord:
 
 def _promised(pair: Pair) -> Pair:
     """What a shard's slots are once their rank is gone: nothing is half written."""
-    return tuple(view if view.state is SlotState.SEALED else EMPTY for view in pair)
+    return tuple(view if view.state is SlotState.SEALED else EMPTY for view in _unpinned(pair))
+
+
+def _unpinned(pair: Pair) -> Pair:
+    return tuple(replace(view, is_pinned=False) if view.is_pinned else view for view in pair)
 
 
 def _subsets(seats: list[int]) -> list[tuple[int, ...]]:
     return [chosen for size in range(len(seats) + 1) for chosen in combinations(seats, size)]
 
 
-def steady(nodes: int, copies: int, *, committed: int = 2, seed: int = 1) -> World:
+def steady(nodes: int, copies: int, *, committed: int = 2, seed: int = 1, ranks_per_node: int = 1) -> World:
     """Return a world in mid-training: something is committed and every agent has heard of it."""
-    model = Model(Shape(nodes, copies, 99, 0))
+    model = Model(Shape(nodes, copies, 99, 0, ranks_per_node))
     driver = Driver(model, seed=seed, weights=SLOWLY)
     driver.until(lambda world: world.best >= committed and all(shard.committed == world.best for shard in world.shards))
     return driver.world
@@ -842,10 +941,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--walks", type=int, default=0, help="random walks instead of every interleaving")
     parser.add_argument("--seed", type=int, default=0, help="of the first walk")
     parser.add_argument("--steady", action="store_true", help="from the middle of a training; STEPS counts from there")
+    parser.add_argument("--ranks-per-node", type=int, default=1)
+    parser.add_argument("--every", type=int, default=0, help="steps between uploads; 0: nothing is uploaded")
     chosen = parser.parse_args(arguments)
-    start = steady(chosen.nodes, chosen.copies) if chosen.steady else None
+    start = steady(chosen.nodes, chosen.copies, ranks_per_node=chosen.ranks_per_node) if chosen.steady else None
     steps = chosen.steps + (max(process.boundary for process in start.processes) if start is not None else 0)
-    shape = Shape(chosen.nodes, chosen.copies, steps, chosen.faults)
+    shape = Shape(chosen.nodes, chosen.copies, steps, chosen.faults, chosen.ranks_per_node, chosen.every)
     model = Model(shape, BUGS.get(chosen.bug), is_fine=bool(chosen.walks), start=start)
     seen = Explored()
     try:

@@ -11,7 +11,7 @@ import pytest
 from everstep.protocol.ids import Step
 from tests.model.explore import Driver, Event, Explored, Found, every_interleaving, walk
 from tests.model.planted import BUGS
-from tests.model.step_protocol import SLOWLY, WEIGHTS, Model, main, steady
+from tests.model.step_protocol import SLOWLY, WEIGHTS, Model, Rules, main, steady
 from tests.model.world import NONE, Shape, World
 
 pytestmark = pytest.mark.timeout(600)
@@ -52,7 +52,7 @@ def follow(shape: Shape, seeds: range, *, is_steady: bool, length: int = 250) ->
     """Walk at random, then let everything settle: what was dropped must return, and C must pass where training stood."""
     seen = Explored()
     for seed in seeds:
-        start = steady(shape.nodes, shape.copies, seed=seed % 7) if is_steady else None
+        start = steady(shape.nodes, shape.copies, seed=seed % 7, ranks_per_node=shape.ranks_per_node) if is_steady else None
         steps = shape.steps + (later(start, 0) if start is not None else 0)
         world, walked = walk(Model(replace(shape, steps=steps), is_fine=True, start=start), random.Random(seed), length, weights=WEIGHTS)
         seen.update(walked)
@@ -88,6 +88,79 @@ def settle(shape: Shape, world: World, seed: int) -> None:
 def test_random_walks(nodes: int, copies: int, is_steady: bool) -> None:
     seen = follow(Shape(nodes, copies, 6, 4), range(40), is_steady=is_steady)
     assert {"restart", "drop", "break", "lose", "part", "lose again"} <= set(seen)
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_random_walks_of_nodes_with_two_ranks(nodes: int) -> None:
+    seen = follow(Shape(nodes, 2, 6, 4, ranks_per_node=2), range(12), is_steady=True)
+    assert {"restart", "lose", "plan"} <= set(seen)
+
+
+def test_every_interleaving_of_nodes_with_two_ranks() -> None:
+    """Without replicas: the other interleavings of two ranks per node are too many, and random walks take their place."""
+    start = steady(2, 1, ranks_per_node=2)
+    seen = every_interleaving(Model(Shape(2, 1, later(start, 0), 1, ranks_per_node=2), start=start))
+    assert {"lose", "restart", "promise", "plan", "load", "start"} <= set(seen)
+
+
+@pytest.mark.full
+def test_every_interleaving_of_a_beginning_with_two_ranks() -> None:
+    every_interleaving(Model(Shape(2, 1, 1, 0, ranks_per_node=2)))
+
+
+def test_every_interleaving_with_uploads_reaches_the_end() -> None:
+    seen = every_interleaving(Model(Shape(2, 1, 1, 0, every_steps=1)), must_end=True)
+    assert {"close", "look", "uploaded"} <= set(seen)
+
+
+@pytest.mark.full
+def test_every_interleaving_of_a_fault_during_uploads() -> None:
+    start = steady(2, 2)
+    seen = every_interleaving(Model(Shape(2, 2, later(start, 0), 1, every_steps=1), start=start))
+    assert {"close", "lose", "uploaded"} <= set(seen)
+
+
+def walk_with_uploads(shape: Shape, seeds: range, rules: Rules | None = None) -> Explored:
+    """Walk until the final round is over and no upload runs. Uploads pin slots and fail; nodes are lost while they run."""
+    seen = Explored()
+    for seed in seeds:
+        world, walked = walk(Model(shape, rules, is_fine=True), random.Random(seed), 4000, weights=WEIGHTS)
+        seen.update(walked)
+        assert Model(shape).is_done(world), f"seed {seed}: the final round does not end: {world}"
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"),
+    [
+        pytest.param(Shape(2, 2, 5, 4, every_steps=1), 60, id="every step"),
+        pytest.param(Shape(2, 2, 6, 4, ranks_per_node=2, every_steps=2), 25, id="two ranks per node"),
+        pytest.param(Shape(3, 3, 6, 3, every_steps=1, has_slow_uploads=True), 40, id="uploads outlast training"),
+    ],
+)
+def test_random_walks_with_uploads(shape: Shape, count: int) -> None:
+    seen = walk_with_uploads(shape, range(count))
+    assert {"uploaded", "close", "lose"} <= set(seen)
+
+
+def test_an_upload_fails_or_ends_with_its_node() -> None:
+    """The final step is committed after both: a failed upload, and a node that dies while it uploads, free their slots."""
+    for fault in ("upload fails", "lose"):
+        driver = Driver(Model(Shape(2, 2, 6, 1, every_steps=1), is_fine=True), weights={**SLOWLY, "uploaded": 0.0})
+        driver.until(lambda world: driver.model.pinned(world, 1) != NONE)  # type: ignore[attr-defined]  # noqa: B023
+        pinned = driver.model.pinned(driver.world, 1)  # type: ignore[attr-defined]
+        driver.do(fault, 1)
+        assert driver.model.pinned(driver.world, 1) == NONE  # type: ignore[attr-defined]
+        driver.until(driver.model.is_done)
+        assert driver.world.coordinator.committed == 6 > pinned
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks_per_node", [1, 2])
+@pytest.mark.parametrize("has_slow_uploads", [False, True])
+def test_many_random_walks_with_uploads(ranks_per_node: int, has_slow_uploads: bool) -> None:
+    walk_with_uploads(Shape(2, 2, 6, 5, ranks_per_node, every_steps=1, has_slow_uploads=has_slow_uploads), range(1000, 1600))
+    walk_with_uploads(Shape(3, 2, 6, 5, ranks_per_node, every_steps=2, has_slow_uploads=has_slow_uploads), range(1000, 1300))
 
 
 @pytest.mark.full
@@ -137,6 +210,7 @@ def test_a_loss_during_a_restore_with_a_control_plane_that_lags() -> None:
 
 BREADTH_FIRST = {"early-recycle", "coordinator-forgets"}
 RESTORING = {"stale-floor"}
+OF_UPLOADS = {"uploads-first", "overwrites-pinned"}
 BY_STORY = {"owners-only", "base-committed", "keep-base-only", "never-revokes", "no-lineage", "untold"}
 """Found by `test_scenarios`: they need several things to go wrong in a row."""
 
@@ -148,7 +222,7 @@ def test_every_interleaving_finds_planted(bug: str) -> None:
         every_interleaving(Model(Shape(2, 2, later(start, 1), 1), BUGS[bug], start=start))
 
 
-@pytest.mark.parametrize("bug", sorted(set(BUGS) - BREADTH_FIRST - RESTORING - BY_STORY))
+@pytest.mark.parametrize("bug", sorted(set(BUGS) - BREADTH_FIRST - RESTORING - BY_STORY - OF_UPLOADS))
 def test_random_walks_find_planted(bug: str) -> None:
     starts = {nodes: steady(nodes, 2) for nodes in (2, 3)}
 
@@ -160,6 +234,14 @@ def test_random_walks_find_planted(bug: str) -> None:
 
     with pytest.raises(Found):
         search()
+
+
+@pytest.mark.parametrize("bug", sorted(OF_UPLOADS))
+def test_random_walks_with_uploads_find_planted(bug: str) -> None:
+    shape = Shape(2, 2, 5, 0, every_steps=1, has_slow_uploads=True)
+    walk_with_uploads(shape, range(30))
+    with pytest.raises(Found, match=r"nothing can happen|which is being uploaded"):
+        walk_with_uploads(shape, range(30), BUGS[bug])
 
 
 def test_runs_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The world of the step-protocol model: one rank per node, every part of it a value, so that states can be compared, hashed and stored.
+"""The world of the step-protocol model: every part of it is a value, so that states can be compared, hashed and stored.
 
 What decides is real (`Shard`, `Coordinator`, slots as the pure core sees them); what surrounds it (processes, pages, streams, promises) is
 drawn here with just the fields that the decisions and the invariants read.
@@ -42,6 +42,8 @@ class Process(NamedTuple):
     outcome: Outcome | None = None
     is_connected: bool = True
     """Its line to the agent stands."""
+    is_closing: bool = False
+    """It stands at its last boundary, inside `close()`."""
 
     @property
     def settled(self) -> int:
@@ -140,6 +142,10 @@ class World(NamedTuple):
     """(rank, seat, content) that a seat has lost behind its word; its owner did not know as it voted, or does not yet. It hears so on a new line."""
     heard: frozenset[int]
     """Steps that some rank's agent has ever heard proposed in this generation."""
+    marked: tuple[int, ...] = ()
+    """Per seat: the newest step that its agent has heard is to be uploaded; empty where nothing is uploaded."""
+    begun: tuple[int, ...] = ()
+    """Per rank: the newest step whose upload was begun."""
 
 
 @dataclass(frozen=True)
@@ -150,11 +156,29 @@ class Shape:
     copies: int
     steps: int
     faults: int
+    ranks_per_node: int = 1
+    every_steps: int = 0
+    """Interval of uploads; 0: nothing is uploaded, and ranks do not close."""
+    has_slow_uploads: bool = False
+    """No upload ends before the final round is over."""
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self.nodes * self.ranks_per_node
+
+    def seat_of(self, rank: int) -> int:
+        """Return the seat of the node that owns a rank."""
+        return rank // self.ranks_per_node
+
+    def ranks_of(self, seat: int) -> range:
+        """Return the ranks that the node in a seat owns."""
+        return range(seat * self.ranks_per_node, (seat + 1) * self.ranks_per_node)
 
     def holders(self) -> tuple[tuple[int, ...], ...]:
         """Return the seats that hold each rank's shard, the owner's first: the control plane's own placement."""
         planned = placement.plan([NodeId(f"{seat}") for seat in range(self.nodes)], self.copies, {}).holders
-        return tuple(tuple(int(node) for node in planned[NodeId(f"{seat}")]) for seat in range(self.nodes))
+        return tuple(tuple(int(node) for node in planned[NodeId(f"{self.seat_of(rank)}")]) for rank in range(self.world_size))
 
 
 def put(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:
