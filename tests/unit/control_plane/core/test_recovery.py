@@ -156,6 +156,22 @@ def test_slots_of_abandoned_branches_are_free() -> None:
     assert kept(restore, A) == [(0, 10)]
 
 
+def test_a_commit_of_an_abandoned_branch_is_not_the_newest_committed_step() -> None:
+    path = recovery.path_of([link(1, 0, 0), link(2, 1, 3)], Generation(2))
+    reports = [(Generation(1), Step(3)), (Generation(1), Step(4)), (Generation(7), Step(9))]
+    assert recovery.newest_committed(path, Step(2), reports) == 3
+    assert recovery.newest_committed(path, Step(2), []) == 2
+
+
+def test_a_slot_of_an_abandoned_branch_is_not_kept_below_the_base_either() -> None:
+    path = recovery.path_of([link(1, 0, 0), link(2, 1, 3)], Generation(2))
+    node = NodeId("a")
+    inventory = [slot(0, 1, 4), slot(0, 2, 5)]
+    restore = recovery.choose(survey({node: inventory}, owners=[node], path=path))
+    assert restore.base_step == 5
+    assert kept(restore, node) == [(0, 5)]
+
+
 def test_the_farthest_of_two_incidents_parts() -> None:
     assert recovery.farther("peer", "local") == "peer"
     assert recovery.farther(None, "local") == "local"
