@@ -77,7 +77,7 @@ def _written(endpoint: Callable[..., Any], status: int) -> Callable[..., Any]:
 
 
 class _NothingUnknown:
-    """Refuses query fields that a route does not have, text that no database can hold, and a body where the route takes none.
+    """Refuses unknown query fields, text that no database can hold, and a body where the route takes none.
 
     Bodies that the route takes are checked by `json_body` and by their model.
     """

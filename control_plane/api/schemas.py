@@ -1299,8 +1299,8 @@ class PutProjectQuotaRequest(Request):
     max_job_count: int | None = Field(default=None, ge=0, le=1_000_000)
     """Jobs that have not ended, in all fleets, without a limit unless said. CreateTrainingJob is refused beyond."""
     max_source_bytes: int | None = Field(default=None, ge=0, le=2**50)
-    """What all uploaded source archives may take together, without a limit unless said. Stored archives are never deleted; archives under way
-    count for up to 26 hours. CreateSource, CompleteSource and PutSource are refused beyond."""
+    """What all uploaded source archives may take together, without a limit unless said. Stored archives are never
+    deleted; archives under way count for up to 26 hours. CreateSource, CompleteSource and PutSource are refused beyond."""
     max_priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     """The highest Priority that its submitters may set."""
     allowed_role_arns: AllowedNames = []

@@ -659,7 +659,7 @@ class Source(Base):
 
 
 class SourceUpload(Base):
-    """Room that a project's quota keeps for an archive under way, from its announcement until it is stored or expires."""
+    """Room in a project's quota for an archive under way, from its announcement until it is stored or expires."""
 
     __tablename__ = "source_upload"
 

@@ -89,7 +89,10 @@ def used_bytes(session: Session, project: str, now: datetime, *, besides: str) -
 
 
 def put_upload(session: Session, sha256: str, project: str, *, archive_bytes: int, now: datetime, expires_at: datetime) -> None:
-    """Keep room for an archive under way, in place of what was kept for it before; expired ones of all projects are removed."""
+    """Keep room for an archive under way, in place of the room that was kept for it before.
+
+    Expired uploads of all projects are removed.
+    """
     session.execute(delete(SourceUpload).where(SourceUpload.expires_at <= now))
     remove_upload(session, sha256, project)
     session.add(SourceUpload(sha256=sha256, project=project, archive_bytes=archive_bytes, expires_at=expires_at))

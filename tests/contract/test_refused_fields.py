@@ -1,4 +1,4 @@
-"""Each field of each operation, wrong in each way that no schema allows: 4xx with the documented error, never 5xx, and never accepted.
+"""Each field of each operation, wrong in each way that no schema allows: refused with the documented error.
 
 `test_bad_input.py` makes up requests from the schemas. This file sends what JSON and HTTP allow besides: null, numbers
 that are not finite or too large, half of a surrogate pair, NUL, and tokens of pages that nobody returned. Operations and
