@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.ports import ReservedPort
-from worker.build_locks import remove_stale
+from worker.ranks.build_locks import remove_stale
 
 ROOT = Path(__file__).parents[1]
 IMPORTS = ("deepspeed", "torch._dynamo", "torch.distributed.fsdp", "deepspeed.runtime.zero.muon.original_muon", "everstep.training")

@@ -27,20 +27,20 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter, TextFormatter
 from everstep.protocol.loopback import is_loopback, url_host
 from everstep.protocol.rank_messages import unordered_machine
-from worker import metadata_rule, rank_user
-from worker.agent import Agent, AgentSettings
-from worker.attestation import Claim
+from worker.agent.agent import Agent, AgentSettings
+from worker.agent.attestation import Claim
+from worker.agent.own_log import OwnLog
 from worker.errors import UserRefused
-from worker.health.gpus import gpu_reader
-from worker.health.memory import slot_memory_bytes
-from worker.health.watch import HealthWatch
-from worker.instance_metadata import endpoint_of
-from worker.own_log import OwnLog
-from worker.priority import AGENT_NICENESS, lead_own_session, work_at
+from worker.node import metadata_rule, rank_user
+from worker.node.health.gpus import gpu_reader
+from worker.node.health.memory import slot_memory_bytes
+from worker.node.health.watch import HealthWatch
+from worker.node.instance_metadata import endpoint_of
+from worker.node.priority import AGENT_NICENESS, lead_own_session, work_at
+from worker.ranks.supervisor import Supervisor
 from worker.shm import tmpfs
 from worker.storage.node_aws import NodeAws
 from worker.storage.s3 import s3_store
-from worker.supervisor import Supervisor
 
 TMPFS = Path("/dev/shm")
 PAGES_BYTES = 64 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""Everstep where not every step fits: how far apart steps are proposed is the product's own decision, `worker.traffic.Traffic` with its `Budget`.
+"""Everstep where not every step fits: how far apart steps are proposed is the product's own decision, `worker.member.traffic.Traffic` with its `Budget`.
 
     node 0:  Traffic ──distance, pacing──▶ proposed steps ──file──▶ every node: its snapshot begins at the boundary of that step
 
@@ -17,8 +17,8 @@ from benchmarks.interleave.schemes import MAX_SLOWDOWN
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.rank_messages import Boundary, IdleSpan, IdleSpans, Phase, RankHalf
 from everstep.protocol.rounds import Pacing
+from worker.member.traffic import Traffic
 from worker.replication.pacing import NodePacer, Pacer, Unpaced
-from worker.traffic import Traffic
 
 GENERATION = Generation(1)
 MOVING = RankHalf(generation=GENERATION, phase=Phase.TRAIN)

@@ -31,9 +31,9 @@ from everstep.protocol.peer_messages import CHUNK_HEADER
 from everstep.protocol.rank_messages import IdleSpan
 from everstep.protocol.slot import CHUNK_BYTES
 from worker.core.chunks import MU_RATIO, UNIFORM_SHARE, Link, ScheduledChunk, partition
+from worker.member.traffic import ALPHA_SECONDS
 from worker.replication.pacing import NodePacer, Pacer, SpanPacer, UniformPacer
 from worker.replication.streams import ChunkQueue, Streams, send_chunks
-from worker.traffic import ALPHA_SECONDS
 
 PORT = 7077
 PIECE_BYTES = BUFFER_BYTES // BUFFERS

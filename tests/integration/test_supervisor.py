@@ -17,14 +17,14 @@ from everstep.protocol.agent_messages import ExitClass, MemoryEnd, MemoryKind, M
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.plan import GenerationPlan
 from tests.unit.worker.rank_plans import RUN, rank_plan
-from worker import supervisor
 from worker.errors import RanksNotGone, ShimUnavailable
-from worker.rank_environment import Packages, Supplied
-from worker.rank_files import RankFiles
-from worker.shim import cgroups, processes
-from worker.shim.messages import Preload, RankRecord
-from worker.shim.records import RankRecords
-from worker.supervisor import ExitedRank, MemoryPaths, Supervisor
+from worker.ranks import supervisor
+from worker.ranks.environment import Packages, Supplied
+from worker.ranks.files import RankFiles
+from worker.ranks.shim import cgroups, processes
+from worker.ranks.shim.messages import Preload, RankRecord
+from worker.ranks.shim.records import RankRecords
+from worker.ranks.supervisor import ExitedRank, MemoryPaths, Supervisor
 
 pytestmark = pytest.mark.integration
 

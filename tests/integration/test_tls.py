@@ -32,7 +32,7 @@ from everstep.protocol.ids import NodeId
 from tests.sqlite import make_migrated
 from tests.unit.control_plane.api.conftest import Service
 from worker.__main__ import settings as agent_settings
-from worker.control_client import ControlClient
+from worker.agent.control_client import ControlClient
 
 pytestmark = pytest.mark.integration
 

@@ -30,11 +30,11 @@ from worker.core.silence import Silence
 from worker.core.slow_link import SlowLink
 from worker.core.transfers import StreamCount
 from worker.errors import PeerError
-from worker.owned_shard import OwnedShard
 from worker.replication.pacing import NodePacer, Unpaced
 from worker.replication.streams import OWN_STREAMS, ChunkQueue, Streams
 from worker.replication.transfers import announcement, send_shard
 from worker.replication.transport import Dialler, Session
+from worker.shards.owned_shard import OwnedShard
 from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.store import Slot, SlotStore
 from worker.tasks import finish, first_of

@@ -29,7 +29,7 @@ from everstep.protocol.slot import MAX_CHUNK_BYTES, chunk_bytes, chunk_count, ch
 from worker.core.link_use import LinkUse
 from worker.core.transfers import Ranges, chunk_digest, ranges
 from worker.errors import PeerLost
-from worker.priority import work_as_ranks_do
+from worker.node.priority import work_as_ranks_do
 from worker.replication.pacing import Pacer, SharedLink
 from worker.tasks import ended
 

@@ -32,9 +32,9 @@ from everstep.protocol.peer_messages import (
 )
 from worker.core.generation import is_own_run
 from worker.errors import OtherGeneration, PeerLost, PeerRefused
-from worker.network_cards import NetworkCard
+from worker.node.network_cards import NetworkCard
+from worker.node.sockets import tune
 from worker.replication.transport import Credentials
-from worker.sockets import tune
 from worker.tasks import finish
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ class Credentials:
     node_id: NodeId
     key: bytes
     silence_seconds: float
-    """How long a peer's kernel may be silent before a line to it is lost (`worker.sockets`)."""
+    """How long a peer's kernel may be silent before a line to it is lost (`worker.node.sockets`)."""
 
     def __repr__(self) -> str:
         return f"Credentials(run={self.run}, generation={self.generation}, node_id={self.node_id})"

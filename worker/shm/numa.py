@@ -1,7 +1,7 @@
 """Where pages of new slots lie on a node with several NUMA nodes: near the GPU that will fill them.
 
 A page that a thread gives a file on tmpfs comes from where the thread's memory policy says. GPUs are listed by the driver's own folder here, and by
-NVML in `worker.health.gpus`: this is read once, before the agent serves anybody, when NVML may be missing or hang for as long as a sick driver does;
+NVML in `worker.node.health.gpus`: this is read once, before the agent serves anybody, when NVML may be missing or hang for as long as a sick driver does;
 what health needs (Xids, memory errors, clocks) only NVML tells, in a thread that may hang.
 
 Invariant: on a node with one NUMA node or without GPUs, in a thread whose policy somebody has set already, and where the kernel refuses, nothing is

@@ -32,8 +32,8 @@ from everstep.protocol.slot import SlotHeader, SlotState, chunk_bytes, chunk_ran
 from worker.core.slots import Content, SlotView, being_written, find_sealed, writable
 from worker.core.strays import Strays
 from worker.errors import NoRoom
-from worker.priority import work_as_ranks_do, work_at
-from worker.rank_user import RankUser, make_way, share
+from worker.node.priority import work_as_ranks_do, work_at
+from worker.node.rank_user import RankUser, make_way, share
 from worker.shm.chunk_digests import ChunkDigests
 from worker.shm.numa import near
 from worker.shm.rank_page import last_agent_half, last_half

@@ -41,16 +41,16 @@ from everstep.protocol.plan import (
 from everstep.protocol.rank_messages import RankHello
 from worker.core.metric_outbox import MetricOutbox
 from worker.core.slots import Content
-from worker.member import Member, Node
-from worker.priority import AGENT_NICENESS
-from worker.rank_lines import RankLines
-from worker.rank_server import RankLine, RankServer
+from worker.member.member import Member, Node
+from worker.member.rank_lines import RankLines
+from worker.node.priority import AGENT_NICENESS
+from worker.provisioning.source import SourceArchives
+from worker.ranks.server import RankLine, RankServer
 from worker.replication.receiver import ReplicaReceiver
 from worker.replication.tcp import PeerListener, TcpSession
 from worker.replication.transport import Credentials
 from worker.shm import tmpfs
 from worker.shm.store import SlotStore
-from worker.source import SourceArchives
 from worker.storage.memory import MemoryObjectStore
 
 JOB, RUN, RANK = JobName("waiting"), RunId("b" * 32), Rank(0)

@@ -217,10 +217,10 @@ WRAPPED: dict[str, Callable[[ModuleType], None]] = {
     "worker.shm.slot_file": _slots,
     "worker.shm.store": _bases,
     "worker.replication.transfers": _transfers,
-    "worker.owned_shard": _votes,
+    "worker.shards.owned_shard": _votes,
     "worker.core.rounds": _commits,
-    "worker.promise": _promises,
-    "worker.supervisor": _starts,
+    "worker.agent.promise": _promises,
+    "worker.ranks.supervisor": _starts,
 }
 """By module: what wraps it as soon as it is there, before anybody else can have imported a name of it."""
 

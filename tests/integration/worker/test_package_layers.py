@@ -13,10 +13,10 @@ from everstep.protocol.ids import RunId
 from tests.unit.worker.rank_plans import rank_plan
 from tests.wheels import make_wheel
 from worker.errors import LoadFailed
-from worker.rank_environment import Packages
-from worker.shim import processes
+from worker.provisioning.supplies import Supplies
+from worker.ranks.environment import Packages
+from worker.ranks.shim import processes
 from worker.storage.memory import MemoryAws, MemoryObjectStore
-from worker.supplies import Supplies
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 KEY = b"k" * 32

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from worker import metadata_rule, rank_user
 from worker.__main__ import allow_files, aws_environment, confine, settings
-from worker.instance_metadata import EC2_ENDPOINT
-from worker.rank_user import RankUser
+from worker.node import metadata_rule, rank_user
+from worker.node.instance_metadata import EC2_ENDPOINT
+from worker.node.rank_user import RankUser
 from worker.storage.aws import aws_client
 
 

@@ -70,10 +70,10 @@ from everstep.protocol.rank_messages import (
     write_rank_half,
 )
 from everstep.protocol.slot import HEADER_BYTES, SlotIndex, digest, pack_index, unpack_header
-from worker.agent import Agent, AgentSettings
-from worker.health.memory import ProcessMemory
-from worker.rank_environment import Packages, Supplied
-from worker.shim.messages import RankRecord
+from worker.agent.agent import Agent, AgentSettings
+from worker.node.health.memory import ProcessMemory
+from worker.ranks.environment import Packages, Supplied
+from worker.ranks.shim.messages import RankRecord
 from worker.storage.memory import MemoryAws, MemoryObjectStore
 from worker.tasks import Signal
 

@@ -10,8 +10,8 @@ import pytest
 from everstep.protocol.agent_messages import NoticeKind
 from tests.instance_metadata import SPOT, served
 from tests.integration.worker.agent.fleet import TIMEOUTS, Fleet, until
-from worker import control_client
-from worker.sockets import tune
+from worker.agent import control_client
+from worker.node.sockets import tune
 
 pytestmark = pytest.mark.integration
 

@@ -14,10 +14,10 @@ from everstep.protocol.ids import Generation
 from tests.integration.worker.agent.fleet import JOB, KEY_BYTES, RUN, Fleet, until
 from worker.errors import RequirementsRefused
 from worker.full_disks import QUIET_SECONDS
-from worker.log_journal import LogJournal
-from worker.packages import PackageLayers
-from worker.source import SourceArchives
-from worker.supplies import Supplies
+from worker.logs.journal import LogJournal
+from worker.provisioning.packages import PackageLayers
+from worker.provisioning.source import SourceArchives
+from worker.provisioning.supplies import Supplies
 
 pytestmark = pytest.mark.integration
 

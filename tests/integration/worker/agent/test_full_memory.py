@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import worker.member
+import worker.member.member
 from everstep.protocol.agent_messages import Load, MemberPhase, MemberReport, Start
 from everstep.protocol.ids import Generation
 from everstep.protocol.slot import SlotHeader
@@ -96,7 +96,7 @@ async def test_a_node_that_cannot_load_says_so(fleet: Fleet, monkeypatch: pytest
 
     await fleet.prepare()
     with monkeypatch.context() as patched:
-        patched.setattr(worker.member, "RankPage", page)
+        patched.setattr(worker.member.member, "RankPage", page)
         plan = fleet.make_plan()
         for node in fleet.nodes:
             await fleet.send(node, Load(plan=plan, key=bytes([1]) * KEY_BYTES))

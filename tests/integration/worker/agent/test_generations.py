@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-import worker.agent
-import worker.member
+import worker.agent.agent
+import worker.member.member
 from everstep.protocol.agent_messages import (
     ExitClass,
     FaultCode,
@@ -34,12 +34,12 @@ from everstep.protocol.plan import ShardSource
 from everstep.protocol.rank_messages import read_agent_half
 from everstep.protocol.slot import HEADER_BYTES, SlotState, pack_header, unpack_header
 from tests.integration.worker.agent.fleet import CAPACITY_BYTES, JOB, KEY_BYTES, RUN, TIMEOUTS, Fleet, Node, payload, until
+from worker.agent.promise import Promise, PromiseFile
 from worker.core.slots import Content
 from worker.errors import PeerLost, StoreUnavailable
-from worker.member import Member
-from worker.promise import Promise, PromiseFile
+from worker.member.member import Member
+from worker.ranks.shim.messages import RankRecord
 from worker.replication.transfers import ShardRejected
-from worker.shim.messages import RankRecord
 from worker.shm.store import Slot, SlotStore
 
 pytestmark = pytest.mark.integration
@@ -81,7 +81,7 @@ async def test_steps_are_committed_and_come_back(fleet: Fleet) -> None:
 
 async def test_slots_of_own_ranks_are_made_near_their_gpus(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine need not have such a memory node: then the kernel refuses, and the slots lie where they always did."""
-    monkeypatch.setattr(worker.agent, "gpu_nodes", lambda: (1,))
+    monkeypatch.setattr(worker.agent.agent, "gpu_nodes", lambda: (1,))
     await fleet.nodes[0].stop()
     fleet.nodes[0].start()
     await fleet.launch()
@@ -548,7 +548,7 @@ async def test_the_final_step_takes_the_slot_of_an_upload_that_does_not_end(flee
     await fleet.train(3)
     shards = [shard for node in fleet.nodes if node.agent._member is not None for shard in node.agent._member.shards.values()]
     with monkeypatch.context() as slow:
-        slow.setattr(worker.member, "upload_shard", hang)
+        slow.setattr(worker.member.member, "upload_shard", hang)
         wanted = max(rank.word.committed for rank in fleet.ranks)
         await fleet.send(fleet.nodes[0], TakeCheckpoint(job=JOB, run=RUN, generation=Generation(fleet.generation), step=wanted))
         await fleet.train(wanted + 2)
@@ -589,7 +589,7 @@ async def test_of_failed_uploads_the_newest_of_a_rank_is_told_until_one_succeeds
         return [fault.message for fault in member.faults() if fault.code == "upload_failed"]
 
     with monkeypatch.context() as down:
-        down.setattr(worker.member, "upload_shard", refuse)
+        down.setattr(worker.member.member, "upload_shard", refuse)
         for step in (3, 6, 9):
             (message,) = await upload(step)
             assert message == f"step {shard.uploaded} of rank 0 is not in S3: it is down"

@@ -11,14 +11,14 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-import worker.member
+import worker.member.member
 from everstep.protocol.agent_messages import NodeFault, ShardProtection
 from everstep.protocol.ids import NodeId, Rank
 from tests.integration.worker.agent import fleet as harness
 from tests.integration.worker.agent.fleet import Fleet, until
 from worker.core.tree import Reports
-from worker.owned_shard import OwnedShard
 from worker.replication.tcp import TcpSession
+from worker.shards.owned_shard import OwnedShard
 
 pytestmark = pytest.mark.integration
 
@@ -120,7 +120,7 @@ async def test_rounds_that_a_bug_ends_begin_again_and_are_told(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
     """Ranks trained on, and no step was committed any more."""
-    monkeypatch.setattr(worker.member, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(worker.member.member, "AGAIN_SECONDS", 0.01)
     await fleet.launch()
     await fleet.train(2)
     node = fleet.nodes[number]

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-import worker.agent
+import worker.agent.agent
 from everstep.protocol.agent_messages import ExitClass, LogLines, MemberPhase, MemberReport, Release, SendLines
 from everstep.protocol.ids import Generation, NodeId, Rank
 from everstep.protocol.log_chunks import LogLine, decode_chunk, parse_name, parse_tail
 from everstep.protocol.plan import ObjectReference
 from tests.integration.worker.agent.fleet import BUCKET, RUN, Fleet, ScriptedRank, until
 from worker.errors import StoreUnavailable
-from worker.logs import STILL_SECONDS
-from worker.rank_files import RankFiles
+from worker.logs.uploads import STILL_SECONDS
+from worker.ranks.files import RankFiles
 from worker.storage.object_store import StoredObject
 
 pytestmark = pytest.mark.integration
@@ -141,7 +141,7 @@ async def leave_output(fleet: Fleet) -> Path:
 
 
 async def test_a_node_is_released_when_what_its_ranks_left_is_stored(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker.agent, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(worker.agent.agent, "LOOK_SECONDS", 0.01)
     store, node, now, look_count = SlowStore(fleet, monkeypatch), fleet.nodes[0], 0.0, 0
 
     def look() -> float:
@@ -164,7 +164,7 @@ async def test_a_node_is_released_when_what_its_ranks_left_is_stored(fleet: Flee
 
 
 async def test_outputs_that_are_given_up_are_told(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(worker.agent, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(worker.agent.agent, "LOOK_SECONDS", 0.01)
     store, node, now = SlowStore(fleet, monkeypatch), fleet.nodes[0], 0.0
     node.agent._logs.monotonic = lambda: now
     output = await leave_output(fleet)

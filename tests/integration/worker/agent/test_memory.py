@@ -14,7 +14,7 @@ import pytest
 from everstep.protocol.slot import CHUNK_BYTES, SlotIndex, pack_index
 from tests.integration.worker.agent import fleet as harness
 from tests.integration.worker.agent.fleet import Fleet
-from worker import rank_lines
+from worker.member import rank_lines
 
 pytestmark = pytest.mark.integration
 SHARD_BYTES = 32 * 1024**2

@@ -9,9 +9,9 @@ import pytest
 from everstep.protocol.agent_messages import NodeMemory, RankMemory
 from everstep.protocol.ids import Rank
 from tests.integration.worker.agent.fleet import Fleet, until
-from worker.health.gpus import NoGpus
-from worker.health.memory import memory_facts
-from worker.health.watch import HealthWatch
+from worker.node.health.gpus import NoGpus
+from worker.node.health.memory import memory_facts
+from worker.node.health.watch import HealthWatch
 
 pytestmark = pytest.mark.integration
 

@@ -10,8 +10,8 @@ import pytest
 
 from everstep.protocol.ids import RunId
 from tests.integration.worker.agent.fleet import RUN, Fleet, until
-from worker.rank_files import make_home
-from worker.rank_user import RankUser
+from worker.node.rank_user import RankUser
+from worker.ranks.files import make_home
 
 pytestmark = pytest.mark.integration
 USER = RankUser(os.getuid() or 61_244, os.getgid() or 61_245)

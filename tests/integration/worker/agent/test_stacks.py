@@ -18,9 +18,9 @@ from control_plane.core.observed import Cause, Pace, Suspicion
 from everstep.protocol.agent_messages import RankStacks, TakeStacks
 from everstep.protocol.ids import Generation, NodeId, Rank
 from tests.integration.worker.agent.fleet import JOB, RUN, TIMEOUTS, Fleet, until
-from worker import stacks
-from worker.shim import processes
-from worker.shim.messages import RankRecord
+from worker.ranks import stacks
+from worker.ranks.shim import processes
+from worker.ranks.shim.messages import RankRecord
 
 pytestmark = pytest.mark.integration
 SCRIPT = """

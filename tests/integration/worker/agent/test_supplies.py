@@ -21,8 +21,8 @@ from everstep.protocol.plan import GenerationPlan, InputChannel, ObjectReference
 from tests.integration.worker.agent.fleet import BUCKET, KEY_BYTES, Fleet, until
 from tests.wheels import make_wheel
 from worker.errors import SourceRefused, StoreDenied
-from worker.source import SourceArchives
-from worker.supplies import Supplies
+from worker.provisioning.source import SourceArchives
+from worker.provisioning.supplies import Supplies
 
 pytestmark = pytest.mark.integration
 SET = InputChannel(name="train", prefix=ObjectReference(bucket=BUCKET, key="set/"))

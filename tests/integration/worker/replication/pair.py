@@ -12,13 +12,13 @@ from everstep.protocol.peer_messages import SessionKind
 from everstep.protocol.slot import SlotHeader, SlotState
 from worker.core.rounds import NONE, Shard
 from worker.core.slots import Content
-from worker.network_cards import NetworkCard
-from worker.owned_shard import OwnedShard
+from worker.node.network_cards import NetworkCard
 from worker.replication.pacing import NodePacer
 from worker.replication.receiver import ReplicaReceiver
 from worker.replication.sender import Printed, ReplicaSender
 from worker.replication.tcp import PeerListener, TcpSession, dial
 from worker.replication.transport import Credentials, Dialler, Session
+from worker.shards.owned_shard import OwnedShard
 from worker.shm.rank_page import RankPage
 from worker.shm.store import Slot, SlotStore
 from worker.tasks import end

@@ -16,7 +16,7 @@ from tests.integration.worker.replication.pair import GENERATION, credentials
 from worker.core.rounds import NONE, Coordinator
 from worker.core.tree import RoundTree
 from worker.errors import PeerLost
-from worker.network_cards import NetworkCard
+from worker.node.network_cards import NetworkCard
 from worker.replication import round_member
 from worker.replication.coordinator import RoundServer
 from worker.replication.round_member import RoundMember

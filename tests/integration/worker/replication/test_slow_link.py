@@ -14,8 +14,8 @@ from everstep.protocol.rank_messages import IdleSpan, Vote
 from tests.integration.worker.replication.own_network import OwnLoopback, in_own_network, may_have_one
 from tests.integration.worker.replication.pair import HOLDER, Pair, payload
 from worker.core.chunks import Link
+from worker.member.traffic import ALPHA_SECONDS
 from worker.replication.pacing import SpanPacer
-from worker.traffic import ALPHA_SECONDS
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]  # at the rate that a slow link is left, 24 MiB take half a minute
 PAYLOAD_BYTES = 24 << 20

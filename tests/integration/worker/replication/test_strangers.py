@@ -23,7 +23,7 @@ from everstep.protocol.peer_messages import (
 )
 from tests.integration.worker.replication.pair import GENERATION, HOLDER, HOLDER_ADDRESS, JOB, KEY, OWNER, RANK, RUN, Pair, credentials
 from worker.errors import PeerLost, PeerRefused
-from worker.network_cards import NetworkCard
+from worker.node.network_cards import NetworkCard
 from worker.replication import tcp
 from worker.replication.tcp import TcpSession
 

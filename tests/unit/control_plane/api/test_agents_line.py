@@ -12,7 +12,7 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import Timeouts
 from tests.unit.control_plane.api.conftest import GROUP
 from tests.unit.control_plane.api.test_agents import hello, join, line, report, until
-from worker.control_client import ControlClient
+from worker.agent.control_client import ControlClient
 
 
 @asynccontextmanager

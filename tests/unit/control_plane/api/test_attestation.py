@@ -25,8 +25,8 @@ from tests.unit import sts as local_sts
 from tests.unit.control_plane.api.conftest import GROUP, Service
 from tests.unit.control_plane.api.test_agents import closed, hello, join, line, report, until
 from tests.unit.sts import ACCOUNT, HOST, IDENTITY, REGION, Keys, Sts, keys_of
-from worker import attestation as agent
-from worker.attestation import Claim
+from worker.agent import attestation as agent
+from worker.agent.attestation import Claim
 from worker.errors import AttestationFailed
 
 ROLE = "trainer"

@@ -11,9 +11,9 @@ import pytest
 from everstep.protocol.ids import NodeId
 from tests.unit.worker.replication.wire import Wire
 from worker.core.slow_link import ROOM_RATIO
-from worker.owned_shard import OwnedShard
 from worker.replication.sender import FLOW_BYTES_PER_SECOND, LOOKS_PER_DEADLINE, SUSPECT_RATIO, ReplicaSender
 from worker.replication.streams import Streams
+from worker.shards.owned_shard import OwnedShard
 
 DEADLINE_SECONDS = 5.0
 

@@ -14,7 +14,7 @@ from everstep.protocol.codec import frame
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId
 from everstep.protocol.peer_messages import EndShard, Open, ShardDigests
 from worker.errors import PeerLost
-from worker.network_cards import NetworkCard
+from worker.node.network_cards import NetworkCard
 from worker.replication.tcp import PeerListener, TcpSession, dial
 from worker.replication.transport import Credentials
 

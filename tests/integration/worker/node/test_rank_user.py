@@ -1,0 +1,502 @@
+"""Ranks as a user of their own, with real processes: what they can do, what they cannot, and what they leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from everstep.protocol.agent_messages import RunCommand
+from everstep.protocol.codec import Message, frame
+from everstep.protocol.ids import Generation, JobName, Rank, RunId
+from everstep.protocol.plan import GenerationPlan, InputChannel, ObjectReference, SourceArchive
+from everstep.protocol.rank_messages import RankHello
+from everstep.protocol.slot import digest
+from tests.integration.worker.own_mounts import in_own_mounts, may_have_one
+from tests.unit.worker.rank_plans import RUN, rank_plan
+from tests.wheels import make_wheel
+from worker.errors import InputRefused
+from worker.logs.uploads import RankLogs
+from worker.node.rank_user import RankUser, _processes_of, clear, closed_to, make_way, user_of
+from worker.provisioning.inputs import InputCache
+from worker.provisioning.packages import Order, PackageLayers
+from worker.provisioning.source import unpack
+from worker.ranks.commands import run_beside
+from worker.ranks.environment import Supplied
+from worker.ranks.files import RankFiles, make_home
+from worker.ranks.server import RankLine, RankServer
+from worker.ranks.shim.messages import RankRecord
+from worker.ranks.stacks import stacks_of
+from worker.ranks.supervisor import Supervisor
+from worker.shm.rank_page import RankPage
+from worker.shm.store import SlotStore
+from worker.storage.memory import MemoryObjectStore
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(not may_have_one(), reason="only root can run ranks as another user"),
+]
+USER = RankUser(61_234, 61_235, (61_236,), "ranks-of-a-test")
+BUCKET = "bucket"
+PYTHON = (Path(sys.base_prefix).resolve(), Path(__file__).resolve().parents[3], Path(sys.prefix).resolve())
+"""And what it imports: this checkout may lie in a closed folder, too."""
+LAYOUT = digest(b"layout")
+
+LOOK = """
+import errno, getpass, json, os, socket, sys, traceback
+
+places = json.loads(os.environ["PLACES"])
+found = {}
+
+def attempt(name, work):
+    try:
+        found[name] = work() or "done"
+    except OSError as error:
+        found[name] = errno.errorcode[error.errno]
+
+def write(path):
+    with open(path, "r+b") as file:
+        file.write(b"x")
+
+def connect(path):
+    line = socket.socket(socket.AF_UNIX)
+    line.connect(path)
+    return line
+
+status = dict(line.split(":\\t", 1) for line in open("/proc/self/status").read().splitlines() if ":\\t" in line)
+found["who"] = [*os.getresuid(), *os.getresgid(), *os.getgroups(), int(status["NoNewPrivs"]), int(status["CapPrm"], 16), int(status["CapEff"], 16)]
+found["names"] = [getpass.getuser(), os.environ["HOME"]]
+for name in ("own slot", "page"):
+    attempt(name, lambda: write(places[name]))
+for name in ("other slot", "promise", "source", "input"):
+    attempt("write " + name, lambda: write(places[name]))
+for name in ("promise", "other slot"):
+    attempt("read " + name, lambda: open(places[name]).read())
+for name in ("source", "input"):
+    attempt("read " + name, lambda: open(places[name]).read() and None)
+for name in ("state", "slots"):
+    attempt("list " + name, lambda: os.listdir(places[name]) and None)
+for name in ("source", "input", "own slot"):
+    attempt("replace " + name, lambda: os.rename(places[name], places[name] + ".mine"))
+attempt("agent's environment", lambda: open(f"/proc/{places['agent']}/environ").read() and None)
+attempt("agent's memory", lambda: open(f"/proc/{places['agent']}/mem").close())
+attempt("parent's memory", lambda: open(f"/proc/{os.getppid()}/mem").close())
+attempt("end the agent", lambda: os.kill(places["agent"], 0))
+attempt("own descriptors", lambda: os.listdir("/proc/self/fd") and None)
+attempt("become root", lambda: os.setuid(0))
+attempt("shim", lambda: connect(places["shim"]).close())
+attempt("again stdout", lambda: open("/dev/stdout", "a").write("twice\\n") and None)
+attempt("again stdout to read", lambda: open("/dev/stdout").read())
+out = os.environ["EVERSTEP_OUTPUT_DIR"]
+attempt("output", lambda: open(out + "/model", "w").write("model") and None)
+attempt("home", lambda: open(os.environ["HOME"] + "/cache", "w").write("x") and None)
+os.symlink(places["promise"], out + "/leak")
+line = connect(os.environ["EVERSTEP_AGENT_SOCKET"])
+line.sendall(bytes.fromhex(os.environ["GREETING"]))
+found["agent says"] = line.recv(100).decode()
+print(json.dumps(found), flush=True)
+"""
+MAY = {
+    "own slot": "done",
+    "page": "done",
+    "read source": "done",
+    "read input": "done",
+    "own descriptors": "done",
+    "again stdout": "done",
+    "output": "done",
+    "home": "done",
+}
+MAY_NOT = (
+    "write other slot",
+    "write promise",
+    "write source",
+    "write input",
+    "read promise",
+    "read other slot",
+    "list state",
+    "list slots",
+    "replace source",
+    "replace input",
+    "replace own slot",
+    "agent's environment",
+    "agent's memory",
+    "parent's memory",
+    "end the agent",
+    "become root",
+    "shim",
+    "again stdout to read",
+)
+
+
+class Listener:
+    """Takes the rank's hello."""
+
+    def hello(self, hello: RankHello, line: RankLine) -> bool:
+        line._writer.write(f"welcome, rank {hello.rank}".encode())
+        return True
+
+    def message(self, rank: Rank, message: Message) -> None: ...
+
+    def lost(self, rank: Rank, line: RankLine) -> None: ...
+
+
+class Machine:
+    """A node as its agent has it, with one rank of a job."""
+
+    def __init__(self, disk: Path, tmpfs: Path, *, is_warm: bool) -> None:
+        self.state, self.slots = disk / "state", tmpfs / "node"
+        self.objects = MemoryObjectStore(BUCKET)
+        self.supervisor = Supervisor(
+            state=self.state,
+            socket=self.slots / "shim.sock",
+            address="127.0.0.1",
+            is_warm=is_warm,
+            environment={"PATH": os.environ["PATH"], "HOME": str(disk / "home"), "TORCH_EXTENSIONS_DIR": str(disk / "home" / "extensions")},
+            modules=("graphlib",),
+            user=USER,
+        )
+
+    def plan(self, script: str) -> tuple[GenerationPlan, Path]:
+        """Put a script where `Member` does; as strict as its author may have packed it, and under the local cloud's umask."""
+        data = script.encode()
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+            entry = tarfile.TarInfo("code/train.py")
+            entry.size, entry.mode = len(data), 0o600
+            tar.addfile(entry, io.BytesIO(data))
+        archive = self.state / "sources" / f"{RUN}.tar.gz"
+        archive.write_bytes(buffer.getvalue())
+        plan = rank_plan(entry_point="code/train.py")
+        place = ObjectReference(bucket=BUCKET, key="source")
+        source = SourceArchive(object=place, sha256=hashlib.sha256(buffer.getvalue()).hexdigest(), bytes=1)
+        plan = msgspec.structs.replace(plan, script=msgspec.structs.replace(plan.script, source=source))
+        return plan, unpack(archive, plan.script, archive.with_name(RUN), threading.Event())
+
+    def files(self) -> RankFiles:
+        return RankFiles(self.state, RUN, Generation(1), Rank(0))
+
+    async def rank(self, is_up: Path) -> RankRecord:
+        """Wait until the rank has opened and closed a FIFO, and its shim has told of it."""
+        await asyncio.to_thread(is_up.read_text)
+        seen = self.supervisor.changed.version
+        while not self.supervisor.records:
+            seen = await self.supervisor.changed.wait(seen)
+        return self.supervisor.records[0]
+
+
+@contextlib.asynccontextmanager
+async def machine(disk: Path, tmpfs: Path, *, is_warm: bool = False) -> AsyncIterator[Machine]:
+    mask = os.umask(0o077)
+    made = Machine(disk, tmpfs, is_warm=is_warm)
+    await made.supervisor.start()
+    while is_warm and not made.supervisor.is_warm:
+        await made.supervisor.changed.wait(made.supervisor.changed.version)
+    (made.state / "sources").mkdir()
+    make_way(made.state / "sources", USER)
+    (made.state / "promise").write_text("the generation's key")
+    try:
+        yield made
+    finally:
+        os.umask(mask)
+        await made.supervisor.shut_down()
+
+
+@pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
+def test_a_rank_has_what_it_needs_and_nothing_else(is_warm: bool) -> None:
+    async def body(disk: Path, tmpfs: Path) -> None:
+        async with machine(disk, tmpfs, is_warm=is_warm) as made:
+            store = SlotStore(made.slots, memory_bytes=1 << 20, user=USER)
+            store.open_run(JobName("job"), RUN)
+            for rank in (0, 1):
+                await store.reserve(Rank(rank), capacity_bytes=4096, layout_hash=LAYOUT, slot_count=2)
+            page = RankPage(store.page_path(Rank(0)), generation=1)
+            own, other = (store.shards[Rank(rank)][0].file.path for rank in (0, 1))
+            server = RankServer(made.slots / "ranks.sock", USER)
+            server.events = Listener()
+            await server.start()
+            made.objects.put_bytes(ObjectReference(bucket=BUCKET, key="set/a"), b"data")
+            channels = (InputChannel(name="train", prefix=ObjectReference(bucket=BUCKET, key="set/")),)
+            inputs = InputCache(made.state, user=USER).fetch(made.objects, RUN, channels, threading.Event())
+            plan, entry = made.plan(LOOK)
+            places = {
+                "own slot": store.open_to_rank(own),
+                "page": store.open_to_rank(page.path),
+                "other slot": str(other),
+                "promise": str(made.state / "promise"),
+                "source": str(entry),
+                "input": str(inputs["train"] / "a"),
+                "state": str(made.state),
+                "slots": str(made.slots),
+                "shim": str(made.slots / "shim.sock"),
+                "agent": os.getpid(),
+            }
+            hello = RankHello(job=JobName("job"), run=RUN, generation=Generation(1), rank=Rank(0), pid=1)
+            given = {"PLACES": json.dumps(places), "GREETING": frame(hello).hex()}
+            here = plan.nodes[0]
+            await made.supervisor.start_rank(plan, here, Rank(0), entry, agent_socket=server.path, supplied=Supplied(environment=given))
+            exited = await made.supervisor.next_exit(RUN, Generation(1), ())
+            assert exited.end.code == 0, made.files().stderr.read_text()
+            assert made.supervisor.records[0].is_warm is is_warm
+            said, again = made.files().stdout.read_text().splitlines()[-1], made.files().stdout.read_text().splitlines()[0]
+            found: dict[str, Any] = json.loads(said)
+            assert again == "twice"
+            assert found.pop("who") == [*[USER.uid] * 3, *[USER.gid] * 3, *USER.groups, 1, 0, 0]
+            assert found.pop("names") == [USER.name, str(made.state / "homes" / RUN)]
+            assert found.pop("agent says") == "welcome, rank 0"
+            assert {name: found.pop(name) for name in MAY} == MAY
+            assert set(found) == set(MAY_NOT)
+            assert set(found.values()) <= {"EACCES", "EPERM"}, found
+            await sent_is_the_ranks_alone(made, plan)
+            await server.close()
+            page.close()
+            store.close()
+
+    in_own_mounts(body, *PYTHON)
+
+
+async def sent_is_the_ranks_alone(made: Machine, plan: GenerationPlan) -> None:
+    """The rank has left a link to the agent's promise, and somebody else's file lies among its own: only what is its own is sent."""
+    folder = made.files().output_dir
+    os.link(made.state / "promise", folder / "linked")
+    told = await RankLogs(made.state, made.objects, USER).upload_all(plan, plan.nodes[0])
+    assert [sentence.partition(" is not in S3: ")[::2] for sentence in told] == [
+        ("output leak", "it is a link that leads out of the output folder"),
+        ("jobs/job/output/gen=1/rank=0/linked", "[Errno 13] it is no file of the rank's in its output folder"),
+    ]
+    sent = {told.reference.key for told in made.objects.list(ObjectReference(bucket=BUCKET, key="jobs/job/output/"))}
+    assert sent == {"jobs/job/output/gen=1/rank=0/model"}
+
+
+def test_looks_at_a_rank_and_commands_beside_it_run_on() -> None:
+    """A warm rank has changed its user without an exec, which closes it to everybody: it is opened again to those that are to look."""
+
+    async def body(disk: Path, tmpfs: Path) -> None:
+        async with machine(disk, tmpfs, is_warm=True) as made:
+            is_up = disk / "is-up"
+            os.mkfifo(is_up)
+            is_up.chmod(0o666)
+            plan, entry = made.plan("import os, signal\ndef stand():\n    open(os.environ['IS_UP'], 'w').close()\n    signal.pause()\nstand()\n")
+            supplied = Supplied(environment={"IS_UP": str(is_up)})
+            await made.supervisor.start_rank(plan, plan.nodes[0], Rank(0), entry, agent_socket=made.slots / "s", supplied=supplied)
+            rank = await made.rank(is_up)
+            assert "stand" in await stacks_of(rank.pid), "as root"
+            environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **make_home(made.state, RUN, USER)}
+
+            async def beside(*argv: str) -> bytes:
+                command = RunCommand(run=RUN, generation=Generation(1), command_id="c", rank=Rank(0), argv=argv, timeout_seconds=60.0)
+                ended = await run_beside(command, rank, environment, USER)
+                assert ended.exit_code == 0, ended.stderr
+                return ended.stdout
+
+            code = "import os; print(os.getresuid(), os.getgroups(), os.environ['HOME'], open(f'/proc/{os.getpid()}/cgroup').read())"
+            said = (await beside(sys.executable, "-c", code)).decode()
+            assert said.startswith(f"({USER.uid}, {USER.uid}, {USER.uid}) [{USER.groups[0]}] {made.state / 'homes' / RUN}")
+            assert not rank.cgroup or Path(rank.cgroup).name in said
+            assert b"stand" in await beside("py-spy", "dump"), "as the rank's user"
+
+    in_own_mounts(body, *PYTHON)
+
+
+BACKEND = """
+import base64, hashlib, os, zipfile
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    found = {"uid": os.getuid(), "home": os.listdir(os.environ["HOME"]), "variables": sorted(os.environ)}
+    for name, path in (("promise", "PROMISE"), ("source", "SOURCE")):
+        try:
+            open(path, "r+").close()
+            found[name] = "open"
+        except PermissionError:
+            found[name] = "closed"
+    open("built", "w").close()
+    files = {"built_here.py": f"FOUND = {found!r}\\n", "built_here-1.dist-info/METADATA": "Metadata-Version: 2.1\\nName: built_here\\nVersion: 1\\n",
+             "built_here-1.dist-info/WHEEL": "Wheel-Version: 1.0\\nGenerator: test\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"}
+    files["built_here-1.dist-info/RECORD"] = "".join(f"{each},,\\n" for each in [*files, "built_here-1.dist-info/RECORD"])
+    with zipfile.ZipFile(os.path.join(wheel_directory, "built_here-1-py3-none-any.whl"), "w") as archive:
+        for each, text in files.items():
+            archive.writestr(each, text)
+    return "built_here-1-py3-none-any.whl"
+"""
+
+
+def identities(folder: Path) -> dict[Path, tuple[int, ...]]:
+    """Return all that a write, a chmod or a new file would change; when something was read last is not among it: to copy is to read."""
+    stats = {path: path.stat() for path in folder.rglob("*")}
+    return {
+        path: (each.st_ino, each.st_mode, each.st_uid, each.st_gid, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for path, each in stats.items()
+    }
+
+
+def test_packages_are_built_by_the_ranks_user_and_belong_to_root() -> None:
+    async def body(disk: Path, tmpfs: Path) -> None:
+        state, source = disk / "state", disk / "state" / "sources"
+        make_way(state, USER)
+        promise = state / "promise"
+        promise.write_text("the generation's key")
+        promise.chmod(0o600)
+        make_wheel(source / "wheels", "everstep_example", "1.0")
+        (source / "package").mkdir()
+        (source / "package" / "pyproject.toml").write_text('[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n')
+        requirements = source / "requirements.txt"
+        (source / "package" / "backend.py").write_text(BACKEND.replace("PROMISE", str(promise)).replace("SOURCE", str(requirements)))
+        requirements.write_text("--no-index\n--find-links ./wheels\neverstep_example\n./package\n")
+        before = identities(source)
+        order = Order(
+            project="a",
+            source=source,
+            source_sha256="aa",
+            requirements=requirements.name,
+            environment={"PATH": os.environ["PATH"], "EVERSTEP_JOIN_TOKEN": "hush", "AWS_SECRET_ACCESS_KEY": "hush"},
+            output=state / "logs" / "stdout",
+            user=USER,
+        )
+        found = await PackageLayers(state, user=USER, allows_builds=True).install(order)
+        assert found.modules == ("built_here", "everstep_example")
+        told: dict[str, Any] = {}
+        exec(Path(found.path, "built_here.py").read_text(), told)
+        assert not [name for name in told["FOUND"].pop("variables") if name.startswith(("EVERSTEP_", "AWS_"))]
+        assert told["FOUND"] == {"uid": USER.uid, "home": [], "promise": "closed", "source": "closed"}
+        assert identities(source) == before, "it was built in a copy"
+        layer = next(path for path in (state / "packages").iterdir() if path.is_dir())
+        assert [path.name for path in (state / "packages").iterdir() if path.is_dir()] == [layer.name]
+        files = [path.lstat() for path in (layer, *layer.rglob("*")) if not path.is_symlink()]
+        assert {(told.st_uid, told.st_gid, told.st_mode & 0o7022) for told in files} == {(0, 0, 0)}
+        assert closed_to(USER, [Path(found.path), Path(found.path, "built_here.py")]) == ""
+
+    in_own_mounts(body, *PYTHON)
+
+
+def test_a_directory_that_ranks_cannot_read_is_refused() -> None:
+    async def body(disk: Path, tmpfs: Path) -> None:
+        data = disk / "data"
+        data.mkdir(mode=0o755)
+        channel = InputChannel(name="train", directory=str(data))
+        cache = InputCache(disk / "state", user=USER)
+        assert cache.fetch(MemoryObjectStore(), RunId(RUN), (channel,), threading.Event()) == {"train": data}
+        data.chmod(0o700)
+        with pytest.raises(InputRefused, match=r"channel 'train': .*data: ranks run as ranks-of-a-test \(uid 61234\), which may not read it"):
+            cache.fetch(MemoryObjectStore(), RunId(RUN), (channel,), threading.Event())
+
+    in_own_mounts(body, *PYTHON)
+
+
+def test_what_is_closed_to_ranks_is_named() -> None:
+    async def body(disk: Path, tmpfs: Path) -> None:
+        closed = disk / "closed"
+        (closed / "state").mkdir(parents=True)
+        closed.chmod(0o700)
+        assert closed_to(USER, [disk, Path(__file__)]) == ""
+        assert closed_to(USER, [disk, closed / "state"]) == str(closed / "state")
+
+    in_own_mounts(body, *PYTHON)
+
+
+def test_what_a_job_has_left_for_the_next_is_removed_and_nothing_else() -> None:
+    async def body(disk: Path, tmpfs: Path) -> None:
+        outside = disk / "outside"
+        outside.mkdir()
+        (outside / "kept").touch()
+        common = disk / "common"
+        common.mkdir()
+        for name in ("file", "folder", "roots"):
+            (common / name).mkdir() if name == "folder" else (common / name).touch()
+        (common / "folder" / "deep").touch()
+        (common / "link").symlink_to(outside)
+        (common / "folder" / "link").symlink_to(outside)
+        for name in ("file", "folder", "link"):
+            os.chown(common / name, USER.uid, USER.gid, follow_symlinks=False)
+        clear(USER, (common, disk / "nowhere"))
+        assert [path.name for path in common.iterdir()] == ["roots"]
+        assert (outside / "kept").exists()
+
+    in_own_mounts(body, *PYTHON)
+
+
+LEFT = """
+import os, signal, sys, threading
+os.setsid()
+if os.fork():
+    os._exit(0)
+
+def report():
+    with open(sys.argv[1], "w") as file:
+        file.write(str(os.getpid()))
+
+if sys.argv[2] == "thread":  # the first thread ends, and the process looks as if it waited to be reaped
+    import ctypes
+    def stay():
+        while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z":
+            pass
+        report()
+        signal.pause()
+    threading.Thread(target=stay).start()
+    ctypes.CDLL(None).pthread_exit(None)
+if sys.argv[2] == "fork":  # never has the same pid for long
+    report()
+    while True:
+        if os.fork():
+            os._exit(0)
+report()
+signal.pause()
+"""
+
+
+@pytest.mark.security
+@pytest.mark.parametrize("how", ["session", "thread", "fork"])
+def test_no_process_of_a_jobs_user_outlives_it(how: str) -> None:
+    user = RankUser(61_251, 61_251)
+
+    async def body(disk: Path, tmpfs: Path) -> None:
+        supervisor = Supervisor(state=disk / "state", socket=tmpfs / "node" / "shim.sock", address="127.0.0.1", is_warm=False, cgroup="", user=user)
+        await supervisor.start()
+        told = disk / "told"
+        os.mkfifo(told)
+        told.chmod(0o666)
+        words = [sys.executable, "-I", "-S", "-c", LEFT, str(told), how]
+        left = await asyncio.create_subprocess_exec(*words, **user.options)
+        assert await asyncio.to_thread(told.read_text)
+        await left.wait()
+        assert how == "fork" or _processes_of(user)
+        await supervisor.prove_gone(RUN)
+        pids = [await asyncio.to_thread(_processes_of, user) for _ in range(20)]
+        assert not any(pids)
+        await supervisor.shut_down()
+
+    in_own_mounts(body, *PYTHON)
+
+
+@pytest.mark.security
+def test_a_process_of_one_job_reads_nothing_of_anothers(tmp_path: Path) -> None:
+    """What is left of job A looks for the secrets in the environment of job B's rank, as the repository's review did."""
+    users = RankUser(61_252, 61_252, uid_count=2)
+    one, other = (user_of(RunId(name), tmp_path, users) for name in ("a", "b"))
+    assert one is not None
+    assert other is not None
+    secret = {"DB_PASSWORD": "of-team-b"}
+    rank = subprocess.Popen(["/bin/cat"], env=secret, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **other.options)
+    try:
+        assert rank.stdin is not None
+        assert rank.stdout is not None
+        rank.stdin.write(b"x")
+        rank.stdin.flush()
+        rank.stdout.read(1)  # it runs, and its environment is its own
+        for user, found in ((other, b"DB_PASSWORD=of-team-b\0"), (one, b"")):
+            done = subprocess.run(["/bin/cat", f"/proc/{rank.pid}/environ"], capture_output=True, check=False, **user.options)
+            assert done.stdout == found
+    finally:
+        rank.kill()
+        rank.communicate()

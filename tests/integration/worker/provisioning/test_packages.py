@@ -1,0 +1,222 @@
+"""What a requirements.txt asks for, installed by the real pip from wheels beside it: once, in a layer, whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tests.wheels import make_wheel
+from worker.errors import RequirementsRefused
+from worker.provisioning.packages import MAX_LAYERS, Order, PackageLayers, _key
+from worker.ranks.shim import processes
+
+pytestmark = pytest.mark.integration
+OFFLINE = "--no-index\n--find-links ./wheels\n"
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> Order:
+    source = tmp_path / "source"
+    make_wheel(source / "wheels", "everstep_example", "1.0")
+    make_wheel(source / "wheels", "pluggy", "99.0")
+    (source / "requirements.txt").write_text(f"{OFFLINE}everstep_example\nmsgspec\n")
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    output = tmp_path / "logs" / "rank=0.stdout"
+    return Order(project="a", source=source, source_sha256="aa", requirements="requirements.txt", environment=environment, output=output)
+
+
+def imported(path: str, expression: str) -> str:
+    """What a rank would see."""
+    done = subprocess.run([sys.executable, "-c", f"print({expression})"], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def leftovers(state: Path) -> list[str]:
+    return [path.name for path in (state / "packages").glob("*.new")]
+
+
+async def test_what_the_node_lacks_is_installed_once_and_what_it_has_is_not(tmp_path: Path, order: Order) -> None:
+    layers = PackageLayers(tmp_path)
+    found = await layers.install(order)
+    assert found.modules == ("everstep_example",)
+    assert imported(found.path, "__import__('everstep_example').VERSION") == "1.0"
+    assert "Requirement already satisfied: msgspec" in order.output.read_text()
+    said = order.output.read_text()
+    assert await PackageLayers(tmp_path).install(order) == found
+    assert order.output.read_text() == said, "pip was not asked again"
+    assert leftovers(tmp_path) == []
+
+
+async def test_another_version_is_seen_first_and_the_nodes_stays(tmp_path: Path, order: Order) -> None:
+    before = metadata.version("pluggy")
+    (order.source / "requirements.txt").write_text(f"{OFFLINE}pluggy==99.0\n")
+    found = await PackageLayers(tmp_path).install(order)
+    assert found.modules == ("pluggy",)
+    assert imported(found.path, "__import__('pluggy').VERSION") == "99.0"
+    assert metadata.version("pluggy") == before
+    assert imported("", "__import__('importlib.metadata').metadata.version('pluggy')") == before
+
+
+async def test_a_node_that_has_everything_needs_no_layer(tmp_path: Path, order: Order) -> None:
+    (order.source / "requirements.txt").write_text("msgspec\n")
+    found = await PackageLayers(tmp_path).install(order)
+    assert (found.path, found.modules) == ("", ())
+
+
+async def test_a_failure_has_pips_last_lines_and_leaves_nothing(tmp_path: Path, order: Order) -> None:
+    (order.source / "requirements.txt").write_text(f"{OFFLINE}everstep-none==7\n")
+    with pytest.raises(RequirementsRefused, match=r"(?s)requirements.txt: pip ended with code 1; its last lines: .*everstep-none==7"):
+        await PackageLayers(tmp_path).install(order)
+    assert "No matching distribution" in order.output.read_text()
+    assert sorted(path.name for path in (tmp_path / "packages").iterdir()) == ["lock"]
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "words"),
+    [
+        ("-e .\n", "requirements.txt", "editable install; name the folder without -e"),
+        ("x", "../requirements.txt", "is not a file of the source tree"),
+        ("x", "none.txt", "is not a file of the source tree"),
+    ],
+)
+async def test_what_a_layer_cannot_have_is_refused(tmp_path: Path, order: Order, text: str, path: str, words: str) -> None:
+    (order.source / "requirements.txt").write_text(text)
+    (tmp_path / "requirements.txt").touch()
+    with pytest.raises(RequirementsRefused, match=words):
+        await PackageLayers(tmp_path).install(replace(order, requirements=path))
+
+
+def test_a_layer_is_named_by_all_that_it_follows_from(order: Order) -> None:
+    keys = {_key(order)}
+    keys.add(_key(replace(order, source_sha256="bb")))
+    assert len(keys) == 2, "it reads other files of the source"
+    keys.add(_key(replace(order, environment={**order.environment, "PIP_INDEX_URL": "http://127.0.0.1:1"})))
+    assert len(keys) == 3
+    keys.add(_key(replace(order, environment={**order.environment, "HTTPS_PROXY": "http://127.0.0.1:1"})))
+    keys.add(_key(replace(order, project="b")))
+    keys.add(_key(order, allows_builds=True))
+    assert len(keys) == 6
+    assert _key(replace(order, environment={**order.environment, "OTHER": "1"})) in keys, "pip does not see it"
+    (order.source / "requirements.txt").write_text("everstep_example\n")
+    keys.add(_key(order))
+    assert len(keys) == 7
+    assert _key(replace(order, source_sha256="bb")) in keys, "it reads no other file of the source"
+
+
+async def test_only_the_newest_layers_stay(tmp_path: Path, order: Order) -> None:
+    layers = PackageLayers(tmp_path)
+    first = await layers.install(order)
+    for number in range(MAX_LAYERS - 1):
+        (tmp_path / "packages" / f"other-{number}").mkdir()
+        os.utime(tmp_path / "packages" / f"other-{number}", (number, number))
+    (order.source / "requirements.txt").write_text(f"{OFFLINE}pluggy==99.0\n")
+    await layers.install(order)
+    assert Path(first.path).exists(), "it was used last"
+    names = {path.name for path in (tmp_path / "packages").iterdir() if path.is_dir()}
+    assert len(names) == MAX_LAYERS
+    assert "other-0" not in names
+
+
+async def test_layers_that_there_is_no_room_for_go_and_one_that_is_too_large_is_refused(tmp_path: Path, order: Order) -> None:
+    first = Path((await PackageLayers(tmp_path).install(order)).path)
+    room = sum(path.lstat().st_blocks * 512 for path in first.parents[2].rglob("*") if not path.is_dir()) * 3 // 2
+    (order.source / "requirements.txt").write_text(f"{OFFLINE}pluggy==99.0\n")
+    second = Path((await PackageLayers(tmp_path, limit_bytes=room).install(order)).path)
+    assert second.exists()
+    assert not first.exists(), "both have no room"
+    (order.source / "requirements.txt").write_text(f"{OFFLINE}everstep_example\n")
+    with pytest.raises(RequirementsRefused, match=r"takes [\d,]+ bytes, and packages may take 4,096 bytes of this node's disk"):
+        await PackageLayers(tmp_path, limit_bytes=4096).install(order)
+    assert second.exists(), "what is refused takes nobody's place"
+    assert leftovers(tmp_path) == []
+
+
+# -- what dies in the middle ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def silent_index(order: Order) -> AsyncIterator[asyncio.Event]:
+    """An index that takes calls and never answers; the event is set when pip waits for it."""
+    called = asyncio.Event()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        called.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    (order.source / "requirements.txt").write_text(f"--index-url http://127.0.0.1:{port}/simple\neverstep_example\n")
+    yield called
+    server.close()
+    await server.wait_closed()
+
+
+def pips() -> list[int]:
+    """Processes below this one that run pip."""
+    return [pid for pid in processes.tree(os.getpid(), processes.snapshot()) if b"wheels_only.py\0install" in command_of(pid)]
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+async def test_an_installation_that_nobody_waits_for_ends_with_all_that_it_started(tmp_path: Path, order: Order, silent_index: asyncio.Event) -> None:
+    installing = asyncio.create_task(PackageLayers(tmp_path).install(order))
+    await silent_index.wait()
+    assert pips()
+    installing.cancel()
+    await asyncio.gather(installing, return_exceptions=True)
+    assert installing.cancelled()
+    assert pips() == []
+    assert leftovers(tmp_path) == []
+
+
+async def test_an_installation_has_a_limit(tmp_path: Path, order: Order, silent_index: asyncio.Event) -> None:
+    with pytest.raises(RequirementsRefused, match=r"is not installed after 0\.01 s"):
+        await PackageLayers(tmp_path, seconds=0.01).install(order)
+    assert pips() == []
+
+
+INSTALL = """
+import asyncio, sys
+from pathlib import Path
+from worker.provisioning.packages import Order, PackageLayers
+state, source, output = map(Path, sys.argv[1:])
+order = Order(project="a", source=source, source_sha256="aa", requirements="requirements.txt", environment={}, output=output)
+asyncio.run(PackageLayers(state).install(order))
+"""
+
+
+async def test_an_agent_that_is_killed_keeps_no_lock_and_leaves_no_pip(tmp_path: Path, order: Order, silent_index: asyncio.Event) -> None:
+    agent = await asyncio.create_subprocess_exec(sys.executable, "-c", INSTALL, str(tmp_path), str(order.source), str(order.output))
+    await silent_index.wait()
+    started = [process for process in map(processes.find, pips()) if process is not None]
+    assert len(started) == 2, "pip, and what ends all that pip has started"
+    assert len(leftovers(tmp_path)) == 2
+    agent.send_signal(signal.SIGKILL)
+    await agent.wait()
+    while any(processes.is_alive(each.pid, each.start_ticks) for each in started):  # noqa: ASYNC110  # the kernel has been told to end it
+        await asyncio.sleep(0.01)
+    (order.source / "requirements.txt").write_text(f"{OFFLINE}everstep_example\n")
+    found = await PackageLayers(tmp_path).install(order)
+    assert found.modules == ("everstep_example",)
+    assert leftovers(tmp_path) == []
+
+
+async def test_two_agents_of_a_node_install_one_after_the_other(tmp_path: Path, order: Order) -> None:
+    found = await asyncio.gather(PackageLayers(tmp_path).install(order), PackageLayers(tmp_path).install(order))
+    assert found[0] == found[1]
+    assert order.output.read_text().count("Successfully installed") == 1

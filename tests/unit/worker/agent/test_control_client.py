@@ -1,0 +1,134 @@
+"""The line to the control plane, from a node whose disk takes nothing any more, or has a session that is good for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import http
+import logging
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request, Response
+
+from everstep.protocol.agent_messages import ALREADY_JOINED, NOT_YOURS, AgentReport, AgentWelcome, Hello
+from everstep.protocol.codec import encode
+from everstep.protocol.ids import NodeId
+from tests.unit.worker.rank_plans import rank_plan
+from worker.agent.control_client import ControlClient
+
+
+class Replica:
+    """Gives a session to whoever knows `join` or a session of its own, and ends every connection after one report."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+        self.reports: asyncio.Queue[str] = asyncio.Queue()
+
+    def check(self, line: ServerConnection, request: Request) -> Response | None:
+        self.tokens.append(request.headers["Authorization"].removeprefix("Bearer "))
+        return None if self.tokens[-1].startswith(("join", "session-")) else line.respond(http.HTTPStatus.FORBIDDEN, "")
+
+    async def speak(self, line: ServerConnection) -> None:
+        await line.recv()
+        if self.tokens[-1] == "session-of-another":
+            await line.close(NOT_YOURS)
+            return
+        await line.send(encode(AgentWelcome(session_token=f"session-{len(self.tokens)}", fleet="fleet", timeouts=rank_plan().timeouts)))
+        await line.recv()
+        self.reports.put_nowait(self.tokens[-1])
+
+
+@contextlib.asynccontextmanager
+async def line_to(replica: Replica, token_path: Path, *, join_token: str = "join", attest: Callable[[str], str] | None = None) -> AsyncIterator[None]:
+    async with serve(replica.speak, "127.0.0.1", 0, process_request=replica.check, compression=None) as server:
+        client = ControlClient(
+            [f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"],
+            join_token=join_token,
+            token_path=token_path,
+            attest=attest,
+            hello=lambda: Hello(node_id=NodeId("i-1"), agent_id="a", address="127.0.0.2", peer_port=1, memory_bytes=1, version="0"),
+            report=lambda: AgentReport(node_id=NodeId("i-1"), sequence=1, member=None),
+            command=lambda _: None,
+            welcomed=lambda _: None,
+        )
+        running = asyncio.create_task(client.run())
+        try:
+            yield
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+
+
+async def test_a_session_that_cannot_be_kept_on_disk_is_used_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "token.new").mkdir()  # in the way of every attempt to write
+    replica = Replica()
+    async with line_to(replica, tmp_path / "token"):
+        assert [await replica.reports.get() for _ in range(3)] == ["join", "session-1", "session-2"]
+    assert [record.levelno for record in caplog.records if "cannot be kept" in record.message] == [logging.WARNING], "once"
+    assert not (tmp_path / "token").exists()
+
+
+async def test_a_session_that_is_not_known_and_cannot_be_removed_does_not_keep_the_agent_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    (tmp_path / "token").write_text("stale")
+    monkeypatch.setattr(Path, "unlink", refuse)
+    replica = Replica()
+    async with line_to(replica, tmp_path / "token"):
+        assert await replica.reports.get() == "join"
+    assert replica.tokens[:2] == ["stale", "join"]
+
+
+@pytest.mark.security
+async def test_a_session_that_was_refused_once_is_tried_again_where_the_join_token_is_of_no_use_any_more(tmp_path: Path) -> None:
+    """A proxy answered 403, say; the node has joined, so that its session is all that it has."""
+    (tmp_path / "token").write_text("session-mine")
+
+    class Once(Replica):
+        def check(self, line: ServerConnection, request: Request) -> Response | None:
+            answer = super().check(line, request)
+            return line.respond(http.HTTPStatus.FORBIDDEN, "") if len(self.tokens) == 1 else answer
+
+        async def speak(self, line: ServerConnection) -> None:
+            if self.tokens[-1] == "join":
+                await line.recv()
+                await line.close(ALREADY_JOINED)
+                return
+            await super().speak(line)
+
+    replica = Once()
+    async with line_to(replica, tmp_path / "token"):
+        assert await replica.reports.get() == "session-mine"
+    assert replica.tokens[:3] == ["session-mine", "join", "session-mine"]
+
+
+async def test_the_next_agent_goes_on_with_the_session(tmp_path: Path) -> None:
+    replica = Replica()
+    for expected in ("join", "session-1"):
+        async with line_to(replica, tmp_path / "token"):
+            assert await replica.reports.get() == expected
+            kept = (tmp_path / "token").read_text()
+        assert kept == f"session-{len(replica.tokens)}"
+
+
+async def test_the_session_of_another_node_is_dropped_and_the_instance_attests_anew(tmp_path: Path) -> None:
+    """As in an image that was made of that node: the token is known, and the line is closed behind the Hello."""
+    (tmp_path / "token").write_text("session-of-another")
+    replica = Replica()
+    async with line_to(replica, tmp_path / "token", join_token="", attest=lambda _: "session-attested"):
+        assert await replica.reports.get() == "session-attested"
+        assert (tmp_path / "token").read_text() == "session-2"
+    assert replica.tokens[:2] == ["session-of-another", "session-attested"]
+
+
+async def test_the_session_of_another_node_gives_way_to_the_join_token(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("session-of-another")
+    replica = Replica()
+    async with line_to(replica, tmp_path / "token"):
+        assert await replica.reports.get() == "join"

@@ -1,0 +1,267 @@
+"""Lines of ranks in the journal: each once, in order, whatever dies in between."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.protocol.ids import NodeId, Rank
+from everstep.protocol.log_chunks import LINE_BYTES, decode_chunk, parse_name
+from worker.logs import journal as log_journal
+from worker.logs.journal import LogJournal, split_lines
+
+
+class Bench:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.now = 1000.0
+        self.streams = {(Rank(0), "stdout"): folder / "rank=0.stdout", (Rank(0), "stderr"): folder / "rank=0.stderr"}
+
+    def journal(self) -> LogJournal:
+        return LogJournal(self.folder, NodeId("i-0"), self.streams, lambda: self.now)
+
+    def say(self, text: str | bytes, stream: str = "stdout") -> None:
+        with self.streams[Rank(0), stream].open("ab") as file:
+            file.write(text.encode() if isinstance(text, str) else text)
+
+    def kept(self) -> list[str]:
+        """What all chunks on disk say, in order."""
+        found = []
+        for path in sorted(self.folder.glob("node=*/*.jsonl")):
+            head, lines, _ = decode_chunk(path.read_bytes())
+            assert head is not None
+            assert head.first == parse_name(f"{path.parent.name}/{path.name}").first == len(found)
+            found += [line.text for line in lines]
+        return found
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@contextlib.contextmanager
+def files_end_at(size: int) -> Iterator[None]:
+    """Let every write of this process beyond a file's first bytes fail, the one that reaches over them after a part, as on a disk that fills up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def texts(lines) -> list[str]:
+    return [line.text for line in lines]
+
+
+def test_whole_lines_are_kept_with_their_time_and_the_rest_when_it_is_whole(bench) -> None:
+    journal = bench.journal()
+    bench.say("one\ntw")
+    bench.say("oh\n", "stderr")
+    first = journal.read()
+    assert [(line.text, line.stream, line.at_ms) for line in first] == [("one", "stdout", 1_000_000), ("oh", "stderr", 1_000_000)]
+    assert journal.read() == []
+    bench.now = 999.0  # a clock that was set back
+    bench.say("o\n")
+    assert [(line.text, line.at_ms) for line in journal.read()] == [("two", 1_000_000)]
+    bench.say("last")
+    assert [(line.text, line.stream) for line in journal.end()] == [("last", "stdout"), ("", "end")]
+    assert journal.end() == []
+    assert bench.kept() == ["one", "oh", "two", "last", ""]
+
+
+def test_it_is_known_without_reading_whether_something_was_printed(bench) -> None:
+    journal = bench.journal()
+    assert not journal.has_news(), "no stream is there yet"
+    bench.say("one\n", "stderr")
+    assert journal.has_news()
+    journal.read()
+    assert not journal.has_news()
+    assert not bench.journal().has_news(), "another agent takes up where it was"
+    bench.say("tw")
+    assert journal.has_news()
+
+
+def test_a_stream_that_somebody_begins_anew_is_read_from_its_beginning(bench) -> None:
+    """A shell's `> /dev/stderr` does that: it opens the very file."""
+    journal = bench.journal()
+    for number in range(100):
+        bench.say(f"line {number}\n", "stderr")
+    journal.read()
+    bench.streams[Rank(0), "stderr"].write_text("warning\n")
+    assert journal.has_news()
+    assert [(line.text.split(":")[0], line.is_gap) for line in journal.read()] == [("stderr of rank 0 was begun anew", True), ("warning", False)]
+    bench.say("Traceback\n", "stderr")
+    assert texts(bench.journal().read()) == ["Traceback"], "another agent takes up where it was"
+
+
+def test_another_agent_goes_on_where_the_first_stopped(bench, monkeypatch) -> None:
+    monkeypatch.setattr(log_journal, "CHUNK_BYTES", 200)
+    lines = [f"line {number}" for number in range(40)]
+    for line in lines:
+        journal = bench.journal()
+        bench.say(line + "\n")
+        assert texts(journal.read()) == [line]
+    assert bench.kept() == lines
+    assert len(list(bench.folder.glob("node=*/*.jsonl"))) > 3
+    bench.journal().end()
+    assert bench.journal().is_ended
+    assert bench.journal().end() == []
+
+
+@pytest.mark.parametrize("cut", [1, 30, 60, 90])
+def test_a_line_that_was_half_written_when_the_agent_died_is_read_again(bench, cut) -> None:
+    bench.journal()
+    bench.say("one\ntwo\n")
+    journal = bench.journal()
+    journal.read()
+    (path,) = bench.folder.glob("node=*/*.jsonl")
+    os.truncate(path, path.stat().st_size - cut)
+    bench.journal().end()
+    assert bench.kept() == ["one", "two", ""]
+
+
+def test_what_is_stored_leaves_the_node_and_what_is_not_is_offered_again(bench, monkeypatch) -> None:
+    monkeypatch.setattr(log_journal, "CHUNK_BYTES", 100)
+    journal = bench.journal()
+    for number in range(5):
+        bench.say(f"{'x' * 100} {number}\n")
+        journal.read()
+    offered = journal.unstored()
+    assert [chunk.is_complete for chunk in offered] == [True, True, True, True, False]
+    for chunk in offered:
+        journal.stored(chunk)
+    assert journal.unstored() == []
+    assert len(list(bench.folder.glob("node=*/*.jsonl"))) == 1
+    bench.say("more\n")
+    again = bench.journal()
+    assert texts(again.read()) == ["more"]
+    assert again.count == 6
+    assert [chunk.name.first for chunk in again.unstored()] == [4, 5]
+
+
+def test_a_chunk_that_grew_while_it_was_stored_is_stored_again(bench) -> None:
+    journal = bench.journal()
+    bench.say("one\n")
+    journal.read()
+    (before,) = journal.unstored()
+    bench.say("two\n")
+    journal.read()
+    journal.stored(before)
+    (after,) = journal.unstored()
+    assert after.name == before.name
+    assert after.size > before.size
+
+
+def test_a_full_journal_reads_no_further_and_says_what_it_gave_up(bench, monkeypatch) -> None:
+    monkeypatch.setattr(log_journal, "JOURNAL_BYTES", 100)
+    monkeypatch.setattr(log_journal, "BEHIND_BYTES", 1000)
+    journal = bench.journal()
+    bench.say(f"{'x' * 100}\n")
+    assert len(journal.read()) == 1
+    bench.say("later\n")
+    assert journal.read() == []
+    for chunk in journal.unstored():
+        journal.stored(chunk)
+    assert texts(journal.read()) == ["later"]
+    bench.say("y" * 200 + "\n")
+    journal.read()
+    bench.say("z" * 2000 + "\n")
+    (gap,) = journal.read()
+    assert gap.is_gap
+    assert gap.text.startswith("1702 bytes of stdout of rank 0 were not kept")
+    (rest, _) = journal.end()
+    assert rest.is_gap
+    assert bench.journal().is_ended
+
+
+def test_lines_that_the_disk_does_not_take_are_read_again(bench) -> None:
+    journal = bench.journal()
+    bench.say("one\n")
+    journal.read()
+    (chunk,) = journal.unstored()
+    bench.say("two\nthree\n")
+    bench.say("four\n", "stderr")
+    for room in (0, 10, 60):
+        with files_end_at(chunk.size + room), pytest.raises(OSError, match="too large"):
+            journal.read()
+        assert journal.has_news()
+        assert journal.unstored() == [chunk]
+        assert chunk.path.stat().st_size == chunk.size, "what was written of them is cut off again"
+        assert (journal.count, bench.journal().count) == (1, 1)
+    assert texts(journal.read()) == ["two", "three", "four"]
+    bench.say("five")
+    with files_end_at(chunk.size), pytest.raises(OSError, match="too large"):
+        journal.end()
+    assert not journal.is_ended
+    assert texts(journal.end()) == ["five", ""]
+    assert bench.kept() == ["one", "two", "three", "four", "five", ""]
+
+
+def test_a_chunk_that_the_disk_does_not_take_is_begun_again(bench) -> None:
+    journal = bench.journal()
+    bench.say("one\n")
+    for room in (0, 10):
+        with files_end_at(room), pytest.raises(OSError, match="too large"):
+            journal.read()
+        assert journal.unstored() == []
+        assert list(bench.folder.glob("node=*/*")) == []
+    assert texts(journal.read()) == ["one"]
+    assert bench.kept() == ["one"]
+
+
+def test_what_is_not_in_the_journal_is_not_given_back(bench, monkeypatch) -> None:
+    monkeypatch.setattr(log_journal, "WHOLE_BYTES", 128 * 1024)
+    journal = bench.journal()
+    text = "".join(f"{number:07}\n" for number in range(32 * 1024))
+    bench.say(text)
+    with files_end_at(0), pytest.raises(OSError, match="too large"):
+        journal.read()
+    assert bench.streams[Rank(0), "stdout"].read_text() == text
+    journal.read()
+    assert "\0" in bench.streams[Rank(0), "stdout"].read_text()
+    assert bench.kept() == text.splitlines()
+
+
+def test_a_long_stream_is_given_back_to_the_file_system(bench, monkeypatch) -> None:
+    monkeypatch.setattr(log_journal, "WHOLE_BYTES", 1024 * 1024)
+    journal = bench.journal()
+    line = "x" * 1023 + "\n"
+    for _ in range(16):
+        bench.say(line * 256)
+        journal.read()
+    path = bench.streams[Rank(0), "stdout"]
+    assert path.stat().st_size == 16 * 256 * 1024
+    assert path.stat().st_blocks * 512 < 1024 * 1024
+    assert journal.count == 16 * 256
+    assert path.read_bytes().endswith(line.encode())
+
+
+@given(st.lists(st.binary(max_size=40) | st.just(b"\n") | st.just("é€😀".encode() * 20), max_size=30), st.integers(8, 64))
+def test_lines_and_pieces_are_the_stream_again(pieces, limit) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log_journal, "LINE_BYTES", limit)
+        data = b"".join(pieces)
+        found = list(split_lines(data, is_last=True))
+    assert sum(size for _, size, _ in found) == len(data)
+    assert all(size <= limit for _, size, _ in found)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return
+    said = "".join(piece + ("" if is_piece else "\n") for piece, _, is_piece in found)
+    assert said.removesuffix("\n") == text.removesuffix("\n")
+
+
+def test_a_line_is_not_longer_than_its_limit(bench) -> None:
+    journal = bench.journal()
+    bench.say("x" * (LINE_BYTES + 5) + "\n")
+    assert [(len(line.text), line.is_piece) for line in journal.read()] == [(LINE_BYTES, True), (5, False)]

@@ -1,0 +1,904 @@
+"""What a rank's words do to its shard: `RankLines` on real slots and pages, with a line that only remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from everstep.protocol import slot
+from everstep.protocol.codec import Message
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.plan import GenerationPlan, ShardSource
+from everstep.protocol.rank_messages import (
+    RANK_WORD_BYTES,
+    Abandoned,
+    Arriving,
+    Boundary,
+    Captured,
+    Capturing,
+    Phase,
+    RankHalf,
+    RankHello,
+    SlotsGranted,
+    SlotsRefused,
+    SlotsRequest,
+    Standing,
+    StopState,
+    Vote,
+    Welcome,
+    WordChanged,
+    write_rank_half,
+)
+from everstep.protocol.rounds import Announcement
+from everstep.protocol.slot import SlotHeader, SlotState
+from tests.unit.worker.rank_plans import rank_plan
+from worker.core.metric_outbox import MetricOutbox
+from worker.core.own_metrics import PERIOD_SECONDS, NodeUsage
+from worker.core.rounds import NONE, Shard
+from worker.core.slots import Content
+from worker.member.rank_lines import NO_LAYOUT, RankLines
+from worker.member.traffic import Traffic
+from worker.replication.pacing import NodePacer
+from worker.shards import owned_shard
+from worker.shards.owned_shard import OwnedShard
+from worker.shm import store
+from worker.shm.rank_page import RankPage
+from worker.shm.slot_file import SlotFile
+from worker.shm.store import SlotStore
+
+PLAN = rank_plan()
+RANK = Rank(0)
+LAYOUT = bytes(range(16))
+PEER = NodeId("i-peer")
+
+
+class Line:
+    """The agent's end of a rank's line."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.has_slots = asyncio.Event()
+
+    def send(self, message: Message) -> None:
+        self.sent.append(message)
+        if isinstance(message, SlotsGranted):
+            self.has_slots.set()
+
+    def close(self) -> None: ...
+
+
+class Place:
+    """One rank on one node."""
+
+    def __init__(self, root: Path, plan: GenerationPlan = PLAN, rank: Rank = RANK) -> None:
+        self.store = SlotStore(root, memory_bytes=2**20)
+        self.store.open_run(plan.job, plan.run)
+        self.outbox = MetricOutbox()
+        self.unix = 1_800_000_000.0
+        self.usage = NodeUsage()
+        self.sent_bytes = 0
+        self.snapshot_seconds: list[float] = []
+        self.page = RankPage(self.store.page_path(rank), generation=PLAN.generation)
+        self.shard = OwnedShard(
+            rank=rank,
+            generation=PLAN.generation,
+            core=Shard.begin(Step(0), ()),
+            base=None,
+            store=self.store,
+            page=self.page,
+            now=lambda: self.unix,
+            on_change=lambda: None,
+        )
+        self.lines = RankLines(
+            plan,
+            {rank: self.shard},
+            self.store,
+            keep=lambda rank: (),
+            on_change=lambda: None,
+            on_round_change=lambda: None,
+            traffic=Traffic([rank], NodePacer(), replica_count=0, max_slowdown=0.01, on_distance=lambda _: None, on_pacing=lambda _: None),
+            outbox=self.outbox,
+            slot_count=2,
+            now=lambda: self.unix,
+            usage=lambda: self.usage,
+            sent_bytes=lambda: self.sent_bytes,
+            on_snapshot=self.snapshot_seconds.append,
+        )
+        self.line = Line()
+
+    def stand_at(self, boundary: int, standing: Standing = Standing.MOVING) -> None:
+        with self.page.path.open("r+b") as file, mmap.mmap(file.fileno(), RANK_WORD_BYTES) as page, memoryview(page) as view:
+            write_rank_half(view, RankHalf(PLAN.generation, boundary=boundary, standing=standing))
+
+    def propose(self, step: int, stop_step: int = NONE, stop_state: StopState = StopState.NONE) -> None:
+        said = Announcement(generation=PLAN.generation, term=1, sequence=step, committed=NONE, proposed=Step(step))
+        self.lines.hear(structs.replace(said, stop_step=Step(stop_step), stop_state=stop_state))
+
+    async def request(self) -> None:
+        self.lines.message(RANK, SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacity_bytes=4096))
+        await self.line.has_slots.wait()
+
+    async def has_refused(self) -> None:
+        """Wait until there was no room for what was asked for."""
+        await asyncio.sleep(0)
+        while self.lines._tasks:
+            await asyncio.wait(self.lines._tasks)
+        assert self.shard.refusal.startswith("Protection waits for memory on its node")
+        self.shard.refusal = ""
+
+    def say_late(self, step: int) -> None:
+        self.lines.message(RANK, Abandoned(generation=PLAN.generation, step=Step(step), reason="late"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path / "slots")
+    yield place
+    place.page.close(unlink=True)
+    place.store.close()
+
+
+HELLO = RankHello(job=PLAN.job, run=PLAN.run, generation=PLAN.generation, rank=RANK, pid=1)
+BASE = Step(4)
+
+
+def restoring(kind: str) -> GenerationPlan:
+    """A plan that goes on from a step, whose shard lies where `kind` says."""
+    source = ShardSource(kind=kind, origin_generation=Generation(1), step=BASE, digest=bytes(16), payload_bytes=3000)  # type: ignore[arg-type]
+    return structs.replace(PLAN, base_step=BASE, ranks=(structs.replace(PLAN.ranks[0], sources=(source,)),))
+
+
+class Loading(Place):
+    """One rank on a node that brings its base."""
+
+    def __init__(self, root: Path, kind: str) -> None:
+        super().__init__(root, restoring(kind))
+        self.header = SlotHeader(
+            job=PLAN.job,
+            run=PLAN.run,
+            owner_rank=RANK,
+            origin_generation=Generation(1),
+            step=BASE,
+            state=SlotState.WRITING,
+            capacity_bytes=4096,
+            payload_bytes=3000,
+            index_offset=2000,
+            index_bytes=1000,
+        )
+        self.file = SlotFile.create(root / "slot", self.header, threading.Event())
+        self.shard.begin_load()
+
+    def come(self, verified_bytes: int) -> None:
+        self.lines.arrived(RANK, self.file, self.header, verified_bytes)
+
+    def close(self) -> None:
+        self.file.close()
+        self.page.close(unlink=True)
+        self.store.close()
+
+
+@pytest.fixture
+def loading(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Loading]:
+    place = Loading(tmp_path / "slots", getattr(request, "param", "peer"))
+    yield place
+    place.close()
+
+
+async def test_a_rank_that_waits_follows_what_arrives(loading: Loading) -> None:
+    assert loading.lines.hello(HELLO, loading.line)  # type: ignore[arg-type]
+    assert loading.line.sent == []
+    loading.come(0)
+    (arriving,) = loading.line.sent
+    assert isinstance(arriving, Arriving)
+    assert (arriving.base_slot_path, arriving.load, arriving.index_offset, arriving.index_bytes) == (str(loading.file.path), 1, 2000, 1000)
+    loading.come(1000)
+    assert loading.page.agent.verified == 1000
+    assert isinstance(loading.line.sent[-1], WordChanged)
+    late = Line()
+    assert loading.lines.hello(HELLO, late)  # type: ignore[arg-type]
+    assert late.sent == [arriving], "who comes later finds how far it is on the page"
+    await loading.lines.close()
+
+
+async def test_a_load_that_begins_anew_is_on_the_page_before_anything_is_written(loading: Loading) -> None:
+    assert loading.lines.hello(HELLO, loading.line)  # type: ignore[arg-type]
+    loading.come(1000)
+    loading.shard.begin_load()
+    assert (loading.page.agent.load, loading.page.agent.verified) == (2, 0)
+    assert RankPage(loading.page.path, generation=PLAN.generation).agent.load == 2, "an agent that is restarted counts on"
+    loading.come(500)
+    arriving = loading.line.sent[-1]
+    assert isinstance(arriving, Arriving)
+    assert arriving.load == 2
+    await loading.lines.close()
+
+
+@pytest.mark.parametrize("loading", ["s3"], indirect=True)
+async def test_ranks_meet_in_init_where_one_of_them_waits_for_s3(loading: Loading) -> None:
+    assert loading.lines.hello(HELLO, loading.line)  # type: ignore[arg-type]
+    loading.come(3000)
+    assert loading.line.sent == []
+    loading.lines.welcome_all()
+    assert [type(message) for message in loading.line.sent] == [Welcome]
+    await loading.lines.close()
+
+
+async def test_slots_that_are_asked_for_during_a_load_are_made_behind_it(loading: Loading) -> None:
+    assert loading.lines.hello(HELLO, loading.line)  # type: ignore[arg-type]
+    loading.lines.message(RANK, SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacity_bytes=4096))
+    await asyncio.sleep(0)
+    assert RANK not in loading.store.shards
+    loading.lines.welcome_all()
+    await loading.line.has_slots.wait()
+    assert [type(message) for message in loading.line.sent] == [Welcome, SlotsGranted]
+    await loading.lines.close()
+
+
+async def begin(place: Place) -> None:
+    """The first step is proposed while the rank still imports; it asks for slots when it has made that step."""
+    hello = RankHello(job=PLAN.job, run=PLAN.run, generation=PLAN.generation, rank=RANK, pid=1)
+    place.lines.welcome_all()
+    assert place.lines.hello(hello, place.line)  # type: ignore[arg-type]
+    place.propose(1)
+    await asyncio.sleep(0)
+    place.stand_at(1)
+    await place.request()
+    place.stand_at(2)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["the same agent", "another agent"])
+async def test_a_rank_whose_slots_cannot_grow_has_them_when_there_is_room(place: Place, monkeypatch: pytest.MonkeyPatch, is_restarted: bool) -> None:
+    """A state that is larger than the one before, on a tmpfs that is full to the last page."""
+
+    def full(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    await place.store.reserve(RANK, capacity_bytes=1024, layout_hash=LAYOUT, slot_count=2)
+    place.lines.welcome_all()
+    assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        asked = asyncio.create_task(place.request())
+        await place.has_refused()
+        if is_restarted:
+            place.store.close()
+            place.store.open_run(PLAN.job, PLAN.run)
+            place.propose(1)
+            await place.has_refused()
+    place.propose(2)
+    async with asyncio.timeout(20):
+        await asked
+        while place.lines._tasks:
+            await asyncio.wait(place.lines._tasks)
+    assert place.shard.refusal == ""
+    assert place.page.agent.slot >= 0
+    await place.lines.close()
+
+
+async def test_a_rank_that_stands_at_a_step_that_was_proposed_while_it_moved_has_its_slot(place: Place) -> None:
+    """The last one: nothing is announced any more."""
+    await begin(place)
+    place.stand_at(3)
+    place.propose(3)
+    while place.lines._tasks:
+        await asyncio.wait(place.lines._tasks)
+    assert place.shard.granted_slot == NONE, "it moves, and may be beyond it"
+    place.stand_at(3, Standing.CLOSING)
+    place.lines.message(RANK, Boundary(generation=PLAN.generation, boundary=Step(3), at_seconds=0.0, blocked_seconds=0.0))
+    while place.lines._tasks:
+        await asyncio.wait(place.lines._tasks)
+    assert place.shard.granted_slot >= 0
+
+
+TOO_LARGE = SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacity_bytes=2**20)
+
+
+async def ask(place: Place, request: SlotsRequest) -> object:
+    """Return what the rank is answered."""
+    place.lines.message(RANK, request)
+    while place.lines._tasks:
+        await asyncio.wait(place.lines._tasks)
+    return place.line.sent[-1]
+
+
+async def test_a_state_that_never_fits_ends_the_job_before_anything_of_it_is_kept(place: Place) -> None:
+    place.lines.welcome_all()
+    assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
+    assert isinstance(await ask(place, TOO_LARGE), SlotsRefused)
+    (fault,) = place.lines.faults.values()
+    assert (fault.code, fault.is_permanent) == ("protection_does_not_fit", True)
+
+
+async def test_shards_of_different_sizes_are_counted_as_they_are(tmp_path: Path) -> None:
+    """Each rank's was taken for everybody's: a node that had room for a large shard and small ones ended the job."""
+    place = Place(tmp_path / "slots", rank_plan(ranks_per_node=2))
+    place.lines.welcome_all()
+    assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
+    place.lines._shards |= {Rank(1): place.shard}  # type: ignore[operator]
+    large = structs.replace(TOO_LARGE, capacity_bytes=400_000)
+    place.lines._asked[Rank(1)] = 100_000
+    assert isinstance(await ask(place, large), SlotsGranted)
+    place.lines._asked[Rank(1)] = 400_000
+    assert isinstance(await ask(place, large), SlotsRefused)
+    assert "2 slots · 1 copies · 808,192 bytes of shards per node need 1,616,384 bytes" in place.shard.refusal
+    place.page.close(unlink=True)
+    place.store.close()
+
+
+async def test_the_figure_of_a_refusal_counts_the_ranks_that_have_not_asked_yet(tmp_path: Path) -> None:
+    """They are there, and need as much: with memory for the ranks that happened to ask first nothing is gained."""
+    place = Place(tmp_path / "slots", rank_plan(ranks_per_node=8))
+    place.lines._shards |= {Rank(rank): place.shard for rank in range(8)}  # type: ignore[operator]
+    place.lines.welcome_all()
+    assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
+    place.lines._asked |= {Rank(1): 300_000, Rank(2): 300_000}
+    assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=300_000)), SlotsRefused)
+    assert "2 slots · 1 copies · 2,432,768 bytes of shards per node need 4,865,536 bytes" in place.shard.refusal
+    place.page.close(unlink=True)
+    place.store.close()
+
+
+async def test_a_refusal_by_what_else_lies_on_the_node_says_figures_that_do_not_fit(place: Place) -> None:
+    place.lines.welcome_all()
+    assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
+    await place.store.reserve(Rank(1), capacity_bytes=300_000, layout_hash=LAYOUT, slot_count=2)
+    assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=400_000)), SlotsRefused)
+    assert "with what else it holds, need 1,400,000 bytes of host memory per node; 1,048,576 are there" in place.shard.refusal
+
+
+async def test_a_rank_whose_growth_is_refused_counts_with_the_slots_that_it_has(place: Place) -> None:
+    place.lines.welcome_all()
+    assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
+    assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=4096)), SlotsGranted)
+    assert isinstance(await ask(place, TOO_LARGE), SlotsRefused)
+    assert place.lines._asked == {RANK: 4096}
+
+
+async def test_a_step_that_waits_for_slots_says_so_and_no_reason_of_before(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = asyncio.Event()
+
+    async def for_ever(*_: object, **__: object) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(place.store, "reserve", for_ever)
+    place.shard.refusal = "no slot is free: one is being uploaded, the other holds the committed step"
+    place.lines.welcome_all()
+    place.lines.message(RANK, SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacity_bytes=4096))
+    await asked.wait()
+    place.propose(2)
+    await asyncio.sleep(0)
+    place.say_late(2)
+    assert place.shard.core.reason == NO_LAYOUT
+    await place.lines.close()
+
+
+async def test_a_state_that_outgrows_its_node_costs_protection_and_not_the_job(place: Place) -> None:
+    place.lines.welcome_all()
+    assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
+    assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=4096)), SlotsGranted)
+    place.shard.core = replace(place.shard.core, committed=Step(3))
+    assert isinstance(await ask(place, TOO_LARGE), SlotsRefused)
+    assert not place.lines.faults
+    place.lines.hear(Announcement(generation=PLAN.generation, term=1, sequence=4, committed=Step(3), proposed=Step(4)))
+    while place.lines._tasks:
+        await asyncio.wait(place.lines._tasks)
+    assert place.shard.core.proposed == 4
+    assert "bytes of host memory per node" in place.shard.refusal, "what is proposed meanwhile is abandoned for that reason"
+    assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=4096)), SlotsGranted), "it has become smaller again"
+    assert place.shard.refusal == ""
+
+
+async def test_a_step_before_the_first_slots_is_no_reason_for_more_notice(place: Place) -> None:
+    await begin(place)
+    place.say_late(1)
+    core = place.shard.core
+    assert (core.vote, core.is_late, core.reason) == (Vote.ABANDON, False, NO_LAYOUT)
+    await place.lines.close()
+
+
+async def test_a_step_proposed_while_slots_are_being_made_is_none_either(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserve, asked, may_go_on = place.store.reserve, asyncio.Event(), asyncio.Event()
+
+    async def slow(*arguments: Any, **more: Any) -> tuple[str, ...]:
+        asked.set()
+        await may_go_on.wait()
+        return await reserve(*arguments, **more)
+
+    monkeypatch.setattr(place.store, "reserve", slow)
+    hello = RankHello(job=PLAN.job, run=PLAN.run, generation=PLAN.generation, rank=RANK, pid=1)
+    place.lines.welcome_all()
+    assert place.lines.hello(hello, place.line)  # type: ignore[arg-type]
+    place.lines.message(RANK, SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacity_bytes=4096))
+    await asked.wait()
+    place.propose(2)
+    await asyncio.sleep(0)
+    may_go_on.set()
+    await place.line.has_slots.wait()
+    place.stand_at(3)
+    place.say_late(2)
+    core = place.shard.core
+    assert (core.vote, core.is_late, core.reason) == (Vote.ABANDON, False, NO_LAYOUT)
+    await place.lines.close()
+
+
+async def test_no_slot_is_granted_before_the_holders_have_made_theirs(place: Place) -> None:
+    place.shard.core = Shard.begin(Step(0), (PEER,))
+    await begin(place)
+    place.propose(3)
+    await asyncio.sleep(0)
+    assert place.shard.granted_slot == NONE
+    place.stand_at(4)
+    place.say_late(3)
+    core = place.shard.core
+    assert (core.vote, core.is_late, core.reason) == (Vote.ABANDON, False, f"{PEER} makes slots for it")
+    place.propose(5)
+    assert place.shard.reserved is not None
+    place.shard.ready(PEER, *place.shard.reserved)
+    await done(place)
+    assert place.shard.granted_slot != NONE
+    await place.lines.close()
+
+
+@pytest.mark.parametrize(
+    ("standing", "states", "words"),
+    [
+        (Standing.MOVING, (StopState.NONE, StopState.NONE), 0),
+        (Standing.MOVING, (StopState.NONE, StopState.CONFIRMED), 0),
+        (Standing.STOPPED, (StopState.CONFIRMED, StopState.CONFIRMED), 2),
+        (Standing.CLOSING, (StopState.NONE, StopState.NONE), 2),
+        (Standing.MOVING, (StopState.NONE, StopState.ANNOUNCED), 1),
+        (Standing.MOVING, (StopState.ANNOUNCED, StopState.CONFIRMED), 2),
+        (Standing.MOVING, (StopState.ANNOUNCED, StopState.NONE), 2),
+    ],
+    ids=[
+        "it trains",
+        "it is on its way to a stop",
+        "it stands",
+        "it closes",
+        "it may come to a stop",
+        "it may wait at one",
+        "it need not wait any more",
+    ],
+)
+async def test_a_rank_is_woken_where_it_may_be_waiting(place: Place, standing: Standing, states: tuple[StopState, StopState], words: int) -> None:
+    """By an announcement, and by a grant; one that trains looks at its next boundary, and is left alone."""
+    await begin(place)
+    place.stand_at(2, standing)
+    before = place.line.sent.count(WordChanged())
+    for step, state in enumerate(states, start=3):
+        place.lines._layouts.clear()  # nothing is granted: announcements alone
+        place.propose(step, stop_step=9, stop_state=state)
+    assert place.line.sent.count(WordChanged()) - before == words
+
+
+async def test_a_rank_that_stands_is_woken_when_its_slot_is_granted(place: Place) -> None:
+    await begin(place)
+    for step, standing in ((3, Standing.MOVING), (4, Standing.CLOSING)):
+        place.stand_at(step - 1, standing)
+        before = place.line.sent.count(WordChanged())
+        await granted(place, step)
+        assert place.line.sent.count(WordChanged()) - before == (0 if standing is Standing.MOVING else 2), "heard of, and granted"
+
+
+async def test_a_step_heard_of_too_late_is(place: Place) -> None:
+    await begin(place)
+    place.propose(2)
+    await asyncio.sleep(0)
+    place.stand_at(3)
+    place.say_late(2)
+    core = place.shard.core
+    assert (core.vote, core.is_late, core.reason) == (Vote.ABANDON, True, "late")
+    await place.lines.close()
+
+
+async def test_a_rank_that_gives_up_step_after_step_says_why_until_one_is_kept(place: Place) -> None:
+    await begin(place)
+    for step in (2, 3, 4):
+        place.propose(step)
+        place.lines.message(RANK, Abandoned(generation=PLAN.generation, step=Step(step), reason=f"no step {step}"))
+        assert place.shard.trouble == ("no step 4" if step == 4 else "")
+    place.shard.apply(place.shard.core.hear(Step(5), Step(6)))
+    assert place.shard.trouble == ""
+    await place.lines.close()
+
+
+async def test_lateness_alone_is_no_trouble(place: Place) -> None:
+    await begin(place)
+    for step in (2, 3, 4, 5):
+        place.propose(step)
+        place.say_late(step)
+    assert place.shard.trouble == ""
+    await place.lines.close()
+
+
+def captured(step: int, slot: int) -> Captured:
+    return Captured(
+        generation=PLAN.generation,
+        step=Step(step),
+        slot=slot,
+        layout_hash=LAYOUT,
+        payload_bytes=4096,
+        index_offset=4000,
+        index_bytes=96,
+        seconds=0.25,
+    )
+
+
+async def written(place: Place, step: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[bytes]]:
+    """Have a payload of four chunks lie in the granted slot; which, and what its chunks hash to."""
+    monkeypatch.setattr(slot, "CHUNK_BYTES", 1024)
+    await begin(place)
+    granted_slot = await granted(place, step)
+    data = b"".join(bytes([number]) * 1024 for number in range(4))
+    with place.store.shards[RANK][granted_slot].file.payload(0, len(data)) as payload:
+        payload[:] = data
+    return granted_slot, [slot.digest(data[at : at + 1024]) for at in range(0, len(data), 1024)]
+
+
+async def test_digests_of_a_ranks_copier_stand_for_the_agents_own(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    number, digests = await written(place, 3, monkeypatch)
+    monkeypatch.setattr(store, "_digest_chunks", None)  # would be called
+    place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(digests)))
+    place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(digests)))
+    await done(place)
+    assert place.shard.core.vote is Vote.ACKED
+    assert place.store.shards[RANK][number].file.header.payload_digest == slot.shard_digest(b"".join(digests), 4096)
+    await place.lines.close()
+
+
+@pytest.mark.parametrize("spoil", [lambda own: own[:3], lambda own: [*own, own[0]], lambda _: [b"x"]])
+async def test_digests_that_cannot_be_the_slots_are_the_agents_own(
+    place: Place, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[list[bytes]], list[bytes]]
+) -> None:
+    """Of too few chunks, of too many, of none."""
+    number, digests = await written(place, 3, monkeypatch)
+    place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(spoil(digests))))
+    await done(place)
+    assert place.shard.core.vote is Vote.ACKED
+    assert place.store.shards[RANK][number].file.header.payload_digest == slot.shard_digest(b"".join(digests), 4096)
+    await place.lines.close()
+
+
+async def test_what_a_rank_wrote_into_another_file_is_not_sealed_as_its_step(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    number, digests = await written(place, 3, monkeypatch)
+    place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join([*digests[:3], digests[0]])))
+    assert place.shard.core.vote is Vote.ABANDON
+    assert "made anew" in place.shard.core.reason
+    assert place.store.shards[RANK][number].file.header.state is not SlotState.SEALED
+    await place.lines.close()
+
+
+async def test_what_a_rank_has_digested_wrongly_restores_nobody(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    number, digests = await written(place, 3, monkeypatch)
+    place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join([digests[1], *digests[1:]])))
+    await done(place)
+    assert not await place.store.verify(place.store.shards[RANK][number])
+    assert place.shard.slot(Step(3)) is None
+    await place.lines.close()
+
+
+async def test_a_copy_that_was_told_of_on_its_way_is_digested_here(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    number, digests = await written(place, 3, monkeypatch)
+    place.lines.message(RANK, capturing(3, number, 2048))
+    slot_digests = place.store.shards[RANK][number].digests
+    assert slot_digests is not None
+    while slot_digests.known_count < 2:
+        await slot_digests.changed.wait(slot_digests.changed.version, 5.0)
+    place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(digests)))
+    await done(place)
+    assert place.store.shards[RANK][number].file.header.payload_digest == slot.shard_digest(b"".join(digests), 4096)
+    await place.lines.close()
+
+
+async def granted(place: Place, step: int) -> int:
+    """Have a step proposed and granted."""
+    place.propose(step)
+    while place.shard.granted_slot == NONE:
+        await asyncio.wait(list(place.lines._tasks), return_when=asyncio.FIRST_COMPLETED)
+    return place.shard.granted_slot
+
+
+async def done(place: Place) -> None:
+    """Wait until everything that a message has begun has ended."""
+    while place.lines._tasks:
+        await asyncio.wait(list(place.lines._tasks))
+
+
+async def test_a_step_that_is_proposed_again_finds_what_its_rank_captured_for_the_first_time(place: Place) -> None:
+    """The rank has settled it and captures it once: what it said arrives when nothing is proposed."""
+    await begin(place)
+    slot = await granted(place, 3)
+    place.propose(NONE)
+    place.lines.message(RANK, captured(3, slot))
+    await place.shard.changed.wait(place.shard.changed.version, 5.0)
+    assert place.shard.core.sealed == {3}
+    place.lines.message(RANK, captured(3, slot))
+    assert place.snapshot_seconds == [0.25], "said twice, counted once"
+    place.propose(3)
+    assert place.shard.core.vote is Vote.ACKED
+    await place.lines.close()
+
+
+async def test_a_step_that_is_proposed_again_is_granted_the_slot_that_its_rank_wrote(place: Place) -> None:
+    """What the rank said of the first time arrives after the second grant."""
+    await begin(place)
+    slot = await granted(place, 3)
+    place.propose(NONE)
+    assert await granted(place, 3) == slot
+    place.lines.message(RANK, captured(3, slot))
+    await place.shard.changed.wait(place.shard.changed.version, 5.0)
+    assert place.shard.core.vote is Vote.ACKED
+    await place.lines.close()
+
+
+async def test_a_step_that_is_proposed_again_while_it_is_being_sealed_is_sealed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    await begin(place)
+    slot = await granted(place, 3)
+    seal, asked, may_go_on = place.store._digest, asyncio.Event(), asyncio.Event()
+
+    async def slow(*arguments: Any) -> bytes:
+        asked.set()
+        await may_go_on.wait()
+        return await seal(*arguments)
+
+    monkeypatch.setattr(place.store, "_digest", slow)
+    place.propose(NONE)
+    place.lines.message(RANK, captured(3, slot))
+    await asked.wait()
+    place.propose(3)
+    await asyncio.sleep(0)
+    may_go_on.set()
+    await place.shard.changed.wait(place.shard.changed.version, 5.0)
+    assert place.shard.core.vote is Vote.ACKED
+    await place.lines.close()
+
+
+@pytest.mark.parametrize("slot", [-1, 0, 1, 7])
+async def test_what_was_captured_into_a_slot_that_is_granted_for_another_step_has_no_effect(place: Place, slot: int) -> None:
+    await begin(place)
+    await granted(place, 3)
+    place.lines.message(RANK, captured(2, slot))
+    await done(place)
+    await place.lines.close()
+    assert place.shard.core.sealed == frozenset()
+
+
+async def test_what_names_no_slot_has_no_effect_before_one_is_granted(place: Place) -> None:
+    await begin(place)
+    place.shard.core = replace(place.shard.core, proposed=Step(3))
+    place.lines.message(RANK, captured(3, NONE))
+    await done(place)
+    await place.lines.close()
+    assert place.shard.core.sealed == frozenset()
+
+
+def capturing(step: int, slot: int, final_bytes: int = 0, **other: int) -> Capturing:
+    fields = {"payload_bytes": 4096, "index_offset": 4000, "index_bytes": 96, **other}
+    return Capturing(generation=PLAN.generation, step=Step(step), slot=slot, layout_hash=LAYOUT, final_bytes=final_bytes, **fields)
+
+
+async def test_what_is_being_captured_can_be_sent_and_is_sealed_when_it_is_captured(place: Place) -> None:
+    await begin(place)
+    slot = await granted(place, 3)
+    assert place.shard.source(Step(3)) is None
+    place.lines.message(RANK, capturing(3, slot, 100))
+    assert place.shard.core.capturing == 3
+    assert place.shard.source(Step(3)) is place.store.shards[RANK][slot]
+    assert place.shard.slot(Step(3)) is None
+    place.lines.message(RANK, captured(3, slot))
+    place.lines.message(RANK, captured(3, slot))
+    await done(place)
+    assert (place.shard.core.sealed, place.shard.core.capturing, place.shard.core.vote) == ({3}, NONE, Vote.ACKED)
+    place.lines.message(RANK, captured(3, slot))  # repeated, by a rank that has lost its line, say
+    assert not place.lines._tasks
+    assert not place.lines._sealing
+    await place.lines.close()
+
+
+async def test_a_capture_that_is_given_up_is_sent_no_further_and_never_sealed(place: Place) -> None:
+    await begin(place)
+    slot = await granted(place, 3)
+    place.lines.message(RANK, capturing(3, slot, 4096))
+    place.lines.message(RANK, Abandoned(generation=PLAN.generation, step=Step(3), reason="w changed outside an optimizer step"))
+    assert (place.shard.core.vote, place.shard.core.capturing) == (Vote.ABANDON, NONE)
+    assert place.shard.source(Step(3)) is None
+    await done(place)
+    assert place.shard.core.sealed == frozenset()
+    await place.lines.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        lambda slot: capturing(2, slot, 4096),
+        lambda slot: capturing(3, 1 - slot, 4096),
+        lambda slot: capturing(3, NONE, 4096),
+        lambda slot: capturing(3, 7, 4096),
+        lambda slot: capturing(3, slot, 4097),
+        lambda slot: capturing(3, slot, -1),
+    ],
+    ids=["another step", "another slot", "no slot", "a slot that is none", "more than the payload", "less than nothing"],
+)
+async def test_word_of_a_capture_that_nobody_asked_for_has_no_effect(place: Place, said: Callable[[int], Capturing]) -> None:
+    await begin(place)
+    slot = await granted(place, 3)
+    place.lines.message(RANK, said(slot))
+    assert place.shard.core.capturing == NONE
+    assert all(each.digests is None for each in place.store.shards[RANK])
+    await place.lines.close()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"payload_bytes": 1 << 20}, {"payload_bytes": 0}, {"index_offset": -1}, {"index_bytes": 97}, {"index_bytes": -1}],
+    ids=str,
+)
+async def test_a_payload_that_cannot_be_is_given_up(place: Place, sizes: dict[str, int]) -> None:
+    await begin(place)
+    slot = await granted(place, 3)
+    place.lines.message(RANK, capturing(3, slot, **sizes))
+    assert (place.shard.core.vote, place.shard.core.capturing) == (Vote.ABANDON, NONE)
+    await place.lines.close()
+
+
+async def test_a_step_that_is_proposed_again_in_mid_capture_is_followed_anew(place: Place) -> None:
+    await begin(place)
+    slot = await granted(place, 3)
+    place.lines.message(RANK, capturing(3, slot, 4096))
+    before = place.store.shards[RANK][slot].digests
+    place.propose(NONE)
+    assert await granted(place, 3) == slot
+    place.lines.message(RANK, capturing(3, slot, 4096))
+    after = place.store.shards[RANK][slot].digests
+    assert after is not None
+    assert after is not before
+    place.lines.message(RANK, captured(3, slot))
+    await done(place)
+    assert place.shard.core.vote is Vote.ACKED
+    await place.lines.close()
+
+
+async def test_a_capture_that_goes_on_after_its_step_was_dropped_is_nothing_when_its_slot_is_granted_for_the_next(place: Place) -> None:
+    await begin(place)
+    slot = await granted(place, 3)
+    place.lines.message(RANK, capturing(3, slot, 2000))
+    place.propose(4)
+    other = await granted(place, 4)
+    place.lines.message(RANK, capturing(3, slot, 3000))
+    assert place.shard.core.capturing == NONE
+    place.lines.message(RANK, capturing(4, other, 3000))
+    assert place.shard.core.capturing == 4
+    await place.lines.close()
+
+
+def pass_boundary(place: Place, step: int, at: float, blocked: float = 0.0, rank: Rank = RANK, first_passed: float = 0.0) -> None:
+    with place.page.path.open("r+b") as file, mmap.mmap(file.fileno(), RANK_WORD_BYTES) as page, memoryview(page) as view:
+        write_rank_half(view, RankHalf(PLAN.generation, boundary=step, phase=Phase.TRAIN, first_passed=int(first_passed * 1e6)))
+    place.lines.message(rank, Boundary(generation=PLAN.generation, boundary=Step(step), at_seconds=at, blocked_seconds=blocked))
+
+
+async def test_the_first_step_beyond_the_base_keeps_its_stamp_through_a_restart_of_the_agent(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    await begin(place)
+    monkeypatch.setattr(owned_shard, "monotonic", lambda: 100.0)
+    pass_boundary(place, 0, 95.0)
+    place.shard.note_first(place.page.rank())
+    assert place.shard.first_passed_at == 0.0
+    pass_boundary(place, 1, 97.0, first_passed=97.0)
+    place.shard.note_first(place.page.rank())
+    pass_boundary(place, 2, 99.0, first_passed=97.0)
+    place.shard.note_first(place.page.rank())
+    assert (place.shard.first_passed_at, place.shard.passed) == (place.unix - 3.0, (2, place.unix - 1.0))
+    again = OwnedShard(
+        rank=RANK,
+        generation=PLAN.generation,
+        core=Shard.begin(Step(0), ()),
+        base=None,
+        store=place.store,
+        page=place.page,
+        now=lambda: place.unix,
+        on_change=lambda: None,
+    )
+    again.note_passed(Step(3), 100.0)
+    again.note_first(place.page.rank())
+    assert again.first_passed_at == place.unix - 3.0, "neither lost nor taken for the step that this agent hears of first"
+    await place.lines.close()
+
+
+async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_logs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    await begin(place)
+    clock = [100.0]
+    monkeypatch.setattr(owned_shard, "monotonic", lambda: clock[0])
+    pass_boundary(place, 2, 100.0)
+    assert place.outbox.due(0.0) is None  # nothing is known of the iteration before
+    slot = await granted(place, 3)
+    pass_boundary(place, 3, 102.0, blocked=0.25)
+    pass_boundary(place, 4, 102.5)  # too early for another point; step 3 is still on its way
+    place.lines.message(RANK, captured(3, slot))
+    clock[0] = 102.75
+    await done(place)
+    assert place.shard.core.vote is Vote.ACKED
+    place.sent_bytes, place.usage = 7 * 1_000, NodeUsage(gpu_percent=55.0)
+    pass_boundary(place, 5, 102.0 + PERIOD_SECONDS + 2)
+    batch = place.outbox.due(0.0)
+    assert batch is not None
+    assert batch.run == PLAN.run
+    assert [(point.generation, point.step, point.at_seconds) for point in batch.points] == [(PLAN.generation, step, place.unix) for step in (3, 5)]
+    assert place.lines.measured == batch.points[1].values
+    assert batch.points[0].values == {"everstep/step_seconds": 2.0, "everstep/snapshot_blocked_seconds": 0.25}
+    assert batch.points[1].values == {
+        "everstep/step_seconds": 3.5,
+        "everstep/snapshot_blocked_seconds": 0.0,
+        "everstep/replicate_seconds": 0.75,
+        "everstep/gpu_percent": 55.0,
+        "everstep/replica_bytes_per_second": 1_000.0,
+    }
+    await place.lines.close()
+
+
+async def test_an_iteration_is_none_without_a_snapshot_while_other_shards_of_the_job_are_sent(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    await begin(place)
+    seen: list[bool] = []
+    monkeypatch.setattr(place.lines._traffic, "boundary", lambda *_, is_sending: seen.append(is_sending))
+    pass_boundary(place, 2, 100.0)
+    slot = await granted(place, 3)
+    pass_boundary(place, 3, 101.0)
+    place.lines.message(RANK, captured(3, slot))
+    await done(place)
+    assert place.shard.core.vote is Vote.ACKED
+    pass_boundary(place, 4, 102.0)
+    place.lines.hear(Announcement(generation=PLAN.generation, term=1, sequence=9, committed=Step(3), proposed=Step(9)))
+    pass_boundary(place, 5, 103.0)
+    assert seen == [False, False, True, False]
+    await place.lines.close()
+
+
+async def test_every_node_tells_what_it_measured_last_and_only_that_of_rank_0_keeps_it(tmp_path: Path) -> None:
+    place = Place(tmp_path / "slots", rank=Rank(1))
+    assert place.lines.measured == {}
+    for step, at in ((1, 100.0), (2, 200.0)):
+        pass_boundary(place, step, at, rank=Rank(1))
+    assert place.lines.measured == {"everstep/step_seconds": 100.0, "everstep/snapshot_blocked_seconds": 0.0}
+    pass_boundary(place, 3, 200.5, rank=Rank(1))  # too early for others
+    assert place.lines.measured["everstep/step_seconds"] == 100.0
+    assert place.outbox.due(0.0) is None
+    await place.lines.close()
+    place.page.close(unlink=True)
+    place.store.close()
+
+
+async def test_who_holds_which_step_verified_and_since_when(place: Place) -> None:
+    place.shard.core = Shard.begin(Step(0), (PEER,))
+    assert place.shard.verified == {}
+    sealed = replace(place.shard.core, sealed=frozenset({Step(3), Step(4)}))
+    place.shard.apply(sealed)
+    content = place.shard.content(Step(3))
+    place.unix += 5
+    place.shard.acknowledge(PEER, content)
+    assert place.shard.verified == {None: (4, place.unix - 5), PEER: (3, place.unix)}
+    place.unix += 5
+    place.shard.acknowledge(PEER, content)  # said again, nothing new
+    place.shard.acknowledge(PEER, Content(Generation(PLAN.generation + 1), Step(9)))  # of no state of this generation
+    assert place.shard.verified[PEER] == (3, place.unix - 5)
+    place.shard.inventory(PEER, ())  # it has lost everything
+    assert place.shard.verified[PEER] == (NONE, place.unix)
+
+
+async def test_a_boundary_that_its_rank_has_stamped_is_dated_in_unix_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    await begin(place)
+    monkeypatch.setattr(owned_shard, "monotonic", lambda: 105.0)
+    pass_boundary(place, 2, 102.5)
+    assert place.shard.passed == (2, place.unix - 2.5)
+    place.lines.message(RANK, Boundary(generation=PLAN.generation, boundary=Step(3)))
+    assert place.shard.passed == (2, place.unix - 2.5), "it was not passed just now"
+    await place.lines.close()

@@ -1,0 +1,181 @@
+"""Memory facts, read from written-down proc and cgroup files."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from worker.core.memory_ends import KillCounts
+from worker.node.health import memory
+from worker.node.health.memory import (
+    MemoryFacts,
+    ProcessMemory,
+    kernel_log,
+    kill_counts,
+    memory_facts,
+    oom_kill_count,
+    process_memory,
+    slot_memory_bytes,
+    tmpfs_free_bytes,
+)
+from worker.shm import tmpfs
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    folder = tmp_path / "proc"
+    (folder / "self").mkdir(parents=True)
+    (folder / "meminfo").write_text("MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:   800 kB\n")
+    (folder / "vmstat").write_text("pgfault 5\noom_kill 7\n")
+    (folder / "self" / "cgroup").write_text("0::/\n")
+    return folder
+
+
+def test_without_a_cgroup_the_machine_counts(proc: Path, tmp_path: Path) -> None:
+    assert memory_facts(proc, tmp_path / "none") == MemoryFacts(1000 * 1024, 800 * 1024)
+    assert oom_kill_count(proc, tmp_path / "none") == 7
+
+
+def test_cgroup_v2(proc: Path, tmp_path: Path) -> None:
+    (proc / "self" / "cgroup").write_text("0::/jobs/a\n")
+    group = tmp_path / "cgroup" / "jobs" / "a"
+    group.mkdir(parents=True)
+    (group / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
+    (group / "memory.max").write_text("102400\n")
+    (group / "memory.current").write_text("2400\n")
+    assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 100_000, 102_400)
+    assert oom_kill_count(proc, tmp_path / "cgroup") == 2
+    (group / "memory.max").write_text("max\n")
+    assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(1000 * 1024, 800 * 1024)
+
+
+def test_cgroup_v1(proc: Path, tmp_path: Path) -> None:
+    (proc / "self" / "cgroup").write_text("8:cpu:/\n4:memory:/jobs\n0::/\n")
+    group = tmp_path / "cgroup" / "memory" / "jobs"
+    group.mkdir(parents=True)
+    (group / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
+    (group / "memory.limit_in_bytes").write_text("102400\n")
+    (group / "memory.usage_in_bytes").write_text("400\n")
+    assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 102_000, 102_400)
+    assert oom_kill_count(proc, tmp_path / "cgroup") == 4
+    (group / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert memory_facts(proc, tmp_path / "cgroup").total_bytes == 1000 * 1024
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "files", "stat"),
+    [
+        ("0::/job", "job", ("memory.events", "memory.max", "memory.current"), "anon 5\ninactive_file 90000\nactive_file 7\n"),
+        (
+            "4:memory:/job",
+            "memory/job",
+            ("memory.oom_control", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+            "cache 5\ninactive_file 3\ntotal_inactive_file 90000\n",
+        ),
+    ],
+    ids=["v2", "v1"],
+)
+def test_files_that_a_cgroup_has_read_are_given_back_when_memory_is_needed(
+    proc: Path, tmp_path: Path, line: str, path: str, files: tuple[str, str, str], stat: str
+) -> None:
+    (proc / "self" / "cgroup").write_text(f"{line}\n")
+    group = tmp_path / "cgroup" / path
+    group.mkdir(parents=True)
+    for name, text in zip(files, ("oom_kill 0\n", "102400\n", "102000\n"), strict=True):
+        (group / name).write_text(text)
+    assert memory_facts(proc, tmp_path / "cgroup").available_bytes == 400, "what is not known is not given back"
+    (group / "memory.stat").write_text(stat)
+    assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 90_400, 102_400)
+    (group / files[2]).write_text("50000\n")  # the two are not read at one time
+    assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 102_400, 102_400)
+
+
+def test_what_nobody_counts_is_unknown(proc: Path, tmp_path: Path) -> None:
+    (proc / "vmstat").write_text("pgfault 5\n")
+    assert oom_kill_count(proc, tmp_path / "none") is None
+
+
+def test_kills_are_counted_by_the_cgroup_and_by_the_machine(proc: Path, tmp_path: Path) -> None:
+    (proc / "self" / "cgroup").write_text("4:memory:/jobs\n0::/\n")
+    group = tmp_path / "cgroup" / "memory" / "jobs"
+    group.mkdir(parents=True)
+    (group / "memory.oom_control").write_text("oom_kill 4\n")
+    assert kill_counts(proc, tmp_path / "cgroup") == KillCounts(cgroup=4, node=7)
+    (group.parent / "memory.oom_control").write_text("oom_kill 9\n")
+    (proc / "self" / "cgroup").write_text("4:memory:/\n")
+    assert kill_counts(proc, tmp_path / "cgroup") == KillCounts(node=7), "that cgroup is the whole machine"
+
+
+def test_the_memory_of_a_process(proc: Path) -> None:
+    folder = proc / "77"
+    folder.mkdir()
+    (folder / "status").write_text("Name:\tpy: thon\nVmHWM:\t    9000 kB\nVmRSS:\t    5000 kB\nThreads:\t1\n")
+    assert process_memory(77, proc) == ProcessMemory(5000 * 1024, 9000 * 1024)
+    (folder / "status").write_text("Name:\tpython\nState:\tZ (zombie)\n")
+    assert process_memory(77, proc) is None
+    assert process_memory(78, proc) is None
+    own = process_memory(os.getpid())
+    assert own is not None
+    assert 0 < own.resident_bytes <= own.peak_bytes
+
+
+def test_the_kernel_log_is_read_to_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "kmsg"
+    log.write_text("6,1,2,-;first\n" + "6,2,3,-;more\n" * 10_000)
+    assert kernel_log(log) == log.read_text()
+    assert kernel_log(tmp_path / "none") == ""
+
+
+def test_this_machine_has_memory(tmp_path: Path) -> None:
+    facts = memory_facts()
+    assert 0 < facts.available_bytes <= facts.total_bytes
+    assert 0 < slot_memory_bytes(tmp_path / "slots", beside_bytes=0) <= min(tmpfs_free_bytes(tmp_path) + (1 << 30), facts.total_bytes)
+
+
+class TestSlotMemory:
+    """What slots may take is the same for an agent that finds none and for one that finds those of the agent before it."""
+
+    MIB = 1 << 20
+
+    @pytest.fixture(autouse=True)
+    def much_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(memory, "memory_facts", lambda: MemoryFacts(1 << 60, 1 << 60))
+
+    @pytest.fixture
+    def slots(self) -> Iterator[Path]:
+        shared = Path(tempfile.mkdtemp(prefix="everstep-test-", dir="/dev/shm"))
+        slots = shared / "node"
+        yield slots
+        if slots.is_mount():
+            assert ctypes.CDLL(None).umount2(os.fsencode(slots), 2) == 0
+        shutil.rmtree(shared)
+
+    def fill(self, slots: Path) -> None:
+        run = slots / "run"
+        run.mkdir(parents=True)
+        for name in ("rank-0.slot-0", "rank-0.slot-1", "rank-1.slot-0.new"):
+            (run / name).write_bytes(b"s" * 2 * self.MIB)
+
+    def test_in_a_folder_of_a_shared_tmpfs(self, slots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        free = {False: 100 * self.MIB, True: 94 * self.MIB}
+        monkeypatch.setattr(memory, "tmpfs_free_bytes", lambda folder: free[(folder / "node").exists()])
+        assert slot_memory_bytes(slots, beside_bytes=self.MIB) == 100 * self.MIB
+        self.fill(slots)
+        assert slot_memory_bytes(slots, beside_bytes=self.MIB) == 100 * self.MIB
+
+    def test_on_a_tmpfs_of_its_own(self, slots: Path) -> None:
+        if not tmpfs.mount(slots, 9 * self.MIB):
+            pytest.skip("no right to mount")
+        assert slot_memory_bytes(slots, beside_bytes=self.MIB) == 8 * self.MIB
+        self.fill(slots)
+        assert slot_memory_bytes(slots, beside_bytes=self.MIB) == 8 * self.MIB
+
+    def test_never_more_than_half_of_the_memory(self, slots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(memory, "memory_facts", lambda: MemoryFacts(10, 10))
+        assert slot_memory_bytes(slots, beside_bytes=0) == 5

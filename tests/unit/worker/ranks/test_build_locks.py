@@ -1,0 +1,80 @@
+"""Locks of torch's builds: what a killed rank left goes, what somebody holds stays."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from torch.utils.file_baton import FileBaton
+
+from worker.node.rank_user import RankUser
+from worker.ranks import build_locks
+from worker.ranks.build_locks import remove_stale
+
+USER = RankUser(65534, 65534)
+
+
+@pytest.fixture(params=["HOME", "XDG_CACHE_HOME", "TORCH_EXTENSIONS_DIR"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[str, str], Path]:
+    """A rank's environment, and the folder of one extension."""
+    folder = (
+        tmp_path / {"HOME": ".cache/torch_extensions/py311_cpu", "XDG_CACHE_HOME": "torch_extensions/py311_cpu"}.get(request.param, "") / "cpu_adam"
+    )
+    folder.mkdir(parents=True)
+    return {"HOME": str(tmp_path / "elsewhere"), request.param: str(tmp_path)}, folder
+
+
+def test_a_lock_that_nobody_holds_is_removed(place: tuple[dict[str, str], Path]) -> None:
+    environment, folder = place
+    baton = FileBaton(str(folder / "lock"))
+    assert baton.try_acquire()
+    (folder / "cpu_adam.so").touch()
+    remove_stale(environment, None)
+    assert (folder / "lock").exists(), "its holder builds"
+    assert baton.fd is not None
+    os.close(baton.fd)  # as the kernel does for who is killed
+    remove_stale(environment, None)
+    assert [path.name for path in folder.iterdir()] == ["cpu_adam.so"]
+
+
+def test_a_lock_that_another_node_may_hold_is_let_be(
+    place: tuple[dict[str, str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder that nodes share: whether one of another node's processes has it open cannot be seen here."""
+    environment, folder = place
+    (folder / "lock").touch()
+    monkeypatch.setattr(build_locks, "_file_system", lambda _: "nfs4")
+    caplog.set_level("INFO", build_locks.__name__)
+    remove_stale(environment, None)
+    assert (folder / "lock").exists()
+    assert "nfs4" in caplog.text
+
+
+def test_a_file_system_is_known_by_its_name(tmp_path: Path) -> None:
+    assert build_locks._file_system(Path("/proc/self")) == "proc"
+    assert build_locks._file_system(tmp_path) in build_locks.OWN_FILE_SYSTEMS
+
+
+def test_where_nothing_was_ever_built_nothing_happens(tmp_path: Path) -> None:
+    remove_stale({"HOME": str(tmp_path)}, None)
+    remove_stale({}, None)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_nothing_is_removed_but_from_the_ranks_own_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The folder is theirs: a link in it may lead anywhere."""
+    name, lock = str(tmp_path), tmp_path / "private/py311_cpu/cpu_adam/lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache/torch_extensions").symlink_to(tmp_path / "private")
+    remove_stale({"HOME": name}, USER)
+    remove_stale({"TORCH_EXTENSIONS_DIR": str(lock.parent.parent)}, USER)
+    assert lock.exists()
+    assert caplog.text.count("cannot be removed") == 2
+    os.chown(lock.parent, USER.uid, USER.gid)
+    remove_stale({"HOME": name}, USER)
+    assert lock.exists(), "by way of a link"
+    remove_stale({"TORCH_EXTENSIONS_DIR": str(lock.parent.parent)}, USER)
+    assert not lock.exists()

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from worker.ranks.shim.preload import _one_builder, _spoils_forks
+
+LOOK_SECONDS = 0.01
+
+
+def wait_until_gone(lock: Path) -> None:
+    """torch's builders look for the file as well: nothing tells them."""
+    deadline = threading.Event()
+    for _ in range(3000):
+        if not lock.exists():
+            return
+        deadline.wait(LOOK_SECONDS)
+    raise AssertionError(f"{lock} is still there")
+
+
+@pytest.mark.parametrize("name", ["operator/lock", "py311_cpu/operator/lock"])
+def test_what_a_killed_builder_has_left_keeps_nobody_waiting(tmp_path: Path, name: str) -> None:
+    lock = tmp_path / name
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    with _one_builder(tmp_path, LOOK_SECONDS):
+        wait_until_gone(lock)
+
+
+def test_a_builder_that_is_killed_while_others_wait_for_it_keeps_nobody_waiting(tmp_path: Path) -> None:
+    lock = tmp_path / "operator" / "lock"
+    lock.parent.mkdir()
+    with lock.open("w") as held, _one_builder(tmp_path, LOOK_SECONDS):
+        for _ in range(20):
+            threading.Event().wait(LOOK_SECONDS)
+            assert lock.exists(), "somebody builds"
+        held.close()
+        wait_until_gone(lock)
+
+
+def test_no_thread_is_left(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with _one_builder(tmp_path, LOOK_SECONDS):
+        assert len(set(threading.enumerate()) - before) == 1
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("is_spoilt", [True, False])
+def test_whether_forks_could_use_cuda_is_asked_of_one(is_spoilt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch knows in the fork alone."""
+    parent = os.getpid()
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: is_spoilt and os.getpid() != parent)
+    assert _spoils_forks() is is_spoilt
+
+
+def test_imports_ask_nvml_whether_there_is_a_device_and_ranks_do_not_hear_of_it(tmp_path: Path) -> None:
+    """Torch asks the driver otherwise, as it is imported where there is a toolkit, and no rank that is forked could use CUDA."""
+    (tmp_path / "noting.py").write_text("import os\nprint(os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'])\n")
+    code = "import os\nfrom worker.ranks.shim.preload import preload\npreload(['noting'])\nprint('PYTORCH_NVML_BASED_CUDA_CHECK' in os.environ)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "False"]
+
+
+FAKE = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from worker.ranks.shim import preload
+preload.preload(["deepspeed"])
+print(os.path.exists(sys.argv[1] + "/calls"))
+operator = os.path.join(os.environ["TORCH_EXTENSIONS_DIR"], "deepspeed_shm_comm")
+os.makedirs(operator)
+for name in ("lock", "deepspeed_shm_comm.so"):
+    open(os.path.join(operator, name), "w").close()
+print(preload.load_operator())
+os.unlink(os.path.join(operator, "lock"))
+print(preload.load_operator(), preload.load_operator())
+print(open(sys.argv[1] + "/calls").read())
+"""
+
+
+def test_no_operator_is_compiled_ahead_and_one_that_ranks_have_built_is_loaded_once(tmp_path: Path) -> None:
+    """Most jobs do without DeepSpeed. Nobody loads what somebody still builds."""
+    package = tmp_path / "deepspeed" / "comm"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").touch()
+    (package / "torch.py").write_text(f"def build_shm_op():\n    open({str(tmp_path / 'calls')!r}, 'a').write('built')\n")
+    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
+    done = subprocess.run([sys.executable, "-c", FAKE, str(tmp_path)], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False", "True", "False", "built"]

@@ -1,0 +1,211 @@
+"""The agent's line to the control plane: one websocket that it opens and opens again, without end.
+
+Invariant: the newest report is the only one that waits to be sent; a report is sent on every change and at least every third of the lease. No state
+of the disk costs the line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+import ssl
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import websockets
+from websockets.asyncio.client import ClientConnection, connect
+
+from everstep.protocol.agent_messages import ALREADY_JOINED, NOT_YOURS, AgentReport, AgentWelcome, CommandEnded, ControlToAgent, Hello, LogLines
+from everstep.protocol.codec import MAX_MESSAGE_BYTES, Message, decode, encode
+from everstep.protocol.errors import ProtocolError
+from everstep.protocol.plan import Timeouts
+from worker.errors import AttestationFailed
+from worker.node.sockets import tune
+from worker.tasks import Signal, first_of
+
+log = logging.getLogger(__name__)
+RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
+OPEN_SECONDS = 5.0
+"""A server that does not answer by then is left for the next one. A lease, once its length is known: whoever is cut off finds another server within
+the grace that a new one gives."""
+MAX_LINES_WAITING = 64
+"""Messages with lines of ranks that wait to be sent."""
+MAX_ANSWERS_WAITING = 8
+
+
+class ControlClient:
+    """One owner: the agent, which runs `run` for as long as it lives."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        join_token: str,
+        token_path: Path,
+        attest: Callable[[str], str] | None = None,
+        tls: ssl.SSLContext | None = None,
+        hello: Callable[[], Hello],
+        report: Callable[[], AgentReport],
+        command: Callable[[Message], None],
+        welcomed: Callable[[Timeouts], None],
+    ) -> None:
+        """Prepare the line; nothing is opened yet.
+
+        Args:
+            urls: of the control plane's replicas, http or https; one after the other is tried, beginning with any of them.
+            join_token: from user data; used until a session token has been given.
+            token_path: where the session token is kept for the next agent on this node, mode 0600.
+            attest: given a replica's URL, returns a session token where neither is there, by showing which instance this is; blocks.
+            tls: how the control plane's certificate is verified; None for the system's own way.
+            hello: returns the first message of a connection.
+            report: returns the newest state; called right before it is sent.
+            command: takes what the control plane sends; must not block.
+            welcomed: takes the ladder, on every new connection.
+        """
+        self.changed = Signal()
+        self._lines: deque[LogLines] = deque(maxlen=MAX_LINES_WAITING)
+        self._answers: deque[CommandEnded] = deque(maxlen=MAX_ANSWERS_WAITING)
+        self._lines_added = Signal()
+        self.is_connected = False
+        self._urls = itertools.cycle(random.sample(urls, len(urls)))
+        self._join_token = join_token
+        self._token_path = token_path
+        self._session: str | None = None
+        """Its token, empty where there is none; None until it has been looked for on disk."""
+        self._is_kept = True
+        self._attest = attest
+        self._tls = tls
+        self._hello = hello
+        self._report = report
+        self._command = command
+        self._welcomed = welcomed
+        self._interval_seconds = 1.0
+        self._open_seconds = OPEN_SECONDS
+
+    def send_lines(self, lines: LogLines) -> None:
+        """Queue what ranks have printed; where the line is too slow for it, the oldest is dropped: whoever follows finds it in the object store.
+
+        Args:
+            lines: the newest of a run.
+        """
+        if self.is_connected:
+            self._lines.append(lines)
+            self._lines_added.notify()
+
+    def send_answer(self, answer: CommandEnded) -> None:
+        """Queue what came of a command that a person runs beside a rank, also while the line is broken: somebody may still wait for it."""
+        self._answers.append(answer)
+        self._lines_added.notify()
+
+    async def run(self) -> None:
+        """Keep the line open until cancelled."""
+        failures = 0
+        while True:
+            try:
+                base = next(self._urls)
+                token = await self._token(base)
+                url = base.rstrip("/").replace("http", "ws", 1) + "/v1/agents/connect"
+                async with connect(
+                    url,
+                    additional_headers={"Authorization": f"Bearer {token}"},
+                    ssl=(self._tls or True) if url.startswith("wss:") else None,
+                    max_size=MAX_MESSAGE_BYTES,
+                    open_timeout=self._open_seconds,
+                    ping_interval=None,
+                    compression=None,
+                    proxy=None,
+                    close_timeout=1,
+                ) as line:
+                    await self._speak(line)
+                failures = 0
+            except (OSError, TimeoutError, websockets.exceptions.WebSocketException, ProtocolError, AttestationFailed) as error:
+                if failures == 0 or self.is_connected:
+                    log.warning("line to the control plane: %s", error)
+                if _is_unauthorized(error):
+                    # The session may be another node's, and the join token good; or a proxy refused a good session. Each is tried in turn, and the
+                    # session stays on disk until a welcome brings another.
+                    self._session = "" if self._session else None
+                failures = 0 if self.is_connected else failures + 1
+            finally:
+                self.is_connected = False
+            await asyncio.sleep(min(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)], self._open_seconds / 2))
+
+    async def _token(self, url: str) -> str:
+        if self._session is None:
+            with contextlib.suppress(FileNotFoundError):
+                self._session = self._token_path.read_text().strip()
+        if self._session:
+            return self._session
+        if self._join_token or self._attest is None:
+            return self._join_token
+        token = await asyncio.to_thread(self._attest, url)
+        self._keep(token)  # a connection that breaks right away does not cost another signature
+        return token
+
+    def _keep(self, token: str) -> None:
+        """Use a session from now on, and leave it to the next agent on this node, if the disk takes it."""
+        self._session = token
+        scratch = self._token_path.with_suffix(".new")
+        try:
+            scratch.touch(mode=0o600)
+            scratch.write_text(token)
+            scratch.replace(self._token_path)
+        except OSError as error:
+            if self._is_kept:
+                log.warning("the session cannot be kept for the next agent of this node: %s", error)
+            self._is_kept = False
+        else:
+            self._is_kept = True
+
+    async def _speak(self, line: ClientConnection) -> None:
+        await line.send(encode(self._hello()))
+        async with asyncio.timeout(self._open_seconds):
+            welcome = self._decode(await line.recv())
+        if not isinstance(welcome, AgentWelcome):
+            raise ProtocolError(f"the control plane begins with {type(welcome).__name__}")
+        self._keep(welcome.session_token)
+        self._interval_seconds = welcome.timeouts.lease_seconds / 3
+        self._open_seconds = welcome.timeouts.lease_seconds
+        self._welcomed(welcome.timeouts)
+        tune(line.transport.get_extra_info("socket"), silence_seconds=welcome.timeouts.lease_seconds)
+        self.is_connected = True
+        log.info("connected to the control plane as a node of fleet %s", welcome.fleet)
+        self._lines.clear()
+        await first_of(self._send(line), self._send_lines(line), self._listen(line))
+
+    async def _send(self, line: ClientConnection) -> None:
+        while True:
+            seen = self.changed.version
+            await line.send(encode(self._report()))
+            await self.changed.wait(seen, self._interval_seconds)
+
+    async def _send_lines(self, line: ClientConnection) -> None:
+        while True:
+            seen = self._lines_added.version
+            while self._answers:
+                await line.send(encode(self._answers[0]))
+                self._answers.popleft()
+            while self._lines:
+                await line.send(encode(self._lines.popleft()))
+            await self._lines_added.wait(seen)
+
+    async def _listen(self, line: ClientConnection) -> None:
+        async for data in line:
+            self._command(self._decode(data))
+
+    @staticmethod
+    def _decode(data: str | bytes) -> Message:
+        if isinstance(data, str):
+            raise ProtocolError("a text frame from the control plane")
+        message: Message = decode(data, ControlToAgent)  # type: ignore[arg-type]
+        return message
+
+
+def _is_unauthorized(error: Exception) -> bool:
+    if isinstance(error, websockets.exceptions.ConnectionClosed):
+        return error.rcvd is not None and error.rcvd.code in (NOT_YOURS, ALREADY_JOINED)
+    return isinstance(error, websockets.exceptions.InvalidStatus) and error.response.status_code in (401, 403)

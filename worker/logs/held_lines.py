@@ -1,0 +1,155 @@
+"""The newest lines that ranks of other nodes printed, kept by this node for the owners whose shards it holds.
+
+    owner ──PrintedLines──▶ take ──▶ <state>/logs/<run>/gen=<g>/held/<owner>.jsonl ──ship──▶ object store, as a tail
+
+An owner sends its lines ahead of the end of each shard (`worker.replication.sender`), so a committed step's lines are here. When the generation ends,
+all tails are stored: the owner may be lost. Readers skip what the owner has stored itself.
+
+Invariant: the lines of one owner that are kept here are consecutive, and the newest of them that fit are never dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from everstep.protocol.errors import MalformedMessage
+from everstep.protocol.ids import NodeId
+from everstep.protocol.log_chunks import ChunkHead, TailName, decode_chunk, decode_lines, encode_head, encode_lines
+from everstep.protocol.peer_messages import PrintedLines
+from everstep.protocol.plan import GenerationPlan, ObjectReference
+from worker.core.line_tails import TAIL_BYTES, Tail
+from worker.errors import StorageError
+from worker.ranks.files import logs_of
+from worker.storage.object_store import ObjectStore
+
+log = logging.getLogger(__name__)
+MAX_ATTEMPTS: Final = 3
+RETRY_SECONDS: Final = 1.0
+
+
+@dataclass(slots=True)
+class _Held:
+    """What is kept of one owner."""
+
+    path: Path
+    limit_bytes: int
+    tail: Tail = field(default_factory=Tail)
+    is_on_disk: bool = False
+    """The file has exactly `tail`."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class HeldLines:
+    """Tails of one generation. One owner: the node's `Member`; the agent ships them when the generation has ended here.
+
+    Args:
+        state: the agent's directory. Tails that an earlier agent of this node kept there are taken up.
+        plan: of the generation.
+        here: this node.
+    """
+
+    def __init__(self, state: Path, plan: GenerationPlan, here: NodeId) -> None:
+        self._here = here
+        self._place = plan.script.logs
+        self._generation = plan.generation
+        folder = logs_of(state.absolute(), plan.run) / f"gen={plan.generation}" / "held"
+        owners = {rank.holders[0] for rank in plan.ranks if here in rank.holders[1:]}
+        self._held: Mapping[NodeId, _Held] = {
+            owner: _Held(folder / f"{owner}.jsonl", TAIL_BYTES * max(1, len(plan.node(owner).ranks))) for owner in owners
+        }
+        for held in self._held.values():
+            held.tail = _read(held.path)
+
+    async def take(self, peer: NodeId, message: PrintedLines) -> None:
+        """Keep lines of an owner; what is there already is skipped. Called by the receiver before it hears that the shard behind them has ended.
+
+        Args:
+            peer: the owner, as its session has proven.
+            message: its lines.
+
+        Raises:
+            MalformedMessage: they are no lines, or of a node that owns no shard held here.
+        """
+        held = self._held.get(peer)
+        if held is None:
+            raise MalformedMessage(f"lines of {peer}, which owns no shard that is held here")
+        try:
+            decode_lines(message.lines)
+        except msgspec.MsgspecError as error:
+            raise MalformedMessage(f"lines of {peer} cannot be read: {error}") from error
+        async with held.lock:
+            before = held.tail
+            held.tail = before.extended(message.first, message.lines.splitlines(keepends=True), limit_bytes=held.limit_bytes)
+            if held.tail is before:
+                return
+            added = held.tail.rows[len(before.rows) :] if held.is_on_disk and held.tail.first == before.first else None
+            try:
+                await asyncio.to_thread(_write, held.path, held.tail, added)
+                held.is_on_disk = True
+            except OSError as error:  # a restarted agent will not have them; this one does
+                held.is_on_disk = False
+                log.warning("lines of %s are kept in memory only: %s", peer, error)
+
+    async def ship(self, objects: ObjectStore) -> tuple[str, ...]:
+        """Store all tails. The generation has ended here; again stores the same objects.
+
+        Args:
+            objects: where the job's log is.
+
+        Returns:
+            A sentence for each that is not stored; empty when all are.
+        """
+        missing = []
+        for owner, held in self._held.items():
+            if not held.tail.rows:
+                continue
+            name = TailName(owner, held.tail.first, decode_lines(held.tail.rows[0])[0].at_ms, self._here)
+            reference = ObjectReference(bucket=self._place.bucket, key=f"{self._place.key}gen={self._generation}/{name.path}")
+            error = await self._store(objects, reference, _encoded(held.tail))
+            if error is not None:
+                missing.append(f"the last lines of {owner} that this node keeps are not in S3: {error}")
+        return tuple(missing)
+
+    @staticmethod
+    async def _store(objects: ObjectStore, reference: ObjectReference, data: bytes) -> StorageError | None:
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                await asyncio.to_thread(objects.put_bytes, reference, data)
+            except StorageError as error:
+                if attempt == MAX_ATTEMPTS or not error.retryable:
+                    return error
+            else:
+                return None
+            await asyncio.sleep(RETRY_SECONDS * attempt)
+        raise AssertionError
+
+
+def _encoded(tail: Tail) -> bytes:
+    return encode_head(ChunkHead(first=tail.first, positions={})) + b"".join(tail.rows)
+
+
+def _read(path: Path) -> Tail:
+    try:
+        head, lines, _ = decode_chunk(path.read_bytes())
+    except OSError:
+        return Tail()
+    return Tail() if head is None else Tail.of(head.first, [encode_lines([line]) for line in lines])
+
+
+def _write(path: Path, tail: Tail, added: tuple[bytes, ...] | None) -> None:
+    """Write a tail, or only what was added to it. What a process that dies leaves of a row is not read back."""
+    if added is not None:
+        with path.open("ab", buffering=0) as file:
+            file.write(b"".join(added))
+        return
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    whole = path.with_suffix(".new")
+    whole.write_bytes(_encoded(tail))
+    whole.replace(path)

@@ -1,0 +1,329 @@
+"""What ranks print, as lines with a time, in files of this node: read from the ranks' own streams, and waiting to be stored.
+
+    rank=<r>.stdout, .stderr ──▶ lines ──▶ gen=<g>/node=<node>/<first>-<ms>.jsonl ──▶ object store
+      written by the rank                    written here, once, in order               (`worker.logs.uploads`)
+
+An agent that starts while ranks run goes on where the journal ends: the last chunk says how far each stream was read. So a line has the same number
+whoever asks, and none is read twice. On disk there is, of a stream, what was not read yet and what fits `WHOLE_BYTES`; of the journal, what was not
+stored yet, up to `JOURNAL_BYTES`, and the chunk that grows.
+
+Invariant: one thread at a time works with a journal; a line that was returned is in a file. What the disk does not take leaves the journal as it
+was: its lines are read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from everstep.protocol.ids import NodeId, Rank
+from everstep.protocol.log_chunks import LINE_BYTES, NO_RANK, ChunkHead, ChunkName, LogLine, decode_chunk, encode_head, encode_lines, parse_name
+
+log = logging.getLogger(__name__)
+
+CHUNK_BYTES: Final = 256 * 1024
+CHUNK_MILLISECONDS: Final = 300_000
+"""A chunk grows to this size or age; it is stored again each second in which it has grown."""
+READ_BYTES: Final = 256 * 1024
+"""Of one stream at a time."""
+JOURNAL_BYTES: Final = 64 * 1024 * 1024
+"""What waits to be stored; beyond it streams are read no further."""
+WHOLE_BYTES: Final = 32 * 1024 * 1024
+"""A stream of up to this length stays whole on disk; of a longer one what was read is given back to the file system."""
+BEHIND_BYTES: Final = 256 * 1024 * 1024
+"""What a stream may have that was not read; beyond it the oldest is given up, and that is said in the log."""
+TAIL_BYTES: Final = 64 * 1024
+"""The end of a stream that stays in any case: it is shown when the rank has failed."""
+_PUNCH_HOLE: Final = 0x02 | 0x01
+"""FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of linux/falloc.h."""
+
+StreamKey = tuple[Rank, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Unstored:
+    """A chunk that the object store does not have as it is now."""
+
+    name: ChunkName
+    path: Path
+    size: int
+    is_complete: bool
+    """It will not grow any more."""
+
+
+@dataclass(slots=True)
+class _Chunk:
+    name: ChunkName
+    path: Path
+    size: int
+    stored: int = 0
+
+
+class LogJournal:
+    """One node's lines of one generation.
+
+    Args:
+        folder: of the generation; made if it is missing.
+        node_id: this node.
+        streams: the file of each stream; it need not exist yet.
+        now: Unix time, seconds.
+    """
+
+    def __init__(self, folder: Path, node_id: NodeId, streams: Mapping[StreamKey, Path], now: Callable[[], float]) -> None:
+        self._folder = folder
+        self._node_id = node_id
+        self._streams = dict(streams)
+        self._now = now
+        self._positions = dict.fromkeys(self._streams, 0)
+        self._given_back = dict.fromkeys(self._streams, 0)
+        self._chunks: list[_Chunk] = []
+        self._last_ms = 0
+        self.count = 0
+        """Lines so far: the number of the next one."""
+        self.is_ended = False
+        (folder / f"node={node_id}").mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._take_up()
+
+    def read(self) -> list[LogLine]:
+        """Append what ranks have printed since, as far as lines are whole and there is room; behind the end there is nothing.
+
+        Called every 100 ms or so while ranks run, in a thread.
+
+        Returns:
+            The new lines; the first has the number that `count` had before.
+
+        Raises:
+            OSError: the disk does not take them, or cannot be read; they are read again.
+        """
+        return [] if self.is_ended else self._take(is_last=False)
+
+    def has_news(self) -> bool:
+        """Say whether a stream has another length than when it was read. Takes microseconds."""
+        return any(_size(path) != self._positions[key] for key, path in self._streams.items())
+
+    def ends(self) -> Mapping[StreamKey, int]:
+        """Return how long each stream is now, in bytes. Takes microseconds."""
+        return {key: _size(path) for key, path in self._streams.items()}
+
+    def is_read(self, ends: Mapping[StreamKey, int]) -> bool:
+        """Say whether every stream was read up to where it ended at some time; a line that is not whole yet is not read."""
+        return self.is_ended or all(self._positions[key] >= end for key, end in ends.items())
+
+    def end(self) -> list[LogLine]:
+        """Append all that is left, and the end. The ranks are gone. Again does nothing.
+
+        Returns:
+            The new lines.
+
+        Raises:
+            OSError: the disk does not take them, or cannot be read; the next call goes on.
+        """
+        if self.is_ended:
+            return []
+        lines: list[LogLine] = []
+        while more := self._take(is_last=True):
+            lines += more
+        with self._unless_failed() as before:
+            left = [(key, _size(path)) for key, path in self._streams.items() if _size(path) > self._positions[key]]  # the journal is full
+            last = [*(self._gap(key, size) for key, size in left), self._line(NO_RANK, "end", "", 0)]
+            self._append(last, before)
+        self.is_ended = True
+        return lines + last
+
+    def unstored(self) -> list[Unstored]:
+        """Return the chunks that have grown since they were stored, oldest first."""
+        newest = self._chunks[-1] if self._chunks else None
+        return [
+            Unstored(chunk.name, chunk.path, chunk.size, is_complete=self.is_ended or chunk is not newest)
+            for chunk in self._chunks
+            if chunk.size > chunk.stored
+        ]
+
+    def stored(self, chunk: Unstored) -> None:
+        """Take note that a chunk is stored as it was; what is complete leaves this node, but for the newest, which says where to go on."""
+        for known in self._chunks:
+            if known.name == chunk.name:
+                known.stored = chunk.size
+        while len(self._chunks) > 1 and self._chunks[0].stored == self._chunks[0].size:
+            self._chunks.pop(0).path.unlink(missing_ok=True)
+
+    def _take_up(self) -> None:
+        """Go on where an earlier agent of this node has stopped."""
+        found = sorted(name for path in self._folder.glob("node=*/*.jsonl") if (name := parse_name(f"{path.parent.name}/{path.name}")) is not None)
+        for name in found:
+            path = self._folder / name.path
+            data = path.read_bytes()
+            head, lines, good = decode_chunk(data)
+            if head is None:
+                path.unlink()
+                continue
+            if good < len(data):
+                os.truncate(path, good)
+            self._chunks.append(_Chunk(name, path, good))
+            self.count = head.first + len(lines)
+            for key in self._streams:
+                self._positions[key] = head.positions.get(f"{key[0]}.{key[1]}", 0)
+            for line in lines:
+                if (line.rank, line.stream) in self._positions:
+                    self._positions[line.rank, line.stream] = line.end
+                self._last_ms = max(self._last_ms, line.at_ms)
+                self.is_ended = self.is_ended or line.stream == "end"
+
+    @contextlib.contextmanager
+    def _unless_failed(self) -> Iterator[Mapping[StreamKey, int]]:
+        """Give the positions before; they are also those after it, if what is done fails."""
+        before = dict(self._positions)
+        try:
+            yield before
+        except OSError:
+            self._positions = before
+            raise
+
+    def _take(self, *, is_last: bool) -> list[LogLine]:
+        """Append what is new of each stream; only then let the file system have what was read."""
+        with self._unless_failed() as before:
+            lines = list(self._new_lines(is_last=is_last))
+            if lines:
+                self._append(lines, before)
+        for key, path in self._streams.items():
+            self._give_back(key, path)
+        return lines
+
+    def _is_full(self) -> bool:
+        return sum(chunk.size for chunk in self._chunks if chunk.stored < chunk.size) > JOURNAL_BYTES
+
+    def _new_lines(self, *, is_last: bool) -> Iterator[LogLine]:
+        for (rank, stream), path in self._streams.items():
+            key = (rank, stream)
+            size = _size(path)
+            if size < self._positions[key]:
+                yield self._begun_anew(key)
+            if size - self._positions[key] > BEHIND_BYTES:
+                yield self._gap(key, size - BEHIND_BYTES // 2)
+            if self._is_full() or size <= self._positions[key]:
+                continue
+            with path.open("rb") as file:
+                file.seek(self._positions[key])
+                data = file.read(READ_BYTES)
+            for text, size, is_piece in split_lines(data, is_last=is_last and len(data) < READ_BYTES):
+                self._positions[key] += size
+                yield self._line(rank, stream, text, self._positions[key], is_piece=is_piece)
+
+    def _begun_anew(self, key: StreamKey) -> LogLine:
+        """Somebody has opened a stream to write it from its beginning, as `> /dev/stderr` does: read it from there."""
+        self._positions[key], self._given_back[key] = 0, 0
+        return self._line(*key, f"{key[1]} of rank {key[0]} was begun anew: what it had before, and was not read yet, is lost.", 0, is_gap=True)
+
+    def _gap(self, key: StreamKey, upto: int) -> LogLine:
+        """Give up what was not read of a stream up to a byte."""
+        lost, self._positions[key] = upto - self._positions[key], upto
+        text = f"{lost} bytes of {key[1]} of rank {key[0]} were not kept: the node could not store them in time."
+        return self._line(*key, text, upto, is_gap=True)
+
+    def _line(self, rank: Rank, stream: str, text: str, end: int, *, is_piece: bool = False, is_gap: bool = False) -> LogLine:
+        self._last_ms = max(self._last_ms, int(self._now() * 1000))
+        return LogLine(at_ms=self._last_ms, rank=rank, stream=stream, text=text, end=end, is_piece=is_piece, is_gap=is_gap)  # type: ignore[arg-type]
+
+    def _append(self, lines: list[LogLine], before: Mapping[StreamKey, int]) -> None:
+        newest = self._chunks[-1] if self._chunks else None
+        if newest is None or newest.size >= CHUNK_BYTES or lines[0].at_ms - newest.name.at_ms >= CHUNK_MILLISECONDS:
+            newest = self._begin_chunk(lines[0].at_ms, before)
+        newest.size = _write(newest.path, newest.size, encode_lines(lines))
+        self.count += len(lines)
+
+    def _begin_chunk(self, at_ms: int, before: Mapping[StreamKey, int]) -> _Chunk:
+        name = ChunkName(self._node_id, self.count, at_ms)
+        head = ChunkHead(first=self.count, positions={f"{rank}.{stream}": position for (rank, stream), position in before.items()})
+        path = self._folder / name.path
+        try:
+            chunk = _Chunk(name, path, _write(path, 0, encode_head(head)))
+        except OSError:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
+        self._chunks.append(chunk)
+        return chunk
+
+    def _give_back(self, key: StreamKey, path: Path) -> None:
+        """Let the file system have what was read of a long stream; the rank writes on at the end, as ever."""
+        upto = (self._positions[key] - TAIL_BYTES) // 4096 * 4096
+        if self._positions[key] <= WHOLE_BYTES or upto - self._given_back[key] < WHOLE_BYTES // 8:
+            return
+        self._given_back[key] = upto
+        with path.open("r+b") as file:
+            if _libc.fallocate(file.fileno(), _PUNCH_HOLE, 0, upto) != 0:
+                log.info("%s stays whole on disk: %s", path, os.strerror(ctypes.get_errno()))
+
+
+def split_lines(data: bytes, *, is_last: bool) -> Iterator[tuple[str, int, bool]]:
+    """Cut what was read of a stream into lines. Pure.
+
+    Args:
+        data: from where the last line ended.
+        is_last: nothing follows: what has no line feed is a line, too.
+
+    Yields:
+        Text without the line feed, bytes with it, and whether the line goes on. Bytes that are left over are read again later.
+    """
+    begin = 0
+    while begin < len(data):
+        cut = data.find(b"\n", begin, begin + LINE_BYTES)
+        if cut >= 0:
+            end, is_piece = cut + 1, False
+        elif len(data) - begin >= LINE_BYTES:
+            end, is_piece = begin + LINE_BYTES, True
+            while end > begin + LINE_BYTES - 4 and data[end - 1] & 0xC0 == 0x80:
+                end -= 1  # within a character
+            if data[end - 1] >= 0xC0:
+                end -= 1
+        elif is_last:
+            end, is_piece = len(data), False
+        else:
+            return
+        yield data[begin:end].removesuffix(b"\n").decode(errors="replace"), end - begin, is_piece
+        begin = end
+
+
+def _write(path: Path, size: int, data: bytes) -> int:
+    """Write after the first bytes of a file, which is made if need be.
+
+    Args:
+        path: of the file.
+        size: what counts of it; what a failed write may have left beyond is overwritten or cut off.
+        data: is in the file as a whole or not at all.
+
+    Returns:
+        What counts from now on.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb", buffering=0) as file:
+        file.truncate(size)
+        file.seek(size)
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[file.write(left) :]
+        except OSError:
+            with contextlib.suppress(OSError):  # the next write cuts it off
+                file.truncate(size)
+            raise
+    return size + len(data)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)

@@ -1,0 +1,1 @@
+"""One generation on one node: loading, ranks, rounds, and the end of all of it."""

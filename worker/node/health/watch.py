@@ -1,0 +1,150 @@
+"""Watches this node's health: one reading a second, in a thread of its own, judged and shown to the agent.
+
+A driver or a disk that does not answer holds up this thread and nothing else; that it does is itself a fault.
+
+Invariant: the agent's loop never waits for a reading, and hears only of changes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from everstep.protocol.agent_messages import DEVICE_SILENT_SECONDS, FaultCode, NodeFault
+from worker.core.node_health import DiskFacts, NodeFacts, NodeHealth, judge
+from worker.core.own_metrics import NodeUsage
+from worker.node.health import devices
+from worker.node.health.gpus import GpuReader
+from worker.node.health.memory import memory_facts, oom_kill_count
+
+log = logging.getLogger(__name__)
+PERIOD_SECONDS = 1.0
+_BUSY_READINGS = 10
+_CLOSE_SECONDS = 1.0
+_SILENT = {"gpu": FaultCode.GPU_SILENT, "disk": FaultCode.DISK_SILENT}
+"""By what the thread asks."""
+_T = TypeVar("_T")
+
+
+class HealthWatch:
+    """One per agent. `start` first, `close` last."""
+
+    def __init__(
+        self, gpus: GpuReader, *, state: Path, slots: Path, monotonic: Callable[[], float] = time.monotonic, period_seconds: float = PERIOD_SECONDS
+    ) -> None:
+        """Nothing is read yet.
+
+        Args:
+            gpus: where readings of GPUs come from; closed here.
+            state: the agent's state directory.
+            slots: the node's tmpfs.
+            monotonic: seconds of a clock that never jumps.
+            period_seconds: between two readings.
+        """
+        self._gpus = gpus
+        self._state = state
+        self._slots = slots
+        self._monotonic = monotonic
+        self._period_seconds = period_seconds
+        self._health = NodeHealth()
+        self._usage = NodeUsage()
+        self._busy: dict[int, deque[float]] = {}
+        self._asked: tuple[str, float] | None = None
+        """What the thread is asking now, and since when."""
+        self._ends = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, on_change: Callable[[], None]) -> None:
+        """Begin to read.
+
+        Args:
+            on_change: called in the thread whenever the faults have changed.
+        """
+        self._thread = threading.Thread(target=self._run, args=(on_change,), name="node health", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. One that waits for a driver is left to it: it is a daemon and holds nothing of ours."""
+        self._ends.set()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_SECONDS)
+
+    def faults(self) -> tuple[NodeFault, ...]:
+        """Return what is wrong now; for the report."""
+        asked = self._asked
+        if asked is None or self._monotonic() - asked[1] <= DEVICE_SILENT_SECONDS:
+            return self._health.faults
+        what = asked[0]
+        words = f"the {what} has not answered for {DEVICE_SILENT_SECONDS:g} s"
+        return (*self._health.faults, NodeFault(code=_SILENT[what], message=words, is_permanent=False, device=what))
+
+    def gpu_percent(self, index: int) -> float | None:
+        """Return how busy a GPU was at the most in the last ten readings; None where that is not known."""
+        return max(self._busy.get(index, ()), default=None)
+
+    def usage(self) -> NodeUsage:
+        """Return what the devices have done by the last reading; for charts."""
+        return self._usage
+
+    def look(self) -> bool:
+        """Take one reading and judge it; say whether the faults have changed. Called by the thread."""
+        gpus = self._ask("gpu", self._gpus.read)
+        for gpu in gpus:
+            readings = self._busy.setdefault(gpu.index, deque(maxlen=_BUSY_READINGS))
+            if gpu.busy_percent is not None:
+                readings.append(gpu.busy_percent)
+        disks = self._ask("disk", self._disks)
+        memory = memory_facts()
+        links = devices.links()
+        busy = [gpu.busy_percent for gpu in gpus if gpu.busy_percent is not None]
+        moved = [link.byte_count for link in links if link.byte_count is not None]
+        self._usage = NodeUsage(
+            gpu_percent=sum(busy) / len(busy) if busy else None,
+            gpu_least_percent=min(busy, default=None),
+            network_bytes=sum(moved) if moved else None,
+            memory_total_bytes=memory.total_bytes,
+            memory_available_bytes=memory.available_bytes,
+            memory_limit_bytes=memory.limit_bytes,
+        )
+        facts = NodeFacts(
+            at=self._monotonic(),
+            gpus=gpus,
+            links=links,
+            disks=disks,
+            memory_total_bytes=memory.total_bytes,
+            memory_available_bytes=memory.available_bytes,
+            kill_count=oom_kill_count(),
+        )
+        before, self._health = self._health, judge(self._health, facts)
+        for fault in self._health.faults:
+            if fault not in before.faults:
+                log.warning("%s: %s", fault.code, fault.message)
+        return self._health.faults != before.faults
+
+    def _run(self, on_change: Callable[[], None]) -> None:
+        trouble = ""
+        while not self._ends.wait(self._period_seconds):
+            try:
+                if self.look():
+                    on_change()
+            except Exception as error:  # at the loop's top: what one reading raises must not end the watch
+                if str(error) != trouble:
+                    trouble = str(error)
+                    log.exception("the node's health cannot be read")
+        self._gpus.close()
+
+    def _ask(self, what: str, question: Callable[[], _T]) -> _T:
+        self._asked = (what, self._monotonic())
+        try:
+            return question()
+        finally:
+            self._asked = None
+
+    def _disks(self) -> tuple[DiskFacts, ...]:
+        found = (devices.disk(self._state), devices.disk(self._slots, devices.LEAST_TMPFS_BYTES))
+        return tuple(facts for facts in found if facts is not None)

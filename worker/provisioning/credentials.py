@@ -1,0 +1,181 @@
+"""The keys of a job's role, for its ranks: any AWS SDK asks here by itself, and again before they end.
+
+    rank ──GET /role, Authorization: <token of the generation>──▶ 127.0.0.1 ──▶ keys for an hour at most, as JSON
+                                                                     └─▶ STS, with the node's own role, when they have less than 20 minutes left
+
+The answer's form and the two variables are those of the container credential provider that all AWS SDKs have. Old keys are given as long as they
+are good: the SDKs wait two seconds, and ask for new ones from a quarter of an hour before the end on. The port is kept on disk and the token follows
+from the generation's key, so that ranks find the next agent of their node like this one.
+
+Invariant: who does not know the token gets nothing; no key is written to disk or to a log.
+Source: AWS SDKs and Tools Reference Guide, `Container credential provider`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from everstep.protocol.plan import GenerationPlan
+from worker.errors import StorageError
+from worker.node.stable_port import KeptPort
+from worker.storage.aws import Aws, RoleKeys, session_name_of
+from worker.tasks import end
+
+log = logging.getLogger(__name__)
+
+RENEW_SECONDS: Final = 1200.0
+"""So long before their end keys are renewed: SDKs ask for new ones in the last 900."""
+RETRY_SECONDS: Final = 5.0
+"""Between two questions to STS while it does not answer."""
+MAX_REQUEST_BYTES: Final = 16 * 1024
+REQUEST_SECONDS: Final = 5.0
+HOST: Final = "127.0.0.1"
+PATH: Final = "/role"
+
+
+class RoleCredentials:
+    """One owner: the agent's `Supplies`. Serves one generation at a time.
+
+    Args:
+        state: the agent's directory.
+        aws: with the node's permissions.
+        now: Unix time, seconds.
+    """
+
+    def __init__(self, state: Path, aws: Aws, now: Callable[[], float]) -> None:
+        self._port = KeptPort(state / "credentials_port")
+        self._aws = aws
+        self._now = now
+        self._server: asyncio.Server | None = None
+        self._token = b""
+        """Empty: nobody is served."""
+        self._role_arn = self._session_name = ""
+        self._keys: RoleKeys | None = None
+        self._renewing: asyncio.Task[None] | None = None
+        self._asked_at = float("-inf")
+        self.refused_count = 0
+
+    async def begin(self, plan: GenerationPlan, key: bytes) -> RoleKeys:
+        """Have keys of a job's role, and serve the generation's ranks from now on.
+
+        Args:
+            plan: of the generation; has a role.
+            key: of the generation.
+
+        Returns:
+            Keys that are good for a while.
+
+        Raises:
+            StorageError: the role's keys are not to be had, in AWS's words.
+        """
+        await self.adopt(plan, key)
+        self._keys = await asyncio.to_thread(self._aws.assume_role, self._role_arn, self._session_name)
+        return self._keys
+
+    async def adopt(self, plan: GenerationPlan, key: bytes) -> None:
+        """Serve the ranks of a generation, as the agent before this one did; keys are asked for with the first question."""
+        await self.withdraw()
+        self._role_arn, self._session_name = plan.script.role_arn, session_name_of(plan.job)
+        if self._server is None:
+            self._server = await self._listen()
+        self._token = token_of(plan, key).encode()
+
+    def variables(self) -> dict[str, str]:
+        """Return what leads a rank's AWS SDK here."""
+        assert self._server is not None, "it was begun"
+        port = self._server.sockets[0].getsockname()[1]
+        return {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"http://{HOST}:{port}{PATH}", "AWS_CONTAINER_AUTHORIZATION_TOKEN": self._token.decode()}
+
+    async def withdraw(self) -> None:
+        """Serve nobody any more; the generation's ranks are gone."""
+        self._token, self._keys, self._asked_at = b"", None, float("-inf")
+        renewing, self._renewing = self._renewing, None
+        await end(renewing)
+
+    async def close(self) -> None:
+        """Stop listening. Ranks that go on find the next agent at the same port."""
+        await self.withdraw()
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    async def _listen(self) -> asyncio.Server:
+        kept = self._port.read()
+        try:
+            server = await asyncio.start_server(self._serve, HOST, kept, limit=MAX_REQUEST_BYTES)
+        except OSError as error:
+            if not kept:
+                raise
+            log.warning("port %d of the agent before this one is taken, ranks that run do not get new keys of their role: %s", kept, error)
+            server = await asyncio.start_server(self._serve, HOST, 0, limit=MAX_REQUEST_BYTES)
+        self._port.keep(server.sockets[0].getsockname()[1])
+        return server
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            async with asyncio.timeout(REQUEST_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+            status, answer = await self._answer(head)
+            body = json.dumps(answer).encode()
+            fields = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            writer.write(fields.encode() + body)
+            await writer.drain()
+        writer.close()
+
+    async def _answer(self, head: bytes) -> tuple[str, dict[str, str]]:
+        request, *lines = head.split(b"\r\n")
+        given = [value.strip() for name, _, value in (line.partition(b":") for line in lines) if name.strip().lower() == b"authorization"]
+        if not (self._token and len(given) == 1 and hmac.compare_digest(given[0], self._token)):
+            self.refused_count += 1
+            return "401 Unauthorized", {"code": "Unauthorized", "message": "this is no token of a job that runs here"}
+        if request.split(b" ")[:2] != [b"GET", PATH.encode()]:
+            return "404 Not Found", {"code": "NotFound", "message": f"GET {PATH}"}
+        try:
+            keys = await self._current()
+        except StorageError as error:
+            return "503 Service Unavailable", {"code": type(error).__name__, "message": str(error)}
+        return "200 OK", {
+            "AccessKeyId": keys.access_key_id,
+            "SecretAccessKey": keys.secret_access_key,
+            "Token": keys.session_token,
+            "Expiration": datetime.fromtimestamp(keys.expires_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "RoleArn": self._role_arn,
+        }
+
+    async def _current(self) -> RoleKeys:
+        """Return keys that are good; those that end soon while others are fetched."""
+        left = self._keys.expires_at - self._now() if self._keys is not None else 0.0
+        is_idle = self._renewing is None or self._renewing.done()
+        if left < RENEW_SECONDS and is_idle and (left <= 0 or self._now() - self._asked_at >= RETRY_SECONDS):
+            self._asked_at = self._now()
+            self._renewing = asyncio.create_task(self._renew(), name="keys of a role")
+            self._renewing.add_done_callback(_heard)
+        if left <= 0 and self._renewing is not None:
+            await asyncio.shield(self._renewing)
+        assert self._keys is not None, "they were there, or have come"
+        return self._keys
+
+    async def _renew(self) -> None:
+        try:
+            self._keys = await asyncio.to_thread(self._aws.assume_role, self._role_arn, self._session_name)
+        except StorageError as error:
+            log.warning("keys of %s are not renewed: %s", self._role_arn, error)
+            raise
+
+
+def token_of(plan: GenerationPlan, key: bytes) -> str:
+    """Return what ranks of a generation show: it follows from the generation's key, which they do not have."""
+    return hmac.digest(key, f"credentials of run {plan.run} generation {plan.generation}".encode(), "sha256").hex()
+
+
+def _heard(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()  # it is logged, and whoever waits for it is told

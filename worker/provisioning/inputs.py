@@ -1,0 +1,337 @@
+"""A job's input channels on this node: fetched from S3 once, verified, kept for later jobs; or found where every node has them.
+
+    <state>/inputs/objects/<sha256 of reader, bucket, key, ETag, size>   one file an object, read-only, for the runs of one role; closed to ranks
+    <state>/inputs/runs/<run>/<channel>/…                                a channel as its ranks see it: hard links to these
+    <state>/inputs/runs/<run>/<channel>.json                             what it consists of, written last
+
+A file of the cache gets its name when it is whole, verified and on disk; a directory gets its name when all of its links are there, and counts when
+its index is written. So whatever dies in the middle, nothing half there has a name that is read. The number of links says what is in use, and
+the time of its last change when it was used last: there are no counts that could be wrong after a crash. A file that somebody has written to
+has another time than the one that its name gives it, and is fetched anew.
+
+Invariant: what a channel's directory holds is what S3 listed when this node first fetched it for the run; later generations ask S3 for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import logging
+import os
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from everstep.protocol.ids import RunId
+from everstep.protocol.plan import InputChannel, ObjectReference
+from worker.core.inputs import HeldFile, Misplaced, check_places, make_room, place_of
+from worker.errors import CorruptCheckpoint, InputRefused, ObjectChanged, ObjectMissing, StorageError
+from worker.full_disks import full_disk_of
+from worker.node.rank_user import RankUser, closed_to, make_way, user_of
+from worker.node.state_directory import sync
+from worker.storage.object_store import ObjectStore, StoredObject
+
+log = logging.getLogger(__name__)
+
+FETCHES_AT_ONCE = 8
+MAX_ATTEMPTS = 4
+RETRY_SECONDS = 1.0
+MAX_OBJECTS = 1_000_000
+"""Of one channel."""
+SPARED_PART = 0.05
+"""Of the file system, which inputs leave to others unless the agent is told how much they may take."""
+_READ_BYTES = 4 * 1024 * 1024
+_FILE_MODE, _FOLDER_MODE = 0o444, 0o555
+
+
+class _Given(Exception):
+    """Given up: nobody waits for it any more, or another one has failed."""
+
+
+class IndexedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of a channel."""
+
+    place: str
+    """Below the channel's directory."""
+    name: str
+    """Of the file in the cache."""
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    place: PurePosixPath
+    object: StoredObject
+    reader: str
+    """Whose permission it was listed with; whoever may list an object may not always read it."""
+
+    @property
+    def name(self) -> str:
+        where, told = self.object.reference, self.object
+        return hashlib.sha256("\0".join((self.reader, where.bucket, where.key, told.etag, str(told.bytes))).encode()).hexdigest()
+
+
+_index = msgspec.json.Decoder(tuple[IndexedFile, ...])
+
+
+class InputCache:
+    """The inputs of one node. One owner: the agent; one fetch at a time.
+
+    Args:
+        state: the agent's directory.
+        limit_bytes: what all objects may take; None: what the file system has, less `SPARED_PART` of it.
+        user: that ranks run as; None: this process's.
+    """
+
+    def __init__(self, state: Path, limit_bytes: int | None = None, user: RankUser | None = None) -> None:
+        self._state = state
+        self._objects = state / "inputs" / "objects"
+        self._runs = state / "inputs" / "runs"
+        self._limit_bytes = limit_bytes
+        self._user = user
+
+    def fetch(
+        self, store: ObjectStore, run: RunId, channels: Sequence[InputChannel], cancelled: threading.Event, *, reader: str = ""
+    ) -> dict[str, Path]:
+        """Have all channels of a run on this node. Doing it again fetches nothing. In a thread.
+
+        Args:
+            store: to read from.
+            run: that they are of.
+            channels: all of its channels.
+            cancelled: ends it between two pieces; what is fetched by then stays.
+            reader: whose permissions the store has: what was fetched with others' is not used.
+
+        Returns:
+            The directory of each, by its name.
+
+        Raises:
+            InputRefused: one is not to be had; says which and why.
+            OSError: the disk is full.
+        """
+        found, listed = {}, {}
+        if any(channel.prefix is not None for channel in channels):
+            for way in (self._runs.parent, self._runs, self._runs / run):
+                make_way(way, self._user)
+        for channel in channels:
+            try:
+                if channel.prefix is None:
+                    found[channel.name] = _present(Path(channel.directory), user_of(run, self._state, self._user))
+                    continue
+                found[channel.name] = self._runs / run / channel.name
+                if not self._is_whole(run, channel):
+                    listed[channel.name] = _listed(store, channel.prefix, reader, cancelled)
+            except (StorageError, Misplaced, OSError) as error:
+                if full_disk_of(error) is not None:
+                    raise
+                raise _refused(channel.name, error) from error
+        if listed:
+            self._bring(store, run, listed, cancelled)
+        return found
+
+    def forget(self, run: RunId) -> None:
+        """Take a run's directories away; its objects stay for later jobs. From any thread."""
+        _remove(self._runs / run)
+
+    # -- fetching ---------------------------------------------------------------------------------------------------------------------------
+
+    def _bring(self, store: ObjectStore, run: RunId, listed: Mapping[str, Sequence[_Wanted]], cancelled: threading.Event) -> None:
+        self._objects.mkdir(mode=0o700, parents=True, exist_ok=True)
+        begun = time.monotonic()
+        for scratch in self._objects.glob("*.new"):  # of an agent that died
+            scratch.unlink()
+        self._make_room(listed)
+        for channel, wanted in listed.items():
+            lacking = {each.name: each for each in wanted if not _is_sound(self._objects / each.name, each.name, each.object.bytes)}
+            try:
+                self._fetch_all(store, lacking.values(), cancelled)
+                self._link(run, channel, wanted)
+            except (StorageError, OSError) as error:
+                if full_disk_of(error) is not None:
+                    raise
+                raise _refused(channel, error) from error
+            log.info(
+                "channel %s: %d files, %d bytes; %d of them fetched in %.1f s",
+                channel,
+                len(wanted),
+                sum(each.object.bytes for each in wanted),
+                len(lacking),
+                time.monotonic() - begun,
+            )
+
+    def _make_room(self, listed: Mapping[str, Sequence[_Wanted]]) -> None:
+        held = []
+        for path in self._objects.iterdir():
+            told = path.stat()
+            held.append(HeldFile(path.name, told.st_size, told.st_ctime, told.st_nlink > 1))
+        wanted = {each.name: each.object.bytes for channel in listed.values() for each in channel}
+        limit_bytes = self._limit_bytes
+        if limit_bytes is None:
+            disk = os.statvfs(self._objects)
+            limit_bytes = sum(file.bytes for file in held) + disk.f_bavail * disk.f_frsize - int(SPARED_PART * disk.f_blocks * disk.f_frsize)
+        room = make_room(held, wanted, limit_bytes)
+        if room.lacking_bytes:
+            raise InputRefused(
+                f"InputDataConfig: the job's channels have {sum(wanted.values()):,} bytes, which is {room.lacking_bytes:,} bytes more than this "
+                f"node has room for: its inputs may take {max(0, limit_bytes):,} bytes"
+            )
+        for name in room.dropped:
+            (self._objects / name).unlink()
+
+    def _fetch_all(self, store: ObjectStore, wanted: Iterable[_Wanted], cancelled: threading.Event) -> None:
+        """Fetch several at once; the first that fails ends all."""
+        failed = threading.Event()
+
+        def fetch(each: _Wanted) -> None:
+            try:
+                self._fetch(store, each, cancelled, failed)
+            except BaseException:
+                failed.set()
+                raise
+
+        with ThreadPoolExecutor(FETCHES_AT_ONCE, thread_name_prefix="inputs") as pool:
+            errors = [future.exception() for future in [pool.submit(fetch, each) for each in wanted]]
+        for error in sorted((error for error in errors if error is not None), key=lambda error: isinstance(error, _Given)):
+            raise error  # the first true one: the others only ended because of it
+        sync(self._objects)
+
+    def _fetch(self, store: ObjectStore, wanted: _Wanted, cancelled: threading.Event, failed: threading.Event) -> None:
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            if cancelled.is_set() or failed.is_set():
+                raise _Given
+            try:
+                self._fetch_once(store, wanted, cancelled, failed)
+            except StorageError as error:
+                if not error.retryable or isinstance(error, ObjectChanged) or attempt == MAX_ATTEMPTS:
+                    raise  # what was listed is no longer there: the next generation lists anew
+                log.warning("s3://%s/%s, attempt %d: %s", wanted.object.reference.bucket, wanted.object.reference.key, attempt, error)
+                cancelled.wait(RETRY_SECONDS * attempt)
+            else:
+                return
+
+    def _fetch_once(self, store: ObjectStore, wanted: _Wanted, cancelled: threading.Event, failed: threading.Event) -> None:
+        path = self._objects / wanted.name
+        scratch = path.with_suffix(".new")
+        where = f"s3://{wanted.object.reference.bucket}/{wanted.object.reference.key}"
+        hasher = hashlib.md5(usedforsecurity=False)
+        with store.open(wanted.object.reference, etag=wanted.object.etag) as reader, scratch.open("wb") as file:
+            if reader.bytes != wanted.object.bytes:
+                raise ObjectChanged(f"{where} has {reader.bytes} bytes, and was listed with {wanted.object.bytes}")
+            piece = memoryview(bytearray(min(_READ_BYTES, reader.bytes)))
+            left = reader.bytes
+            while left:
+                if cancelled.is_set() or failed.is_set():
+                    raise _Given
+                part = piece[: min(left, len(piece))]
+                reader.read_into(part)
+                hasher.update(part)
+                file.write(part)
+                left -= len(part)
+            if reader.md5 and reader.md5 != hasher.hexdigest():
+                raise CorruptCheckpoint(f"{where} came with the MD5 {hasher.hexdigest()}; its ETag is {reader.md5}")
+            file.flush()
+            os.fchmod(file.fileno(), _FILE_MODE)
+            os.fsync(file.fileno())
+        os.utime(scratch, (_time_of(path.name),) * 2)
+        scratch.replace(path)
+
+    # -- a channel's directory --------------------------------------------------------------------------------------------------------------
+
+    def _link(self, run: RunId, channel: str, wanted: Sequence[_Wanted]) -> None:
+        """Make a channel's directory, whole at once; its index comes last."""
+        folder = self._runs / run / channel
+        scratch, index = folder.with_name(f"{channel}.new"), folder.with_name(f"{channel}.json")
+        index.unlink(missing_ok=True)
+        _remove(scratch)
+        _remove(folder)
+        scratch.mkdir(parents=True)
+        folders = {scratch / parent for each in wanted for parent in each.place.parents}
+        for parent in sorted(folders):
+            parent.mkdir(exist_ok=True)
+        for each in wanted:
+            os.link(self._objects / each.name, scratch / each.place)
+        for parent in sorted(folders, reverse=True):
+            sync(parent)
+            parent.chmod(_FOLDER_MODE)
+        scratch.rename(folder)
+        told = tuple(IndexedFile(place=str(each.place), name=each.name, bytes=each.object.bytes) for each in wanted)
+        fresh = index.with_suffix(".fresh")
+        with fresh.open("wb") as file:
+            file.write(msgspec.json.encode(told))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(index)
+        sync(index.parent)
+
+    def _is_whole(self, run: RunId, channel: InputChannel) -> bool:
+        folder = self._runs / run / channel.name
+        try:
+            files = _index.decode(folder.with_name(f"{channel.name}.json").read_bytes())
+        except (FileNotFoundError, msgspec.DecodeError):
+            return False
+        return all(_is_sound(folder / file.place, file.name, file.bytes) for file in files)
+
+
+def _listed(store: ObjectStore, prefix: ObjectReference, reader: str, cancelled: threading.Event) -> tuple[_Wanted, ...]:
+    """Return what a channel consists of: one object, or what lies below a folder of keys."""
+    folder = prefix.key if not prefix.key or prefix.key.endswith("/") else f"{prefix.key}/"
+    wanted: list[_Wanted] = []
+    for told in store.list(ObjectReference(bucket=prefix.bucket, key=folder)):
+        if cancelled.is_set():
+            raise _Given
+        if len(wanted) == MAX_OBJECTS:
+            raise Misplaced(f"there are more than {MAX_OBJECTS:,} objects below s3://{prefix.bucket}/{folder}")
+        if (place := place_of(told.reference.key, folder)) is not None:
+            wanted.append(_Wanted(place, told, reader))
+    if not wanted and folder != prefix.key and (alone := store.head(prefix)) is not None:
+        place = place_of(prefix.key, prefix.key[: prefix.key.rfind("/") + 1])
+        assert place is not None, "its key does not end with a slash"
+        wanted.append(_Wanted(place, alone, reader))
+    if not wanted:
+        raise ObjectMissing(f"there is no object at or below s3://{prefix.bucket}/{prefix.key}")
+    check_places([each.place for each in wanted])
+    return tuple(wanted)
+
+
+def _present(directory: Path, user: RankUser | None) -> Path:
+    """Return a directory that can be read, by ranks, too."""
+    with os.scandir(directory):
+        pass
+    if user is not None and closed_to(user, [directory]):
+        raise PermissionError(errno.EACCES, f"ranks run as {user.name} (uid {user.uid}), which may not read it", str(directory))
+    return directory
+
+
+def _refused(channel: str, error: Exception) -> InputRefused:
+    is_passing = isinstance(error, StorageError) and error.retryable
+    words = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+    return InputRefused(f"InputDataConfig, channel {channel!r}: {words}", is_passing=is_passing)
+
+
+def _time_of(name: str) -> int:
+    """Return the time that a file of this name has, Unix seconds: within nine years from 1970, so that a write shows."""
+    return int(name[:7], 16)
+
+
+def _is_sound(path: Path, name: str, size: int) -> bool:
+    try:
+        told = path.stat()
+    except OSError:
+        return False
+    return stat.S_ISREG(told.st_mode) and told.st_size == size and told.st_mtime == _time_of(name)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a tree of folders that may not be written to."""
+    for parent, _, _ in os.walk(folder):
+        with contextlib.suppress(OSError):
+            os.chmod(parent, 0o700)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,438 @@
+"""The packages that a job's requirements.txt names, installed on this node in a layer over the node's own packages.
+
+    <state>/packages/<key>/                 a virtual environment that holds what the node lacks, and sees the node's packages behind it
+    <state>/packages/<key>/installed.json   the modules in the layer; written last
+    <state>/packages/<key>.<nonce>.new/     a layer that is being made; the next installation removes what is left of it
+    <state>/packages/<key>.<nonce>.work.new/   pip's home, temporary folder, working directory and settings
+    <state>/packages/lock                   held while a layer is made; the kernel drops the lock when its holder dies
+
+pip runs in the layer and sees the node's packages behind it. pip skips a package that the node has in the right version. Another version goes into
+the layer, which ranks see first; the node's own stays as it is. Ranks run under the node's own Python, with the layer in their PYTHONPATH. An
+editable install needs more than a path, so it is refused.
+
+The key digests everything that a layer follows from, the project first: jobs of two projects never import the same layer. A layer gets its name
+when it is whole and on disk.
+
+pip reads nothing of the job but the requirements file and what that file names. pip runs isolated (`-I`), in an environment that the node makes
+(`pip_environment`), with an empty home. pip installs wheels only, unless the agent allows builds: a build runs code of the package.
+
+Where ranks have a user of their own, pip runs as the job's user, and in a copy of the source where it may build there. The agent ends every process
+that pip has left (`worker.ranks.contained_program`, `end_processes`), and then takes the files over, before the layer gets its name.
+
+Invariant: nothing of a job's code, which an installation may run, sees the node's AWS credentials, or runs as root where ranks do not. No process
+that an installation has started outlives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import configparser
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import logging
+import os
+import re
+import secrets
+import shutil
+import site
+import sys
+import sysconfig
+import venv
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+from worker.errors import RequirementsRefused
+from worker.full_disks import full_disk_of
+from worker.node.rank_user import RankUser, end_processes, give, make_way, take
+from worker.provisioning import wheels_only
+from worker.ranks import contained_program as beside
+from worker.ranks.environment import Packages
+from worker.ranks.files import last_lines
+from worker.ranks.shim import processes
+from worker.tasks import finish
+
+log = logging.getLogger(__name__)
+
+INSTALL_SECONDS = 1800.0
+MAX_LAYERS = 4
+"""On a node; those that were not used for longest go."""
+LAYERS_PART = 0.25
+"""Of the file system, which all layers together may take, unless it is said in bytes."""
+LAST_LINES_BYTES = 1200
+END_SECONDS = 15.0
+"""For processes that pip has left to be gone once they are killed."""
+_LOOK_SECONDS = 0.2
+"""Between two looks at a lock that another agent of this node holds."""
+_PASSED_ON = frozenset({"PATH", "LD_LIBRARY_PATH", "LANG", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"})
+"""Variables of the agent that pip sees; besides them `LC_…` and those of proxies. Its own settings (`PIP_…`) are in a file."""
+_PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"})
+_SETTING = "PIP_"
+_VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
+_LOCAL = re.compile(r"^\s*(-r|-c|--requirement|--constraint|\.)|/|\.whl", re.MULTILINE)
+"""What may lead to other files of the source; that a URL looks alike does no harm."""
+_EDITABLE = re.compile(r"^\s*(-e|--editable)\b", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """An installation that a job asks for."""
+
+    project: str
+    """The job's. Jobs of one project share layers."""
+    source: Path
+    """The unpacked source tree."""
+    source_sha256: str
+    requirements: str
+    """Path below the source tree."""
+    environment: Mapping[str, str] = field(repr=False)
+    """The agent's own; `pip_environment` and `pip_settings` choose what pip sees. Nothing of the job's."""
+    output: Path
+    """The file that pip's output is appended to."""
+    user: RankUser | None = None
+    """The user of the job's ranks, which pip runs as; None: this process's."""
+
+
+class _Installed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    modules: tuple[str, ...]
+
+
+_installed = msgspec.json.Decoder(_Installed)
+
+
+class PackageLayers:
+    """The layers of one node. One owner: the agent.
+
+    Args:
+        state: the agent's directory.
+        seconds: what one installation may take.
+        limit_bytes: what all layers may take of the disk; None: `LAYERS_PART` of it.
+        user: the users of this node's ranks; None: this process's.
+        allows_builds: pip may build packages that have no wheel, which runs their code.
+    """
+
+    def __init__(
+        self,
+        state: Path,
+        *,
+        seconds: float = INSTALL_SECONDS,
+        limit_bytes: int | None = None,
+        user: RankUser | None = None,
+        allows_builds: bool = False,
+    ) -> None:
+        self._folder = state / "packages"
+        self._seconds = seconds
+        self._limit_bytes = limit_bytes
+        self._user = user
+        self._allows_builds = allows_builds
+
+    async def install(self, order: Order) -> Packages:
+        """Have what a requirements file asks for on this node. Doing it again installs nothing.
+
+        Args:
+            order: what, from where, with which environment.
+
+        Returns:
+            Where ranks find it.
+
+        Raises:
+            RequirementsRefused: it cannot be installed; with pip's last lines.
+            OSError: the disk is full.
+        """
+        try:
+            make_way(self._folder, self._user)
+            async with asyncio.timeout(self._seconds):
+                layer = self._folder / await asyncio.to_thread(_key, order, self._allows_builds)
+                if (packages := _found(layer)) is not None:
+                    return packages
+                async with self._alone():
+                    if (packages := _found(layer)) is None:
+                        packages = await self._make(layer, order)
+                    return packages
+        except TimeoutError:
+            raise RequirementsRefused(f"{order.requirements} is not installed after {self._seconds:g} s{_words(order.output)}") from None
+        except OSError as error:
+            if full_disk_of(error) is not None:
+                raise
+            raise RequirementsRefused(f"{order.requirements} cannot be installed: {error}") from error
+
+    @contextlib.asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        with (self._folder / "lock").open("a") as lock:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    await asyncio.sleep(_LOOK_SECONDS)
+            yield
+
+    async def _make(self, layer: Path, order: Order) -> Packages:
+        await asyncio.to_thread(self._make_room)
+        scratch = layer.with_name(f"{layer.name}.{secrets.token_hex(4)}.new")
+        log.info("installing %s", order.requirements)
+        work = scratch.with_name(f"{scratch.stem}.work.new")
+        try:
+            await asyncio.to_thread(_make_environment, scratch, order.user)
+            order = await asyncio.to_thread(_make_workplace, work, order, is_built=self._allows_builds)
+            try:
+                await self._pip(scratch, work, order)
+            finally:
+                await finish(asyncio.to_thread(_end_users, order.user))
+            await asyncio.to_thread(self._bound, scratch, order)
+            await asyncio.to_thread(_seal, scratch, layer, order.user)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        packages = _found(layer)
+        assert packages is not None, "it was sealed"
+        return packages
+
+    async def _pip(self, folder: Path, work: Path, order: Order) -> None:
+        """Run pip to its end, or end it; either way all that it has started ends, too."""
+        order.output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        user = beside.CONFINED if order.user is None else beside.written(order.user)
+        pip = ["-m", "pip"] if self._allows_builds else [wheels_only.__file__]
+        words = ["install", "--no-input", "--no-color", "--no-cache-dir", "--progress-bar=off", "--disable-pip-version-check"]
+        words += [] if self._allows_builds else ["--only-binary", ":all:"]
+        with order.output.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-m", "worker.ranks.contained_program", beside.NONE, user),
+                *(str(folder / "bin" / "python"), "-I", *pip, *words, "-r", str(order.source / order.requirements)),
+                cwd=order.source if _names_files(order) else work / "empty",
+                env=_environment_in(work, order.environment),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                umask=0o022,
+            )
+            try:
+                code = await process.wait()
+            finally:
+                if process.returncode is None:
+                    processes.kill_tree(process.pid)
+                    await process.wait()
+        if code:
+            how = f"ended with code {code}" if code > 0 else f"was ended by signal {-code}"
+            raise RequirementsRefused(f"{order.requirements}: pip {how}{_words(order.output)}")
+
+    def _make_room(self) -> None:
+        for leftover in self._folder.glob("*.new"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        layers = self._layers()
+        for layer in layers[: max(0, len(layers) - MAX_LAYERS + 1)]:
+            shutil.rmtree(layer, ignore_errors=True)
+
+    def _bound(self, scratch: Path, order: Order) -> None:
+        """Let go of layers that there is no room for beside the new one, those that were used first first."""
+        limit_bytes = self._limit_bytes
+        if limit_bytes is None:
+            disk = os.statvfs(self._folder)
+            limit_bytes = int(LAYERS_PART * disk.f_blocks * disk.f_frsize)
+        needed = _bytes_of(scratch)
+        if needed > limit_bytes:
+            raise RequirementsRefused(f"{order.requirements} takes {needed:,} bytes, and packages may take {limit_bytes:,} bytes of this node's disk")
+        kept = {layer: _bytes_of(layer) for layer in self._layers()}
+        for layer in list(kept):
+            if sum(kept.values()) + needed <= limit_bytes:
+                break
+            shutil.rmtree(layer, ignore_errors=True)
+            del kept[layer]
+
+    def _layers(self) -> list[Path]:
+        """Return the layers that have a name, the one that was not used for longest first."""
+        found = (path for path in self._folder.iterdir() if path.is_dir() and path.suffix != ".new")
+        return sorted(found, key=lambda path: path.stat().st_mtime)
+
+
+def read_requirements(order: Order) -> bytes:
+    """Return a requirements file.
+
+    Args:
+        order: that names it.
+
+    Returns:
+        Its content.
+
+    Raises:
+        RequirementsRefused: there is none, or it asks for what a layer cannot have.
+    """
+    path = (order.source / order.requirements).resolve()
+    if not path.is_relative_to(order.source.resolve()) or not path.is_file():
+        raise RequirementsRefused(f"{order.requirements!r} is not a file of the source tree")
+    data = path.read_bytes()
+    text = data.decode(errors="replace")
+    if _EDITABLE.search(text):
+        raise RequirementsRefused(f"{order.requirements} has an editable install; name the folder without -e")
+    if variable := _VARIABLE.search(text):
+        raise RequirementsRefused(f"{order.requirements} names {variable[0]}, and pip sees no variable of the job: write the value")
+    if importlib.util.find_spec("pip") is None:
+        raise RequirementsRefused(f"{order.requirements} cannot be installed: {sys.executable} has no pip")
+    return data
+
+
+def _key(order: Order, allows_builds: bool = False) -> str:
+    """Return a layer's name: a digest of all that it follows from."""
+    data = read_requirements(order)
+    libc = os.confstr("CS_GNU_LIBC_VERSION") or "" if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
+    facts = {
+        "project": order.project,
+        "requirements": data.hex(),
+        "source": order.source_sha256 if _names_files(order) else "",
+        "python": [sys.version, sys.prefix, sysconfig.get_platform(), libc],
+        "node": sorted(f"{each.name}=={each.version}" for each in metadata.distributions()),
+        "environment": pip_environment(order.environment),
+        "settings": pip_settings(order.environment),
+        "builds": allows_builds,
+    }
+    return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()[:32]
+
+
+def _make_environment(folder: Path, user: RankUser | None) -> None:
+    """Make a virtual environment that sees this interpreter's packages behind its own, for this user to fill."""
+    venv.EnvBuilder(symlinks=True).create(folder)
+    lines = [f"import site; site.addsitedir({path!r})" for path in site.getsitepackages()]
+    (_packages_of(folder) / "node.pth").write_text("\n".join(lines) + "\n")
+    if user is not None:
+        give(folder, user)
+
+
+def _make_workplace(work: Path, order: Order, *, is_built: bool) -> Order:
+    """Make what pip has besides the layer: an empty home, a temporary folder, an empty working directory and its settings.
+
+    Args:
+        work: the folder for it.
+        order: the installation.
+        is_built: pip may build in the source.
+
+    Returns:
+        The order, about a copy of the source where pip builds as another user.
+    """
+    for name in ("home", "temporary", "empty"):
+        (work / name).mkdir(mode=0o700, parents=True)
+    settings = configparser.RawConfigParser()
+    settings["global"] = pip_settings(order.environment)
+    with (work / "pip.conf").open("x") as file:
+        settings.write(file)
+    work.chmod(0o700)
+    user = order.user
+    if user is None:
+        return order
+    if is_built and _names_files(order):
+        shutil.copytree(order.source, work / "source")
+        order = replace(order, source=work / "source")
+    give(work, user)
+    return order
+
+
+def pip_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Choose which variables of the agent pip sees: what it needs to reach an index. Pure.
+
+    Args:
+        environment: the agent's.
+
+    Returns:
+        Those variables; no credentials of AWS and nothing of Everstep's are among them.
+    """
+    return {name: value for name, value in environment.items() if name in _PASSED_ON or name.startswith("LC_") or name.upper() in _PROXIES}
+
+
+def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the node's settings of pip: those of the agent's PIP_CONFIG_FILE, and its PIP_… variables, which win.
+
+    They go into a file: a requirements file may put `${PIP_INDEX_URL}` into a URL of its own, and the index may take a password.
+
+    Args:
+        environment: the agent's.
+
+    Returns:
+        Values by the name of the option, as in the section `global` of pip's file.
+    """
+    given = configparser.RawConfigParser()
+    if path := environment.get("PIP_CONFIG_FILE"):
+        given.read(path)
+    of_file = {name: value for section in ("global", "install") if given.has_section(section) for name, value in given[section].items()}
+    of_variables = {
+        name.removeprefix(_SETTING).lower().replace("_", "-"): value
+        for name, value in environment.items()
+        if name.startswith(_SETTING) and name != "PIP_CONFIG_FILE"
+    }
+    return of_file | of_variables
+
+
+def _environment_in(work: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    return pip_environment(environment) | {"HOME": str(work / "home"), "TMPDIR": str(work / "temporary"), "PIP_CONFIG_FILE": str(work / "pip.conf")}
+
+
+def _end_users(user: RankUser | None) -> None:
+    """End what an installation has left of its user's: none of this job's ranks lives here yet.
+
+    Args:
+        user: of the job.
+
+    Raises:
+        RequirementsRefused: something cannot be ended.
+    """
+    if left := end_processes(user, seconds=END_SECONDS):
+        raise RequirementsRefused(f"pip has left what cannot be ended: {left}")
+
+
+def _names_files(order: Order) -> bool:
+    """Say whether requirements may lead to other files of the source."""
+    return _LOCAL.search(read_requirements(order).decode(errors="replace")) is not None
+
+
+def _packages_of(folder: Path) -> Path:
+    return Path(sysconfig.get_path("purelib", "venv", vars={"base": str(folder), "platbase": str(folder)}))
+
+
+def _seal(scratch: Path, layer: Path, user: RankUser | None) -> None:
+    """Give a layer its name: it is whole, and on disk."""
+    if user is not None:
+        take(scratch)
+    packages = _packages_of(scratch)
+    if not packages.resolve().is_relative_to(scratch.resolve()):
+        raise RequirementsRefused("what was installed has put a link in the place of its own folder")
+    (packages / "node.pth").unlink(missing_ok=True)
+    (scratch / "installed.json").unlink(missing_ok=True)  # a package's own, or a link
+    with (scratch / "installed.json").open("xb") as file:
+        file.write(msgspec.json.encode(_Installed(modules=tuple(sorted(_modules(packages))))))
+    os.sync()  # a package is many files, and a machine may lose its power before they are on disk
+    shutil.rmtree(layer, ignore_errors=True)  # one that was not whole
+    scratch.rename(layer)
+
+
+def _modules(folder: Path) -> Iterable[str]:
+    """Return the names that can be imported from a folder."""
+    for path in folder.iterdir():
+        name = path.name.partition(".")[0]
+        if name.isidentifier() and name != "__pycache__" and (path.is_dir() or path.suffix in (".py", ".so")):
+            yield name
+
+
+def _found(layer: Path) -> Packages | None:
+    """Return a layer that is whole, and note that it was used."""
+    try:
+        installed = _installed.decode((layer / "installed.json").read_bytes())
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+    os.utime(layer)
+    return Packages(path=str(_packages_of(layer)), modules=installed.modules) if installed.modules else Packages()
+
+
+def _bytes_of(folder: Path) -> int:
+    """Return what a tree takes of the disk; a file with two names in it counts twice."""
+    return sum(os.lstat(name, dir_fd=at).st_blocks * 512 for _, _, files, at in os.fwalk(folder) for name in files)
+
+
+def _words(output: Path) -> str:
+    text = last_lines(output, LAST_LINES_BYTES).strip()
+    return f"; its last lines: {text}" if text else ""

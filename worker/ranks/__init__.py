@@ -1,0 +1,1 @@
+"""Rank processes on a node: their user, environment and files, and the shim that outlives the agent."""

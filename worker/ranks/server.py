@@ -1,0 +1,135 @@
+"""The agent's end of its ranks' lines (`everstep.protocol.rank_messages`), on a unix socket that only their user's processes can open.
+
+Invariant: a line speaks for one rank of the current generation, or it is closed; nothing that a rank sends, or stops reading, holds up the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import Protocol
+
+from everstep.protocol.codec import LENGTH, Message, decode, frame, frame_length
+from everstep.protocol.errors import MalformedMessage, ProtocolError
+from everstep.protocol.ids import Rank
+from everstep.protocol.rank_messages import MAX_RANK_MESSAGE_BYTES, RankHello, RankToAgent
+from worker.node.rank_user import RankUser, share
+from worker.node.unix_socket import listen_private
+from worker.tasks import end
+
+log = logging.getLogger(__name__)
+MAX_UNREAD_BYTES = 4 * 1024 * 1024
+"""What may wait for a rank that does not read; beyond it wake-ups are dropped, for the page is the truth."""
+
+
+class RankEvents(Protocol):
+    """Who takes what ranks say: the node's `Member`."""
+
+    def hello(self, hello: RankHello, line: RankLine) -> bool:
+        """A rank has (re)connected: welcome it on its line and return True, or refuse it."""
+
+    def message(self, rank: Rank, message: Message) -> None:
+        """A rank says something; must not block."""
+
+    def lost(self, rank: Rank, line: RankLine) -> None:
+        """A rank's line has ended."""
+
+
+class RankLine:
+    """One connected rank."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+
+    def send(self, message: Message) -> None:
+        """Queue a message; a rank that has stopped reading misses it."""
+        if self._writer.is_closing() or self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            return
+        self._writer.write(frame(message))
+
+    def close(self) -> None:
+        """End the line."""
+        self._writer.close()
+
+
+class RankServer:
+    """Listens for the ranks of this node. One owner: the agent."""
+
+    def __init__(self, path: Path, user: RankUser | None = None) -> None:
+        """Nothing listens yet.
+
+        Args:
+            path: of the socket.
+            user: the users of this node's ranks; None: this process's.
+        """
+        self.path = path
+        self.user = user
+        """Who may come, besides this process's user: the agent narrows it to the job's user when the job has one."""
+        self.events: RankEvents | None = None
+        self.refused_count = 0
+        self._server: asyncio.AbstractServer | None = None
+        self._lines: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Listen; a socket that an earlier agent left is replaced."""
+        self._server = await asyncio.start_unix_server(self._accept, sock=listen_private(self.path))
+        share(self.path, self.user)
+
+    async def close(self) -> None:
+        """Stop listening and end every line; ranks train on and look for the next agent."""
+        if self._server is not None:
+            self._server.close()
+        await end(*self._lines)
+        self.path.unlink(missing_ok=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._lines.add(task)
+        try:
+            await self._serve(reader, writer)
+        except (ProtocolError, OSError, asyncio.IncompleteReadError) as error:
+            if isinstance(error, ProtocolError):
+                self.refused_count += 1
+                log.warning("a rank's line is closed: %s", error)
+        except asyncio.CancelledError:
+            log.debug("a rank's line ends with the agent")
+        finally:
+            self._lines.discard(task)
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        uid = _peer_uid(writer)
+        if uid != os.getuid() and not (self.user is not None and self.user.covers(uid)):
+            raise MalformedMessage("a rank of another user")
+        hello = await _read(reader)
+        events = self.events
+        if not isinstance(hello, RankHello):
+            raise MalformedMessage(f"a rank that begins with {type(hello).__name__}")
+        line = RankLine(writer)
+        if events is None or not events.hello(hello, line):
+            raise MalformedMessage(f"rank {hello.rank} of run {hello.run} generation {hello.generation} is not ours")
+        try:
+            while True:
+                events.message(hello.rank, await _read(reader))
+        finally:
+            events.lost(hello.rank, line)
+
+
+async def _read(reader: asyncio.StreamReader) -> Message:
+    length = frame_length(await reader.readexactly(LENGTH.size), MAX_RANK_MESSAGE_BYTES)
+    message: Message = decode(await reader.readexactly(length), RankToAgent)  # type: ignore[arg-type]
+    return message
+
+
+def _peer_uid(writer: asyncio.StreamWriter) -> int:
+    line: socket.socket = writer.get_extra_info("socket")
+    _, uid, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(uid)

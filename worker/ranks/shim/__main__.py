@@ -1,0 +1,59 @@
+"""`python -P -m worker.ranks.shim --socket PATH --state-dir DIR`: the shim; with `--template-fd`, the template that it starts itself."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+
+from everstep.protocol.log_records import TextFormatter
+
+
+def main() -> None:
+    """Run one of the two.
+
+    Raises:
+        SystemExit: always, at the latest when the process has done its work.
+    """
+    parser = argparse.ArgumentParser(prog="python -P -m worker.ranks.shim", description="Parent of a node's ranks.")
+    parser.add_argument("--socket", type=Path, help="unix socket to serve")
+    parser.add_argument("--state-dir", type=Path, help="where records lie; must exist")
+    parser.add_argument("--preload", action="append", default=[], metavar="MODULE", help="module that warm ranks have imported; may be repeated")
+    parser.add_argument("--cgroup", default="", metavar="NAME", help="name of this node's cgroup; without it ranks have none of their own")
+    parser.add_argument("--ready-fd", type=int, help="closed once the socket listens")
+    parser.add_argument("--template-fd", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(TextFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    os.setpriority(os.PRIO_PROCESS, 0, max(0, os.getpriority(os.PRIO_PROCESS, 0)))  # the agent's own priority is not for ranks
+    if arguments.template_fd is not None:
+        from worker.ranks.shim.template import run_template
+
+        logging.getLogger().handlers.clear()  # what a script logs is the script's business
+        logging.getLogger().setLevel(logging.WARNING)
+        run_template(socket.socket(fileno=arguments.template_fd), arguments.preload)
+    if arguments.socket is None or arguments.state_dir is None:
+        parser.error("--socket and --state-dir are needed")
+    from worker.ranks.shim import processes
+    from worker.ranks.shim.server import Shim, ShimOptions
+
+    processes.close_inherited(keep=[arguments.ready_fd] if arguments.ready_fd is not None else [])
+    if arguments.ready_fd is not None:
+        os.set_inheritable(arguments.ready_fd, False)  # nobody else may hold it open
+    options = ShimOptions(
+        socket_path=arguments.socket,
+        state_dir=arguments.state_dir,
+        modules=tuple(arguments.preload),
+        ready=arguments.ready_fd,
+        cgroup=arguments.cgroup,
+    )
+    Shim(options).run()
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    main()

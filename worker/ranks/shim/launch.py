@@ -1,0 +1,169 @@
+"""In the new process: from a bare fork to the first line of the user's script.
+
+A cold rank execs `python -u script`; a warm one becomes that program without an exec. The script cannot tell: `__main__`, `sys.argv`,
+`sys.path`, stdio, signals, exit codes, `atexit` and open files at exit are those of `python -u script`.
+
+Invariant: nothing here returns into the caller's loop; a rank ends in here.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+import types
+from importlib.machinery import SourceFileLoader
+from typing import NoReturn
+
+from worker.node import rank_user
+from worker.ranks.shim import processes
+from worker.ranks.shim.messages import StartRank
+
+GO = b"g"
+_CANNOT_RUN = 127
+"""As shells do when the program cannot be run."""
+_CANNOT_OPEN = 2
+"""As Python does when the script cannot be opened."""
+_STALE_PREFIXES = (
+    "LD_", "PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "DNNL_", "ONEDNN_", "ATEN_", "MALLOC_", "GLIBC_", "LC_",
+    "TORCH_LOGS", "TORCH_TRACE", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES", "TORCH_DEVICE_BACKEND_AUTOLOAD", "TORCH_COMPILE_",
+    "TORCHDYNAMO_", "TORCHINDUCTOR_", "PYTORCH_", "DS_ACCELERATOR",
+)  # fmt: skip
+_APPLIED_LATE = frozenset({"OMP_NUM_THREADS", "PYTHONUNBUFFERED"})
+"""Read at start, but brought into force by `become` all the same."""
+
+
+def needs_cold_start(environment: dict[str, str], template: dict[str, str]) -> str | None:
+    """Find a variable that a warm start would be too late for. Pure.
+
+    Args:
+        environment: what the rank is to see.
+        template: what the template was started with, and has acted on.
+
+    Returns:
+        The first such variable's name, or None.
+    """
+    for name in sorted(environment.keys() | template.keys()):
+        late = (name.startswith(_STALE_PREFIXES) or name == "LANG") and name not in _APPLIED_LATE
+        if late and environment.get(name) != template.get(name):
+            return name
+    return None
+
+
+def environment_of(start: StartRank) -> dict[str, str]:
+    """Return a rank's environment with its packages in it, for the rank and for what it starts. Pure."""
+    if not start.packages:
+        return start.environment
+    others = start.environment.get("PYTHONPATH")
+    return {**start.environment, "PYTHONPATH": os.pathsep.join([start.packages, others] if others else [start.packages])}
+
+
+def settle(user: rank_user.RankUser | None, stdout: int, stderr: int, gate: int) -> None:
+    """Make this fork a process of its own: user, session, stdio, default signals; then wait until its record is written.
+
+    Args:
+        user: to become; None: it stays what it is.
+        stdout: an open file; becomes descriptor 1.
+        stderr: an open file; becomes descriptor 2.
+        gate: a pipe; one byte lets the rank go, its end means that there must be no such rank.
+    """
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(number) not in (signal.SIG_DFL, None):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
+        os.dup2(source, target)
+    if user is not None:
+        try:
+            rank_user.become(user)
+        except OSError as error:
+            os.write(2, f"this rank cannot run as {user.name}: {error}\n".encode())
+            os._exit(_CANNOT_RUN)
+    if os.read(gate, 1) != GO:
+        os._exit(_CANNOT_RUN)
+    for descriptor in (null, stdout, stderr, gate):
+        os.close(descriptor)
+
+
+def execute(start: StartRank) -> NoReturn:
+    """Become `python -u script` by exec: a cold rank. In the shim's fork, after `settle`."""
+    try:
+        os.chdir(start.working_directory)
+        os.execve(sys.executable, [sys.executable, "-u", start.script, *start.arguments], environment_of(start))
+    except OSError as error:
+        os.write(2, f"cannot run {sys.executable} in {start.working_directory}: {error}\n".encode())
+    os._exit(_CANNOT_RUN)
+
+
+def become(start: StartRank) -> NoReturn:
+    """Become `python -u script` in place: a warm rank. In the template's fork, after `settle`, as the last thing that its main function does.
+
+    Args:
+        start: what to become.
+
+    Raises:
+        SystemExit: always; the interpreter then ends as it does after any script.
+    """
+    os.environ.clear()
+    os.environ.update(environment_of(start))
+    if start.user is not None:
+        rank_user.allow_looks()
+    time.tzset()
+    processes.set_name(f"rank {start.rank}")
+    processes.set_title([sys.executable, "-u", start.script, *start.arguments])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    _forget_ourselves()
+    _reseed()
+    _set_thread_count(start.environment.get("OMP_NUM_THREADS", ""))
+    sys.argv = [start.script, *start.arguments]
+    sys.path[:0] = [os.path.dirname(start.script), *([start.packages] if start.packages else [])]
+    try:
+        os.chdir(start.working_directory)
+        with open(start.script, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        sys.stderr.write(f"{sys.executable}: can't open file {start.script!r}: [Errno {error.errno}] {error.strerror}\n")
+        sys.exit(_CANNOT_OPEN)
+    _run(start.script, source)
+    sys.exit(0)
+
+
+def _run(path: str, source: bytes) -> None:
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=path, __loader__=SourceFileLoader("__main__", path), __builtins__=__builtins__, __cached__=None)
+    main.__spec__ = None
+    sys.modules["__main__"] = main
+    try:
+        exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+    except Exception as error:
+        # As the interpreter does, less our own frame at the top of the traceback.
+        traceback = error.__traceback__.tb_next if error.__traceback__ else None
+        sys.excepthook(type(error), error.with_traceback(traceback), traceback)
+        sys.exit(1)
+
+
+def _forget_ourselves() -> None:
+    """Drop `worker` from the loaded modules: a user's own `worker.py` must be the one that the script imports."""
+    for name in [name for name in sys.modules if name == "worker" or name.startswith("worker.")]:
+        del sys.modules[name]
+
+
+def _reseed() -> None:
+    """A fork inherits generators; ranks that were cold-started would each have had their own entropy."""
+    random.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+def _set_thread_count(text: str) -> None:
+    """Apply OMP_NUM_THREADS, which torch read when the template imported it."""
+    torch = sys.modules.get("torch")
+    if torch is not None and text.isdecimal() and int(text) > 0:
+        torch.set_num_threads(int(text))

@@ -1,0 +1,624 @@
+"""The shim's loop: starts ranks, reaps them, tells every client, and survives them all.
+
+Single-threaded and never blocked for longer than a walk through /proc: a rank's exit is on disk and said within milliseconds. What must be
+true after the shim's own death (who runs, who ended and how) is on disk before it is said; an end that the disk does not take is said all the same.
+
+Invariant: a rank's process passes its gate only when its record is written, and a record without an end names a process that has not been
+reaped, or whose end is owed to the disk.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from everstep.protocol import codec
+from everstep.protocol.codec import Message
+from everstep.protocol.errors import ProtocolError
+from everstep.protocol.ids import Generation, Rank, RunId
+from worker.node.state_directory import SHIM_LOCK
+from worker.node.unix_socket import listen_private
+from worker.ranks.shim import cgroups, launch, processes
+from worker.ranks.shim.line import Line
+from worker.ranks.shim.messages import (
+    ForgetRun,
+    ListRanks,
+    Preload,
+    RankEnd,
+    RankExited,
+    RankRecord,
+    RankRefused,
+    Ranks,
+    RankStarted,
+    Shutdown,
+    StartRank,
+    StopRanks,
+    ToShim,
+)
+from worker.ranks.shim.records import RETRY_SECONDS, RankRecords
+from worker.ranks.shim.template import FORK, Forked, ForkFailed, FromTemplate, TemplateFailed, TemplateReady
+
+_CREDENTIALS = struct.Struct("3i")
+_log = logging.getLogger("worker.ranks.shim")
+
+RankKey = tuple[RunId, Generation, Rank]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShimOptions:
+    """What a shim is started with."""
+
+    socket_path: Path
+    state_dir: Path
+    modules: tuple[str, ...]
+    """To preload; empty: every rank starts cold."""
+    ready: int | None = None
+    """A pipe that is closed once the socket listens."""
+    cgroup: str = ""
+    """Name of this node's cgroup; empty: ranks have none of their own."""
+
+
+@dataclass(slots=True)
+class _Template:
+    """The template's process and the line to it."""
+
+    pid: int
+    line: Line
+    state: Preload = Preload.PENDING
+    seconds: float = 0.0
+    resident_bytes: int = 0
+    error: str = ""
+    modules: frozenset[str] = frozenset()
+    """What it has loaded."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A start that has been asked for and is not yet a process."""
+
+    start: StartRank
+    client: Line
+    gate: int = -1
+    """Our end of the gate once the template was asked."""
+    is_stopped: bool = False
+
+
+@dataclass(slots=True)
+class Shim:
+    """The state of one shim; `run` is the loop."""
+
+    options: ShimOptions
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _clients: set[Line] = field(default_factory=set)
+    _records: dict[RankKey, RankRecord] = field(default_factory=dict)
+    _living: dict[int, RankKey] = field(default_factory=dict)
+    _stopped: set[RankKey] = field(default_factory=set)
+    _fences: dict[RunId, Generation] = field(default_factory=dict)
+    """Highest generation that was stopped, by run: nothing of it starts any more."""
+    _waiting: list[_Pending] = field(default_factory=list)
+    """Warm starts that wait for the template."""
+    _forking: list[_Pending] = field(default_factory=list)
+    """Warm starts that the template was asked for, in its order of answers."""
+    _remains: set[processes.Process] = field(default_factory=set)
+    _cgroups: cgroups.RankCgroups | None = None
+    _confinement_error: str = ""
+    _emptying: set[str] = field(default_factory=set)
+    """Cgroups of generations that no rank lives of: killed, and removed once they are empty."""
+    _template: _Template | None = None
+    _is_ending: bool = False
+    _environment: dict[str, str] = field(default_factory=processes.initial_environment)
+    """What the template has acted on."""
+    _disk: RankRecords = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._disk = RankRecords(self.options.state_dir)
+
+    def run(self) -> None:
+        """Serve until `Shutdown` or SIGTERM, and then until nothing is left below this process.
+
+        Raises:
+            SystemExit: another shim serves this state directory.
+        """
+        lock = self._lock()
+        processes.become_subreaper()
+        self._records = {_key(record): record for record in self._disk.read() if record.end is not None}
+        if self.options.cgroup:
+            self._cgroups, words = cgroups.find(self.options.cgroup)
+            self._confinement_error = words if self._cgroups is None else ""
+        wake = self._watch_signals()
+        self._start_template()
+        listener = self._listen()
+        if self.options.ready is not None:
+            os.close(self.options.ready)
+        while not (self._is_ending and self._is_bare()):
+            for key, events in self._selector.select(RETRY_SECONDS if self._disk.is_owing else None):
+                act: Callable[[int], None] = key.data
+                act(events)
+            self._disk.write_owed()
+        if self._cgroups is not None:
+            self._cgroups.close()
+        self.options.socket_path.unlink(missing_ok=True)
+        self._selector.close()
+        for end in (listener, wake, *(client.socket for client in self._clients)):
+            end.close()
+        os.close(lock)
+
+    # --- set-up ---------------------------------------------------------------------------------------------------------------------------
+
+    def _lock(self) -> int:
+        lock = os.open(self.options.state_dir / SHIM_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(f"another shim serves {self.options.state_dir}") from None
+        return lock
+
+    def _watch_signals(self) -> socket.socket:
+        wake, write = socket.socketpair()
+        wake.setblocking(False)
+        write.setblocking(False)
+        signal.set_wakeup_fd(write.detach(), warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, _wake_up)
+
+        def woken(_: int) -> None:
+            numbers = wake.recv(4096)
+            if signal.SIGTERM in numbers or signal.SIGINT in numbers:
+                self._end()
+            self._reap()
+
+        self._selector.register(wake, selectors.EVENT_READ, woken)
+        return wake
+
+    def _listen(self) -> socket.socket:
+        listener = listen_private(self.options.socket_path)
+        self._selector.register(listener, selectors.EVENT_READ, lambda _: self._accept(listener))
+        return listener
+
+    # --- clients --------------------------------------------------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        _, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if user != os.geteuid():
+            _log.warning("a client of user %s was refused", user)
+            connection.close()
+            return
+        client = Line(connection)
+        self._clients.add(client)
+        self._selector.register(connection, selectors.EVENT_READ, lambda events: self._serve(client, events))
+
+    def _serve(self, client: Line, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._settle(client, client.flush())
+        if not events & selectors.EVENT_READ or client not in self._clients:
+            return
+        try:
+            frames = client.receive()
+            for frame in frames or ():
+                self._obey(client, codec.decode(frame, ToShim))  # type: ignore[arg-type]
+        except ProtocolError as error:
+            _log.warning("a client was dropped: %s", error)
+            frames = None
+        if frames is None:
+            self._drop(client)
+
+    def _say(self, client: Line, message: Message) -> None:
+        if client in self._clients:
+            self._settle(client, client.send(message))
+
+    def _settle(self, client: Line, is_sound: bool) -> None:
+        if not is_sound:
+            self._drop(client)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.has_unsent else 0)
+        key = self._selector.get_key(client.socket)
+        if key.events != events:
+            self._selector.modify(client.socket, events, key.data)
+
+    def _drop(self, client: Line) -> None:
+        if client not in self._clients:
+            return
+        self._clients.remove(client)
+        self._selector.unregister(client.socket)
+        client.socket.close()
+
+    def _say_all(self, message: Message) -> None:
+        for client in list(self._clients):
+            self._say(client, message)
+
+    def _obey(self, client: Line, message: StartRank | StopRanks | ListRanks | ForgetRun | Shutdown) -> None:
+        match message:
+            case StartRank():
+                self._start(client, message)
+            case StopRanks():
+                self._stop(message)
+            case ListRanks():
+                self._say(client, self._state())
+            case ForgetRun(run=run):
+                self._disk.forget(run)
+                self._records = {key: record for key, record in self._records.items() if record.run != run or record.end is None}
+                self._fences.pop(run, None)
+            case Shutdown():
+                self._end()
+
+    def _state(self) -> Ranks:
+        self._reap()
+        self._remains = {process for process in self._remains if processes.is_there(process.pid, process.start_ticks)}
+        remains = {process.pid for process in self._remains} | self._strays()
+        template = self._template
+        return Ranks(
+            pid=os.getpid(),
+            records=tuple(self._records[key] for key in sorted(self._records)),
+            remains_count=len(remains) + len(self._forking),
+            preload=template.state if template else Preload.NONE,
+            preload_seconds=template.seconds if template else 0.0,
+            preload_bytes=template.resident_bytes if template else 0,
+            preload_error=template.error if template else "",
+            confinement=str(self._cgroups.folder) if self._cgroups is not None else "",
+            confinement_error=self._confinement_error,
+        )
+
+    # --- starting -------------------------------------------------------------------------------------------------------------------------
+
+    def _start(self, client: Line, start: StartRank) -> None:
+        if self._has_been_asked(client, _key(start)):
+            return
+        refusal = self._refusal(start)
+        if refusal is not None:
+            self._refuse(client, start, refusal)
+            return
+        template = self._template
+        late = launch.needs_cold_start(start.environment, self._environment) if start.warm else None
+        if late is not None:
+            _log.info("rank %s of generation %s starts cold: %s takes effect at start only", start.rank, start.generation, late)
+        if start.warm and late is None and template is not None and template.state is Preload.READY:
+            self._waiting.append(_Pending(start, client))
+            self._fork_waiting()
+        else:
+            self._start_cold(client, start)
+
+    def _has_been_asked(self, client: Line, key: RankKey) -> bool:
+        """Say whether this very start was asked for before, by an agent that may have died since: the answer is then this client's."""
+        if (record := self._records.get(key)) is not None:
+            self._say(client, RankStarted(record=record))
+            return True
+        for pending in (*self._waiting, *self._forking):
+            if _key(pending.start) == key:
+                pending.client = client
+                return True
+        return False
+
+    def _refusal(self, start: StartRank) -> str | None:
+        if self._is_ending:
+            return "the shim is ending"
+        if start.generation <= self._fences.get(start.run, -1):
+            return f"generation {start.generation} was stopped"
+        return None
+
+    def _refuse(self, client: Line, start: StartRank, reason: str) -> None:
+        self._say(client, RankRefused(run=start.run, generation=start.generation, rank=start.rank, reason=reason))
+
+    def _start_cold(self, client: Line, start: StartRank, why: str = "") -> None:
+        """Start a rank without the template.
+
+        Args:
+            client: who asked.
+            start: what.
+            why: told in the rank's own stderr, where it is the job's doing.
+        """
+        try:
+            stdout, stderr = _open_output(start)
+            if why:
+                _log.info("rank %s of generation %s starts cold: %s", start.rank, start.generation, why)
+                os.write(stderr, f"everstep: this rank starts cold: {why}\n".encode())
+            theirs, ours = os.pipe()
+            pid = os.fork()
+        except OSError as error:
+            self._refuse(client, start, str(error))
+            return
+        if pid == 0:
+            try:
+                os.close(ours)
+                launch.settle(start.user, stdout, stderr, theirs)
+                launch.execute(start)
+            finally:
+                os._exit(127)
+        for descriptor in (stdout, stderr, theirs):
+            os.close(descriptor)
+        self._admit(_Pending(start, client, ours), pid, is_warm=False)
+
+    def _fork_waiting(self) -> None:
+        """Hand what waits to the template, if it is ready, or start it cold: an import may take minutes, and ranks do it as fast themselves."""
+        template = self._template
+        waiting, self._waiting = self._waiting, []
+        for pending in waiting:
+            if pending.is_stopped:  # while the template that has died was asked for it
+                self._refuse(pending.client, pending.start, "it was stopped before it started")
+                continue
+            if template is None or template.state is not Preload.READY:
+                self._start_cold(pending.client, pending.start)
+                continue
+            if clash := sorted(template.modules.intersection(pending.start.package_modules)):
+                brought = ", ".join(clash[:5]) + (" …" if len(clash) > 5 else "")
+                self._start_cold(pending.client, pending.start, f"its requirements bring {brought}, and another version is preloaded")
+                continue
+            try:
+                stdout, stderr = _open_output(pending.start)
+                told = _write_down(pending.start)
+                theirs, pending.gate = os.pipe()
+            except OSError as error:
+                self._refuse(pending.client, pending.start, str(error))
+                continue
+            self._forking.append(pending)
+            descriptors = [told, stdout, stderr, theirs]
+            _send_blocking(template.line.socket, FORK, descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _admit(self, pending: _Pending, pid: int, *, is_warm: bool) -> None:
+        """Record a process that stands at its gate, and let it go."""
+        start, client, gate = pending.start, pending.client, pending.gate
+        process = processes.find(pid)
+        if process is None or pending.is_stopped or self._is_ending:
+            os.close(gate)  # its end sends it away
+            self._refuse(client, start, "it was stopped before it started" if process else "it ended at once")
+            return
+        record = RankRecord(
+            cgroup=self._confine(start, pid),
+            run=start.run,
+            generation=start.generation,
+            rank=start.rank,
+            pid=pid,
+            start_ticks=process.start_ticks,
+            started_at_seconds=time.time(),
+            is_warm=is_warm,
+            stdout_path=start.stdout_path,
+            stderr_path=start.stderr_path,
+        )
+        try:
+            self._disk.write(record)
+        except OSError as error:
+            os.close(gate)
+            self._let_empty(record.cgroup)
+            self._refuse(client, start, f"its record cannot be written: {error}")
+            return
+        self._records[_key(record)] = record
+        self._living[pid] = _key(record)
+        try:
+            os.write(gate, launch.GO)
+        except BrokenPipeError:
+            _log.info("rank %s ended at its gate", start.rank)  # its exit is reported like any other
+        os.close(gate)
+        self._say(client, RankStarted(record=record))
+
+    def _confine(self, start: StartRank, pid: int) -> str:
+        """Put a process that stands at its gate into its generation's cgroup; return which, or nothing where there is none."""
+        if self._cgroups is None:
+            return ""
+        try:
+            path = self._cgroups.join(start.run, start.generation, pid)
+        except OSError as error:
+            if not self._confinement_error:
+                self._confinement_error = f"rank {start.rank} could not be put into a cgroup: {error.strerror}"
+                _log.warning("%s", self._confinement_error)
+            return ""
+        self._emptying.discard(path)
+        return path
+
+    # --- the template ---------------------------------------------------------------------------------------------------------------------
+
+    def _start_template(self) -> None:
+        if not self.options.modules:
+            return
+        ours, theirs = socket.socketpair()
+        theirs.set_inheritable(True)
+        modules = [word for name in self.options.modules for word in ("--preload", name)]
+        command = [sys.executable, "-u", "-P", "-m", "worker.ranks.shim", "--template-fd", str(theirs.fileno()), *modules]
+        pid = os.fork()
+        if pid == 0:
+            try:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+                os.execv(sys.executable, command)
+            finally:
+                os._exit(127)
+        theirs.close()
+        template = self._template = _Template(pid, Line(ours))
+        self._selector.register(ours, selectors.EVENT_READ, lambda _: self._hear_template(template))
+
+    def _hear_template(self, template: _Template) -> None:
+        frames = template.line.receive()
+        if frames is None:
+            self._hang_up(template)  # its exit follows
+        for frame in frames or ():
+            match codec.decode(frame, FromTemplate):  # type: ignore[arg-type]
+                case TemplateReady(seconds=seconds, resident_bytes=resident, modules=modules):
+                    template.modules = frozenset(modules)
+                    template.state, template.seconds, template.resident_bytes = Preload.READY, seconds, resident
+                    _log.info("warm starts are ready after %.1f s, %d MiB", seconds, resident >> 20)
+                    self._say_all(self._state())
+                case TemplateFailed(reason=reason):
+                    template.state, template.error = Preload.FAILED, reason
+                    _log.error("ranks start cold: the preload failed: %s", reason)
+                    self._say_all(self._state())
+                case Forked(pid=pid):
+                    pending = self._forking.pop(0)
+                    self._admit(pending, pid, is_warm=True)
+                case ForkFailed(reason=reason):
+                    pending = self._forking.pop(0)
+                    os.close(pending.gate)
+                    self._refuse(pending.client, pending.start, f"the fork failed: {reason}")
+        self._fork_waiting()
+
+    def _hang_up(self, template: _Template) -> None:
+        if template.line.socket.fileno() >= 0:
+            self._selector.unregister(template.line.socket)
+            template.line.socket.close()
+
+    def _bury_template(self, template: _Template) -> None:
+        """The template has ended. What it was asked for starts cold, unless it was stopped; a template that had been ready is started again."""
+        self._hear_template(template)
+        self._hang_up(template)
+        lost, self._forking = self._forking, []
+        for pending in lost:
+            os.close(pending.gate)
+        was_ready = template.state is Preload.READY
+        template.state, template.error = Preload.FAILED, template.error or "the template's process was killed"
+        self._waiting = [*lost, *self._waiting]
+        self._fork_waiting()
+        if was_ready and not self._is_ending:
+            _log.warning("the template has ended; starting another")
+            self._start_template()
+        self._say_all(self._state())
+
+    # --- ending ---------------------------------------------------------------------------------------------------------------------------
+
+    def _stop(self, stop: StopRanks) -> None:
+        if stop.run is not None:
+            self._fences[stop.run] = max(stop.generation, self._fences.get(stop.run, Generation(-1)))
+        for pending in [pending for pending in self._waiting if _is_meant(stop, _key(pending.start))]:
+            self._waiting.remove(pending)
+            self._refuse(pending.client, pending.start, "it was stopped before it started")
+        for pending in self._forking:
+            pending.is_stopped |= _is_meant(stop, _key(pending.start))
+        for pid, key in list(self._living.items()):
+            if not _is_meant(stop, key):
+                continue
+            self._stopped.add(key)
+            if self._records[key].cgroup:
+                cgroups.kill(self._records[key].cgroup)
+            self._remains |= processes.kill_tree(pid)
+
+    def _end(self) -> None:
+        self._is_ending = True
+        waiting, self._waiting = self._waiting, []
+        for pending in waiting:
+            self._refuse(pending.client, pending.start, "the shim is ending")
+        for pid, key in self._living.items():
+            self._stopped.add(key)
+            processes.kill_tree(pid)
+        if self._template is not None:
+            processes.send([self._template.pid], signal.SIGKILL)
+        self._sweep()
+
+    def _is_bare(self) -> bool:
+        """Whether no process is left below this one; kills those that are."""
+        self._reap()
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return True
+        return False
+
+    def _reap(self) -> None:
+        """Take note of every child that has ended, then end what they left behind."""
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                break
+            if ended is None:
+                break
+            key = self._living.pop(ended.si_pid, None)
+            if key is not None:
+                self._record_end(key, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
+                # Not reaped yet: its zombie keeps the pid, so the session that is ended here can be no other's.
+                self._remains |= processes.kill_tree(ended.si_pid)
+            os.waitpid(ended.si_pid, 0)
+            if self._template is not None and ended.si_pid == self._template.pid:
+                self._bury_template(self._template)
+        self._sweep()
+
+    def _record_end(self, key: RankKey, code: int) -> None:
+        end = RankEnd(code=code, at_seconds=time.time(), stopped=key in self._stopped)
+        record = self._records[key] = msgspec.structs.replace(self._records[key], end=end)
+        self._stopped.discard(key)
+        self._disk.write_end(record)
+        self._say_all(RankExited(record=record))
+        self._let_empty(record.cgroup)
+
+    def _let_empty(self, path: str) -> None:
+        """A rank in this cgroup is gone, or never came to life: unless others live there, all that is left in it goes."""
+        if path and all(self._records[living].cgroup != path for living in self._living.values()):
+            self._emptying.add(path)
+
+    def _sweep(self) -> None:
+        """End what ranks left: all in the cgroup of a generation without ranks; when none lives at all, whatever has come to this process."""
+        for path in list(self._emptying):
+            cgroups.kill(path)
+            if not cgroups.pids(path) and cgroups.remove(path):
+                self._emptying.discard(path)
+        for pid in self._strays():
+            self._remains |= processes.kill_tree(pid)
+
+    def _strays(self) -> set[int]:
+        """Children that nothing speaks for. While ranks live or come to life nobody can say which are theirs."""
+        if self._living or self._forking:
+            return set()
+        return processes.children(os.getpid()) - ({self._template.pid} if self._template is not None else set())
+
+
+def _wake_up(number: int, frame: object) -> None:
+    """Let a signal do no more than write to the wake-up socket."""
+
+
+def _key(message: RankRecord | StartRank) -> RankKey:
+    return (message.run, message.generation, message.rank)
+
+
+def _is_meant(stop: StopRanks, key: RankKey) -> bool:
+    run, generation, _ = key
+    return (stop.run is None or stop.run == run) and generation <= stop.generation
+
+
+def _open_output(start: StartRank) -> tuple[int, int]:
+    stdout = _open_stream(start.stdout_path, start)
+    try:
+        return stdout, _open_stream(start.stderr_path, start)
+    except OSError:
+        os.close(stdout)
+        raise
+
+
+def _open_stream(path: str, start: StartRank) -> int:
+    """Open what a rank prints into. Its user may open it again, as /dev/stdout, to write and not to read."""
+    stream = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    if start.user is not None:
+        os.fchown(stream, -1, start.user.gid)
+        os.fchmod(stream, 0o620)
+    return stream
+
+
+def _write_down(start: StartRank) -> int:
+    """Return a file in memory with what a warm rank is to run: its fork reads it, and the template, whose memory later ranks inherit, does not."""
+    file = os.memfd_create("start")
+    with os.fdopen(os.dup(file), "wb") as written:
+        written.write(codec.encode(start))
+    return file
+
+
+def _send_blocking(line: socket.socket, data: bytes, descriptors: list[int]) -> None:
+    """Send to a reader that is known to read; its death is noticed elsewhere."""
+    line.setblocking(True)
+    try:
+        line.sendall(data[socket.send_fds(line, [data], descriptors) :])
+    except OSError:
+        _log.warning("the template does not hear")
+    finally:
+        line.setblocking(False)

@@ -1,0 +1,213 @@
+"""What this node's ranks are doing, when the control plane asks: Python stacks by py-spy, CPU time and state from /proc.
+
+py-spy reads the rank's memory and never stops it (`--nonblocking`): stacks of a process that stands still are right without that, and one that is
+stopped already can be read in no other way. A look is bounded in time and size.
+
+Invariant: nothing here signals a rank or holds up the agent's loop; a rank that cannot be read is told with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import sysconfig
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import msgspec
+
+from everstep.protocol.agent_messages import RankStacks
+from everstep.protocol.ids import Rank
+from worker.core.stacks import MAIN_THREAD, Frame, Look, ThreadStack, compare, describe
+from worker.ranks.shim import processes
+from worker.ranks.shim.messages import RankRecord
+from worker.tasks import end
+
+log = logging.getLogger(__name__)
+LOOK_SECONDS = 5.0
+"""For one rank; a look takes 40 ms (measured), more while its pages are in swap."""
+SHOWN_SECONDS = 5.0
+"""So long after it was last asked for, a look is still in the reports: it is asked for again until it has arrived."""
+_AT_ONCE = 4
+_ATTEMPTS = 3
+"""A rank that is not stopped may change under a look, which then fails."""
+_UNBORN = "no process of it has been started yet: what ranks import is still being imported or compiled"
+_MAX_BYTES = 4 * 1024 * 1024
+
+
+class _Frame(msgspec.Struct):
+    name: str
+    filename: str
+    short_filename: str | None = None
+    line: int = 0
+
+
+class _Thread(msgspec.Struct):
+    pid: int
+    os_thread_id: int | None = None
+    thread_name: str | None = None
+    frames: list[_Frame] = []
+
+    @property
+    def name(self) -> str:
+        """The main thread is known without a name: its script need not have imported `threading`."""
+        return MAIN_THREAD if self.os_thread_id == self.pid else self.thread_name or ""
+
+
+_threads = msgspec.json.Decoder(list[_Thread])
+
+
+class Unreadable(Exception):
+    """The stacks of a process could not be read; says why."""
+
+
+async def stacks_of(pid: int, *, limit_seconds: float = LOOK_SECONDS) -> str:
+    """Return the Python stacks of a process as text.
+
+    Args:
+        pid: of the process, of the same user; the kernel may ask for CAP_SYS_PTRACE (Yama).
+        limit_seconds: for all attempts.
+
+    Returns:
+        See `describe`.
+
+    Raises:
+        Unreadable: they cannot be had, or not in time.
+    """
+    program = _py_spy()
+    if program is None:
+        raise Unreadable("py-spy is not installed")
+    try:
+        async with asyncio.timeout(limit_seconds):
+            for attempt in range(_ATTEMPTS):
+                try:
+                    return await _look(program, pid)
+                except Unreadable:
+                    if attempt == _ATTEMPTS - 1:
+                        raise
+    except TimeoutError:
+        raise Unreadable(f"py-spy has not answered within {limit_seconds:g} s") from None
+    raise AssertionError("unreachable")
+
+
+async def _look(program: str, pid: int) -> str:
+    command = (program, "dump", "--json", "--nonblocking", "--pid", str(pid))
+    spy = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, limit=_MAX_BYTES
+    )
+    try:
+        output, errors = await spy.communicate()
+    finally:
+        if spy.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                spy.kill()
+            await spy.wait()
+    if spy.returncode != 0:
+        raise Unreadable(_reason(errors.decode(errors="replace")))
+    if len(output) > _MAX_BYTES:
+        raise Unreadable(f"{len(output):,} bytes of stacks")
+    try:
+        threads = _threads.decode(output)
+    except msgspec.MsgspecError as error:
+        raise Unreadable(f"py-spy is not understood: {error}") from error
+    return describe(
+        [
+            ThreadStack(thread.name, tuple(Frame(frame.name, frame.short_filename or frame.filename, frame.line) for frame in thread.frames))
+            for thread in threads
+        ]
+    )
+
+
+def _reason(errors: str) -> str:
+    """Return py-spy's own words in one line, without its own stack."""
+    told = [line.strip() for line in errors.partition("Stack backtrace")[0].splitlines() if line.strip()]
+    return " ".join(told)[:500] or "py-spy failed without a word"
+
+
+def _py_spy() -> str | None:
+    beside = Path(sysconfig.get_path("scripts"), "py-spy")
+    return str(beside) if beside.exists() else shutil.which("py-spy")
+
+
+class StackWatch:
+    """Takes looks at the ranks of one generation. One owner: the agent, which closes it with the generation."""
+
+    def __init__(
+        self,
+        living: Callable[[], Collection[RankRecord]],
+        *,
+        on_change: Callable[[], None],
+        monotonic: Callable[[], float],
+        gpu_percent: Callable[[Rank], float | None] = lambda _: None,
+        unborn: Callable[[], Collection[Rank]] = tuple,
+    ) -> None:
+        """Nothing is looked at before `ask`.
+
+        Args:
+            living: the ranks of the generation that live now.
+            on_change: called when a look is complete.
+            monotonic: seconds of a clock that never jumps.
+            gpu_percent: how busy a rank's GPU is.
+            unborn: the ranks of the generation that have no process yet.
+        """
+        self._living = living
+        self._on_change = on_change
+        self._monotonic = monotonic
+        self._gpu_percent = gpu_percent
+        self._unborn = unborn
+        self._before: dict[int, Look] = {}
+        """By pid."""
+        self._number = 0
+        self._asked_at = float("-inf")
+        self._taken: tuple[RankStacks, ...] = ()
+        self._looking: asyncio.Task[None] | None = None
+
+    def ask(self, number: int) -> None:
+        """Take the look of this number, unless it was taken or is being taken; and show it."""
+        self._asked_at = self._monotonic()
+        if number > self._number and (self._looking is None or self._looking.done()):
+            self._number = number
+            self._looking = asyncio.create_task(self._take(number), name=f"look {number} at what ranks do")
+
+    def shown(self) -> tuple[RankStacks, ...]:
+        """Return the last complete look for as long as it is asked for; for the report."""
+        return self._taken if self._monotonic() - self._asked_at <= SHOWN_SECONDS else ()
+
+    async def close(self) -> None:
+        """End a look that is under way."""
+        await end(self._looking)
+
+    async def _take(self, number: int) -> None:
+        gate = asyncio.Semaphore(_AT_ONCE)
+        unborn = [RankStacks(rank=rank, number=number, text="", same_seconds=0.0, cpu_seconds=0.0, error=_UNBORN) for rank in self._unborn()]
+        taken = await asyncio.gather(*(self._one(record, number, gate) for record in self._living()))
+        self._taken = tuple(sorted((*unborn, *taken), key=lambda each: each.rank))
+        log.info("look %d at what ranks do: %s", number, "; ".join(_in_brief(each) for each in self._taken))
+        self._on_change()
+
+    async def _one(self, record: RankRecord, number: int, gate: asyncio.Semaphore) -> RankStacks:
+        async with gate:
+            text, error = "", ""
+            try:
+                text = await stacks_of(record.pid)
+            except Unreadable as unreadable:
+                error = str(unreadable)
+            used = await asyncio.to_thread(processes.tree_usage, record.pid)
+        self._before[record.pid], same, cpu = compare(self._before.get(record.pid), Look(text, self._monotonic(), used.cpu_seconds))
+        return RankStacks(
+            rank=record.rank,
+            number=number,
+            text=text,
+            same_seconds=same,
+            cpu_seconds=cpu,
+            is_stopped=used.is_stopped,
+            gpu_percent=self._gpu_percent(record.rank),
+            error=error,
+        )
+
+
+def _in_brief(look: RankStacks) -> str:
+    where = look.error or (look.text.splitlines()[1:2] or ["?"])[0].strip()
+    return f"rank {look.rank} {'stopped ' if look.is_stopped else ''}at {where}, the same for {look.same_seconds:.0f} s"

@@ -1,0 +1,768 @@
+"""The agent's hold on its ranks, through the shim: start, stop, prove gone, hear of exits, and take over what an earlier agent started.
+
+Exits are state, not events: `next_exit` answers from what is known, however often and after whichever restart it is asked. A rank that could
+not be started has exited, too. When the shim itself dies, its ranks are killed by (pid, start ticks), recorded as killed, and another shim
+is started.
+
+Invariant: a rank counts as ended only when its process has been reaped, or when exactly that process is no longer there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from everstep.protocol import codec
+from everstep.protocol.agent_messages import ExitClass, MemoryEnd, RankExit
+from everstep.protocol.codec import Message
+from everstep.protocol.errors import ProtocolError
+from everstep.protocol.ids import Generation, Rank, RunId, Step
+from everstep.protocol.plan import GenerationPlan, PlanNode
+from worker.core.memory_ends import UNMEASURED, KillCounts, MemoryUse, end_of_killed, end_of_raised, logged_kill
+from worker.errors import RanksNotGone, ShimUnavailable
+from worker.node.health import memory
+from worker.node.health.memory import ProcessMemory
+from worker.node.network_cards import card_of
+from worker.node.rank_user import RankUser, end_processes, make_way, user_of
+from worker.ranks import build_locks
+from worker.ranks.environment import (
+    RankPaths,
+    Supplied,
+    inherited_as,
+    node_environment,
+    rank_arguments,
+    rank_environment,
+    source_folder,
+    with_packages,
+)
+from worker.ranks.files import RankFiles, last_lines, make_home
+from worker.ranks.shim import cgroups, processes
+from worker.ranks.shim.messages import (
+    ForgetRun,
+    FromShim,
+    ListRanks,
+    Preload,
+    RankEnd,
+    RankExited,
+    RankRecord,
+    RankRefused,
+    Ranks,
+    RankStarted,
+    Shutdown,
+    StartRank,
+    StopRanks,
+)
+from worker.ranks.shim.preload import DEFAULT_MODULES, can_preload
+from worker.ranks.shim.records import RETRY_SECONDS, RankRecords
+from worker.tasks import Signal, end
+
+log = logging.getLogger(__name__)
+
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS})
+_ALL_GENERATIONS = Generation(2**31)
+_NOT_STARTED = 127
+_LISTEN_SECONDS = 20.0
+"""A shim is up in 0.1 s (measured); a machine that takes longer than this is not working."""
+GONE_SECONDS = 15.0
+"""As the ladder has it for the default `detection_seconds`; what the control plane says replaces it."""
+_RECHECK_SECONDS = 0.05
+"""Between two looks at processes that are being killed; they give no sign when they are gone."""
+_MEMORY_SAMPLE_SECONDS = 1.0
+_MEMORY_WINDOW_SAMPLES = 30
+"""A kill of the node's counts as evidence about a rank that ends within so many samples: the kernel needs seconds to free hundreds of GiB."""
+
+RankKey = tuple[RunId, Generation, Rank]
+
+
+@dataclass(frozen=True, slots=True)
+class ExitedRank:
+    """A rank that has ended."""
+
+    run: RunId
+    generation: Generation
+    rank: Rank
+    end: RankEnd
+    stderr: Path
+    killed: MemoryEnd | None = None
+    """What says that the kernel killed it for lack of memory; None: nothing does."""
+    use: MemoryUse = UNMEASURED
+    """The newest figures from before the end."""
+
+    @property
+    def exit_class(self) -> ExitClass:
+        """What the exit means, as far as its code and the kernel say."""
+        return classify(self.end.code, is_stopped=self.end.stopped, is_out_of_memory=self.killed is not None)
+
+    def describe(self, boundary: Step) -> RankExit:
+        """Put the exit as the control plane wants to hear of it.
+
+        Args:
+            boundary: the last that the rank passed, or -1.
+
+        Returns:
+            The message, with the last lines of the rank's stderr.
+        """
+        text = last_lines(self.stderr)
+        exit_class, memory_end = self.exit_class, None
+        if exit_class is ExitClass.ERROR and (memory_end := end_of_raised(text, self.use)) is not None:
+            exit_class = ExitClass.OUT_OF_MEMORY
+        elif exit_class is ExitClass.OUT_OF_MEMORY:
+            memory_end = self.killed
+        return RankExit(
+            exit_class=exit_class,
+            code=self.end.code,
+            at_seconds=self.end.at_seconds,
+            boundary=boundary,
+            last_lines="\n".join(part for part in (text.rstrip("\n"), self.end.text) if part),
+            memory=memory_end,
+        )
+
+
+def classify(code: int, *, is_stopped: bool, is_out_of_memory: bool) -> ExitClass:
+    """Say what an exit means. Pure.
+
+    Args:
+        code: exit code, or minus the signal's number.
+        is_stopped: the agent had asked for the end.
+        is_out_of_memory: the kernel has killed for want of memory in the seconds before.
+
+    Returns:
+        Its class.
+    """
+    if code == 0:
+        return ExitClass.SUCCESS
+    if is_stopped:
+        return ExitClass.HALTED
+    if code > 0:
+        return ExitClass.ERROR
+    if -code in _CRASHES:
+        return ExitClass.CRASHED
+    return ExitClass.OUT_OF_MEMORY if -code == signal.SIGKILL and is_out_of_memory else ExitClass.KILLED
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPaths:
+    """Where the kernel's figures of memory are read."""
+
+    proc: Path = Path("/proc")
+    cgroups: Path = Path("/sys/fs/cgroup")
+    kernel_log: Path = Path("/dev/kmsg")
+
+
+@dataclass(frozen=True, slots=True)
+class _MemorySample:
+    """Figures of one moment."""
+
+    counts: KillCounts
+    used_bytes: int
+    total_bytes: int
+
+
+class Supervisor:
+    """One per agent, on the agent's loop. `start` first, `close` last; ranks outlive it unless it `shut_down`s."""
+
+    def __init__(
+        self,
+        *,
+        state: Path,
+        socket: Path,
+        address: str,
+        is_warm: bool = True,
+        environment: Mapping[str, str] = os.environ,
+        modules: tuple[str, ...] = DEFAULT_MODULES,
+        gone_seconds: float = GONE_SECONDS,
+        cgroup: str | None = None,
+        user: RankUser | None = None,
+        memory_paths: MemoryPaths = MemoryPaths(),
+    ) -> None:
+        """Take the facts; nothing is started yet.
+
+        Args:
+            state: folder of records, streams and outputs of ranks; made if need be, survives the agent.
+            socket: where the shim serves; its folder is made if need be.
+            address: this node's.
+            is_warm: keep a template to fork ranks from, if there is anything to preload.
+            environment: the agent's own; what ranks inherit of it is decided in `rank_environment`.
+            modules: what the template imports.
+            gone_seconds: how long killed processes may take to disappear before the node is declared unable to go on.
+            cgroup: name of the node's cgroup, unique on this machine; None: after its state folder. Empty: ranks get none of their own.
+            user: the users of this node's ranks; None: this process's.
+            memory_paths: where the kernel's figures of memory are read.
+        """
+        self._memory_paths = memory_paths
+        self._state = state.absolute()
+        self._socket = socket.absolute()
+        self._is_warm = is_warm
+        self._user = user
+        self._modules = modules if is_warm and can_preload(modules) else ()
+        self.gone_seconds = gone_seconds
+        """Of the ladder; set by the agent when the control plane has told it."""
+        self._cgroup = f"everstep-{os.getuid()}-{xxhash.xxh3_64_hexdigest(os.fsencode(self._state))}" if cgroup is None else cgroup
+        self._confinement: tuple[str, str] | None = None
+        """What the shim said last: where cgroups are made, or why none are."""
+        self.changed = Signal()
+        """Notified at every change of what is known of ranks or shim."""
+        self.preload = Preload.PENDING
+        self._inherited = node_environment(environment, card_of(address))
+        self._disk = RankRecords(self._state)
+        self._records: dict[RankKey, RankRecord] = {}
+        self._asked: dict[RankKey, StartRank] = {}
+        """Starts that the shim has not answered yet."""
+        self._killed: dict[RankKey, MemoryEnd] = {}
+        """Ranks that the kernel killed for lack of memory."""
+        self._rank_memory: dict[RankKey, ProcessMemory] = {}
+        """The newest sample of each rank; of one that has ended, the last before its end."""
+        self._samples: deque[_MemorySample] = deque(maxlen=_MEMORY_WINDOW_SAMPLES)
+        """The oldest first."""
+        self._remains_count = 0
+        self._answer_count = 0
+        """How many `Ranks` have come."""
+        self._writer: asyncio.StreamWriter | None = None
+        self._shim_pid: int | None = None
+        """Set while a shim is a child of this very process, and has to be reaped here."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closing = False
+
+    # -- life -----------------------------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connect to the node's shim, starting one if there is none, and learn what it has; once, before anything else.
+
+        Raises:
+            ShimUnavailable: no shim can be started.
+        """
+        self._loop = asyncio.get_running_loop()
+        for folder in (self._state, self._socket.parent):
+            make_way(folder, self._user)
+        (self._state / "logs").mkdir(mode=0o700, exist_ok=True)
+        reader = await self._connect()
+        self._tasks = [
+            asyncio.create_task(self._follow(reader), name="shim line"),
+            asyncio.create_task(self._sample_memory(), name="memory samples"),
+            asyncio.create_task(self._write_owed(), name="records of ended ranks"),
+        ]
+        await self._list()
+
+    async def close(self) -> None:
+        """Let go of the shim: it and its ranks live on, for the next agent on this node."""
+        self._is_closing = True
+        await end(*self._tasks)
+        self._hang_up()
+
+    async def shut_down(self) -> None:
+        """End all ranks and the shim, then close: the node leaves for good. Returns when the shim is gone.
+
+        Raises:
+            ShimUnavailable: the shim does not end.
+        """
+        self._is_closing = True
+        if self._writer is not None:
+            self._send(Shutdown())
+            try:
+                async with asyncio.timeout(self.gone_seconds):
+                    await asyncio.wait(self._tasks[:1])
+            except TimeoutError:
+                raise ShimUnavailable("the shim does not end") from None
+        await self.close()
+
+    @property
+    def is_warm(self) -> bool:
+        """Ranks start as fast as they ever will: the template has loaded what they import and can be forked, or there is nothing to load."""
+        return self.preload in (Preload.READY, Preload.NONE)
+
+    # -- starting -------------------------------------------------------------------------------------------------------------------------
+
+    async def start_rank(self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path, supplied: Supplied) -> None:
+        """Have one rank started; returns when the shim has been asked. A rank that was asked for before is left as it is.
+
+        A start that fails is an exit: `next_exit` tells of it.
+
+        Args:
+            plan: of the generation.
+            here: this node in it.
+            rank: one of this node's.
+            entry: the user's script on this node, `plan.script.entry_point` below the source tree.
+            agent_socket: where the rank finds its agent.
+            supplied: what it gets besides its job's variables.
+
+        Raises:
+            ShimUnavailable: there is no shim, and none can be started.
+        """
+        key = (plan.run, plan.generation, rank)
+        if key in self._records or key in self._asked:
+            return
+        files = RankFiles(self._state, plan.run, plan.generation, rank)
+        try:
+            user = user_of(plan.run, self._state, self._user)
+            files.make(user)
+            identity = make_home(self._state, plan.run, user) if user is not None else {}
+        except OSError as error:
+            self.fail_rank(plan, rank, f"its folders cannot be made: {error}")
+            return
+        inherited = inherited_as(identity, self._inherited)
+        paths = RankPaths(agent_socket=agent_socket.absolute(), output_dir=files.output_dir)
+        start = StartRank(
+            run=plan.run,
+            generation=plan.generation,
+            rank=rank,
+            script=str(entry.absolute()),
+            arguments=rank_arguments(plan.script.hyperparameters),
+            working_directory=str(source_folder(entry, plan.script.entry_point)),
+            environment=with_packages(rank_environment(plan, here, rank, paths, inherited, supplied.environment), supplied.packages.path),
+            packages=supplied.packages.path,
+            package_modules=supplied.packages.modules,
+            stdout_path=str(files.stdout),
+            stderr_path=str(files.stderr),
+            warm=self._is_warm,
+            user=user,
+        )
+        await asyncio.to_thread(build_locks.remove_stale, start.environment, user)
+        await self._connected()
+        self._asked[key] = start
+        self._send(start)
+
+    def fail_rank(self, plan: GenerationPlan, rank: Rank, reason: str) -> None:
+        """Record that a rank cannot be started: an exit, like any start that fails. One that was asked for before is let be.
+
+        Args:
+            plan: of the generation.
+            rank: one of this node's.
+            reason: a sentence for the user.
+        """
+        key = (plan.run, plan.generation, rank)
+        if key not in self._records and key not in self._asked:
+            files = RankFiles(self._state, plan.run, plan.generation, rank)
+            self._note_unstarted(key, str(files.stdout), str(files.stderr), f"the rank was not started: {reason}")
+            self.changed.notify()
+
+    # -- exits ----------------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def records(self) -> tuple[RankRecord, ...]:
+        """All ranks that are known, in the order of run, generation, rank; those that live have no end."""
+        return tuple(self._records[key] for key in sorted(self._records))
+
+    async def next_exit(self, run: RunId, generation: Generation, seen: Collection[Rank]) -> ExitedRank:
+        """Return a rank of this generation that has ended and is not in `seen`; waits for the next if there is none."""
+        while True:
+            version = self.changed.version
+            for key, record in self._records.items():
+                if key[:2] == (run, generation) and record.end is not None and record.rank not in seen:
+                    return ExitedRank(
+                        run, generation, record.rank, record.end, Path(record.stderr_path), self._killed.get(key), self._use_before(key)
+                    )
+            await self.changed.wait(version)
+
+    # -- stopping -------------------------------------------------------------------------------------------------------------------------
+
+    def halt_now(self, run: RunId, generation: Generation) -> None:
+        """Kill the ranks of this run up to this generation, descendants and all; returns at once. Nothing of it starts any more."""
+        self._send(StopRanks(run=run, generation=generation))
+
+    def kill_rank(self, run: RunId, generation: Generation, rank: Rank) -> None:
+        """Kill one rank's process, as a fault of its own would; for drills. One that has ended already is let be.
+
+        Args:
+            run: that the rank belongs to.
+            generation: likewise.
+            rank: which.
+        """
+        for record in self.records:
+            if (record.run, record.generation, record.rank) != (run, generation, rank) or not processes.is_alive(record.pid, record.start_ticks):
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                handle = os.pidfd_open(record.pid)
+                try:
+                    if processes.is_alive(record.pid, record.start_ticks):  # the handle is this very process's from here on
+                        signal.pidfd_send_signal(handle, signal.SIGKILL)
+                finally:
+                    os.close(handle)
+
+    async def stop_all(self) -> None:
+        """Kill every rank on this node; returns when they have ended, or after `gone_seconds`: `prove_gone` tells which."""
+        self._send(StopRanks(run=None, generation=_ALL_GENERATIONS))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.gone_seconds):
+                await self._until_ended(None)
+
+    async def prove_gone(self, run: RunId | None) -> None:
+        """Return when no process of a rank of this run, nor what it left behind, exists any more. Kills no rank that has not been stopped.
+
+        The proof is an empty cgroup: it also covers what the shim cannot see, such as children in sessions of their own of ranks whose shim has
+        died. Where ranks have no cgroup, and for what is about to become a rank, the shim's own count is the proof.
+
+        Where ranks have users of their own, every process of these users is ended as well, whichever run it is of: no rank of a job lives here when
+        another job is promised, and programs that pip or a command has left are in no rank's cgroup.
+
+        Args:
+            run: None: of any run.
+
+        Raises:
+            RanksNotGone: something lives on after `gone_seconds`, or there is no shim to ask; names the pids.
+        """
+        try:
+            async with asyncio.timeout(self.gone_seconds):
+                await self._until_ended(run)
+                await self._until_empty(run)
+                while True:
+                    await self._list()
+                    if self._remains_count == 0:
+                        break
+                    await asyncio.sleep(_RECHECK_SECONDS)
+        except (TimeoutError, ShimUnavailable) as error:
+            living = {record.pid for record in self.records if record.end is None and run in (None, record.run)}
+            left = {pid for path in self._cgroups_of(run) for pid in cgroups.pids(path)} - living
+            raise RanksNotGone(
+                f"{len(living)} ranks ({', '.join(map(str, sorted(living))) or 'none'}) and {max(len(left), self._remains_count)} processes that "
+                f"ranks left behind ({', '.join(map(str, sorted(left))) or 'not in a cgroup'}) are still there after {self.gone_seconds} s"
+            ) from error
+        if left_behind := await asyncio.to_thread(end_processes, self._user, seconds=self.gone_seconds):
+            raise RanksNotGone(f"still there after {self.gone_seconds} s: {left_behind}")
+
+    async def _until_empty(self, run: RunId | None) -> None:
+        """Kill what is left in the cgroups of ended ranks, until nothing is."""
+        for path in self._cgroups_of(run):
+            while cgroups.pids(path):
+                cgroups.kill(path)
+                await asyncio.sleep(_RECHECK_SECONDS)
+            cgroups.remove(path)
+
+    def _cgroups_of(self, run: RunId | None) -> list[str]:
+        return sorted({record.cgroup for record in self.records if record.cgroup and run in (None, record.run)})
+
+    def forget(self, run: RunId) -> None:
+        """Drop the records of this run's ended ranks. From any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._forget, run)
+
+    def _forget(self, run: RunId) -> None:
+        self._send(ForgetRun(run=run))
+        self._records = {key: record for key, record in self._records.items() if record.run != run or record.end is None}
+        self._killed = {key: end_ for key, end_ in self._killed.items() if key in self._records}
+        self._rank_memory = {key: found for key, found in self._rank_memory.items() if key in self._records}
+
+    async def _until_ended(self, run: RunId | None) -> None:
+        def is_meant(key: RankKey) -> bool:
+            return run is None or key[0] == run
+
+        while True:
+            version = self.changed.version
+            living = any(is_meant(key) for key, record in self._records.items() if record.end is None)
+            if not living and not any(map(is_meant, self._asked)):
+                return
+            await self.changed.wait(version)
+
+    # -- the line to the shim -------------------------------------------------------------------------------------------------------------
+
+    def _send(self, message: Message) -> None:
+        """Send, or let it be: without a shim there is nothing that could be stopped, forgotten or listed."""
+        if self._writer is not None:
+            self._writer.write(codec.frame(message))
+
+    async def _list(self) -> None:
+        """Have the shim tell everything."""
+        await self._connected()
+        heard = self._answer_count
+        self._send(ListRanks())
+        while self._answer_count == heard:
+            await self.changed.wait(self.changed.version, timeout_seconds=self.gone_seconds)
+            if self._writer is None:
+                raise ShimUnavailable("the shim has just died")
+
+    async def _connected(self) -> None:
+        try:
+            async with asyncio.timeout(_LISTEN_SECONDS):
+                while self._writer is None:
+                    await self.changed.wait(self.changed.version)
+        except TimeoutError:
+            raise ShimUnavailable("there is no shim") from None
+
+    async def _connect(self) -> asyncio.StreamReader:
+        """Reach the shim, or bury the last one's ranks and start another."""
+        reader = await self._dial()
+        if reader is None:
+            await self._bury()
+            try:
+                await self._launch()
+                reader = await self._dial()
+            finally:
+                if reader is None:  # a child of ours that nobody has waited for; one that starts still would hold the socket against the next
+                    await self._end_shim()
+        if reader is None:
+            raise ShimUnavailable("a shim was started and does not answer")
+        return reader
+
+    async def _dial(self) -> asyncio.StreamReader | None:
+        directory = os.open(self._socket.parent, os.O_PATH | os.O_DIRECTORY)
+        try:
+            # Through the descriptor: a socket's address holds 107 bytes, a path any number.
+            reader, self._writer = await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/{self._socket.name}")
+        except (FileNotFoundError, ConnectionError):
+            return None
+        finally:
+            os.close(directory)
+        return reader
+
+    async def _launch(self) -> None:
+        """Start a shim in a session of its own; returns when it listens."""
+        read, write = os.pipe()
+        os.set_inheritable(write, True)
+        command = [sys.executable, "-P", "-m", "worker.ranks.shim", "--socket", str(self._socket), "--state-dir", str(self._state)]
+        command += ["--cgroup", self._cgroup, "--ready-fd", str(write), *(word for name in self._modules for word in ("--preload", name))]
+        log_path = str(self._state / "logs" / "shim.log")
+        try:
+            self._shim_pid = os.posix_spawn(  # noqa: ASYNC221 — returns at once
+                sys.executable,
+                command,
+                self._inherited,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+                    (os.POSIX_SPAWN_DUP2, 1, 2),
+                ],
+                setsid=True,
+            )
+        except OSError as error:
+            raise ShimUnavailable(f"the shim cannot be started: {error}") from error
+        finally:
+            os.close(write)
+        loop = asyncio.get_running_loop()
+        listens = asyncio.Event()
+        loop.add_reader(read, listens.set)
+        try:
+            async with asyncio.timeout(_LISTEN_SECONDS):
+                await listens.wait()
+        except TimeoutError:
+            raise ShimUnavailable(f"the shim does not listen after {_LISTEN_SECONDS} s; see {log_path}") from None
+        finally:
+            loop.remove_reader(read)
+            os.close(read)
+
+    async def _follow(self, reader: asyncio.StreamReader) -> None:
+        """Hear the shim; when it dies, start over with another."""
+        while True:
+            try:
+                while True:
+                    length = codec.frame_length(await reader.readexactly(codec.LENGTH.size))
+                    self._hear(codec.decode(await reader.readexactly(length), FromShim))  # type: ignore[arg-type]
+            except (asyncio.IncompleteReadError, ConnectionError):
+                log.log(logging.INFO if self._is_closing else logging.ERROR, "the shim is gone")
+            except ProtocolError as error:
+                log.error("the shim is not understood: %s", error)
+            self._hang_up()
+            self.changed.notify()
+            await self._reap_shim()
+            if self._is_closing:
+                return
+            reader = await self._connect_again()
+            self._send(ListRanks())
+            self.changed.notify()
+
+    async def _connect_again(self) -> asyncio.StreamReader:
+        """Reach another shim, as often as it takes: a machine that has no memory for one now may have some in a minute."""
+        told = ""
+        while True:
+            try:
+                return await self._connect()
+            except (ShimUnavailable, OSError) as error:
+                if str(error) != told:
+                    told = str(error)
+                    log.error("no rank can be started until there is another shim: %s", told)
+            await asyncio.sleep(RETRY_SECONDS)
+
+    def _hear(self, message: RankStarted | RankRefused | RankExited | Ranks) -> None:
+        match message:
+            case RankStarted(record=record):
+                self._asked.pop(_key(record), None)
+                self._records[_key(record)] = record
+            case RankRefused():
+                self._note_refusal(message)
+            case RankExited(record=record):
+                self._note_exit(record)
+            case Ranks():
+                for record in message.records:
+                    self._note_exit(record)
+                self._remains_count = message.remains_count
+                self._answer_count += 1
+                self._note_confinement(message)
+                if message.preload is Preload.FAILED and self.preload is not Preload.FAILED:
+                    log.warning("ranks start cold: %s", message.preload_error)
+                self.preload = message.preload
+        self.changed.notify()
+
+    def _note_confinement(self, message: Ranks) -> None:
+        told = (message.confinement, message.confinement_error)
+        if told == self._confinement:
+            return
+        self._confinement = told
+        if message.confinement:
+            log.info("ranks run in cgroups below %s", message.confinement)
+        if message.confinement_error:
+            log.warning("ranks have no cgroup of their own, their children are found by descent and session: %s", message.confinement_error)
+
+    def _note_exit(self, record: RankRecord) -> None:
+        key, end_ = _key(record), record.end
+        known = self._records.get(key)
+        is_new = end_ is not None and (known is None or known.end is None)
+        if is_new and end_ is not None and end_.code == -signal.SIGKILL and not end_.stopped and (killed := self._memory_end(record)) is not None:
+            self._killed[key] = killed
+        self._records[key] = record
+
+    def _note_refusal(self, refusal: RankRefused) -> None:
+        start = self._asked.pop((refusal.run, refusal.generation, refusal.rank), None)
+        if start is not None:
+            log.warning("rank %s of generation %s is not started: %s", refusal.rank, refusal.generation, refusal.reason)
+            words = f"the rank was not started: {refusal.reason}"
+            self._note_unstarted(_key(start), start.stdout_path, start.stderr_path, words, is_stopped="stopped" in refusal.reason)
+
+    def _note_unstarted(self, key: RankKey, stdout_path: str, stderr_path: str, text: str, *, is_stopped: bool = False) -> None:
+        now = time.time()
+        self._records[key] = RankRecord(
+            run=key[0],
+            generation=key[1],
+            rank=key[2],
+            pid=0,
+            start_ticks=0,
+            started_at_seconds=now,
+            is_warm=False,
+            stdout_path=stdout_path,
+            stderr_path=stderr_path,
+            end=RankEnd(code=_NOT_STARTED, at_seconds=now, stopped=is_stopped, text=text),
+        )
+
+    def _hang_up(self) -> None:
+        self.preload = Preload.PENDING
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    # -- a dead shim ----------------------------------------------------------------------------------------------------------------------
+
+    async def _end_shim(self) -> None:
+        if self._shim_pid is not None:
+            os.kill(self._shim_pid, signal.SIGKILL)
+            await self._reap_shim()
+
+    async def _reap_shim(self) -> None:
+        pid, self._shim_pid = self._shim_pid, None
+        if pid is not None:
+            await asyncio.to_thread(_wait_for_child, pid)
+
+    async def _bury(self) -> None:
+        """No shim lives: kill the ranks that the last one has left, and record their ends, for nobody else will."""
+        orphans = [record for record in self._disk.read() if record.end is None]
+        for record in orphans:
+            known = self._records.get(_key(record))
+            if known is not None and known.end is not None:
+                self._disk.write_end(known)  # the shim has told it, and owed it to the disk
+                continue
+            await _kill(record)
+            if record.cgroup:
+                cgroups.kill(record.cgroup)
+            end_ = RankEnd(
+                code=-signal.SIGKILL,
+                at_seconds=time.time(),
+                stopped=False,
+                text="its parent, the node's shim, had ended, so that its own exit could no longer be seen: it was killed",
+            )
+            ended = msgspec.structs.replace(record, end=end_)
+            self._disk.write_end(ended)
+            self._records[_key(ended)] = ended
+        asked, self._asked = self._asked, {}
+        for start in asked.values():
+            if _key(start) not in self._records:
+                self._note_unstarted(_key(start), start.stdout_path, start.stderr_path, "the node's shim ended before the rank was started")
+        if orphans:
+            log.error("killed %s ranks whose shim was gone", len(orphans))
+        self.changed.notify()  # whether or not another shim can be started
+
+    async def _write_owed(self) -> None:
+        while True:
+            await asyncio.sleep(RETRY_SECONDS)
+            self._disk.write_owed()
+
+    # -- memory ---------------------------------------------------------------------------------------------------------------------------
+
+    def rank_memory(self, run: RunId, generation: Generation) -> dict[Rank, ProcessMemory]:
+        """Return the newest sample of each living rank of a generation. Called at every report."""
+        return {
+            key[2]: found
+            for key, found in self._rank_memory.items()
+            if key[:2] == (run, generation) and (record := self._records.get(key)) is not None and record.end is None
+        }
+
+    async def _sample_memory(self) -> None:
+        """Read the figures that only exist before an end, every second: the kernel's counts, and what the node and its ranks use."""
+        paths = self._memory_paths
+        while True:
+            with contextlib.suppress(OSError):  # no descriptor is free, say: the next sample may succeed
+                facts = memory.memory_facts(paths.proc, paths.cgroups)
+                counts = memory.kill_counts(paths.proc, paths.cgroups)
+                self._samples.append(_MemorySample(counts, facts.total_bytes - facts.available_bytes, facts.total_bytes))
+            for key, record in self._records.items():
+                if record.end is None and (found := memory.process_memory(record.pid, paths.proc)) is not None:
+                    self._rank_memory[key] = found
+            await asyncio.sleep(_MEMORY_SAMPLE_SECONDS)
+
+    def _memory_end(self, record: RankRecord) -> MemoryEnd | None:
+        """Read what the kernel says about a rank that SIGKILL ended."""
+        paths = self._memory_paths
+        before = self._samples[0].counts if self._samples else KillCounts()
+        after = memory.kill_counts(paths.proc, paths.cgroups)
+        own = memory.group_kill_count(Path(record.cgroup)) if record.cgroup else None
+        if own is not None:  # a generation's cgroup is new: it counts from 0
+            before, after = replace(before, cgroup=0), replace(after, cgroup=own)
+        began = record.start_ticks / os.sysconf("SC_CLK_TCK")
+        logged = logged_kill(memory.kernel_log(paths.kernel_log), record.pid, began)
+        return end_of_killed(before, after, self._use_before(_key(record)), logged)
+
+    def _use_before(self, key: RankKey) -> MemoryUse:
+        found = self._rank_memory.get(key)
+        fullest = max(self._samples, key=lambda sample: sample.used_bytes, default=None)
+        return MemoryUse(
+            rank_bytes=found.resident_bytes if found is not None else None,
+            used_bytes=fullest.used_bytes if fullest is not None else None,
+            total_bytes=fullest.total_bytes if fullest is not None else None,
+        )
+
+
+def _key(rank: RankRecord | StartRank) -> RankKey:
+    return (rank.run, rank.generation, rank.rank)
+
+
+def _wait_for_child(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+async def _kill(record: RankRecord) -> None:
+    """Kill a rank that is not our child, with its descendants; returns when it is gone. One that has ended, or whose pid is another's, is let be."""
+    if not processes.is_alive(record.pid, record.start_ticks):
+        return
+    try:
+        handle = os.pidfd_open(record.pid)
+    except ProcessLookupError:
+        return
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    loop.add_reader(handle, gone.set)
+    try:
+        if processes.is_alive(record.pid, record.start_ticks):  # still, now that the handle holds it
+            await asyncio.to_thread(processes.kill_tree, record.pid)
+            await gone.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
