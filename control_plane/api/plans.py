@@ -13,7 +13,7 @@ from control_plane.api import schemas
 from control_plane.api.revisions import slots_per_node
 from control_plane.api.views import MICRO, ODDS_UP_TO_LOST, History, queued_behind
 from control_plane.core import forecast, placement
-from control_plane.core.observed import FleetJob
+from control_plane.core.observed.fleets import FleetJob
 from control_plane.core.queue import Schedule, in_words
 from control_plane.core.states import JobState, NodeState
 from control_plane.db.fleets import FleetRecord

@@ -16,7 +16,10 @@ from pydantic.alias_generators import to_pascal
 from pydantic_core import InitErrorDetails
 
 from control_plane.core.checkpoints import CheckpointStatus, Verification
-from control_plane.core.observed import DEFAULT_REPLACEMENTS_PER_HOUR, Cause, DrillKind, DrillState, Hold, NodeRequest, Remedy
+from control_plane.core.observed.drills import DrillKind, DrillState
+from control_plane.core.observed.fleets import Hold, NodeRequest
+from control_plane.core.observed.jobs import DEFAULT_REPLACEMENTS_PER_HOUR
+from control_plane.core.observed.nodes import Cause, Remedy
 from control_plane.core.states import FleetStatus, IncidentPhase, JobState, NodeState, ProtectionState, SecondaryStatus, TrainingJobStatus
 from everstep.protocol.ids import NAME_PATTERN
 

@@ -14,7 +14,9 @@ from control_plane.api import schemas
 from control_plane.cloud import contract
 from control_plane.core import accounting, domain_loss, hangs, placement, states
 from control_plane.core.checkpoints import CheckpointStatus, Verification
-from control_plane.core.observed import Cause, DrillKind, DrillState, Hold, NodeRequest, Remedy
+from control_plane.core.observed.drills import DrillKind, DrillState
+from control_plane.core.observed.fleets import Hold, NodeRequest
+from control_plane.core.observed.nodes import Cause, Remedy
 from control_plane.core.queue import Schedule
 from control_plane.core.states import FleetStatus, IncidentPhase, JobState, NodeState, ProtectionState, SecondaryStatus, TrainingJobStatus
 from control_plane.db import checkpoints

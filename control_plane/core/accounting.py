@@ -19,7 +19,8 @@ from dataclasses import replace
 from enum import StrEnum
 
 from control_plane.core import incidents
-from control_plane.core.observed import IncidentRecord, JobRecord
+from control_plane.core.observed.incidents import IncidentRecord
+from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.states import ENDED_JOBS, IncidentState, JobState
 from everstep.protocol.ids import FIRST_STEP
 

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from control_plane.core.observed import Implication, IncidentRecord, JobRecord, NodeRecord, Vacancies
+from control_plane.core.observed.fleets import NodeRecord, Vacancies
+from control_plane.core.observed.incidents import IncidentRecord
+from control_plane.core.observed.jobs import JobRecord
+from control_plane.core.observed.nodes import Implication
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
 from everstep.protocol.manifest import CheckpointManifest
 from everstep.protocol.plan import GenerationPlan, ObjectReference, SourceArchive

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from control_plane.core.observed import FailureRecord, JobSpec, Trial
+from control_plane.core.observed.incidents import FailureRecord
+from control_plane.core.observed.jobs import JobSpec, Trial
 from everstep.protocol.ids import Generation, Step
 
 NO_PROGRESS_TIMES = 3

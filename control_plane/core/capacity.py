@@ -15,7 +15,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from itertools import groupby
 
-from control_plane.core.observed import GroupObserved, Vacancies
+from control_plane.core.observed.fleets import GroupObserved, Vacancies
 
 FIRST_RETRY_SECONDS = 30.0
 LONGEST_RETRY_SECONDS = 900.0

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from control_plane.core import recovery
 from control_plane.core.actions import PutManifest
-from control_plane.core.observed import NO_STEP, CheckpointRecord, GenerationRecord
+from control_plane.core.observed.steps import NO_STEP, CheckpointRecord, GenerationRecord
 from everstep.protocol.agent_messages import MemberReport, UploadedShard
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard

@@ -24,7 +24,10 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from control_plane.core.incidents import Fault
-from control_plane.core.observed import Cause, DrillKind, DrillObserved, DrillState, FailureRecord, IncidentRecord, JobRecord
+from control_plane.core.observed.drills import DrillKind, DrillObserved, DrillState
+from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
+from control_plane.core.observed.jobs import JobRecord
+from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import ENDED_JOBS, JobState
 from everstep.protocol.agent_messages import ExitClass, MemberReport
 from everstep.protocol.ids import NodeId

@@ -11,16 +11,10 @@ from dataclasses import dataclass, replace
 from control_plane.core import out_of_memory
 from control_plane.core.evidence import NODE_FAULTS, Standing, Verdict, is_silent
 from control_plane.core.incidents import Fault
-from control_plane.core.observed import (
-    NO_STEP,
-    Cause,
-    FailureRecord,
-    Implication,
-    NodeObserved,
-    RefusedSource,
-    Remedy,
-    Silence,
-)
+from control_plane.core.observed.incidents import FailureRecord
+from control_plane.core.observed.jobs import Silence
+from control_plane.core.observed.nodes import Cause, Implication, NodeObserved, Remedy
+from control_plane.core.observed.steps import NO_STEP, RefusedSource
 from everstep.protocol.agent_messages import ExitClass, FaultCode, MemberPhase, MemberReport, NodeFault, RankExit, RankStatus
 from everstep.protocol.ids import NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts

@@ -40,22 +40,9 @@ from control_plane.core.actions import (
 )
 from control_plane.core.evidence import is_fleet_blind, is_silent
 from control_plane.core.moves import is_ready
-from control_plane.core.observed import (
-    Exclusion,
-    FleetHistory,
-    FleetJob,
-    FleetObserved,
-    FleetSpec,
-    GroupObserved,
-    Hold,
-    Implication,
-    InstanceCondition,
-    NodeObserved,
-    NodeRecord,
-    NodeRequest,
-    Policy,
-    Remedy,
-)
+from control_plane.core.observed.fleets import FleetHistory, FleetJob, FleetObserved, FleetSpec, GroupObserved, Hold, NodeRecord, NodeRequest
+from control_plane.core.observed.jobs import Exclusion, Policy
+from control_plane.core.observed.nodes import Implication, InstanceCondition, NodeObserved, Remedy
 from control_plane.core.queue import in_order, schedule
 from control_plane.core.spares import spare_count
 from control_plane.core.states import HOLDING_JOBS, LAUNCHED_JOBS, NODE_TRANSITIONS, JobState, NodeEvent, NodeState, advance

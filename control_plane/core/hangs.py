@@ -28,7 +28,9 @@ from dataclasses import dataclass, replace
 
 from control_plane.core.actions import EventDraft
 from control_plane.core.incidents import Fault
-from control_plane.core.observed import Cause, FailureRecord, Pace, Suspicion
+from control_plane.core.observed.incidents import FailureRecord
+from control_plane.core.observed.jobs import Pace, Suspicion
+from control_plane.core.observed.nodes import Cause
 from everstep.protocol.agent_messages import MemberReport, RankStacks, RankStatus
 from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts

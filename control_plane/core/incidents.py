@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
 
-from control_plane.core.observed import Cause, Implication, IncidentRecord
+from control_plane.core.observed.incidents import IncidentRecord
+from control_plane.core.observed.nodes import Cause, Implication
 from control_plane.core.states import INCIDENT_TRANSITIONS, IncidentEvent, IncidentState, advance
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId, Step
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 from control_plane.core import members, placement, recovery
 from control_plane.core.evidence import is_silent
-from control_plane.core.observed import NO_GENERATION, Cause, JobObserved, JobRecord, JobSpec, Policy
+from control_plane.core.observed.jobs import JobObserved, JobRecord, JobSpec, Policy
+from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.steps import NO_GENERATION
 from everstep.protocol.agent_messages import MemberPhase, MemberReport
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, RunId, Step
 from everstep.protocol.plan import CheckpointPlan, GenerationPlan, PlanNode, RankPlan

@@ -21,7 +21,8 @@ from collections.abc import Collection, Mapping, Sequence
 from control_plane.core import faults, notices
 from control_plane.core.evidence import Standing, Verdict, is_silent
 from control_plane.core.incidents import Fault
-from control_plane.core.observed import Cause, Departure, Implication, InstanceCondition, NodeObserved, Remedy
+from control_plane.core.observed.jobs import Departure
+from control_plane.core.observed.nodes import Cause, Implication, InstanceCondition, NodeObserved, Remedy
 from everstep.protocol.agent_messages import MemberReport
 from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan, Timeouts

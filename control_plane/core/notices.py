@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from control_plane.core.observed import NodeObserved, Notice
+from control_plane.core.observed.nodes import NodeObserved, Notice
 from everstep.protocol.agent_messages import NoticeKind
 from everstep.protocol.ids import NodeId
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from control_plane.core.observed import FleetJob
+from control_plane.core.observed.fleets import FleetJob
 from control_plane.core.states import HOLDING_JOBS, LAUNCHED_JOBS, JobState
 from everstep.protocol.ids import RunId
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from control_plane.core.observed import NO_GENERATION, NO_STEP, CheckpointRecord, GenerationRecord, RefusedSource
+from control_plane.core.observed.steps import NO_GENERATION, NO_STEP, CheckpointRecord, GenerationRecord, RefusedSource
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
 from everstep.protocol.plan import ObjectReference, ShardSource, SlotRecord, SlotReference
 

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from control_plane.core.observed import Implication, Remedy
+from control_plane.core.observed.nodes import Implication, Remedy
 from everstep.protocol.agent_messages import FaultCode, NodeFault
 
 LEMON_INCIDENTS = 3

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from control_plane.core.observed import Hold, NodeRequest
+from control_plane.core.observed.fleets import Hold, NodeRequest
 from control_plane.core.states import FleetStatus, NodeState
 
 _ENDING = (NodeState.DRAINING, NodeState.GONE)

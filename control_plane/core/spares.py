@@ -21,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from math import exp, fsum, lgamma, log, sqrt
 
-from control_plane.core.observed import FleetHistory, FleetSpec
+from control_plane.core.observed.fleets import FleetHistory, FleetSpec
 
 PRIOR_FAILURES = 1
 PRIOR_NODE_SECONDS = 154 * 86_400.0

@@ -14,7 +14,7 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from control_plane.core.observed import DEFAULT_REPLACEMENTS_PER_HOUR
+from control_plane.core.observed.jobs import DEFAULT_REPLACEMENTS_PER_HOUR
 from control_plane.db import leases, tokens
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound
 from control_plane.db.leases import Lease

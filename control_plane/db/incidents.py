@@ -15,7 +15,7 @@ from typing import Any, TypedDict, Unpack
 from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, literal, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from control_plane.core.observed import Cause
+from control_plane.core.observed.nodes import Cause
 from control_plane.db import leases
 from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from control_plane.cloud.errors import CloudError
 from control_plane.cloud.objects import DELETED_AT_ONCE, ObjectStore
 from control_plane.core.checkpoints import KeptCheckpoint, newest_restorable, surplus
-from control_plane.core.observed import CheckpointRecord as RestorableCheckpoint
+from control_plane.core.observed.steps import CheckpointRecord as RestorableCheckpoint
 from control_plane.core.states import JobState
 from control_plane.db import checkpoints, events, jobs
 from control_plane.db.checkpoints import CheckpointRecord

@@ -31,7 +31,8 @@ from control_plane.cloud.operator import (
     ScheduledEvent,
 )
 from control_plane.core.capacity import failing_since, waiting_words
-from control_plane.core.observed import GroupMember, GroupObserved, InstanceCondition
+from control_plane.core.observed.fleets import GroupMember, GroupObserved
+from control_plane.core.observed.nodes import InstanceCondition
 from control_plane.core.states import NodeState
 from control_plane.core.timeouts import FORGET_SECONDS
 from control_plane.db import fleets, nodes, notices

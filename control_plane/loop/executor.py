@@ -50,7 +50,7 @@ from control_plane.core.actions import (
     reboot_key,
 )
 from control_plane.core.capacity import LONGEST_RETRY_SECONDS
-from control_plane.core.observed import DrillKind, DrillObserved
+from control_plane.core.observed.drills import DrillKind, DrillObserved
 from control_plane.core.states import NodeState
 from control_plane.db import checkpoints, events, implications, incidents, intents, jobs, nodes, notices
 from control_plane.db.errors import NotFound as NoSuchRow

@@ -18,20 +18,10 @@ from control_plane.core.evidence import WATCHED_FROM_LEASES, is_fleet_blind
 from control_plane.core.fleets import NOT_JOINED, NOT_REPLACED, RATE_WINDOW_SECONDS
 from control_plane.core.moves import is_ready
 from control_plane.core.notices import merged
-from control_plane.core.observed import (
-    CheckpointRecord,
-    FleetHistory,
-    FleetJob,
-    FleetObserved,
-    FleetSpec,
-    GenerationRecord,
-    InstanceCondition,
-    JobObserved,
-    JobSpec,
-    NodeObserved,
-    NodeRecord,
-    Notice,
-)
+from control_plane.core.observed.fleets import FleetHistory, FleetJob, FleetObserved, FleetSpec, NodeRecord
+from control_plane.core.observed.jobs import JobObserved, JobSpec
+from control_plane.core.observed.nodes import InstanceCondition, NodeObserved, Notice
+from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord
 from control_plane.core.queue import Schedule, in_words, schedule
 from control_plane.core.states import FleetStatus, NodeState
 from control_plane.core.timeouts import grace_seconds

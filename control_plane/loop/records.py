@@ -12,33 +12,12 @@ import msgspec
 
 from control_plane.core import accounting
 from control_plane.core import incidents as core_incidents
-from control_plane.core.observed import (
-    CheckpointRecord,
-    Departure,
-    DrillKind,
-    DrillObserved,
-    DrillState,
-    Exclusion,
-    FailureRecord,
-    FleetJob,
-    FleetSpec,
-    GenerationRecord,
-    Hold,
-    Impairment,
-    Implication,
-    IncidentRecord,
-    JobRecord,
-    JobSpec,
-    NodeRecord,
-    NodeRequest,
-    Notice,
-    Pace,
-    RefusedSource,
-    Remedy,
-    Silence,
-    Suspicion,
-    Trial,
-)
+from control_plane.core.observed.drills import DrillKind, DrillObserved, DrillState
+from control_plane.core.observed.fleets import FleetJob, FleetSpec, Hold, NodeRecord, NodeRequest
+from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
+from control_plane.core.observed.jobs import Departure, Exclusion, Impairment, JobRecord, JobSpec, Pace, Silence, Suspicion, Trial
+from control_plane.core.observed.nodes import Implication, Notice, Remedy
+from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord, RefusedSource
 from control_plane.core.states import INCIDENT_PHASES, JobState, NodeState
 from control_plane.db import checkpoints, drills, fleets, implications, incidents, jobs, nodes, notices
 from everstep.protocol.agent_messages import AgentReport, NoticeKind

@@ -33,7 +33,8 @@ from control_plane.core import incidents as core_incidents
 from control_plane.core.actions import Decision, FleetDecision, GroupAction, PutManifest, SendKeepEvidence
 from control_plane.core.evidence import unvouched
 from control_plane.core.job import decide as decide_job
-from control_plane.core.observed import DrillObserved, JobObserved, Policy
+from control_plane.core.observed.drills import DrillObserved
+from control_plane.core.observed.jobs import JobObserved, Policy
 from control_plane.core.states import ENDED_JOBS, FleetStatus, IncidentState, JobState, NodeState
 from control_plane.core.timeouts import grace_seconds
 from control_plane.db import drills as db_drills

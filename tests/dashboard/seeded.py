@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from control_plane.core.observed import NO_GENERATION
+from control_plane.core.observed.steps import NO_GENERATION
 from control_plane.core.states import JobState, NodeState
 from control_plane.loop.metric_writer import MetricWriter
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MetricBatch, MetricPoint, NodeFault

@@ -28,7 +28,7 @@ from functools import cached_property, lru_cache
 from itertools import combinations
 
 from control_plane.core import recovery
-from control_plane.core.observed import GenerationRecord, RefusedSource
+from control_plane.core.observed.steps import GenerationRecord, RefusedSource
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.plan import SlotRecord
 from everstep.protocol.rank_messages import AgentHalf, Standing, Vote

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.core.observed import Cause
+from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import SecondaryStatus
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, p
 from control_plane.api.errors import Forbidden, InUse, InvalidRequest
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import FieldError
-from control_plane.core.observed import DrillKind, DrillState
+from control_plane.core.observed.drills import DrillKind, DrillState
 from control_plane.core.states import JobState
 from control_plane.db import drills, events, fleets, jobs
 from control_plane.db.drills import NewDrill

@@ -22,7 +22,7 @@ from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import FieldError
 from control_plane.cloud.errors import CloudError
 from control_plane.core import membership
-from control_plane.core.observed import FleetJob
+from control_plane.core.observed.fleets import FleetJob
 from control_plane.core.queue import schedule
 from control_plane.core.states import JobState, TrainingJobStatus
 from control_plane.db import checkpoints, descriptions, events, fleets, incidents, job_lists, jobs, nodes, protection, quotas, sources

@@ -14,7 +14,7 @@ from control_plane.api.auth import Admin, Caller, Reader
 from control_plane.api.deps import MaxResults, NextToken, NodeIdPath, Router, Services, ServicesDep, page_of
 from control_plane.api.errors import InUse
 from control_plane.core import requests
-from control_plane.core.observed import Hold, NodeRequest
+from control_plane.core.observed.fleets import Hold, NodeRequest
 from control_plane.core.states import FleetStatus, NodeState
 from control_plane.db import events, fleets, implications, jobs, nodes, tokens
 from control_plane.db.events import NewEvent

@@ -22,7 +22,8 @@ from control_plane.core.job.view import (
     watched_seconds,
     with_record,
 )
-from control_plane.core.observed import Cause, JobRecord
+from control_plane.core.observed.jobs import JobRecord
+from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import IncidentEvent, IncidentState, JobEvent, JobState
 from everstep.protocol.agent_messages import MemberPhase
 

@@ -12,7 +12,9 @@ from control_plane.core.job.ending import ask_to_stop
 from control_plane.core.job.outcome import LAUNCH_SECONDS, stay
 from control_plane.core.job.restart import start_new_generation, with_incident
 from control_plane.core.job.view import JobView, durable_step, has_agreed_stop, last_movement_at, rank_exits, with_record
-from control_plane.core.observed import Cause, Departure, IncidentRecord
+from control_plane.core.observed.incidents import IncidentRecord
+from control_plane.core.observed.jobs import Departure
+from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import IncidentState
 from everstep.protocol.ids import NodeId
 

@@ -8,7 +8,9 @@ from control_plane.core import breakers, drills, faults, incidents, moves, remed
 from control_plane.core.evidence import Standing, Verdict
 from control_plane.core.incidents import Fault
 from control_plane.core.job.view import JobView, with_record
-from control_plane.core.observed import Cause, Departure, Exclusion, IncidentRecord, JobRecord, Remedy
+from control_plane.core.observed.incidents import IncidentRecord
+from control_plane.core.observed.jobs import Departure, Exclusion, JobRecord
+from control_plane.core.observed.nodes import Cause, Remedy
 from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan
 

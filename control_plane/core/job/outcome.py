@@ -10,7 +10,8 @@ from dataclasses import replace
 from control_plane.core import accounting, incidents
 from control_plane.core.actions import Decision, EventDraft, JobAction
 from control_plane.core.job.view import JobView, with_record
-from control_plane.core.observed import IncidentRecord, JobRecord
+from control_plane.core.observed.incidents import IncidentRecord
+from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.states import JOB_TRANSITIONS, IncidentEvent, IncidentState, JobEvent, JobState, advance
 
 PROGRESS_SECONDS = 1.0

@@ -8,7 +8,8 @@ from control_plane.core import accounting, breakers, checkpoints, faults, hangs,
 from control_plane.core.evidence import first_passed_at, passed_at
 from control_plane.core.incidents import incident_id
 from control_plane.core.job.view import JobView, passed_by_all, with_record
-from control_plane.core.observed import Cause, Implication, Remedy, Trial
+from control_plane.core.observed.jobs import Trial
+from control_plane.core.observed.nodes import Cause, Implication, Remedy
 from control_plane.core.states import IncidentEvent, IncidentState
 from everstep.protocol.agent_messages import ExitClass
 from everstep.protocol.ids import Step

@@ -10,7 +10,8 @@ from control_plane.core.incidents import Fault
 from control_plane.core.job.losses import decision_words, exclusions_with, with_departures, with_group_loss, with_implications
 from control_plane.core.job.outcome import change_state
 from control_plane.core.job.view import JobView, has_agreed_stop, is_in_phase, with_record
-from control_plane.core.observed import Cause, FailureRecord, IncidentRecord
+from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
+from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import IncidentEvent, IncidentState, JobEvent, JobState
 from everstep.protocol.agent_messages import MemberPhase
 from everstep.protocol.ids import Generation, Step

@@ -9,7 +9,10 @@ from control_plane.core.actions import EventDraft
 from control_plane.core.breakers import Course
 from control_plane.core.job.sources import restorable_step, restorable_step_without, step_to_keep
 from control_plane.core.job.view import JobView, with_record
-from control_plane.core.observed import Exclusion, FailureRecord, RefusedSource, Remedy, Trial
+from control_plane.core.observed.incidents import FailureRecord
+from control_plane.core.observed.jobs import Exclusion, Trial
+from control_plane.core.observed.nodes import Remedy
+from control_plane.core.observed.steps import RefusedSource
 from everstep.protocol.ids import FIRST_STEP
 
 

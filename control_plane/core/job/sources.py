@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from control_plane.core import launch, recovery
 from control_plane.core.job.view import JobView
-from control_plane.core.observed import JobRecord
+from control_plane.core.observed.jobs import JobRecord
 from everstep.protocol.ids import FIRST_STEP, NodeId, Step
 
 

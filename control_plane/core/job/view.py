@@ -21,7 +21,9 @@ from control_plane.core.evidence import (
     track_impairments,
     track_silences,
 )
-from control_plane.core.observed import NO_STEP, Implication, JobObserved, JobRecord, JobSpec, NodeObserved, Policy
+from control_plane.core.observed.jobs import JobObserved, JobRecord, JobSpec, Policy
+from control_plane.core.observed.nodes import Implication, NodeObserved
+from control_plane.core.observed.steps import NO_STEP
 from control_plane.core.states import LAUNCHED_JOBS, IncidentState, JobState
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, RankExit
 from everstep.protocol.ids import NodeId, Step

@@ -27,7 +27,7 @@ def without_contract() -> None:
 
 def without_evidence() -> None:
     from control_plane.core import evidence
-    from control_plane.core.observed import InstanceCondition
+    from control_plane.core.observed.nodes import InstanceCondition
 
     careful = evidence.judge
 

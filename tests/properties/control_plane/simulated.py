@@ -31,25 +31,10 @@ from control_plane.core.actions import (
     TerminateMember,
 )
 from control_plane.core.job import decide
-from control_plane.core.observed import (
-    CheckpointRecord,
-    FleetJob,
-    FleetObserved,
-    FleetSpec,
-    GenerationRecord,
-    GroupMember,
-    GroupObserved,
-    Implication,
-    InstanceCondition,
-    JobObserved,
-    JobRecord,
-    JobSpec,
-    NodeObserved,
-    NodeRecord,
-    Notice,
-    Policy,
-    Remedy,
-)
+from control_plane.core.observed.fleets import FleetJob, FleetObserved, FleetSpec, GroupMember, GroupObserved, NodeRecord
+from control_plane.core.observed.jobs import JobObserved, JobRecord, JobSpec, Policy
+from control_plane.core.observed.nodes import Implication, InstanceCondition, NodeObserved, Notice, Remedy
+from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord
 from control_plane.core.states import ENDED_JOBS, JobState, NodeState
 from control_plane.core.timeouts import ladder
 from control_plane.steady_clock import SteadyClock

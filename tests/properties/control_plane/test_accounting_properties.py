@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from control_plane.core import accounting, incidents
 from control_plane.core.incidents import Fault
-from control_plane.core.observed import Cause, JobRecord
+from control_plane.core.observed.jobs import JobRecord
+from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import (
     ENDED_JOBS,
     INCIDENT_TRANSITIONS,

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from control_plane.core import evidence, notices, placement
 from control_plane.core.incidents import lost_steps
 from control_plane.core.job import view
-from control_plane.core.observed import Cause, NodeObserved, Notice, Silence
+from control_plane.core.observed.jobs import Silence
+from control_plane.core.observed.nodes import Cause, NodeObserved, Notice
 from control_plane.core.states import ENDED_JOBS, JobState, NodeState
 from everstep.protocol.agent_messages import NodeFault, NoticeKind
 from everstep.protocol.ids import NodeId, Rank

@@ -12,7 +12,7 @@ from itertools import combinations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from control_plane.core.observed import FleetJob
+from control_plane.core.observed.fleets import FleetJob
 from control_plane.core.queue import cannot_delay, schedule
 from control_plane.core.states import JobState
 from everstep.protocol.ids import JobName, RunId

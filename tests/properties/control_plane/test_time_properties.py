@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from control_plane.core import accounting, incidents, states
 from control_plane.core.accounting import Bucket
-from control_plane.core.observed import IncidentRecord
+from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.states import ENDED_JOBS, JobState, SecondaryStatus
 from everstep.protocol.agent_messages import MemberPhase
 from everstep.protocol.ids import Generation

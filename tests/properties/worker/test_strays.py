@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from control_plane.core import placement, recovery
-from control_plane.core.observed import GenerationRecord
+from control_plane.core.observed.steps import GenerationRecord
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, PlanNode, RankPlan, SlotRecord
 from tests.unit.worker.rank_plans import rank_plan

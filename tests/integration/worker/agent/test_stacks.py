@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from control_plane.core import hangs
-from control_plane.core.observed import Cause, Pace, Suspicion
+from control_plane.core.observed.jobs import Pace, Suspicion
+from control_plane.core.observed.nodes import Cause
 from everstep.protocol.agent_messages import RankStacks, TakeStacks
 from everstep.protocol.ids import Generation, NodeId, Rank
 from tests.integration.worker.agent.fleet import JOB, RUN, TIMEOUTS, Fleet, until

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from control_plane.core.actions import TerminateMember
-from control_plane.core.observed import FleetSpec
+from control_plane.core.observed.fleets import FleetSpec
 from control_plane.core.states import NodeState
 from control_plane.db import drills, fleets, jobs
 from control_plane.db.drills import NewDrill

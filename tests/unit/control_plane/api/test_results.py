@@ -11,8 +11,8 @@ import pytest
 from botocore.exceptions import WaiterError
 
 from control_plane.core import domain_loss
-from control_plane.core.observed import Cause
-from control_plane.core.observed import IncidentRecord as OpenIncident
+from control_plane.core.observed.incidents import IncidentRecord as OpenIncident
+from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import IncidentState
 from control_plane.db import checkpoints, events, incidents, jobs, nodes, protection
 from control_plane.db.checkpoints import CheckpointRecord

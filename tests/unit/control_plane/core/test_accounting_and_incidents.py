@@ -7,7 +7,9 @@ import pytest
 from control_plane.core import accounting, incidents
 from control_plane.core.accounting import Bucket
 from control_plane.core.incidents import Fault
-from control_plane.core.observed import Cause, IncidentRecord, JobRecord
+from control_plane.core.observed.incidents import IncidentRecord
+from control_plane.core.observed.jobs import JobRecord
+from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import IncidentEvent, IncidentState, JobState
 from control_plane.errors import InvalidTransition
 from everstep.protocol.ids import Generation, NodeId, RunId, Step

@@ -8,7 +8,8 @@ import pytest
 
 from control_plane.core import breakers
 from control_plane.core.breakers import Course
-from control_plane.core.observed import FailureRecord, Trial
+from control_plane.core.observed.incidents import FailureRecord
+from control_plane.core.observed.jobs import Trial
 from everstep.protocol.agent_messages import ExitClass
 from everstep.protocol.ids import Generation, NodeId, Step
 from tests.properties.control_plane.simulated import spec_of

@@ -8,7 +8,10 @@ import pytest
 
 from control_plane.core import drills, incidents
 from control_plane.core.incidents import Fault
-from control_plane.core.observed import Cause, DrillKind, DrillObserved, DrillState, FailureRecord, Implication, IncidentRecord, JobRecord, Remedy
+from control_plane.core.observed.drills import DrillKind, DrillObserved, DrillState
+from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
+from control_plane.core.observed.jobs import JobRecord
+from control_plane.core.observed.nodes import Cause, Implication, Remedy
 from control_plane.core.states import JobState
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, RankExit, RankStatus

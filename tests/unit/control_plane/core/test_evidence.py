@@ -8,7 +8,8 @@ import pytest
 
 from control_plane.core import evidence
 from control_plane.core.evidence import Progress, Standing
-from control_plane.core.observed import Cause, Impairment, Implication, InstanceCondition, NodeObserved, Remedy, Silence
+from control_plane.core.observed.jobs import Impairment, Silence
+from control_plane.core.observed.nodes import Cause, Implication, InstanceCondition, NodeObserved, Remedy
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import MemberPhase, MemberReport, NodeFault, RankStatus, ShardProtection
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step

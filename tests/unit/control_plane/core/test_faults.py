@@ -8,7 +8,9 @@ import pytest
 
 from control_plane.core import breakers, faults, launch, members
 from control_plane.core.breakers import Course
-from control_plane.core.observed import Cause, FailureRecord, JobSpec
+from control_plane.core.observed.incidents import FailureRecord
+from control_plane.core.observed.jobs import JobSpec
+from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import IncidentState
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, NodeFault, RankExit, RankStatus

@@ -21,10 +21,7 @@ from control_plane.core.actions import (
     SetDesired,
     TerminateMember,
 )
-from control_plane.core.observed import (
-    Cause,
-    Departure,
-    Exclusion,
+from control_plane.core.observed.fleets import (
     FleetHistory,
     FleetJob,
     FleetObserved,
@@ -32,14 +29,11 @@ from control_plane.core.observed import (
     GroupMember,
     GroupObserved,
     Hold,
-    InstanceCondition,
-    NodeObserved,
     NodeRecord,
     NodeRequest,
-    Notice,
-    Policy,
-    Remedy,
 )
+from control_plane.core.observed.jobs import Departure, Exclusion, Policy
+from control_plane.core.observed.nodes import Cause, InstanceCondition, NodeObserved, Notice, Remedy
 from control_plane.core.queue import schedule
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import HOLD_SECONDS, JOIN_SECONDS, REBOOT_SECONDS, ladder

@@ -10,7 +10,9 @@ import pytest
 
 from control_plane.core import breakers, hangs
 from control_plane.core.breakers import Course
-from control_plane.core.observed import Cause, FailureRecord, Pace, Suspicion
+from control_plane.core.observed.incidents import FailureRecord
+from control_plane.core.observed.jobs import Pace, Suspicion
+from control_plane.core.observed.nodes import Cause
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, RankExit, RankStacks, RankStatus
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step

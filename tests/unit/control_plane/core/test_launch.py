@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from control_plane.core import launch
-from control_plane.core.observed import GenerationRecord, JobObserved, JobRecord, NodeObserved
+from control_plane.core.observed.jobs import JobObserved, JobRecord
+from control_plane.core.observed.nodes import NodeObserved
+from control_plane.core.observed.steps import GenerationRecord
 from control_plane.core.states import JobState
 from everstep.protocol.agent_messages import MemberPhase, MemberReport, PageCommit, RankStatus, RoundStatus, ShardProtection
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId, Step

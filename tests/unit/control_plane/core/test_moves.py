@@ -8,7 +8,8 @@ import pytest
 
 from control_plane.core import moves
 from control_plane.core.evidence import Standing, Verdict
-from control_plane.core.observed import Cause, Departure, InstanceCondition, NodeObserved, Notice, Remedy
+from control_plane.core.observed.jobs import Departure
+from control_plane.core.observed.nodes import Cause, InstanceCondition, NodeObserved, Notice, Remedy
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import MemberPhase, MemberReport, NoticeKind, ShardProtection
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step

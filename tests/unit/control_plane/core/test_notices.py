@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from control_plane.core import notices
-from control_plane.core.observed import NodeObserved, Notice
+from control_plane.core.observed.nodes import NodeObserved, Notice
 from everstep.protocol.agent_messages import NoticeKind
 from everstep.protocol.ids import NodeId
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from control_plane.core import recovery
-from control_plane.core.observed import CheckpointRecord, GenerationRecord, RefusedSource
+from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord, RefusedSource
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.manifest import ManifestShard
 from everstep.protocol.plan import SlotRecord

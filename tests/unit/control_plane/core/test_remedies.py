@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.core import remedies
-from control_plane.core.observed import Implication, Remedy
+from control_plane.core.observed.nodes import Implication, Remedy
 from everstep.protocol.agent_messages import NodeFault
 from everstep.protocol.ids import NodeId
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from control_plane.core.observed import Hold, NodeRequest
+from control_plane.core.observed.fleets import Hold, NodeRequest
 from control_plane.core.requests import Standing, refusal
 from control_plane.core.states import FleetStatus, NodeState
 

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from control_plane.core import spares
-from control_plane.core.observed import FleetHistory, FleetSpec
+from control_plane.core.observed.fleets import FleetHistory, FleetSpec
 from everstep.protocol.ids import FleetName
 
 SPEC = FleetSpec(name=FleetName("main"), group="group", min_node_count=0, spare_count=2)

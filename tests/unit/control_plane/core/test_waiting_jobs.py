@@ -8,7 +8,7 @@ import pytest
 
 from control_plane.core.capacity import FIRST_RETRY_SECONDS
 from control_plane.core.job import decide as decide_job
-from control_plane.core.observed import JobObserved, JobRecord, Policy
+from control_plane.core.observed.jobs import JobObserved, JobRecord, Policy
 from control_plane.core.queue import stand_aside_seconds
 from control_plane.core.states import JobState
 from control_plane.core.timeouts import GANG_PATIENCE_SECONDS, ladder

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import select
 
-from control_plane.core.observed import Cause
+from control_plane.core.observed.nodes import Cause
 from control_plane.db import checkpoints, fleets, incidents, intents, jobs, nodes, protection, tokens
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound, StaleLease

@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.cloud.operator import Ec2State
-from control_plane.core.observed import NodeRequest
+from control_plane.core.observed.fleets import NodeRequest
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import grace_seconds
 from control_plane.db import fleets, jobs, nodes

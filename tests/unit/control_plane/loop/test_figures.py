@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from control_plane.core.observed import Cause
+from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import JobState
 from control_plane.db.leases import Leaser
 from control_plane.loop.figures import PHASES, LoopFigures

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from control_plane.core.incidents import Fault, moved, opened, with_faults
-from control_plane.core.observed import Cause
+from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import IncidentEvent
 from control_plane.loop.records import incident_update
 from everstep.protocol.ids import Generation, RunId, Step

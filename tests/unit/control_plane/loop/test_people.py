@@ -10,7 +10,7 @@ from sqlalchemy import update
 
 from control_plane.cloud.errors import Throttled
 from control_plane.core.actions import GroupAction, RebootMember
-from control_plane.core.observed import NodeRequest
+from control_plane.core.observed.fleets import NodeRequest
 from control_plane.core.requests import in_words
 from control_plane.core.states import JobState, NodeState
 from control_plane.db import events, jobs, nodes

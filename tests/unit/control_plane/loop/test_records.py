@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from control_plane.core.observed import Cause, Exclusion, FailureRecord, IncidentRecord, RefusedSource, Silence
+from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
+from control_plane.core.observed.jobs import Exclusion, Silence
+from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.steps import RefusedSource
 from control_plane.core.states import IncidentState
 from control_plane.db import jobs
 from control_plane.loop import records

@@ -17,7 +17,7 @@ from typing import Literal, ParamSpec, TypeVar
 from control_plane.cloud.contract import ensure
 from control_plane.cloud.fake import FakeOperator, MemoryObjectStore
 from control_plane.cloud.operator import GroupState, ScheduledEvent
-from control_plane.core.observed import NO_GENERATION
+from control_plane.core.observed.steps import NO_GENERATION
 from control_plane.core.states import FleetStatus, JobState, NodeState
 from control_plane.core.timeouts import ladder
 from control_plane.db import checkpoints, events, fleets, incidents, jobs, nodes
