@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from control_plane.api.allowance import Allowance
 from control_plane.api.errors import InvalidRequest
-from control_plane.api.schemas import MAX_S3_PATH_CHARACTERS, Channel, CreateTrainingJobRequest, FieldError, ProtectionConfig
+from control_plane.api.schemas.common import MAX_S3_PATH_CHARACTERS, FieldError
+from control_plane.api.schemas.jobs import Channel, CreateTrainingJobRequest, ProtectionConfig
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.jobs import JobInput, JobSpec
 from control_plane.db.quotas import QuotaRecord

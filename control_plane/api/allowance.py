@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from control_plane.api.errors import InvalidRequest
-from control_plane.api.schemas import CreateTrainingJobRequest, FieldError
+from control_plane.api.schemas.common import FieldError
+from control_plane.api.schemas.jobs import CreateTrainingJobRequest
 from control_plane.db.quotas import QuotaRecord
 
 

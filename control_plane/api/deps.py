@@ -24,7 +24,7 @@ from control_plane.api.archive import SourceLimits
 from control_plane.api.caller_threads import CallerThreads
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.held_tokens import HeldTokens
-from control_plane.api.schemas import FieldError, Shape
+from control_plane.api.schemas.common import FieldError, Shape
 from control_plane.cloud.identity import Attestation
 from control_plane.cloud.notices import EventQueue
 from control_plane.cloud.objects import ObjectStore

@@ -29,7 +29,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from control_plane.api.schemas import ErrorResponse, FieldError
+from control_plane.api.schemas.common import ErrorResponse, FieldError
 from control_plane.cloud.errors import CloudError
 from control_plane.cloud.errors import NotFound as CloudNotFound
 from control_plane.db import errors as db

@@ -21,7 +21,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
 from control_plane.api.errors import InvalidRequest
-from control_plane.api.schemas import MAX_WHOLE_NUMBER, FieldError, SentObject
+from control_plane.api.schemas.common import MAX_WHOLE_NUMBER, FieldError, SentObject
 from everstep.protocol import constraints
 
 MAX_DEPTH: Final = 32

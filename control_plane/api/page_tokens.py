@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.json_body import text_complaint
-from control_plane.api.schemas import MAX_WHOLE_NUMBER, FieldError
+from control_plane.api.schemas.common import MAX_WHOLE_NUMBER, FieldError
 
 NOT_OURS: Final = "is not a token that this operation returned"
 MAX_BYTES: Final = 1_000_000

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from control_plane.api import schemas
 from control_plane.api.revisions import slots_per_node
+from control_plane.api.schemas import jobs as jobs_schemas
+from control_plane.api.schemas import plans as plans_schemas
 from control_plane.api.views import MICRO, ODDS_UP_TO_LOST, History, queued_behind
 from control_plane.core import forecast, placement
 from control_plane.core.observed.fleets import FleetJob
@@ -34,7 +35,7 @@ class FleetNow:
     history: History
 
 
-def waiting(request: schemas.CreateTrainingJobRequest, run_id: str, now: float, *, project: str, quota: QuotaRecord | None) -> FleetJob:
+def waiting(request: jobs_schemas.CreateTrainingJobRequest, run_id: str, now: float, *, project: str, quota: QuotaRecord | None) -> FleetJob:
     """Return the job as it would stand in the queue.
 
     Args:
@@ -59,7 +60,7 @@ def waiting(request: schemas.CreateTrainingJobRequest, run_id: str, now: float, 
     )
 
 
-def plan(spec: JobSpec, job: FleetJob, turns: Schedule, fleet: FleetNow, *, only_project: str | None = None) -> schemas.TrainingJobPlan:
+def plan(spec: JobSpec, job: FleetJob, turns: Schedule, fleet: FleetNow, *, only_project: str | None = None) -> plans_schemas.TrainingJobPlan:
     """Return what would become of a job.
 
     Args:
@@ -84,7 +85,7 @@ def plan(spec: JobSpec, job: FleetJob, turns: Schedule, fleet: FleetNow, *, only
         mean_recovery_seconds=fleet.history.incidents.mean_recovery_seconds,
     )
     is_its_turn = job.run in turns.admitted
-    return schemas.TrainingJobPlan(
+    return plans_schemas.TrainingJobPlan(
         fleet_name=record.name,
         node_count=spec.node_count,
         ranks_per_node=spec.ranks_per_node,
@@ -94,7 +95,7 @@ def plan(spec: JobSpec, job: FleetJob, turns: Schedule, fleet: FleetNow, *, only
         node_memory_bytes=memory,
         largest_shard_bytes=None if memory is None else memory // slots,
         recovery_odds=[
-            schemas.RecoveryOdds(lost_nodes=lost, probability=placement.recovery_probability(spec.node_count, spec.copies, lost))
+            plans_schemas.RecoveryOdds(lost_nodes=lost, probability=placement.recovery_probability(spec.node_count, spec.copies, lost))
             for lost in range(1, min(ODDS_UP_TO_LOST, spec.node_count) + 1)
         ],
         can_start_now=is_its_turn and free >= spec.node_count,

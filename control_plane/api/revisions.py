@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from control_plane.api.errors import InvalidRequest
-from control_plane.api.schemas import MIN_CHECKPOINT_AGE_SECONDS, MIN_COST_USD, FieldError, UpdateTrainingJobRequest
+from control_plane.api.schemas.common import MIN_CHECKPOINT_AGE_SECONDS, MIN_COST_USD, FieldError
+from control_plane.api.schemas.revisions import UpdateTrainingJobRequest
 from control_plane.core.states import JobState
 from control_plane.db.jobs import JobRecord, JobSpec
 from control_plane.db.revisions import Change

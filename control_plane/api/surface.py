@@ -42,7 +42,7 @@ from control_plane.api.routes import (
     tokens,
 )
 from control_plane.api.routes.events import EVENT_STREAM
-from control_plane.api.schemas import ErrorResponse, FieldError
+from control_plane.api.schemas.common import ErrorResponse, FieldError
 from control_plane.db.tokens import Role
 
 Json = dict[str, Any]

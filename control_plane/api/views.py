@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate
 
-from control_plane.api import schemas
+from control_plane.api.schemas import checkpoints as checkpoints_schemas
+from control_plane.api.schemas import drills as drills_schemas
+from control_plane.api.schemas import events as events_schemas
+from control_plane.api.schemas import fleets as fleets_schemas
+from control_plane.api.schemas import health as health_schemas
+from control_plane.api.schemas import incidents as incidents_schemas
+from control_plane.api.schemas import jobs as jobs_schemas
+from control_plane.api.schemas import nodes as nodes_schemas
+from control_plane.api.schemas import plans as plans_schemas
+from control_plane.api.schemas import tokens as tokens_schemas
 from control_plane.cloud import contract
 from control_plane.core import accounting, domain_loss, hangs, placement, states
 from control_plane.core.checkpoints import CheckpointStatus, Verification
@@ -85,7 +94,7 @@ def reason_of(job: JobRecord, now: datetime) -> str:
     return hangs.shown(job.reason, suspicion_of(job), now.timestamp())
 
 
-def job_summary(job: JobRecord, now: datetime, listed: Listed = Listed()) -> schemas.TrainingJobSummary:
+def job_summary(job: JobRecord, now: datetime, listed: Listed = Listed()) -> jobs_schemas.TrainingJobSummary:
     """Return one line of a list of jobs.
 
     Args:
@@ -96,7 +105,7 @@ def job_summary(job: JobRecord, now: datetime, listed: Listed = Listed()) -> sch
     Returns:
         All fields of the contract.
     """
-    return schemas.TrainingJobSummary(
+    return jobs_schemas.TrainingJobSummary(
         training_job_name=job.name,
         run_id=job.run_id,
         fleet_name=job.fleet_name,
@@ -183,7 +192,7 @@ def queued_behind(turns: Schedule, run: RunId, only_project: str | None) -> list
     return [other.job for other in turns.ahead_of(run) if only_project in (None, other.project)]
 
 
-def health(disks: Sequence[FullDisk], version: str) -> schemas.HealthResponse:
+def health(disks: Sequence[FullDisk], version: str) -> health_schemas.HealthResponse:
     """Return how the service is.
 
     Args:
@@ -194,7 +203,7 @@ def health(disks: Sequence[FullDisk], version: str) -> schemas.HealthResponse:
         All fields of the contract.
     """
     conditions = [
-        schemas.ServiceCondition(
+        tokens_schemas.ServiceCondition(
             type="disk_full",
             message=_full_disk(disk),
             hint=FULL_DISK_HINT,
@@ -204,10 +213,12 @@ def health(disks: Sequence[FullDisk], version: str) -> schemas.HealthResponse:
         )
         for disk in disks
     ]
-    return schemas.HealthResponse(status="degraded" if conditions else "ok", version=version, conditions=conditions)
+    return health_schemas.HealthResponse(status="degraded" if conditions else "ok", version=version, conditions=conditions)
 
 
-def job_conditions(job: JobRecord, node_ids: Sequence[str], agents: Mapping[NodeId, AgentView], disks: Sequence[FullDisk]) -> list[schemas.Condition]:
+def job_conditions(
+    job: JobRecord, node_ids: Sequence[str], agents: Mapping[NodeId, AgentView], disks: Sequence[FullDisk]
+) -> list[jobs_schemas.Condition]:
     """Return what is wrong now with what a job stands on.
 
     Args:
@@ -221,7 +232,7 @@ def job_conditions(job: JobRecord, node_ids: Sequence[str], agents: Mapping[Node
     """
     if job.state in states.ENDED_JOBS:
         return []
-    found = [schemas.Condition(type="disk_full", message=f"{_full_disk(disk)} {FULL_DISK_HINT}", node_id=None) for disk in disks]
+    found = [jobs_schemas.Condition(type="disk_full", message=f"{_full_disk(disk)} {FULL_DISK_HINT}", node_id=None) for disk in disks]
     for node_id in node_ids:
         agent = agents.get(NodeId(node_id))
         member = agent.report.member if agent is not None and agent.report is not None else None
@@ -229,12 +240,12 @@ def job_conditions(job: JobRecord, node_ids: Sequence[str], agents: Mapping[Node
     return found
 
 
-def _conditions(agent: AgentView | None, *, with_member: bool) -> list[schemas.Condition]:
+def _conditions(agent: AgentView | None, *, with_member: bool) -> list[jobs_schemas.Condition]:
     if agent is None or not agent.is_connected or agent.report is None:
         return []
     member = agent.report.member
     faults = (*agent.report.faults, *(member.faults if member is not None and with_member else ()))
-    return [schemas.Condition(type=fault.code, message=fault.message, node_id=agent.node_id) for fault in dict.fromkeys(faults)]
+    return [jobs_schemas.Condition(type=fault.code, message=fault.message, node_id=agent.node_id) for fault in dict.fromkeys(faults)]
 
 
 def _full_disk(disk: FullDisk) -> str:
@@ -248,9 +259,9 @@ def job(
     now: datetime,
     turns: Schedule,
     healthy_node_count: int,
-    conditions: Sequence[schemas.Condition] = (),
+    conditions: Sequence[jobs_schemas.Condition] = (),
     only_project: str | None = None,
-) -> schemas.TrainingJob:
+) -> jobs_schemas.TrainingJob:
     """Return everything about a job.
 
     Args:
@@ -266,7 +277,7 @@ def job(
     """
     job, plan, incidents = found.job, found.plan, found.incidents
     spec = job.spec
-    return schemas.TrainingJob(
+    return jobs_schemas.TrainingJob(
         training_job_name=job.name,
         run_id=job.run_id,
         fleet_name=job.fleet_name,
@@ -278,7 +289,7 @@ def job(
         reason=reason_of(job, now),
         failure_reason=job.reason if job.state == JobState.FAILED else None,
         conditions=list(conditions),
-        source=schemas.SourceConfig(source_id=spec.source_sha256),
+        source=jobs_schemas.SourceConfig(source_id=spec.source_sha256),
         entry_point=spec.entry_point,
         requirements=spec.requirements or None,
         hyper_parameters=spec.hyperparameters,
@@ -287,8 +298,8 @@ def job(
         role_arn=spec.role_arn or None,
         node_count=spec.node_count,
         ranks_per_node=spec.ranks_per_node,
-        protection=schemas.ProtectionConfig(copies=spec.copies, max_slowdown=spec.max_slowdown),
-        checkpoint_config=schemas.CheckpointConfig(
+        protection=jobs_schemas.ProtectionConfig(copies=spec.copies, max_slowdown=spec.max_slowdown),
+        checkpoint_config=jobs_schemas.CheckpointConfig(
             every_steps=spec.checkpoint_every_steps,
             s3_uri=spec.checkpoint_uri,
             third_slot=spec.third_slot,
@@ -296,13 +307,13 @@ def job(
             max_age_in_seconds=spec.checkpoint_max_age_seconds,
         ),
         input_data_config=[_channel(each) for each in spec.inputs],
-        output_data_config=schemas.OutputDataConfig(s3_output_path=spec.output_uri),
-        stopping_condition=schemas.StoppingCondition(
+        output_data_config=jobs_schemas.OutputDataConfig(s3_output_path=spec.output_uri),
+        stopping_condition=jobs_schemas.StoppingCondition(
             max_runtime_in_seconds=spec.max_runtime_seconds,
             max_pending_time_in_seconds=spec.max_pending_seconds,
             max_cost_usd=spec.max_cost_usd,
         ),
-        retry_strategy=schemas.RetryStrategy(max_attempts=spec.max_attempts),
+        retry_strategy=jobs_schemas.RetryStrategy(max_attempts=spec.max_attempts),
         priority=job.priority,
         preemptible=spec.preemptible,
         queue_position=turns.place_of(RunId(job.run_id)),
@@ -340,18 +351,18 @@ def job(
     )
 
 
-def _channel(given: JobInput) -> schemas.Channel:
+def _channel(given: JobInput) -> jobs_schemas.Channel:
     source = (
-        schemas.DataSource(s3_data_source=schemas.S3DataSource(s3_uri=given.uri))
+        jobs_schemas.DataSource(s3_data_source=jobs_schemas.S3DataSource(s3_uri=given.uri))
         if given.uri
-        else schemas.DataSource(file_system_data_source=schemas.FileSystemDataSource(directory_path=given.directory))
+        else jobs_schemas.DataSource(file_system_data_source=jobs_schemas.FileSystemDataSource(directory_path=given.directory))
     )
-    return schemas.Channel(channel_name=given.name, data_source=source)
+    return jobs_schemas.Channel(channel_name=given.name, data_source=source)
 
 
 def protection(
     job: JobRecord, shards: Sequence[ShardRecord], checkpoint: CheckpointRecord | None, domains: Mapping[str, str]
-) -> schemas.DescribeProtectionResponse:
+) -> checkpoints_schemas.DescribeProtectionResponse:
     """Return how well the job's state is kept.
 
     Args:
@@ -368,7 +379,7 @@ def protection(
     state, reason = _protection_state(job, current)
     planned = _placement(job, current)
     told = {NodeId(node_id): domain for node_id, domain in domains.items()}
-    return schemas.DescribeProtectionResponse(
+    return checkpoints_schemas.DescribeProtectionResponse(
         training_job_name=job.name,
         generation=job.generation,
         committed_step=job.committed_step,
@@ -378,11 +389,11 @@ def protection(
         copies=job.spec.copies,
         protection_state=state,
         reason=reason,
-        recovery_odds=[schemas.RecoveryOdds(lost_nodes=count, probability=odds) for count, odds in _odds(planned, {})],
-        domain_odds=[schemas.DomainOdds(lost_domains=count, probability=odds) for count, odds in _odds(planned, told)] if told else [],
+        recovery_odds=[plans_schemas.RecoveryOdds(lost_nodes=count, probability=odds) for count, odds in _odds(planned, {})],
+        domain_odds=[plans_schemas.DomainOdds(lost_domains=count, probability=odds) for count, odds in _odds(planned, told)] if told else [],
         fatal_domains=list(domain_loss.fatal_domains(planned, told)),
         shards=[
-            schemas.ShardProtection(
+            checkpoints_schemas.ShardProtection(
                 rank=shard.rank,
                 owner_node_id=shard.owner_node_id,
                 committed_step=shard.committed_step,
@@ -396,13 +407,13 @@ def protection(
     )
 
 
-def _holders(job: JobRecord, shard: ShardRecord, domains: Mapping[str, str]) -> list[schemas.Holder]:
+def _holders(job: JobRecord, shard: ShardRecord, domains: Mapping[str, str]) -> list[checkpoints_schemas.Holder]:
     known = {each.node_id: each for each in shard.verified}
     shown = []
     for holder in shard.holders:
         verified = known.get(holder.node_id)
         shown.append(
-            schemas.Holder(
+            checkpoints_schemas.Holder(
                 node_id=holder.node_id,
                 in_view=holder.is_in_view,
                 verified_step=None if verified is None else verified.step,
@@ -436,9 +447,9 @@ def _odds(planned: placement.Placement, domains: Mapping[NodeId, str]) -> list[t
     return odds
 
 
-def checkpoint(record: CheckpointRecord) -> schemas.Checkpoint:
+def checkpoint(record: CheckpointRecord) -> checkpoints_schemas.Checkpoint:
     """Return one checkpoint."""
-    return schemas.Checkpoint(
+    return checkpoints_schemas.Checkpoint(
         step=record.step,
         generation=record.generation,
         status=_CHECKPOINT_STATUS.get(record.state, CheckpointStatus.UPLOADING if record.completed_at is None else CheckpointStatus.COMPLETE),
@@ -461,9 +472,9 @@ def _verification(record: CheckpointRecord) -> Verification:
     return Verification.DAMAGED if record.verdict else Verification.INTACT
 
 
-def incident(record: IncidentRecord, cost_usd: float | None, stacks_event_id: int | None = None) -> schemas.Incident:
+def incident(record: IncidentRecord, cost_usd: float | None, stacks_event_id: int | None = None) -> incidents_schemas.Incident:
     """Return one incident with what it has cost by now, and with the event that has the stacks of its ranks, where that was looked for."""
-    return schemas.Incident(
+    return incidents_schemas.Incident(
         incident_id=record.id,
         training_job_name=record.job_name,
         run_id=record.run_id,
@@ -500,17 +511,17 @@ def incident(record: IncidentRecord, cost_usd: float | None, stacks_event_id: in
     )
 
 
-def _rank_sources(record: IncidentRecord) -> list[schemas.RankSource]:
+def _rank_sources(record: IncidentRecord) -> list[incidents_schemas.RankSource]:
     firsts = accumulate((count for _, count in record.rank_sources), initial=0)
     return [
-        schemas.RankSource(source=source, first_rank=first, last_rank=first + count - 1)  # type: ignore[arg-type]  # one of the literal's
+        incidents_schemas.RankSource(source=source, first_rank=first, last_rank=first + count - 1)  # type: ignore[arg-type]  # one of the literal's
         for first, (source, count) in zip(firsts, record.rank_sources, strict=False)
     ]
 
 
-def drill(record: DrillRecord) -> schemas.Drill:
+def drill(record: DrillRecord) -> drills_schemas.Drill:
     """Return one drill."""
-    return schemas.Drill(
+    return drills_schemas.Drill(
         drill_id=record.id,
         drill_type=DrillKind(record.kind),
         drill_status=DrillState(record.state),
@@ -527,9 +538,9 @@ def drill(record: DrillRecord) -> schemas.Drill:
     )
 
 
-def token(record: TokenRecord) -> schemas.Token:
+def token(record: TokenRecord) -> tokens_schemas.Token:
     """Return one token, without what only its owner has."""
-    return schemas.Token(
+    return tokens_schemas.Token(
         token_id=record.id,
         kind=record.kind,  # type: ignore[arg-type]  # those of sessions are not shown
         role=record.role,  # type: ignore[arg-type]  # one of the literal's
@@ -542,9 +553,9 @@ def token(record: TokenRecord) -> schemas.Token:
     )
 
 
-def event(record: EventRecord) -> schemas.Event:
+def event(record: EventRecord) -> events_schemas.Event:
     """Return one event."""
-    return schemas.Event(
+    return events_schemas.Event(
         event_id=record.id,
         time=record.at,
         type=record.type,
@@ -556,17 +567,17 @@ def event(record: EventRecord) -> schemas.Event:
     )
 
 
-def group_check(check: contract.Check) -> schemas.GroupCheck:
+def group_check(check: contract.Check) -> fleets_schemas.GroupCheck:
     """Return something that a group has to be by itself."""
-    return schemas.GroupCheck(setting=check.setting, message=check.words)
+    return fleets_schemas.GroupCheck(setting=check.setting, message=check.words)
 
 
-def group_change(change: contract.Change) -> schemas.GroupChange:
+def group_change(change: contract.Change) -> fleets_schemas.GroupChange:
     """Return what the contract changes of a group."""
-    return schemas.GroupChange(setting=change.setting, before=change.before, after=change.after, reason=change.why, applies="Now")
+    return fleets_schemas.GroupChange(setting=change.setting, before=change.before, after=change.after, reason=change.why, applies="Now")
 
 
-def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[AgentView], history: History) -> schemas.Fleet:
+def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[AgentView], history: History) -> fleets_schemas.Fleet:
     """Return one fleet.
 
     Args:
@@ -579,14 +590,14 @@ def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[Age
         All fields of the contract.
     """
     connected = {view.node_id for view in agents if view.is_connected}
-    return schemas.Fleet(
+    return fleets_schemas.Fleet(
         fleet_name=record.name,
         auto_scaling_group_name=record.auto_scaling_group_name,
         project=record.project,
         fleet_status=FleetStatus.DELETING if record.delete_requested_at is not None else FleetStatus(record.state),
         reason=record.reason,
         spare_count=record.spare_count,
-        spare_policy=None if record.spare_probability is None else schemas.SparePolicy(probability=record.spare_probability),
+        spare_policy=None if record.spare_probability is None else fleets_schemas.SparePolicy(probability=record.spare_probability),
         min_node_count=record.min_node_count,
         hold_failed_instances=record.hold_failed_instances,
         node_role_name=record.node_role_name or None,
@@ -619,7 +630,7 @@ def node(
     refused_message_count: int,
     job_name: str | None,
     history: Sequence[ImplicationRecord] = (),
-) -> schemas.Node:
+) -> nodes_schemas.Node:
     """Return one node.
 
     Args:
@@ -632,7 +643,7 @@ def node(
     Returns:
         All fields of the contract.
     """
-    return schemas.Node(
+    return nodes_schemas.Node(
         node_id=record.id,
         fleet_name=record.fleet_name,
         node_status=NodeState(record.state),
@@ -652,7 +663,9 @@ def node(
         reason=record.reason,
         conditions=_conditions(agent, with_member=job_name is not None),
         incidents=[
-            schemas.NodeIncident(incident_id=line.incident_id, time=line.at, cause=line.what, evidence=line.evidence, remedy=Remedy(line.remedy))
+            nodes_schemas.NodeIncident(
+                incident_id=line.incident_id, time=line.at, cause=line.what, evidence=line.evidence, remedy=Remedy(line.remedy)
+            )
             for line in history
         ],
         creation_time=record.created_at,
@@ -664,24 +677,24 @@ def node(
     )
 
 
-def _memory(agent: AgentView | None, *, with_ranks: bool) -> schemas.NodeMemory | None:
+def _memory(agent: AgentView | None, *, with_ranks: bool) -> nodes_schemas.NodeMemory | None:
     memory = agent.report.memory if agent is not None and agent.is_connected and agent.report is not None else None
     if memory is None:
         return None
-    return schemas.NodeMemory(
+    return nodes_schemas.NodeMemory(
         used_bytes=memory.total_bytes - memory.available_bytes,
         available_bytes=memory.available_bytes,
         total_bytes=memory.total_bytes,
         cgroup_limit_bytes=memory.limit_bytes,
         ranks=[
-            schemas.RankMemory(rank=each.rank, resident_bytes=each.resident_bytes, peak_resident_bytes=each.peak_bytes)
+            fleets_schemas.RankMemory(rank=each.rank, resident_bytes=each.resident_bytes, peak_resident_bytes=each.peak_bytes)
             for each in memory.ranks
             if with_ranks
         ],
     )
 
 
-def _transitions(job: JobRecord) -> list[schemas.SecondaryStatusTransition]:
+def _transitions(job: JobRecord) -> list[jobs_schemas.SecondaryStatusTransition]:
     ends = [transition.at for transition in job.transitions[1:]] + [job.ended_at]
     shown = []
     has_started = has_stepped = False
@@ -696,15 +709,15 @@ def _transitions(job: JobRecord) -> list[schemas.SecondaryStatusTransition]:
                 state, has_started=has_started, has_stepped=has_stepped, is_stepping=is_stepping, is_pause_requested=transition.is_paused
             )
             shown.append(
-                schemas.SecondaryStatusTransition(status=status, state=state, start_time=start, end_time=until, status_message=transition.reason)
+                jobs_schemas.SecondaryStatusTransition(status=status, state=state, start_time=start, end_time=until, status_message=transition.reason)
             )
         has_started = has_started or state is JobState.STARTING
         has_stepped = has_stepped or stepped_at is not None or (is_undated and state is JobState.RUNNING)
     return shown
 
 
-def _reliability(spent: Mapping[str, int], incidents: IncidentTotals, *, is_started: bool) -> schemas.Reliability:
-    return schemas.Reliability(
+def _reliability(spent: Mapping[str, int], incidents: IncidentTotals, *, is_started: bool) -> jobs_schemas.Reliability:
+    return jobs_schemas.Reliability(
         ettr_ratio=accounting.ettr_ratio(spent) if is_started else None,
         ettr_with_queue_ratio=accounting.ettr_ratio(spent, is_queue_counted=True) if is_started else None,
         mttf_seconds=accounting.mean_seconds_to_failure(spent, incidents.failure_count),
@@ -749,6 +762,8 @@ def _is_paused(job: JobRecord) -> bool:
     return job.started_at is not None and job.state in (JobState.QUEUED, JobState.ALLOCATING)
 
 
-def _last_checkpoint(record: CheckpointRecord) -> schemas.LastCheckpoint:
+def _last_checkpoint(record: CheckpointRecord) -> checkpoints_schemas.LastCheckpoint:
     assert record.completed_at is not None
-    return schemas.LastCheckpoint(step=record.step, generation=record.generation, completed_at=record.completed_at, bytes=record.object_bytes)
+    return checkpoints_schemas.LastCheckpoint(
+        step=record.step, generation=record.generation, completed_at=record.completed_at, bytes=record.object_bytes
+    )

@@ -37,7 +37,7 @@ def typescript(model: Json) -> str:
 
 
 def _head(model: Json) -> Iterator[str]:
-    yield "// Written by `python -m control_plane.contract`; change the models of control_plane/api/schemas.py, not this file."
+    yield "// Written by `python -m control_plane.contract`; change the models of control_plane/api/schemas/, not this file."
     yield ""
     yield "/** Seconds since 1970, UTC. */\nexport type Timestamp = number\n"
     yield f"export type ErrorCode = {' | '.join(repr(name) for name in error_names(model))}\n"

@@ -26,7 +26,11 @@ from pydantic import BaseModel
 from pydantic import ValidationError as PydanticError
 
 import everstep
-from control_plane.api import errors, schemas
+from control_plane.api import errors
+from control_plane.api.schemas import common as common_schemas
+from control_plane.api.schemas import fleets as fleets_schemas
+from control_plane.api.schemas import jobs as jobs_schemas
+from control_plane.api.schemas import tokens as tokens_schemas
 from control_plane.api.surface import ROOMS, is_server_sent, make_surface, operations
 from control_plane.contract.names import python_name
 from control_plane.contract.tree import ROOT, files, stale
@@ -181,7 +185,7 @@ def test_every_route_is_an_operation_of_the_model_and_a_method_of_the_client(cli
 
 def test_whatever_can_be_sent_is_strict():
     """What the service would make to fit, the client would refuse: they must judge alike."""
-    lax = [kind.__name__ for kind in subclasses(schemas.Shape) if kind.__name__ in reachable_inputs() and not kind.model_config.get("strict")]
+    lax = [kind.__name__ for kind in subclasses(common_schemas.Shape) if kind.__name__ in reachable_inputs() and not kind.model_config.get("strict")]
     assert lax == []
 
 
@@ -448,7 +452,12 @@ def values(name: str, depth: int = 0) -> st.SearchStrategy[Any]:
     return (st.from_regex(shape["pattern"], fullmatch=True) | junk) if "pattern" in shape else st.text(max_size=3) | junk
 
 
-BODIES = [schemas.CreateTrainingJobRequest, schemas.CreateFleetRequest, schemas.CreateJoinTokenRequest, schemas.CreateTokenRequest]
+BODIES = [
+    jobs_schemas.CreateTrainingJobRequest,
+    fleets_schemas.CreateFleetRequest,
+    tokens_schemas.CreateJoinTokenRequest,
+    tokens_schemas.CreateTokenRequest,
+]
 
 
 @settings(max_examples=150, deadline=None)

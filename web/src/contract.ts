@@ -1,4 +1,4 @@
-// Written by `python -m control_plane.contract`; change the models of control_plane/api/schemas.py, not this file.
+// Written by `python -m control_plane.contract`; change the models of control_plane/api/schemas/, not this file.
 
 /** Seconds since 1970, UTC. */
 export type Timestamp = number

@@ -68,10 +68,10 @@ from worker.core.line_tails import Tail
 from worker.core.metric_outbox import MetricOutbox
 from worker.core.own_metrics import NodeUsage
 from worker.errors import LoadFailed, RanksNotGone, SourceRefused, StorageError
-from worker.full_disks import FullDisks
 from worker.logs.uploads import LogShipper, RankLogs
 from worker.member.member import Member, Node
 from worker.node import metadata_rule
+from worker.node.full_disks import FullDisks
 from worker.node.health.watch import HealthWatch
 from worker.node.instance_metadata import InstanceMetadata
 from worker.node.network_cards import card_of, network_cards

@@ -34,7 +34,7 @@ from everstep.protocol.ids import RunId
 from everstep.protocol.plan import InputChannel, ObjectReference
 from worker.core.inputs import HeldFile, Misplaced, check_places, make_room, place_of
 from worker.errors import CorruptCheckpoint, InputRefused, ObjectChanged, ObjectMissing, StorageError
-from worker.full_disks import full_disk_of
+from worker.node.full_disks import full_disk_of
 from worker.node.rank_user import RankUser, closed_to, make_way, user_of
 from worker.node.state_directory import sync
 from worker.storage.object_store import ObjectStore, StoredObject

@@ -48,7 +48,7 @@ from pathlib import Path
 import msgspec
 
 from worker.errors import RequirementsRefused
-from worker.full_disks import full_disk_of
+from worker.node.full_disks import full_disk_of
 from worker.node.rank_user import RankUser, end_processes, give, make_way, take
 from worker.provisioning import wheels_only
 from worker.ranks import contained_program as beside

@@ -26,7 +26,7 @@ from pathlib import Path
 from everstep.protocol.plan import ScriptPlan, SourceArchive
 from everstep.protocol.source_members import RefusedMember, clean_path
 from worker.errors import SourceRefused
-from worker.full_disks import full_disk_of
+from worker.node.full_disks import full_disk_of
 from worker.storage.object_store import ObjectStore
 
 MAX_UNPACKED_BYTES = 4 * 1024**3

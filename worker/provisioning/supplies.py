@@ -19,7 +19,7 @@ from everstep.protocol.agent_messages import FaultCode
 from everstep.protocol.ids import RunId
 from everstep.protocol.plan import GenerationPlan, PlanNode, channel_variable
 from worker.errors import InputRefused, LoadFailed, RequirementsRefused, StorageError, StoreRefused
-from worker.full_disks import says_full
+from worker.node.full_disks import says_full
 from worker.node.rank_user import RankUser, user_of
 from worker.provisioning.credentials import RoleCredentials
 from worker.provisioning.inputs import InputCache

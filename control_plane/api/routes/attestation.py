@@ -11,9 +11,9 @@ from typing import Annotated
 
 from pydantic import StringConstraints
 
-from control_plane.api import schemas
 from control_plane.api.deps import Router, Services, ServicesDep
 from control_plane.api.errors import Forbidden, NotFound
+from control_plane.api.schemas import common as common_schemas
 from control_plane.cloud.errors import AccessDenied
 from control_plane.cloud.identity import Attestation
 from control_plane.cloud.operator import Ec2State
@@ -32,16 +32,16 @@ SESSION_SECONDS = 3600
 HeaderValue = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
 
-class NonceResponse(schemas.Shape):
+class NonceResponse(common_schemas.Shape):
     """Something to sign."""
 
     nonce: str
 
 
-class SessionRequest(schemas.Request):
+class SessionRequest(common_schemas.Request):
     """What an agent signed, and who it says it is."""
 
-    fleet_name: schemas.Name
+    fleet_name: common_schemas.Name
     node_id: Annotated[str, StringConstraints(pattern=r"^i-[0-9a-f]{8,17}$")]
     nonce: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     authorization: HeaderValue
@@ -49,7 +49,7 @@ class SessionRequest(schemas.Request):
     security_token: HeaderValue
 
 
-class SessionResponse(schemas.Shape):
+class SessionResponse(common_schemas.Shape):
     """What the agent connects with."""
 
     session_token: str

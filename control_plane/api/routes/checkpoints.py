@@ -13,10 +13,12 @@ from typing import Annotated
 from fastapi import Path, Query
 from sqlalchemy.orm import Session
 
-from control_plane.api import schemas, views
+from control_plane.api import views
 from control_plane.api.auth import Caller, User
 from control_plane.api.deps import Router, Services, ServicesDep, TrainingJobNamePath
 from control_plane.api.routes.jobs import find_job
+from control_plane.api.schemas import checkpoints as checkpoints_schemas
+from control_plane.api.schemas import common as common_schemas
 from control_plane.core.states import JobState
 from control_plane.db import checkpoints, events, jobs
 from control_plane.db.checkpoints import CheckpointRecord
@@ -29,12 +31,12 @@ router = Router(prefix="/v1/training-jobs/{TrainingJobName}/checkpoints", tags=[
 
 PATIENCE = timedelta(seconds=600)
 """A checkpoint that was asked for so long ago and is not there is asked for anew, of a later step."""
-StepPath = Annotated[int, Path(alias="Step", ge=0, le=schemas.MAX_WHOLE_NUMBER)]
+StepPath = Annotated[int, Path(alias="Step", ge=0, le=common_schemas.MAX_WHOLE_NUMBER)]
 GenerationQuery = Annotated[int | None, Query(alias="Generation", ge=1, le=2**31 - 1)]
 
 
 @router.post("", operation_id="CreateCheckpoint", status_code=202)
-def create_checkpoint(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> schemas.CreateCheckpointResponse:
+def create_checkpoint(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> checkpoints_schemas.CreateCheckpointResponse:
     """Have the newest committed step of a running job, or the next one, put into S3. While one is on its way, asking again changes nothing."""
     now = services.now()
     with services.database.write() as session:
@@ -54,7 +56,7 @@ def create_checkpoint(training_job_name: TrainingJobNamePath, caller: User, serv
             _tell(session, services, job, "CheckpointRequested", f"{job.name} was asked for a checkpoint of step {wanted} or the next one.")
     services.wake()
     is_there = newest is not None and newest.step >= wanted
-    return schemas.CreateCheckpointResponse(
+    return checkpoints_schemas.CreateCheckpointResponse(
         training_job_name=job.name, run_id=job.run_id, step=wanted, status="Complete" if is_there else "Requested"
     )
 
@@ -62,7 +64,7 @@ def create_checkpoint(training_job_name: TrainingJobNamePath, caller: User, serv
 @router.post("/{Step}/verify", operation_id="VerifyCheckpoint", status_code=202)
 def verify_checkpoint(
     training_job_name: TrainingJobNamePath, step: StepPath, caller: User, services: ServicesDep, generation: GenerationQuery = None
-) -> schemas.Checkpoint:
+) -> checkpoints_schemas.Checkpoint:
     """Have a checkpoint's objects read back and hashed against its manifest; the verdict and its time are kept with it."""
     with services.database.write() as session:
         job, found = _find(session, training_job_name, caller, step, generation)
@@ -74,7 +76,7 @@ def verify_checkpoint(
 @router.post("/{Step}/pin", operation_id="PinCheckpoint")
 def pin_checkpoint(
     training_job_name: TrainingJobNamePath, step: StepPath, caller: User, services: ServicesDep, generation: GenerationQuery = None
-) -> schemas.Checkpoint:
+) -> checkpoints_schemas.Checkpoint:
     """Keep a checkpoint: it is not deleted until it is unpinned."""
     with services.database.write() as session:
         job, found = _find(session, training_job_name, caller, step, generation)
@@ -88,7 +90,7 @@ def pin_checkpoint(
 @router.post("/{Step}/unpin", operation_id="UnpinCheckpoint")
 def unpin_checkpoint(
     training_job_name: TrainingJobNamePath, step: StepPath, caller: User, services: ServicesDep, generation: GenerationQuery = None
-) -> schemas.Checkpoint:
+) -> checkpoints_schemas.Checkpoint:
     """Let a pinned checkpoint be deleted again."""
     with services.database.write() as session:
         job, found = _find(session, training_job_name, caller, step, generation)
@@ -101,7 +103,7 @@ def unpin_checkpoint(
 @router.delete("/{Step}", operation_id="DeleteCheckpoint")
 def delete_checkpoint(
     training_job_name: TrainingJobNamePath, step: StepPath, caller: User, services: ServicesDep, generation: GenerationQuery = None
-) -> schemas.Checkpoint:
+) -> checkpoints_schemas.Checkpoint:
     """Delete a checkpoint from S3. Refused for pinned ones, and for the one that a job which has not ended would be restored from next."""
     with services.database.write() as session:
         job, found = _find(session, training_job_name, caller, step, generation)

@@ -13,11 +13,12 @@ from typing import Annotated, Final
 
 from fastapi import Path
 
-from control_plane.api import schemas
 from control_plane.api.auth import Caller, User
 from control_plane.api.deps import Router, Services, ServicesDep, TrainingJobNamePath
 from control_plane.api.errors import Forbidden, InUse, InvalidRequest, Throttled, Unavailable
 from control_plane.api.routes.jobs import find_job
+from control_plane.api.schemas import commands as commands_schemas
+from control_plane.api.schemas import common as common_schemas
 from control_plane.core.states import LAUNCHED_JOBS, JobState
 from control_plane.db import events, fleets, jobs
 from control_plane.db.events import NewEvent
@@ -34,8 +35,8 @@ TOLD_LENGTH: Final = 500
 
 @router.post("", operation_id="ExecuteCommand")
 async def execute_command(
-    training_job_name: TrainingJobNamePath, rank: RankPath, request: schemas.ExecuteCommandRequest, caller: User, services: ServicesDep
-) -> schemas.ExecuteCommandResponse:
+    training_job_name: TrainingJobNamePath, rank: RankPath, request: commands_schemas.ExecuteCommandRequest, caller: User, services: ServicesDep
+) -> commands_schemas.ExecuteCommandResponse:
     """Run a program beside a rank and answer what it has said: `py-spy dump --pid {pid}`. Only where the job's fleet sets AllowCommands.
 
     It runs as the agent's user, in the rank's cgroup, with RANK and EVERSTEP_RANK_PID; without a shell or a terminal. Who ran what is an event.
@@ -54,7 +55,7 @@ async def execute_command(
         raise InUse("The ClientRequestToken was used for another command.") from None
     if ended.refusal:
         raise InUse(f"There is no result: {ended.refusal}.")
-    return schemas.ExecuteCommandResponse(
+    return commands_schemas.ExecuteCommandResponse(
         training_job_name=training_job_name,
         rank=rank,
         generation=command.generation,
@@ -67,11 +68,11 @@ async def execute_command(
     )
 
 
-def _ask(services: Services, name: str, rank: int, request: schemas.ExecuteCommandRequest, caller: Caller) -> tuple[NodeId, RunCommand]:
+def _ask(services: Services, name: str, rank: int, request: commands_schemas.ExecuteCommandRequest, caller: Caller) -> tuple[NodeId, RunCommand]:
     """Return whom to ask for what; it is an event from then on. Blocks on the database."""
     if any("\0" in word for word in request.command):
         message = "no word may have a NUL in it"
-        raise InvalidRequest(f"Command: {message}.", fields=[schemas.FieldError(field="Command", message=message)])
+        raise InvalidRequest(f"Command: {message}.", fields=[common_schemas.FieldError(field="Command", message=message)])
     with services.database.write() as session:
         job = find_job(session, name, caller)
         if not fleets.get(session, job.fleet_name).allow_commands:
@@ -83,7 +84,7 @@ def _ask(services: Services, name: str, rank: int, request: schemas.ExecuteComma
         node = next((node for node in plan.nodes if rank in node.ranks), None)
         if node is None:
             message = f"is not one of the {plan.world_size} ranks of {job.name}"
-            raise InvalidRequest(f"Rank {message}.", fields=[schemas.FieldError(field="Rank", message=message)])
+            raise InvalidRequest(f"Rank {message}.", fields=[common_schemas.FieldError(field="Rank", message=message)])
         token = f"{job.run_id}:{caller.token.id}:{request.client_request_token or secrets.token_hex(16)}"
         command = RunCommand(
             run=RunId(job.run_id),

@@ -16,11 +16,11 @@ from typing import Annotated
 
 from fastapi import Query
 
-from control_plane.api import schemas
 from control_plane.api.auth import User
 from control_plane.api.deps import Router, Services, ServicesDep, TrainingJobNamePath
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.routes.results import has_own_outputs
+from control_plane.api.schemas import jobs as jobs_schemas
 from control_plane.cloud.objects import DELETED_AT_ONCE, ObjectInfo
 from control_plane.db import checkpoints, events, jobs
 from control_plane.db.errors import Conflict, NotFound
@@ -51,7 +51,7 @@ def delete_training_job(
     services: ServicesDep,
     delete_objects: Annotated[bool, Query(alias="DeleteObjects")] = False,
     dry_run: Annotated[bool, Query(alias="DryRun")] = False,
-) -> schemas.DeleteTrainingJobResponse:
+) -> jobs_schemas.DeleteTrainingJobResponse:
     """Forget a training job that has ended. What it left in S3 stays unless DeleteObjects is set; a DryRun only says what would go."""
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
@@ -67,7 +67,7 @@ def delete_training_job(
         _delete(services, found)
         if not has_more:
             _forget(services, job)
-    return schemas.DeleteTrainingJobResponse(
+    return jobs_schemas.DeleteTrainingJobResponse(
         training_job_name=job.name,
         run_id=job.run_id,
         is_deleted=not dry_run and not has_more,

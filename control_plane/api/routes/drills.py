@@ -6,12 +6,13 @@ from typing import Annotated
 
 from fastapi import Query
 
-from control_plane.api import page_tokens, schemas, views
+from control_plane.api import page_tokens, views
 from control_plane.api.auth import Admin, Reader
 from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, page_of
 from control_plane.api.errors import Forbidden, InUse, InvalidRequest
 from control_plane.api.routes.jobs import find_job
-from control_plane.api.schemas import FieldError
+from control_plane.api.schemas import drills as drills_schemas
+from control_plane.api.schemas.common import FieldError
 from control_plane.core.observed.drills import DrillKind, DrillState
 from control_plane.core.states import JobState
 from control_plane.db import drills, events, fleets, jobs
@@ -23,7 +24,7 @@ router = Router(prefix="/v1/drills", tags=["Drills"])
 
 
 @router.post("", operation_id="StartDrill", status_code=202)
-def start_drill(request: schemas.StartDrillRequest, caller: Admin, services: ServicesDep) -> schemas.Drill:
+def start_drill(request: drills_schemas.StartDrillRequest, caller: Admin, services: ServicesDep) -> drills_schemas.Drill:
     """Break something of a training job on purpose, once. Only where its fleet sets AllowDrills, and while the job trains undisturbed."""
     now = services.now()
     with services.database.write() as session:
@@ -64,7 +65,7 @@ def list_drills(
     training_job_name: Annotated[str | None, Query(alias="TrainingJobName", max_length=63)] = None,
     max_results: MaxResults = 100,
     next_token: NextToken = None,
-) -> schemas.ListDrillsResponse:
+) -> drills_schemas.ListDrillsResponse:
     """List drills in the order they were asked for, of all jobs or of one."""
     after = None
     if next_token is not None:
@@ -73,10 +74,10 @@ def list_drills(
     with services.database.read() as session:
         page = drills.page(session, job_name=training_job_name, project=caller.project_filter, after=after, limit=max_results + 1)
     shown, more = page_of(page, max_results, lambda record: (record.requested_at.isoformat(), record.id))
-    return schemas.ListDrillsResponse(drills=[views.drill(record) for record in shown], next_token=more)
+    return drills_schemas.ListDrillsResponse(drills=[views.drill(record) for record in shown], next_token=more)
 
 
-def _target(request: schemas.StartDrillRequest, plan: GenerationPlan) -> tuple[str, int | None]:
+def _target(request: drills_schemas.StartDrillRequest, plan: GenerationPlan) -> tuple[str, int | None]:
     """Return whom a drill strikes: a node of the job and, for kill-rank, one of its ranks."""
     node = plan.nodes[-1] if request.node_id is None else next((node for node in plan.nodes if node.node_id == request.node_id), None)
     if node is None:

@@ -24,10 +24,12 @@ from fastapi import Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import AwareDatetime
 
-from control_plane.api import errors, page_tokens, schemas, views
+from control_plane.api import errors, page_tokens, views
 from control_plane.api.auth import Reader
 from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, SortOrder, page_of, same_order
 from control_plane.api.live import LiveResponse
+from control_plane.api.schemas import common as common_schemas
+from control_plane.api.schemas import events as events_schemas
 from control_plane.db import events
 from control_plane.db.events import EventFilter
 from control_plane.loop.event_feed import Batch, End, Interest, TooManyFollowers
@@ -51,13 +53,13 @@ def list_events(
     services: ServicesDep,
     training_job_name: TrainingJobNameFilter = None,
     fleet_name: FleetNameFilter = None,
-    after_event_id: Annotated[int, Query(alias="AfterEventId", ge=0, le=schemas.MAX_WHOLE_NUMBER)] = 0,
+    after_event_id: Annotated[int, Query(alias="AfterEventId", ge=0, le=common_schemas.MAX_WHOLE_NUMBER)] = 0,
     time_after: Annotated[AwareDatetime | None, Query(alias="TimeAfter")] = None,
     time_before: Annotated[AwareDatetime | None, Query(alias="TimeBefore")] = None,
     max_results: MaxResults = 100,
     next_token: NextToken = None,
     sort_order: Annotated[SortOrder, Query(alias="SortOrder")] = SortOrder.ASCENDING,
-) -> schemas.ListEventsResponse:
+) -> events_schemas.ListEventsResponse:
     """List events, oldest first; the newest first on request. To see what is new later, ask again with the last `EventId` as `AfterEventId`."""
     is_ascending = sort_order is SortOrder.ASCENDING
     position = None if next_token is None else page_tokens.position(next_token, same_order(sort_order), page_tokens.whole)[1]
@@ -73,7 +75,7 @@ def list_events(
     with services.database.read() as session:
         page = events.page(session, which, limit=max_results + 1, is_ascending=is_ascending)
     shown, more = page_of(page, max_results, lambda record: (sort_order, record.id))
-    return schemas.ListEventsResponse(events=[views.event(record) for record in shown], next_token=more)
+    return events_schemas.ListEventsResponse(events=[views.event(record) for record in shown], next_token=more)
 
 
 @router.get(
@@ -88,7 +90,7 @@ async def stream_events(
     services: ServicesDep,
     training_job_name: TrainingJobNameFilter = None,
     fleet_name: FleetNameFilter = None,
-    after_event_id: Annotated[int | None, Query(alias="AfterEventId", ge=0, le=schemas.MAX_WHOLE_NUMBER)] = None,
+    after_event_id: Annotated[int | None, Query(alias="AfterEventId", ge=0, le=common_schemas.MAX_WHOLE_NUMBER)] = None,
 ) -> LiveResponse:
     """Follow events as server-sent events: from the header `Last-Event-ID` on, else from AfterEventId, else from now.
 
@@ -118,10 +120,10 @@ def _last_event_id(request: Request, otherwise: int | None) -> int | None:
     said = request.headers.get("last-event-id")
     if not said:
         return otherwise
-    is_number = said.isascii() and said.isdigit() and len(said) <= len(str(schemas.MAX_WHOLE_NUMBER))  # Python refuses to read very long ones
-    if not is_number or int(said) > schemas.MAX_WHOLE_NUMBER:
+    is_number = said.isascii() and said.isdigit() and len(said) <= len(str(common_schemas.MAX_WHOLE_NUMBER))  # Python refuses to read very long ones
+    if not is_number or int(said) > common_schemas.MAX_WHOLE_NUMBER:
         message = "must be an id that this stream has sent"
-        raise errors.InvalidRequest(f"Last-Event-ID: {message}.", fields=[schemas.FieldError(field="Last-Event-ID", message=message)])
+        raise errors.InvalidRequest(f"Last-Event-ID: {message}.", fields=[common_schemas.FieldError(field="Last-Event-ID", message=message)])
     return int(said)
 
 

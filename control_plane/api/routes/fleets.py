@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from control_plane.api import page_tokens, schemas, views
+from control_plane.api import page_tokens, views
 from control_plane.api.auth import Admin, Reader
 from control_plane.api.deps import FleetNamePath, MaxResults, NextToken, Router, Services, ServicesDep, page_of
 from control_plane.api.errors import InUse, InvalidRequest
-from control_plane.api.schemas import FieldError
+from control_plane.api.schemas import fleets as fleets_schemas
+from control_plane.api.schemas.common import FieldError
 from control_plane.cloud import contract
 from control_plane.cloud.contract import Change
 from control_plane.cloud.errors import ContractViolation, GroupNotOurs
@@ -31,7 +32,7 @@ router = Router(prefix="/v1/fleets", tags=["Fleets"])
 
 
 @router.post("", operation_id="CreateFleet", status_code=201)
-def create_fleet(request: schemas.CreateFleetRequest, caller: Admin, services: ServicesDep) -> schemas.CreateFleetResponse:
+def create_fleet(request: fleets_schemas.CreateFleetRequest, caller: Admin, services: ServicesDep) -> fleets_schemas.CreateFleetResponse:
     """Register an Auto Scaling group as a fleet. From now on only Everstep changes its size and ends its instances.
 
     The answer lists what was changed of the group. A DryRun changes and creates nothing, and answers what would be changed; with that as
@@ -56,17 +57,19 @@ def create_fleet(request: schemas.CreateFleetRequest, caller: Admin, services: S
 
 
 @router.get("", operation_id="ListFleets")
-def list_fleets(_caller: Reader, services: ServicesDep, max_results: MaxResults = 100, next_token: NextToken = None) -> schemas.ListFleetsResponse:
+def list_fleets(
+    _caller: Reader, services: ServicesDep, max_results: MaxResults = 100, next_token: NextToken = None
+) -> fleets_schemas.ListFleetsResponse:
     """List fleets by name."""
     after = None if next_token is None else page_tokens.position(next_token, page_tokens.text)[0]
     with services.database.read() as session:
         page = fleets.page(session, after=after, limit=max_results + 1)
     shown, more = page_of(page, max_results, lambda fleet: (fleet.name,))
-    return schemas.ListFleetsResponse(fleets=[_shown(services, fleet) for fleet in shown], next_token=more)
+    return fleets_schemas.ListFleetsResponse(fleets=[_shown(services, fleet) for fleet in shown], next_token=more)
 
 
 @router.get("/{FleetName}", operation_id="DescribeFleet")
-def describe_fleet(fleet_name: FleetNamePath, _caller: Reader, services: ServicesDep) -> schemas.Fleet:
+def describe_fleet(fleet_name: FleetNamePath, _caller: Reader, services: ServicesDep) -> fleets_schemas.Fleet:
     """Describe one fleet."""
     with services.database.read() as session:
         fleet = fleets.get(session, fleet_name)
@@ -74,7 +77,9 @@ def describe_fleet(fleet_name: FleetNamePath, _caller: Reader, services: Service
 
 
 @router.post("/{FleetName}", operation_id="UpdateFleet")
-def update_fleet(fleet_name: FleetNamePath, request: schemas.UpdateFleetRequest, _caller: Admin, services: ServicesDep) -> schemas.Fleet:
+def update_fleet(
+    fleet_name: FleetNamePath, request: fleets_schemas.UpdateFleetRequest, _caller: Admin, services: ServicesDep
+) -> fleets_schemas.Fleet:
     """Change how many nodes and spares are kept, and what becomes of nodes that fail."""
     with services.database.write() as session:
         before = fleets.get(session, fleet_name)
@@ -93,7 +98,7 @@ def update_fleet(fleet_name: FleetNamePath, request: schemas.UpdateFleetRequest,
 
 
 @router.post("/{FleetName}/unfreeze", operation_id="UnfreezeFleet", status_code=202)
-def unfreeze_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDep) -> schemas.Fleet:
+def unfreeze_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDep) -> fleets_schemas.Fleet:
     """Say of a fleet most of which is silent: who is silent is gone. It holds until sight returns; a drift of the group stays a freeze."""
     now = services.now()
     with services.database.write() as session:
@@ -107,7 +112,7 @@ def unfreeze_fleet(fleet_name: FleetNamePath, _caller: Admin, services: Services
 
 
 @router.delete("/{FleetName}", operation_id="DeleteFleet", status_code=202)
-def delete_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDep) -> schemas.Fleet:
+def delete_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDep) -> fleets_schemas.Fleet:
     """End a fleet's nodes and forget it. Refused while jobs on it have not ended. Asking again changes nothing."""
     now = services.now()
     with services.database.write() as session:
@@ -120,7 +125,7 @@ def delete_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDe
     return _shown(services, fleet)
 
 
-def _wishes(request: schemas.UpdateFleetRequest) -> FleetWishes:
+def _wishes(request: fleets_schemas.UpdateFleetRequest) -> FleetWishes:
     """Return the columns that a request changes; a count of spares ends the policy that counted them."""
     wishes: FleetWishes = {}
     if request.min_node_count is not None:
@@ -145,14 +150,14 @@ def _wishes(request: schemas.UpdateFleetRequest) -> FleetWishes:
     return wishes
 
 
-def _require_room(request: schemas.CreateFleetRequest, group: GroupState) -> None:
+def _require_room(request: fleets_schemas.CreateFleetRequest, group: GroupState) -> None:
     wanted = request.min_node_count + request.spare_count
     if wanted > group.max_size:
         counts = f"{request.min_node_count} nodes and {request.spare_count} spares are {wanted}"
         raise _wrong("MinNodeCount", f"{counts}; the group {group.name} has MaxSize {group.max_size}")
 
 
-def _require_expected(name: str, planned: list[schemas.GroupChange], expected: list[schemas.GroupChange]) -> None:
+def _require_expected(name: str, planned: list[fleets_schemas.GroupChange], expected: list[fleets_schemas.GroupChange]) -> None:
     """Refuse to change what nobody was shown. What was shown and is not needed any more is no harm: a request may come a second time."""
     others = [f"{change.setting}: {change.before or 'none'} → {change.after}. {change.reason}" for change in planned if change not in expected]
     if others:
@@ -160,9 +165,9 @@ def _require_expected(name: str, planned: list[schemas.GroupChange], expected: l
 
 
 def _answer(
-    request: schemas.CreateFleetRequest, group: GroupState, changes: tuple[Change, ...], fleet: schemas.Fleet | None
-) -> schemas.CreateFleetResponse:
-    return schemas.CreateFleetResponse(
+    request: fleets_schemas.CreateFleetRequest, group: GroupState, changes: tuple[Change, ...], fleet: fleets_schemas.Fleet | None
+) -> fleets_schemas.CreateFleetResponse:
+    return fleets_schemas.CreateFleetResponse(
         fleet_name=request.fleet_name,
         fleet=fleet,
         checks=[views.group_check(check) for check in contract.checks(group)],
@@ -170,7 +175,7 @@ def _answer(
     )
 
 
-def _later(request: schemas.CreateFleetRequest, group: GroupState) -> list[schemas.GroupChange]:
+def _later(request: fleets_schemas.CreateFleetRequest, group: GroupState) -> list[fleets_schemas.GroupChange]:
     """Return what the fleet's loop changes once the fleet is there: its size."""
     spec = FleetSpec(
         name=FleetName(request.fleet_name),
@@ -185,15 +190,17 @@ def _later(request: schemas.CreateFleetRequest, group: GroupState) -> list[schem
     kept = f"The fleet {spec.name} keeps {desired} nodes before its first job, spares among them."
     ended = "" if desired > group.desired_count else " Of those that are there, idle ones are ended, one by one, once their agents have connected."
     return [
-        schemas.GroupChange(setting="DesiredCapacity", before=str(group.desired_count), after=str(desired), reason=f"{kept}{ended}", applies="Later")
+        fleets_schemas.GroupChange(
+            setting="DesiredCapacity", before=str(group.desired_count), after=str(desired), reason=f"{kept}{ended}", applies="Later"
+        )
     ]
 
 
-def _spare_probability(request: schemas.CreateFleetRequest) -> float | None:
+def _spare_probability(request: fleets_schemas.CreateFleetRequest) -> float | None:
     return request.spare_policy.probability if request.spare_policy is not None else None
 
 
-def _store(services: Services, request: schemas.CreateFleetRequest, project: str, group: GroupState) -> FleetRecord:
+def _store(services: Services, request: fleets_schemas.CreateFleetRequest, project: str, group: GroupState) -> FleetRecord:
     now = services.now()
     with services.database.write() as session:
         fleet = fleets.create(
@@ -239,7 +246,7 @@ def _refusals_told(name: str) -> Iterator[None]:
         raise _wrong("AutoScalingGroupName", error.message) from error
 
 
-def _shown(services: Services, fleet: FleetRecord) -> schemas.Fleet:
+def _shown(services: Services, fleet: FleetRecord) -> fleets_schemas.Fleet:
     with services.database.read() as session:
         members = nodes.of_fleet(session, fleet.name)
         history = views.History(jobs=jobs.totals(session, fleet.name, tuple(Bucket)), incidents=incidents.totals(session, fleet_name=fleet.name))

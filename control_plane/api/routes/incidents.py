@@ -9,10 +9,11 @@ from typing import Annotated
 from fastapi import Query
 from sqlalchemy.orm import Session
 
-from control_plane.api import page_tokens, schemas, views
+from control_plane.api import page_tokens, views
 from control_plane.api.auth import Reader, User
 from control_plane.api.deps import IncidentIdPath, MaxResults, NextToken, Router, ServicesDep, SortOrder, page_of, same_order
 from control_plane.api.routes.jobs import find_job
+from control_plane.api.schemas import incidents as incidents_schemas
 from control_plane.core import accounting, hangs
 from control_plane.db import events, fleets, incidents, jobs
 from control_plane.db.events import NewEvent
@@ -39,7 +40,7 @@ def list_incidents(
     max_results: MaxResults = 100,
     next_token: NextToken = None,
     sort_order: Annotated[SortOrder, Query(alias="SortOrder")] = SortOrder.ASCENDING,
-) -> schemas.ListIncidentsResponse:
+) -> incidents_schemas.ListIncidentsResponse:
     """List incidents in the order they were opened, of all jobs or of one; the newest first, or only open or closed ones, on request."""
     after = None
     if next_token is not None:
@@ -57,11 +58,13 @@ def list_incidents(
         page = incidents.page(session, which, after=after, limit=max_results + 1, is_ascending=is_ascending)
         shown, more = page_of(page, max_results, lambda record: (sort_order, record.opened_at.isoformat(), record.id))
         costs = [_cost_usd(session, record, services.now()) for record in shown]
-    return schemas.ListIncidentsResponse(incidents=[views.incident(record, cost) for record, cost in zip(shown, costs, strict=True)], next_token=more)
+    return incidents_schemas.ListIncidentsResponse(
+        incidents=[views.incident(record, cost) for record, cost in zip(shown, costs, strict=True)], next_token=more
+    )
 
 
 @router.get("/{IncidentId}", operation_id="DescribeIncident")
-def describe_incident(incident_id: IncidentIdPath, caller: Reader, services: ServicesDep) -> schemas.Incident:
+def describe_incident(incident_id: IncidentIdPath, caller: Reader, services: ServicesDep) -> incidents_schemas.Incident:
     """Describe one incident: its evidence, what was decided and why, and what it cost."""
     with services.database.read() as session:
         record = incidents.get(session, incident_id)
@@ -74,8 +77,8 @@ def describe_incident(incident_id: IncidentIdPath, caller: Reader, services: Ser
 
 @router.post("/{IncidentId}/acknowledge", operation_id="AcknowledgeIncident", status_code=202)
 def acknowledge_incident(
-    incident_id: IncidentIdPath, request: schemas.AcknowledgeIncidentRequest, caller: User, services: ServicesDep
-) -> schemas.Incident:
+    incident_id: IncidentIdPath, request: incidents_schemas.AcknowledgeIncidentRequest, caller: User, services: ServicesDep
+) -> incidents_schemas.Incident:
     """Say to have seen an incident, with a note. It changes nothing of the recovery; the first acknowledgement stays."""
     now = services.now()
     with services.database.write() as session:

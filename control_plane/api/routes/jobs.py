@@ -13,13 +13,17 @@ from fastapi import Query
 from pydantic import AwareDatetime
 from sqlalchemy.orm import Session
 
-from control_plane.api import page_tokens, plans, schemas, views
+from control_plane.api import page_tokens, plans, views
 from control_plane.api.admission import admit
 from control_plane.api.allowance import allowance_of
 from control_plane.api.auth import Caller, Reader, User
 from control_plane.api.deps import MaxResults, NextToken, Router, Services, ServicesDep, SortOrder, TrainingJobNamePath, page_of
 from control_plane.api.errors import InvalidRequest
-from control_plane.api.schemas import FieldError
+from control_plane.api.schemas import checkpoints as checkpoints_schemas
+from control_plane.api.schemas import common as common_schemas
+from control_plane.api.schemas import jobs as jobs_schemas
+from control_plane.api.schemas import plans as plans_schemas
+from control_plane.api.schemas.common import FieldError
 from control_plane.cloud.errors import CloudError
 from control_plane.core import membership
 from control_plane.core.observed.fleets import FleetJob
@@ -42,7 +46,9 @@ TAG_KEY_PATTERN = r'^[^"\\\x00-\x1f]{1,256}$'
 
 
 @router.post("", operation_id="CreateTrainingJob", status_code=201)
-def create_training_job(request: schemas.CreateTrainingJobRequest, caller: User, services: ServicesDep) -> schemas.CreateTrainingJobResponse:
+def create_training_job(
+    request: jobs_schemas.CreateTrainingJobRequest, caller: User, services: ServicesDep
+) -> jobs_schemas.CreateTrainingJobResponse:
     """Start a training job: it waits for its nodes, runs, and survives what happens to them. A DryRun creates nothing and answers the plan."""
     project = caller.choose_project(request.project)
     token, digest = (None, None) if request.dry_run else _known_by(request, project)
@@ -71,7 +77,9 @@ def create_training_job(request: schemas.CreateTrainingJobRequest, caller: User,
     )
     if request.dry_run:
         newcomer = plans.waiting(request, run_id, services.now().timestamp(), project=project, quota=quota)
-        return schemas.CreateTrainingJobResponse(training_job_name=request.training_job_name, plan=_plan(services, newcomer, spec, fleet, caller))
+        return jobs_schemas.CreateTrainingJobResponse(
+            training_job_name=request.training_job_name, plan=_plan(services, newcomer, spec, fleet, caller)
+        )
     new = NewJob(
         run_id=run_id,
         name=request.training_job_name,
@@ -115,12 +123,12 @@ def list_training_jobs(
     tag_value: Annotated[str | None, Query(alias="TagValue", max_length=256)] = None,
     sort_by: Annotated[SortBy, Query(alias="SortBy")] = SortBy.CREATION_TIME,
     sort_order: Annotated[SortOrder, Query(alias="SortOrder")] = SortOrder.DESCENDING,
-) -> schemas.ListTrainingJobsResponse:
+) -> jobs_schemas.ListTrainingJobsResponse:
     """List training jobs, the newest first unless sorted otherwise. TagValue goes with TagKey; each filter narrows the others."""
     if tag_value is not None and tag_key is None:
         raise _wrong("TagValue", "needs a TagKey")
     if project is not None and caller.project_filter not in (None, project):
-        return schemas.ListTrainingJobsResponse(training_job_summaries=[])
+        return jobs_schemas.ListTrainingJobsResponse(training_job_summaries=[])
     which = JobFilter(
         status=status_equals,
         name_contains=name_contains,
@@ -139,11 +147,11 @@ def list_training_jobs(
         page = job_lists.page(session, which, after=after, limit=max_results + 1, sort_by=sort_by, is_ascending=is_ascending)
         shown, more = page_of(page, max_results, lambda job: _place(job, sort_by, sort_order))
         summaries = _summaries(session, services, shown)
-    return schemas.ListTrainingJobsResponse(training_job_summaries=summaries, next_token=more)
+    return jobs_schemas.ListTrainingJobsResponse(training_job_summaries=summaries, next_token=more)
 
 
 @router.get("/{TrainingJobName}", operation_id="DescribeTrainingJob")
-def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep) -> schemas.TrainingJob:
+def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep) -> jobs_schemas.TrainingJob:
     """Describe one training job: what it is, where it stands, and why."""
     with services.database.read() as session:
         found = descriptions.find(session, training_job_name)
@@ -165,7 +173,7 @@ def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader
 
 
 @router.post("/{TrainingJobName}/stop", operation_id="StopTrainingJob")
-def stop_training_job(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> schemas.TrainingJobSummary:
+def stop_training_job(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> jobs_schemas.TrainingJobSummary:
     """Ask a training job to stop: all ranks stop at one agreed step, which is kept. Asking again changes nothing."""
     now = services.now()
     with services.database.write() as session:
@@ -178,7 +186,7 @@ def stop_training_job(training_job_name: TrainingJobNamePath, caller: User, serv
 
 
 @router.post("/{TrainingJobName}/pause", operation_id="PauseTrainingJob", status_code=202)
-def pause_training_job(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> schemas.TrainingJobSummary:
+def pause_training_job(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> jobs_schemas.TrainingJobSummary:
     """Ask a training job to pause: all ranks stop at one agreed step, kept in S3, and its nodes go back to the fleet until ResumeTrainingJob.
 
     One that is being launched pauses once it trains. Asking again changes nothing.
@@ -194,7 +202,7 @@ def pause_training_job(training_job_name: TrainingJobNamePath, caller: User, ser
 
 
 @router.post("/{TrainingJobName}/resume", operation_id="ResumeTrainingJob", status_code=202)
-def resume_training_job(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> schemas.TrainingJobSummary:
+def resume_training_job(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> jobs_schemas.TrainingJobSummary:
     """Let a paused training job go on: back into the queue, then bit-identically from its checkpoint. One that is not paused is left as it is."""
     now = services.now()
     with services.database.write() as session:
@@ -207,7 +215,9 @@ def resume_training_job(training_job_name: TrainingJobNamePath, caller: User, se
 
 
 @router.get("/{TrainingJobName}/protection", operation_id="DescribeProtection")
-def describe_protection(training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep) -> schemas.DescribeProtectionResponse:
+def describe_protection(
+    training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep
+) -> checkpoints_schemas.DescribeProtectionResponse:
     """Describe who holds which shard of a job right now."""
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
@@ -220,7 +230,7 @@ def describe_protection(training_job_name: TrainingJobNamePath, caller: Reader, 
 @router.get("/{TrainingJobName}/nodes", operation_id="ListTrainingJobNodes")
 def list_training_job_nodes(
     training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
-) -> schemas.ListTrainingJobNodesResponse:
+) -> jobs_schemas.ListTrainingJobNodesResponse:
     """List the nodes that have worked for a job, and when: those of its newest 400 launches."""
     after = None if next_token is None else page_tokens.position(next_token, page_tokens.number, page_tokens.text)
     with services.database.read() as session:
@@ -230,8 +240,8 @@ def list_training_job_nodes(
     spans = membership.spans(launches, given_back, job.ended_at)
     found = [span for span in spans if after is None or (span.start.timestamp(), span.node_id) > after]
     shown, more = page_of(found, max_results, lambda span: (span.start.timestamp(), span.node_id))
-    return schemas.ListTrainingJobNodesResponse(
-        nodes=[schemas.TrainingJobNode(node_id=span.node_id, start_time=span.start, end_time=span.end) for span in shown], next_token=more
+    return jobs_schemas.ListTrainingJobNodesResponse(
+        nodes=[jobs_schemas.TrainingJobNode(node_id=span.node_id, start_time=span.start, end_time=span.end) for span in shown], next_token=more
     )
 
 
@@ -240,22 +250,22 @@ def list_checkpoints(
     training_job_name: TrainingJobNamePath,
     caller: Reader,
     services: ServicesDep,
-    min_step: Annotated[int, Query(alias="MinStep", ge=0, le=schemas.MAX_WHOLE_NUMBER)] = 0,
+    min_step: Annotated[int, Query(alias="MinStep", ge=0, le=common_schemas.MAX_WHOLE_NUMBER)] = 0,
     max_results: MaxResults = 1000,
     next_token: NextToken = None,
-) -> schemas.ListCheckpointsResponse:
+) -> checkpoints_schemas.ListCheckpointsResponse:
     """List a job's checkpoints in S3, newest step first; with MinStep those of that step and later ones, as CreateCheckpoint answers it."""
     before = None if next_token is None else page_tokens.position(next_token, page_tokens.whole, page_tokens.whole)
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
         page = checkpoints.page(session, job.run_id, min_step=min_step, before=before, limit=max_results + 1)
     shown, more = page_of(page, max_results, lambda record: (record.step, record.generation))
-    return schemas.ListCheckpointsResponse(
+    return checkpoints_schemas.ListCheckpointsResponse(
         checkpoints=[views.checkpoint(record) for record in shown], training_job_status=views.status_of(job), next_token=more
     )
 
 
-def _summaries(session: Session, services: Services, shown: Sequence[JobRecord]) -> list[schemas.TrainingJobSummary]:
+def _summaries(session: Session, services: Services, shown: Sequence[JobRecord]) -> list[jobs_schemas.TrainingJobSummary]:
     """Return the lines of a page, with as many queries for a thousand jobs as for one."""
     with_memory = {job.run_id: job.generation for job in shown if views.holds_memory(job)}
     held = protection.totals(session, with_memory)
@@ -294,7 +304,7 @@ def find_job(session: Session, name: str, caller: Caller) -> JobRecord:
     return job
 
 
-def _plan(services: Services, job: FleetJob, spec: JobSpec, fleet: FleetRecord, caller: Caller) -> schemas.TrainingJobPlan:
+def _plan(services: Services, job: FleetJob, spec: JobSpec, fleet: FleetRecord, caller: Caller) -> plans_schemas.TrainingJobPlan:
     now = services.now().timestamp()
     with services.database.read() as session:
         history = views.History(jobs=jobs.totals(session, fleet.name, ()), incidents=incidents.totals(session, fleet_name=fleet.name))
@@ -309,7 +319,7 @@ def _tell(session: Session, job: JobRecord, now: datetime, kind: str, message: s
     events.append(session, NewEvent(at=now, type=kind, message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name))
 
 
-def _known_by(request: schemas.CreateTrainingJobRequest, project: str) -> tuple[str | None, str | None]:
+def _known_by(request: jobs_schemas.CreateTrainingJobRequest, project: str) -> tuple[str | None, str | None]:
     """Return what the same ClientRequestToken has in common with this one's, and what the same request has; None without a token."""
     if request.client_request_token is None:
         return None, None
@@ -337,8 +347,8 @@ def _store(services: Services, new: NewJob) -> JobRecord:
     return job
 
 
-def _created(job: JobRecord) -> schemas.CreateTrainingJobResponse:
-    return schemas.CreateTrainingJobResponse(training_job_name=job.name, run_id=job.run_id, training_job_status=views.status_of(job))
+def _created(job: JobRecord) -> jobs_schemas.CreateTrainingJobResponse:
+    return jobs_schemas.CreateTrainingJobResponse(training_job_name=job.name, run_id=job.run_id, training_job_status=views.status_of(job))
 
 
 def _require_room(session: Session, quota: QuotaRecord | None) -> None:
@@ -375,7 +385,7 @@ def _fleet(session: Session, name: str | None, *, field: str = "FleetName") -> F
     return fleet
 
 
-def _source(session: Session, request: schemas.CreateTrainingJobRequest, caller: Caller) -> sources.SourceRecord:
+def _source(session: Session, request: jobs_schemas.CreateTrainingJobRequest, caller: Caller) -> sources.SourceRecord:
     try:
         return sources.get(session, request.source.source_id, caller.project_filter)
     except NotFound as error:

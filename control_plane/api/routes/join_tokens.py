@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from control_plane.api import schemas
 from control_plane.api.auth import Admin
 from control_plane.api.deps import Router, ServicesDep
+from control_plane.api.schemas import tokens as tokens_schemas
 from control_plane.db import events, tokens
 from control_plane.db.events import NewEvent
 from control_plane.db.tokens import NewToken, Role, TokenKind
@@ -15,7 +15,9 @@ router = Router(prefix="/v1/join-tokens", tags=["JoinTokens"])
 
 
 @router.post("", operation_id="CreateJoinToken", status_code=201)
-def create_join_token(request: schemas.CreateJoinTokenRequest, _caller: Admin, services: ServicesDep) -> schemas.CreateJoinTokenResponse:
+def create_join_token(
+    request: tokens_schemas.CreateJoinTokenRequest, _caller: Admin, services: ServicesDep
+) -> tokens_schemas.CreateJoinTokenResponse:
     """Make a join token for a fleet's launch template. Each instance of the fleet's group may use it once; nobody else can."""
     now = services.now()
     expires_at = None if request.expires_in_seconds is None else now + timedelta(seconds=request.expires_in_seconds)
@@ -27,4 +29,4 @@ def create_join_token(request: schemas.CreateJoinTokenRequest, _caller: Admin, s
         )
         message = f"A join token ({record.id}) for the fleet {request.fleet_name} was made."
         events.append(session, NewEvent(at=now, type="JoinTokenCreated", message=message, fleet_name=request.fleet_name))
-    return schemas.CreateJoinTokenResponse(join_token=secret, token_id=record.id, fleet_name=request.fleet_name, expiration_time=expires_at)
+    return tokens_schemas.CreateJoinTokenResponse(join_token=secret, token_id=record.id, fleet_name=request.fleet_name, expiration_time=expires_at)

@@ -20,13 +20,14 @@ from fastapi import Query
 from fastapi.responses import StreamingResponse
 from pydantic import AwareDatetime
 
-from control_plane.api import page_tokens, schemas
+from control_plane.api import page_tokens
 from control_plane.api.auth import Caller, Reader
 from control_plane.api.deps import Router, Services, ServicesDep, TrainingJobNamePath
 from control_plane.api.errors import Throttled
 from control_plane.api.event_stream import MEDIA_TYPE, message
 from control_plane.api.live import LiveResponse
 from control_plane.api.routes.jobs import find_job
+from control_plane.api.schemas import logs as logs_schemas
 from control_plane.db import tokens
 from control_plane.loop.log_feed import WAITING_LIMIT, LogFollower, TooManyLogFollowers
 from control_plane.loop.log_reader import Cursor, GenerationFacts, LogEvent, LogFilter, LogReader, Page, advanced, facts_of, of_line
@@ -67,7 +68,7 @@ def get_log_events(
     start_from_head: Annotated[bool, Query(alias="StartFromHead")] = False,
     limit: Annotated[int, Query(alias="Limit", ge=1, le=10_000)] = 1_000,
     next_token: LogToken = None,
-) -> schemas.GetLogEventsResponse:
+) -> logs_schemas.GetLogEventsResponse:
     """Read what a job's ranks printed, merged by time over all ranks and nodes, one generation after another.
 
     FilterPattern is a part of the line. Without NextToken the newest lines are given, or with StartFromHead the first.
@@ -82,7 +83,7 @@ def get_log_events(
     else:
         is_back, cursor = _cursor(next_token, facts.generations)
         page = reader.backward(cursor, wanted, limit) if is_back else reader.forward(cursor, wanted, limit)
-    return schemas.GetLogEventsResponse(
+    return logs_schemas.GetLogEventsResponse(
         events=[_event(event) for event in page.events],
         next_forward_token=_token(page.last, facts.generations),
         next_backward_token=_token(page.first, facts.generations, is_back=True),
@@ -93,7 +94,7 @@ def get_log_events(
     "/follow",
     operation_id="FollowLogs",
     response_class=StreamingResponse,
-    responses={200: {"description": "Events as they come.", "model": schemas.FollowLogsStream, "content": {MEDIA_TYPE: {}}}},
+    responses={200: {"description": "Events as they come.", "model": logs_schemas.FollowLogsStream, "content": {MEDIA_TYPE: {}}}},
 )
 async def follow_logs(
     training_job_name: TrainingJobNamePath,
@@ -125,7 +126,7 @@ async def follow_logs(
             async for events, token in _follow(
                 services, caller, facts, follower, wanted, cursor, is_from_head=start_from_head or start_time is not None
             ):
-                batch = schemas.LogEvents(events=[_event(event) for event in events], next_forward_token=token)
+                batch = logs_schemas.LogEvents(events=[_event(event) for event in events], next_forward_token=token)
                 yield message("LogEvents", batch.model_dump_json(by_alias=True, exclude_none=True).encode())
         finally:
             follow.__exit__(None, None, None)
@@ -239,8 +240,8 @@ def _filter(rank: int | None, generation: int | None, start: datetime | None, en
     )
 
 
-def _event(event: LogEvent) -> schemas.LogEvent:
-    return schemas.LogEvent(
+def _event(event: LogEvent) -> logs_schemas.LogEvent:
+    return logs_schemas.LogEvent(
         timestamp=datetime.fromtimestamp(event.at_ms / 1000, UTC),
         generation=event.generation,
         node_id=event.node_id,

@@ -7,12 +7,13 @@ from typing import Annotated
 from fastapi import Query
 from pydantic import AwareDatetime
 
-from control_plane.api import schemas
 from control_plane.api.auth import Reader
 from control_plane.api.deps import Router, ServicesDep, TrainingJobNamePath
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.routes.jobs import find_job
-from control_plane.api.schemas import FieldError
+from control_plane.api.schemas import common as common_schemas
+from control_plane.api.schemas import metrics as metrics_schemas
+from control_plane.api.schemas.common import FieldError
 from control_plane.core.metrics import Point, resampled
 from control_plane.db import metrics
 from everstep.protocol.rank_messages import OWN_METRICS
@@ -21,14 +22,15 @@ router = Router(prefix="/v1/training-jobs/{TrainingJobName}", tags=["TrainingJob
 
 
 @router.get("/metrics", operation_id="ListMetrics")
-def list_metrics(training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep) -> schemas.ListMetricsResponse:
+def list_metrics(training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep) -> metrics_schemas.ListMetricsResponse:
     """List the names under which a job's rank 0 has logged values, with the last value of each."""
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
         found, dropped = metrics.names(session, job.run_id), metrics.dropped_count(session, job.run_id)
-    return schemas.ListMetricsResponse(
+    return metrics_schemas.ListMetricsResponse(
         metrics=[
-            schemas.Metric(metric_name=each.name, last_step=each.last_step, last_time=each.last_at, last_value=each.last_value) for each in found
+            metrics_schemas.Metric(metric_name=each.name, last_step=each.last_step, last_time=each.last_at, last_value=each.last_value)
+            for each in found
         ],
         dropped_count=dropped,
     )
@@ -40,14 +42,14 @@ def get_metric_data(
     caller: Reader,
     services: ServicesDep,
     metric_name: Annotated[str | None, Query(alias="MetricName", min_length=1, max_length=metrics.MAX_NAME_LENGTH)] = None,
-    first_step: Annotated[int, Query(alias="FirstStep", ge=0, le=schemas.MAX_WHOLE_NUMBER)] = 0,
-    last_step: Annotated[int | None, Query(alias="LastStep", ge=0, le=schemas.MAX_WHOLE_NUMBER)] = None,
+    first_step: Annotated[int, Query(alias="FirstStep", ge=0, le=common_schemas.MAX_WHOLE_NUMBER)] = 0,
+    last_step: Annotated[int | None, Query(alias="LastStep", ge=0, le=common_schemas.MAX_WHOLE_NUMBER)] = None,
     start_time: Annotated[AwareDatetime | None, Query(alias="StartTime")] = None,
     end_time: Annotated[AwareDatetime | None, Query(alias="EndTime")] = None,
-    resolution_in_steps: Annotated[int | None, Query(alias="ResolutionInSteps", ge=1, le=schemas.MAX_WHOLE_NUMBER)] = None,
-    resolution_in_seconds: Annotated[int | None, Query(alias="ResolutionInSeconds", ge=1, le=schemas.MAX_WHOLE_NUMBER)] = None,
+    resolution_in_steps: Annotated[int | None, Query(alias="ResolutionInSteps", ge=1, le=common_schemas.MAX_WHOLE_NUMBER)] = None,
+    resolution_in_seconds: Annotated[int | None, Query(alias="ResolutionInSeconds", ge=1, le=common_schemas.MAX_WHOLE_NUMBER)] = None,
     max_points: Annotated[int, Query(alias="MaxPoints", ge=1, le=5000)] = 500,
-) -> schemas.GetMetricDataResponse:
+) -> metrics_schemas.GetMetricDataResponse:
     """Get what a job's rank 0 has logged, and what Everstep has measured on its nodes.
 
     Of steps that were done again after a failure it is what was logged last.
@@ -66,7 +68,7 @@ def get_metric_data(
     start = start_time.timestamp() if start_time is not None else float("-inf")
     end = end_time.timestamp() if end_time is not None else float("inf")
     chosen = {name: tuple(point for point in points if start <= point.at <= end) for name, points in found.items()}
-    return schemas.GetMetricDataResponse(
+    return metrics_schemas.GetMetricDataResponse(
         metric_data_results=[
             _result(name, resampled(points, max_points, steps=resolution_in_steps, seconds=resolution_in_seconds))
             for name, points in chosen.items()
@@ -75,8 +77,8 @@ def get_metric_data(
     )
 
 
-def _result(name: str, points: tuple[Point, ...]) -> schemas.MetricDataResult:
-    return schemas.MetricDataResult(
+def _result(name: str, points: tuple[Point, ...]) -> metrics_schemas.MetricDataResult:
+    return metrics_schemas.MetricDataResult(
         metric_name=name,
         steps=[point.step for point in points],
         last_steps=[point.last_step for point in points],

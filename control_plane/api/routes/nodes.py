@@ -9,10 +9,11 @@ from typing import Annotated
 from fastapi import Query
 from sqlalchemy.orm import Session
 
-from control_plane.api import page_tokens, schemas, views
+from control_plane.api import page_tokens, views
 from control_plane.api.auth import Admin, Caller, Reader
 from control_plane.api.deps import MaxResults, NextToken, NodeIdPath, Router, Services, ServicesDep, page_of
 from control_plane.api.errors import InUse
+from control_plane.api.schemas import nodes as nodes_schemas
 from control_plane.core import requests
 from control_plane.core.observed.fleets import Hold, NodeRequest
 from control_plane.core.states import FleetStatus, NodeState
@@ -34,7 +35,7 @@ def list_nodes(
     include_ended: Annotated[bool, Query(alias="IncludeEnded")] = False,
     max_results: MaxResults = 1000,
     next_token: NextToken = None,
-) -> schemas.ListNodesResponse:
+) -> nodes_schemas.ListNodesResponse:
     """List nodes, oldest first; those that have ended on request."""
     after = None if next_token is None else page_tokens.position(next_token, page_tokens.moment, page_tokens.text)
     with services.database.read() as session:
@@ -42,18 +43,18 @@ def list_nodes(
         owners = jobs.owners(session, {record.run_id for record in page if record.run_id is not None})
     agents = services.registry.views()
     shown, more = page_of(page, max_results, lambda record: (record.created_at.isoformat(), record.id))
-    return schemas.ListNodesResponse(nodes=[_view(services, record, agents, owners, caller) for record in shown], next_token=more)
+    return nodes_schemas.ListNodesResponse(nodes=[_view(services, record, agents, owners, caller) for record in shown], next_token=more)
 
 
 @router.get("/{NodeId}", operation_id="DescribeNode")
-def describe_node(node_id: NodeIdPath, caller: Reader, services: ServicesDep) -> schemas.Node:
+def describe_node(node_id: NodeIdPath, caller: Reader, services: ServicesDep) -> nodes_schemas.Node:
     """Describe one node."""
     with services.database.read() as session:
         return _shown(session, services, nodes.get(session, node_id), caller, history=implications.of_node(session, node_id, caller.project_filter))
 
 
 @router.post("/{NodeId}/release", operation_id="ReleaseNode", status_code=202)
-def release_node(node_id: NodeIdPath, request: schemas.ReleaseNodeRequest, caller: Admin, services: ServicesDep) -> schemas.Node:
+def release_node(node_id: NodeIdPath, request: nodes_schemas.ReleaseNodeRequest, caller: Admin, services: ServicesDep) -> nodes_schemas.Node:
     """Let a held node work again, or end its instance; of another one, call off what was asked for.
 
     One kept for inspection is ended once its evidence is in S3. Asking again changes nothing.
@@ -77,31 +78,33 @@ def release_node(node_id: NodeIdPath, request: schemas.ReleaseNodeRequest, calle
 
 
 @router.post("/{NodeId}/drain", operation_id="DrainNode", status_code=202)
-def drain_node(node_id: NodeIdPath, request: schemas.DrainNodeRequest, caller: Admin, services: ServicesDep) -> schemas.Node:
+def drain_node(node_id: NodeIdPath, request: nodes_schemas.DrainNodeRequest, caller: Admin, services: ServicesDep) -> nodes_schemas.Node:
     """Have a node's job leave it at an agreed stop, no step lost, once another node is there; then hold it. Asking again changes nothing."""
     return _ask(NodeRequest.DRAIN, node_id, request, caller, services)
 
 
 @router.post("/{NodeId}/replace", operation_id="ReplaceNode", status_code=202)
-def replace_node(node_id: NodeIdPath, request: schemas.ReplaceNodeRequest, caller: Admin, services: ServicesDep) -> schemas.Node:
+def replace_node(node_id: NodeIdPath, request: nodes_schemas.ReplaceNodeRequest, caller: Admin, services: ServicesDep) -> nodes_schemas.Node:
     """Have the job of a node leave it like DrainNode; then end its instance, and another one comes. Asking again changes nothing."""
     return _ask(NodeRequest.REPLACE, node_id, request, caller, services)
 
 
 @router.post("/{NodeId}/reboot", operation_id="RebootNode", status_code=202)
-def reboot_node(node_id: NodeIdPath, request: schemas.RebootNodeRequest, caller: Admin, services: ServicesDep) -> schemas.Node:
+def reboot_node(node_id: NodeIdPath, request: nodes_schemas.RebootNodeRequest, caller: Admin, services: ServicesDep) -> nodes_schemas.Node:
     """Have the job of a node leave it like DrainNode; then reboot it, and it works again. Asking again changes nothing."""
     return _ask(NodeRequest.REBOOT, node_id, request, caller, services)
 
 
 @router.post("/{NodeId}/hold", operation_id="HoldNode", status_code=202)
-def hold_node(node_id: NodeIdPath, request: schemas.HoldNodeRequest, caller: Admin, services: ServicesDep) -> schemas.Node:
+def hold_node(node_id: NodeIdPath, request: nodes_schemas.HoldNodeRequest, caller: Admin, services: ServicesDep) -> nodes_schemas.Node:
     """Keep a node that works for nobody out of use until ReleaseNode. Asking again changes nothing."""
     return _ask(NodeRequest.HOLD, node_id, request, caller, services)
 
 
 @router.post("/{NodeId}/reset-session", operation_id="ResetNodeSession")
-def reset_node_session(node_id: NodeIdPath, request: schemas.ResetNodeSessionRequest, caller: Admin, services: ServicesDep) -> schemas.Node:
+def reset_node_session(
+    node_id: NodeIdPath, request: nodes_schemas.ResetNodeSessionRequest, caller: Admin, services: ServicesDep
+) -> nodes_schemas.Node:
     """Revoke the session of a node's agent, and let the node join once more with a join token.
 
     For an instance that lost its state directory, or whose session somebody may have copied. The agent's open connection ends within ten seconds.
@@ -117,7 +120,7 @@ def reset_node_session(node_id: NodeIdPath, request: schemas.ResetNodeSessionReq
         return _shown(session, services, record, caller)
 
 
-def _ask(asked: NodeRequest, node_id: str, request: schemas.NodeOperation, caller: Caller, services: Services) -> schemas.Node:
+def _ask(asked: NodeRequest, node_id: str, request: nodes_schemas.NodeOperation, caller: Caller, services: Services) -> nodes_schemas.Node:
     """Note what a person wants of a node, if it can be done; the loops do it."""
     now = services.now()
     with services.database.write() as session:
@@ -155,7 +158,9 @@ def _standing(session: Session, record: NodeRecord) -> requests.Standing:
     )
 
 
-def _shown(session: Session, services: Services, record: NodeRecord, caller: Caller, *, history: tuple[ImplicationRecord, ...] = ()) -> schemas.Node:
+def _shown(
+    session: Session, services: Services, record: NodeRecord, caller: Caller, *, history: tuple[ImplicationRecord, ...] = ()
+) -> nodes_schemas.Node:
     owners = jobs.owners(session, {record.run_id} if record.run_id is not None else set())
     return _view(services, record, services.registry.views(), owners, caller, history=history)
 
@@ -168,7 +173,7 @@ def _view(
     caller: Caller,
     *,
     history: tuple[ImplicationRecord, ...] = (),
-) -> schemas.Node:
+) -> nodes_schemas.Node:
     owner = owners.get(record.run_id) if record.run_id is not None else None
     job_name = owner.job_name if owner is not None and caller.project in ("", owner.project) else None
     refused = services.registry.refused_count(NodeId(record.id))

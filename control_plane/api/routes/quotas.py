@@ -6,9 +6,10 @@ from typing import Annotated
 
 from fastapi import Path
 
-from control_plane.api import page_tokens, schemas
+from control_plane.api import page_tokens
 from control_plane.api.auth import Admin, Reader
 from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, page_of
+from control_plane.api.schemas import quotas as quotas_schemas
 from control_plane.db import events, quotas
 from control_plane.db.events import NewEvent
 from control_plane.db.quotas import QuotaRecord
@@ -20,17 +21,19 @@ ProjectPath = Annotated[str, Path(alias="Project", min_length=1, max_length=63)]
 @router.get("", operation_id="ListProjectQuotas")
 def list_project_quotas(
     caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
-) -> schemas.ListProjectQuotasResponse:
+) -> quotas_schemas.ListProjectQuotasResponse:
     """List the quotas of projects, by project; a token of one project sees that one's."""
     after = None if next_token is None else page_tokens.position(next_token, page_tokens.text)[0]
     with services.database.read() as session:
         page = quotas.page(session, only_project=caller.project_filter, after=after, limit=max_results + 1)
     shown, more = page_of(page, max_results, lambda quota: (quota.project,))
-    return schemas.ListProjectQuotasResponse(quotas=[_shown(quota) for quota in shown], next_token=more)
+    return quotas_schemas.ListProjectQuotasResponse(quotas=[_shown(quota) for quota in shown], next_token=more)
 
 
 @router.put("/{Project}", operation_id="PutProjectQuota")
-def put_project_quota(project: ProjectPath, request: schemas.PutProjectQuotaRequest, _caller: Admin, services: ServicesDep) -> schemas.ProjectQuota:
+def put_project_quota(
+    project: ProjectPath, request: quotas_schemas.PutProjectQuotaRequest, _caller: Admin, services: ServicesDep
+) -> quotas_schemas.ProjectQuota:
     """Set what the jobs of a project may have, in place of what it was. Nothing that runs is stopped."""
     quota = QuotaRecord(
         project=project,
@@ -57,7 +60,7 @@ def put_project_quota(project: ProjectPath, request: schemas.PutProjectQuotaRequ
 
 
 @router.delete("/{Project}", operation_id="DeleteProjectQuota")
-def delete_project_quota(project: ProjectPath, _caller: Admin, services: ServicesDep) -> schemas.ProjectQuota:
+def delete_project_quota(project: ProjectPath, _caller: Admin, services: ServicesDep) -> quotas_schemas.ProjectQuota:
     """Lift a project's quota."""
     with services.database.write() as session:
         quota = quotas.find(session, project)
@@ -74,8 +77,8 @@ def _named(quota: QuotaRecord) -> str:
     return ", ".join((*quota.allowed_role_arns, *quota.allowed_secrets, *quota.allowed_data)) or "no role, secret or data"
 
 
-def _shown(quota: QuotaRecord) -> schemas.ProjectQuota:
-    return schemas.ProjectQuota(
+def _shown(quota: QuotaRecord) -> quotas_schemas.ProjectQuota:
+    return quotas_schemas.ProjectQuota(
         project=quota.project,
         max_node_count=quota.max_node_count,
         max_job_count=quota.max_job_count,

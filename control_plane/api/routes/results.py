@@ -14,12 +14,14 @@ from typing import Annotated
 from fastapi import Query
 from fastapi.responses import StreamingResponse
 
-from control_plane.api import deps, page_tokens, schemas
+from control_plane.api import deps, page_tokens
 from control_plane.api.admission import own_place
 from control_plane.api.auth import Caller, Reader
 from control_plane.api.deps import MaxResults, NextToken, Router, Services, ServicesDep, TrainingJobNamePath, page_of
 from control_plane.api.errors import NotFound
 from control_plane.api.routes.jobs import find_job
+from control_plane.api.schemas import logs as logs_schemas
+from control_plane.api.schemas import results as results_schemas
 from control_plane.cloud.objects import ObjectInfo
 from control_plane.core.states import ENDED_JOBS
 from control_plane.db import jobs, nodes
@@ -37,7 +39,7 @@ Key = Annotated[str, Query(alias="Key", min_length=1, max_length=2048)]
 @router.get("/logs", operation_id="ListLogs")
 def list_logs(
     training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
-) -> schemas.ListLogsResponse:
+) -> logs_schemas.ListLogsResponse:
     """List what a job's ranks printed, by generation and rank; what should be there and is not comes with the reason."""
     after = (0, 0, "") if next_token is None else page_tokens.position(next_token, page_tokens.whole, page_tokens.whole, page_tokens.text)
     with services.database.read() as session:
@@ -51,7 +53,7 @@ def list_logs(
         for entry in _logs_of(services, job, number, launched.get(number), alive, since=after[1] if number == after[0] else 0)
     )
     shown, more = page_of(list(islice((entry for entry in found if _log_position(entry) > after), max_results + 1)), max_results, _log_position)
-    return schemas.ListLogsResponse(logs=shown, next_token=more)
+    return logs_schemas.ListLogsResponse(logs=shown, next_token=more)
 
 
 @router.get("/logs/content", operation_id="GetLog", response_class=StreamingResponse, responses=deps.binary_answer("text/plain"))
@@ -63,14 +65,14 @@ def get_log(training_job_name: TrainingJobNamePath, key: Key, caller: Reader, se
 @router.get("/outputs", operation_id="ListOutputs")
 def list_outputs(
     training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
-) -> schemas.ListOutputsResponse:
+) -> results_schemas.ListOutputsResponse:
     """List the files that a job's ranks left in EVERSTEP_OUTPUT_DIR, by generation."""
     prefix = _outputs_of(services, _find(services, training_job_name, caller))
     after = "" if next_token is None else page_tokens.position(next_token, page_tokens.text)[0]
     of_generations = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}gen=")
     found = (entry for info in services.objects.list(of_generations, after=after) if (entry := _output_entry(prefix, info)) is not None)
     shown, more = page_of(list(islice(found, max_results + 1)), max_results, lambda entry: (entry.key,))
-    return schemas.ListOutputsResponse(outputs=shown, next_token=more)
+    return results_schemas.ListOutputsResponse(outputs=shown, next_token=more)
 
 
 @router.get("/outputs/content", operation_id="GetOutput", response_class=StreamingResponse, responses=deps.binary_answer("application/octet-stream"))
@@ -108,7 +110,7 @@ def _outputs_of(services: Services, job: JobRecord) -> ObjectReference:
 
 def _logs_of(
     services: Services, job: JobRecord, number: int, launched: GenerationRecord | None, alive: set[str], *, since: int
-) -> Iterator[schemas.LogEntry]:
+) -> Iterator[logs_schemas.LogEntry]:
     """Yield the entries of one generation from a rank on, in order; the object store is asked as they are taken."""
     nodes_of = sorted((rank, node.node_id) for node in launched.plan.nodes for rank in node.ranks if rank >= since) if launched is not None else []
     last = nodes_of[-1][0] if nodes_of else None
@@ -119,7 +121,7 @@ def _logs_of(
         yield from [entry for entry in entries if entry.key is not None] or entries
 
 
-def _stored_logs(services: Services, prefix: ObjectReference, number: int, since: int, last: int | None) -> Iterator[schemas.LogEntry]:
+def _stored_logs(services: Services, prefix: ObjectReference, number: int, since: int, last: int | None) -> Iterator[logs_schemas.LogEntry]:
     """Yield what is stored of a generation from a rank on, by rank.
 
     S3 knows keys in the order of their letters: 1, 10, 100, 11. Ranks with as many digits as the last one come in order there, so that from the first
@@ -139,16 +141,16 @@ def _stored_logs(services: Services, prefix: ObjectReference, number: int, since
             yield entry
 
 
-def _log_position(entry: schemas.LogEntry) -> tuple[int, int, str]:
+def _log_position(entry: logs_schemas.LogEntry) -> tuple[int, int, str]:
     return entry.generation, entry.rank, entry.stream or ""
 
 
-def _log_entry(prefix: ObjectReference, info: ObjectInfo) -> schemas.LogEntry | None:
+def _log_entry(prefix: ObjectReference, info: ObjectInfo) -> logs_schemas.LogEntry | None:
     match = _LOG.fullmatch(info.reference.key[len(prefix.key) :])
     if match is None:
         return None
     generation, rank, stream = match.groups()
-    return schemas.LogEntry(
+    return logs_schemas.LogEntry(
         generation=int(generation),
         rank=int(rank),
         stream=stream,  # type: ignore[arg-type]  # the pattern allows two
@@ -158,7 +160,7 @@ def _log_entry(prefix: ObjectReference, info: ObjectInfo) -> schemas.LogEntry | 
     )
 
 
-def _missing(job: JobRecord, number: int, rank: int, node_id: str, alive: set[str]) -> schemas.LogEntry:
+def _missing(job: JobRecord, number: int, rank: int, node_id: str, alive: set[str]) -> logs_schemas.LogEntry:
     """Return the entry of a rank that was started, should nothing of it have been uploaded."""
     if number == job.generation and job.state not in ENDED_JOBS:
         reason = "nothing has been uploaded yet"
@@ -166,14 +168,14 @@ def _missing(job: JobRecord, number: int, rank: int, node_id: str, alive: set[st
         reason = f"node {node_id} was lost before it had uploaded anything"
     else:
         reason = f"node {node_id} has uploaded nothing"
-    return schemas.LogEntry(generation=number, rank=rank, stream=None, key=None, bytes=None, missing_reason=reason)
+    return logs_schemas.LogEntry(generation=number, rank=rank, stream=None, key=None, bytes=None, missing_reason=reason)
 
 
-def _output_entry(prefix: ObjectReference, info: ObjectInfo) -> schemas.OutputEntry | None:
+def _output_entry(prefix: ObjectReference, info: ObjectInfo) -> results_schemas.OutputEntry | None:
     match = _OUTPUT.fullmatch(info.reference.key[len(prefix.key) :])
     if match is None or info.reference.key.endswith("/"):
         return None
-    return schemas.OutputEntry(generation=int(match[1]), path=match[2], key=info.reference.key, bytes=info.size_bytes)
+    return results_schemas.OutputEntry(generation=int(match[1]), path=match[2], key=info.reference.key, bytes=info.size_bytes)
 
 
 def _content(services: Services, prefix: ObjectReference, own: re.Pattern[str], key: str, media_type: str) -> StreamingResponse:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from control_plane.api import page_tokens, schemas
+from control_plane.api import page_tokens
 from control_plane.api.allowance import allowance_of
 from control_plane.api.auth import Reader, User
 from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, TrainingJobNamePath, page_of
 from control_plane.api.revisions import Surroundings, revised
 from control_plane.api.routes.jobs import find_job
+from control_plane.api.schemas import revisions as revisions_schemas
 from control_plane.db import events, fleets, nodes, protection, quotas, revisions
 from control_plane.db.errors import Conflict
 from control_plane.db.events import NewEvent
@@ -22,8 +23,8 @@ router = Router(prefix="/v1/training-jobs/{TrainingJobName}", tags=["TrainingJob
 
 @router.post("", operation_id="UpdateTrainingJob")
 def update_training_job(
-    training_job_name: TrainingJobNamePath, request: schemas.UpdateTrainingJobRequest, caller: User, services: ServicesDep
-) -> schemas.UpdateTrainingJobResponse:
+    training_job_name: TrainingJobNamePath, request: revisions_schemas.UpdateTrainingJobRequest, caller: User, services: ServicesDep
+) -> revisions_schemas.UpdateTrainingJobResponse:
     """Change a training job that has not ended. What is left out stays; what is so already makes no revision.
 
     Protection and CheckpointConfig are part of a generation's plan: they hold from the next generation on, and the answer says so.
@@ -44,7 +45,7 @@ def update_training_job(
                 NewEvent(at=now, type="TrainingJobUpdated", message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name),
             )
     services.wake()
-    return schemas.UpdateTrainingJobResponse(
+    return revisions_schemas.UpdateTrainingJobResponse(
         training_job_name=job.name, run_id=job.run_id, revision=job.revision, changes=[_shown(change) for change in new.changes]
     )
 
@@ -52,16 +53,17 @@ def update_training_job(
 @router.get("/revisions", operation_id="ListTrainingJobRevisions")
 def list_training_job_revisions(
     training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
-) -> schemas.ListTrainingJobRevisionsResponse:
+) -> revisions_schemas.ListTrainingJobRevisionsResponse:
     """List the revisions of a training job, oldest first."""
     after = 0 if next_token is None else page_tokens.position(next_token, page_tokens.whole)[0]
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
         page = revisions.page(session, job, after=after, limit=max_results + 1)
     shown, more = page_of(page, max_results, lambda each: (each.number,))
-    return schemas.ListTrainingJobRevisionsResponse(
+    return revisions_schemas.ListTrainingJobRevisionsResponse(
         revisions=[
-            schemas.TrainingJobRevision(revision=each.number, time=each.at, changes=[_shown(change) for change in each.changes]) for each in shown
+            revisions_schemas.TrainingJobRevision(revision=each.number, time=each.at, changes=[_shown(change) for change in each.changes])
+            for each in shown
         ],
         next_token=more,
     )
@@ -78,8 +80,8 @@ def _around(session: Session, job: JobRecord) -> Surroundings:
     )
 
 
-def _shown(change: Change) -> schemas.FieldChange:
-    return schemas.FieldChange(
+def _shown(change: Change) -> revisions_schemas.FieldChange:
+    return revisions_schemas.FieldChange(
         field=change.field, before=change.before, after=change.after, applies="NextGeneration" if change.needs_generation else "Now"
     )
 

@@ -12,8 +12,8 @@ from pydantic import StringConstraints
 from control_plane.api import auth, sessions
 from control_plane.api.deps import Router, ServicesDep
 from control_plane.api.errors import Unauthenticated
-from control_plane.api.schemas import Request as RequestShape
-from control_plane.api.schemas import Shape
+from control_plane.api.schemas.common import Request as RequestShape
+from control_plane.api.schemas.common import Shape
 from control_plane.db.tokens import TokenRecord
 
 router = Router(prefix="/v1/session", include_in_schema=False)

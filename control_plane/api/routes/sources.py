@@ -18,12 +18,13 @@ from typing import BinaryIO, cast
 
 from fastapi import Request
 
-from control_plane.api import deps, schemas
+from control_plane.api import deps
 from control_plane.api.archive import ArchiveTooLarge, RefusedArchive, inspect_apart
 from control_plane.api.auth import Caller, Reader, User
 from control_plane.api.deps import Router, Services, ServicesDep, SourceIdPath
 from control_plane.api.errors import InUse, InvalidRequest, TooLarge
-from control_plane.api.schemas import FieldError
+from control_plane.api.schemas import sources as sources_schemas
+from control_plane.api.schemas.common import FieldError
 from control_plane.cloud.errors import CloudError, NotFound
 from control_plane.db import quotas, sources
 from control_plane.db.sources import SourceRecord
@@ -44,7 +45,7 @@ UPLOAD_SECONDS = 900
 
 
 @router.post("", operation_id="CreateSource")
-def create_source(request: schemas.CreateSourceRequest, caller: User, services: ServicesDep) -> schemas.CreateSourceResponse:
+def create_source(request: sources_schemas.CreateSourceRequest, caller: User, services: ServicesDep) -> sources_schemas.CreateSourceResponse:
     """Ask where an archive is to be put: straight into S3, at an address that is good for this archive alone and for fifteen minutes.
 
     `IsStored`: it is there already. Repeating it gives another address.
@@ -52,18 +53,18 @@ def create_source(request: schemas.CreateSourceRequest, caller: User, services: 
     if request.bytes > services.source_limits.archive_bytes:
         raise _too_long(services)
     if _known(services, request.source_id, caller) is not None:
-        return schemas.CreateSourceResponse(source_id=request.source_id, is_stored=True, upload=None)
+        return sources_schemas.CreateSourceResponse(source_id=request.source_id, is_stored=True, upload=None)
     _keep_room(services, caller, request.source_id, request.bytes)
     expires_at = services.now() + timedelta(seconds=UPLOAD_SECONDS)
     signed = services.objects.sign_upload(
         _upload(services, caller, request.source_id), sha256=request.source_id, size_bytes=request.bytes, seconds=UPLOAD_SECONDS
     )
-    upload = None if signed is None else schemas.SourceUpload(url=signed.url, headers=dict(signed.headers), expiration_time=expires_at)
-    return schemas.CreateSourceResponse(source_id=request.source_id, is_stored=False, upload=upload)
+    upload = None if signed is None else sources_schemas.SourceUpload(url=signed.url, headers=dict(signed.headers), expiration_time=expires_at)
+    return sources_schemas.CreateSourceResponse(source_id=request.source_id, is_stored=False, upload=upload)
 
 
 @router.post("/{SourceId}/completion", operation_id="CompleteSource")
-def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep) -> schemas.PutSourceResponse:
+def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep) -> sources_schemas.PutSourceResponse:
     """Have an archive that was put where CreateSource said read back and checked; jobs may use it from then on. Repeating it changes nothing."""
     known = _known(services, source_id, caller)
     if known is not None:
@@ -100,7 +101,7 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
 
 
 @router.put("/{SourceId}", operation_id="PutSource", openapi_extra=deps.binary_body("application/gzip"))
-async def put_source(source_id: SourceIdPath, request: Request, caller: User, services: ServicesDep) -> schemas.PutSourceResponse:
+async def put_source(source_id: SourceIdPath, request: Request, caller: User, services: ServicesDep) -> sources_schemas.PutSourceResponse:
     """Store a gzipped tar of a user's code. `SourceId` is its SHA-256; storing it again changes nothing."""
     limit = services.source_limits.archive_bytes
     with _spool(services) as spool:
@@ -127,13 +128,13 @@ async def put_source(source_id: SourceIdPath, request: Request, caller: User, se
 
 
 @router.get("/{SourceId}", operation_id="DescribeSource")
-def describe_source(source_id: SourceIdPath, caller: Reader, services: ServicesDep) -> schemas.PutSourceResponse:
+def describe_source(source_id: SourceIdPath, caller: Reader, services: ServicesDep) -> sources_schemas.PutSourceResponse:
     """Say whether a source is stored already, so that nobody uploads it twice."""
     with services.database.read() as session:
         return _shown(sources.get(session, source_id, caller.project_filter))
 
 
-def _store(services: Services, caller: Caller, source_id: str, file: BinaryIO, archive_bytes: int) -> schemas.PutSourceResponse:
+def _store(services: Services, caller: Caller, source_id: str, file: BinaryIO, archive_bytes: int) -> sources_schemas.PutSourceResponse:
     """Check an archive, put it into S3, and take it. Blocks."""
     _keep_room(services, caller, source_id, archive_bytes)
     try:
@@ -226,5 +227,5 @@ def _check_digest(source_id: str, found: str, received: int) -> None:
         raise InvalidRequest(f"The source is refused: {message}.", fields=[FieldError(field="SourceId", message=message)])
 
 
-def _shown(record: SourceRecord) -> schemas.PutSourceResponse:
-    return schemas.PutSourceResponse(source_id=record.sha256, bytes=record.archive_bytes, file_count=len(record.files))
+def _shown(record: SourceRecord) -> sources_schemas.PutSourceResponse:
+    return sources_schemas.PutSourceResponse(source_id=record.sha256, bytes=record.archive_bytes, file_count=len(record.files))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from control_plane.api import schemas, views
+from control_plane.api import views
 from control_plane.api.auth import User
 from control_plane.api.deps import Router, ServicesDep, TrainingJobNamePath
 from control_plane.api.errors import InUse
 from control_plane.api.routes.jobs import find_job
+from control_plane.api.schemas import jobs as jobs_schemas
 from control_plane.core.states import LAUNCHED_JOBS, JobState
 from control_plane.db import events, jobs
 from control_plane.db.events import NewEvent
@@ -16,8 +17,8 @@ router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
 
 @router.post("/{TrainingJobName}/take-over", operation_id="TakeOverTrainingJob", status_code=202)
 def take_over_training_job(
-    training_job_name: TrainingJobNamePath, request: schemas.TakeOverTrainingJobRequest, caller: User, services: ServicesDep
-) -> schemas.TrainingJobSummary:
+    training_job_name: TrainingJobNamePath, request: jobs_schemas.TakeOverTrainingJobRequest, caller: User, services: ServicesDep
+) -> jobs_schemas.TrainingJobSummary:
     """Look after a job yourself: Everstep observes and records until it is handed back, and decides nothing.
 
     Only ranks of generations that have ended are still halted. What is asked for meanwhile, a stop too, waits. Who took it over first stays.
@@ -38,7 +39,7 @@ def take_over_training_job(
 
 
 @router.post("/{TrainingJobName}/hand-back", operation_id="HandBackTrainingJob", status_code=202)
-def hand_back_training_job(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> schemas.TrainingJobSummary:
+def hand_back_training_job(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> jobs_schemas.TrainingJobSummary:
     """Let Everstep look after a job again. Asking again changes nothing."""
     now = services.now()
     with services.database.write() as session:

@@ -11,11 +11,12 @@ from typing import Annotated
 
 from fastapi import Query
 
-from control_plane.api import page_tokens, schemas, views
+from control_plane.api import page_tokens, views
 from control_plane.api.auth import Admin, Reader
 from control_plane.api.deps import MaxResults, NextToken, Router, ServicesDep, TokenIdPath, page_of
 from control_plane.api.errors import InvalidRequest
-from control_plane.api.schemas import FieldError
+from control_plane.api.schemas import tokens as tokens_schemas
+from control_plane.api.schemas.common import FieldError
 from control_plane.db import events, tokens
 from control_plane.db.events import NewEvent
 from control_plane.db.tokens import NewToken, Role, TokenKind
@@ -24,7 +25,7 @@ router = Router(prefix="/v1", tags=["Tokens"])
 
 
 @router.post("/tokens", operation_id="CreateToken", status_code=201)
-def create_token(request: schemas.CreateTokenRequest, caller: Admin, services: ServicesDep) -> schemas.CreateTokenResponse:
+def create_token(request: tokens_schemas.CreateTokenRequest, caller: Admin, services: ServicesDep) -> tokens_schemas.CreateTokenResponse:
     """Make a token. Its secret is in this answer and nowhere else; asking again makes another token."""
     if Role(request.role) is Role.ADMIN and request.project is not None:
         message = "an admin has every project"
@@ -42,7 +43,7 @@ def create_token(request: schemas.CreateTokenRequest, caller: Admin, services: S
         scope = f"of the project {record.project}" if record.project else "of every project"
         message = f"The token {record.id} was made with the token {caller.token.id}: {record.role} {scope}."
         events.append(session, NewEvent(at=now, type="TokenCreated", message=message))
-    return schemas.CreateTokenResponse(secret=secret, token=views.token(record))
+    return tokens_schemas.CreateTokenResponse(secret=secret, token=views.token(record))
 
 
 @router.get("/tokens", operation_id="ListTokens")
@@ -53,7 +54,7 @@ def list_tokens(
     include_ended: Annotated[bool, Query(alias="IncludeEnded")] = False,
     max_results: MaxResults = 100,
     next_token: NextToken = None,
-) -> schemas.ListTokensResponse:
+) -> tokens_schemas.ListTokensResponse:
     """List tokens, oldest first; those that are revoked or have expired on request. Secrets are not known here."""
     after = None
     if next_token is not None:
@@ -62,11 +63,11 @@ def list_tokens(
     with services.database.read() as session:
         page = tokens.page(session, project=project, with_ended=include_ended, now=services.now(), after=after, limit=max_results + 1)
     shown, more = page_of(page, max_results, lambda record: (record.created_at.isoformat(), record.id))
-    return schemas.ListTokensResponse(tokens=[views.token(record) for record in shown], next_token=more)
+    return tokens_schemas.ListTokensResponse(tokens=[views.token(record) for record in shown], next_token=more)
 
 
 @router.post("/tokens/{TokenId}/revoke", operation_id="RevokeToken", status_code=202)
-def revoke_token(token_id: TokenIdPath, caller: Admin, services: ServicesDep) -> schemas.Token:
+def revoke_token(token_id: TokenIdPath, caller: Admin, services: ServicesDep) -> tokens_schemas.Token:
     """End a token at once: for requests, for browsers signed in with it, and within a second for answers that still go on. Joined agents stay."""
     now = services.now()
     with services.database.write() as session:
@@ -79,9 +80,9 @@ def revoke_token(token_id: TokenIdPath, caller: Admin, services: ServicesDep) ->
 
 
 @router.get("/caller-identity", operation_id="GetCallerIdentity")
-def get_caller_identity(caller: Reader, services: ServicesDep) -> schemas.GetCallerIdentityResponse:
+def get_caller_identity(caller: Reader, services: ServicesDep) -> tokens_schemas.GetCallerIdentityResponse:
     """Say who is calling: role, project and how long that lasts."""
-    return schemas.GetCallerIdentityResponse(
+    return tokens_schemas.GetCallerIdentityResponse(
         token_id=caller.token.id,
         role=caller.role.value,  # type: ignore[arg-type]  # an agent's token does not get here
         project=caller.project or None,

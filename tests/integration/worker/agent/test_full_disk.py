@@ -13,8 +13,8 @@ from everstep.protocol.agent_messages import FaultCode, Load, MemberPhase, NodeF
 from everstep.protocol.ids import Generation
 from tests.integration.worker.agent.fleet import JOB, KEY_BYTES, RUN, Fleet, until
 from worker.errors import RequirementsRefused
-from worker.full_disks import QUIET_SECONDS
 from worker.logs.journal import LogJournal
+from worker.node.full_disks import QUIET_SECONDS
 from worker.provisioning.packages import PackageLayers
 from worker.provisioning.source import SourceArchives
 from worker.provisioning.supplies import Supplies

@@ -13,7 +13,7 @@ from botocore.config import Config
 
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.routes import logs
-from control_plane.api.schemas import MAX_NODE_COUNT
+from control_plane.api.schemas.common import MAX_NODE_COUNT
 from control_plane.db import tokens
 from control_plane.db.models import Job as JobRow
 from control_plane.db.models import Node

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from control_plane.api.schemas import Name
+from control_plane.api.schemas.common import Name
 
 NAMES = TypeAdapter(Name)
 

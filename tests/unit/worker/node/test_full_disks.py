@@ -9,7 +9,7 @@ import pytest
 
 from everstep.protocol.agent_messages import FaultCode, NodeFault
 from worker.errors import LoadFailed
-from worker.full_disks import QUIET_SECONDS, FullDisks, full_disk_of
+from worker.node.full_disks import QUIET_SECONDS, FullDisks, full_disk_of
 
 
 class Clock:

@@ -1,0 +1,104 @@
+"""API shapes: what all resources share: names, limits, the base classes, and errors."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, WithJsonSchema, model_validator
+from pydantic.alias_generators import to_pascal
+from pydantic_core import InitErrorDetails
+
+from everstep.protocol.ids import NAME_PATTERN
+
+MAX_NODE_COUNT = 4096
+MAX_RANKS_PER_NODE = 64
+MAX_WHOLE_NUMBER = 2**63 - 1
+"""What a database holds of one: what callers say beyond it is refused before it is asked."""
+MAX_RUNTIME_SECONDS = 2_419_200
+"""28 days, as in SageMaker."""
+MIN_COST_USD = 0.01
+MIN_CHECKPOINT_AGE_SECONDS = 60
+MAX_PRIORITY = 1_000
+MAX_PRICE_USD_PER_HOUR = 10_000
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+"""1-63 letters, digits and single hyphens (SageMaker's rule for TrainingJobName)."""
+RoleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_+=,.@-]{1,64}$")]
+RoleArn = Annotated[str, StringConstraints(pattern=r"^arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9_+=,.@/-]{1,512}$")]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+MAX_S3_PATH_CHARACTERS = 900
+S3Uri = Annotated[str, StringConstraints(pattern=rf"^s3://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9](/[^\x00-\x1f]{{0,{MAX_S3_PATH_CHARACTERS}}})?$")]
+ShortText = Annotated[str, StringConstraints(max_length=256)]
+Value = Annotated[str, StringConstraints(max_length=4096)]
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
+Environment = Annotated[dict[VariableName, Value], Field(max_length=100, json_schema_extra={"x-sensitive": True})]
+"""People keep keys in it, although `Secrets` is for that."""
+Hidden = Annotated[str, Field(json_schema_extra={"x-sensitive": True})]
+"""Shown in no log."""
+SecretReference = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^(secretsmanager:[A-Za-z0-9/_+=.@-]{1,512}|ssm:[A-Za-z0-9/_.-]{1,1011}"
+        r"|arn:aws[a-z-]*:(secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:[A-Za-z0-9/_+=.@-]{1,512}|ssm:[a-z0-9-]+:[0-9]{12}:parameter/[A-Za-z0-9/_.-]{1,1011}))$"
+    ),
+]
+HyperParameterName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}$")]
+ChannelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00]{0,4094}$")]
+LoggedNumber = Annotated[float, WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]})]
+"""JSON has no number that is not finite: such a one is text, as in AWS's own APIs; clients make it a number again."""
+Tags = Annotated[dict[ShortText, ShortText], Field(max_length=50)]
+
+
+class Shape(BaseModel):
+    """Base of everything that is answered: PascalCase outside, times as seconds since 1970."""
+
+    model_config = ConfigDict(
+        alias_generator=to_pascal,
+        populate_by_name=True,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        ser_json_temporal="seconds",
+        ser_json_inf_nan="strings",
+    )
+
+
+class SentObject(dict[str, Any]):
+    """An object of a request's JSON. Its type separates what a caller sent from what the service builds itself."""
+
+
+class Request(Shape):
+    """Base of everything that callers send: unknown fields are refused, and what is of another type is not made to fit."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_python_names(cls, data: Any) -> Any:
+        """Refuse `node_count` for `NodeCount`: only the service's own code may use Python's names."""
+        if isinstance(data, SentObject) and (ours := [name for name in data if name in cls.model_fields]):
+            unknown = [InitErrorDetails(type="extra_forbidden", loc=(name,), input=data[name]) for name in ours]
+            raise ValidationError.from_exception_data(cls.__name__, unknown)
+        return data
+
+
+class FieldError(Shape):
+    """What is wrong with one field of a request."""
+
+    field: str
+    """Path of the field, as `CheckpointConfig.EverySteps`."""
+    message: str
+    """A sentence with the figures."""
+
+
+class ErrorResponse(Shape):
+    """What every refused request answers."""
+
+    code: str
+    """The error's type; also in the header `x-amzn-errortype`."""
+    message: str
+    request_id: str
+    """Also in the header `x-amzn-requestid`; the server's log has it."""
+    hint: str
+    """What to do about it; empty when there is nothing to say."""
+    fields: list[FieldError] = Field(default_factory=list)
