@@ -24,7 +24,9 @@ def run() -> None:
     """Run the migrations that were asked for, all of them in one transaction where the database can."""
     connection = context.config.attributes.get("connection")
     if connection is not None:
-        context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True, render_item=plain_type)
+        context.configure(
+            connection=connection, target_metadata=Base.metadata, render_as_batch=True, render_item=plain_type
+        )
         with context.begin_transaction():
             context.run_migrations()
         return

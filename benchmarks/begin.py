@@ -44,7 +44,8 @@ def begin(*, is_patient: bool = False, wait: Callable[[float], object] = pause) 
     """Begin a run. Called once, by the main thread, before anything is started.
 
     Args:
-        is_patient: what was done here before may fade first, for some minutes at most: figures of a run that began on a busy machine are none.
+        is_patient: what was done here before may fade first, for some minutes at most: figures of a run that began on a
+        busy machine are none.
         wait: for so many seconds.
 
     Returns:
@@ -54,7 +55,11 @@ def begin(*, is_patient: bool = False, wait: Callable[[float], object] = pause) 
     machine = Machine.observe()
     if is_patient and _is_busy(machine):
         limit = BUSY_LOAD_RATIO * machine.cores
-        print(f"the load is {machine.load_average[0]:.2f}: waiting until it is {limit:.2f}, {MOST_LOOKS * LOOK_SECONDS:.0f} s at most", flush=True)
+        print(
+            f"the load is {machine.load_average[0]:.2f}: waiting until it is {limit:.2f}, "
+            f"{MOST_LOOKS * LOOK_SECONDS:.0f} s at most",
+            flush=True,
+        )
         for _ in range(MOST_LOOKS):
             wait(LOOK_SECONDS)
             machine = Machine.observe()

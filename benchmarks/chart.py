@@ -13,7 +13,9 @@ TEAR = 5
 FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 
 
-def stacked_bars(title: str, bars: Sequence[tuple[str, Mapping[str, float]]], unit: str, *, most: float | None = None) -> str:
+def stacked_bars(
+    title: str, bars: Sequence[tuple[str, Mapping[str, float]]], unit: str, *, most: float | None = None
+) -> str:
     """Return an SVG document.
 
     Args:
@@ -26,7 +28,8 @@ def stacked_bars(title: str, bars: Sequence[tuple[str, Mapping[str, float]]], un
     scale = (WIDTH - LEFT - RIGHT) / longest
     height = TOP + ROW * len(bars) + 10
     drawn = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+        f'aria-label="{escape(title)}">',
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
     names = next((list(parts) for _, parts in bars if parts), [])
@@ -46,7 +49,11 @@ def stacked_bars(title: str, bars: Sequence[tuple[str, Mapping[str, float]]], un
             x += width
         if sum(parts.values()) > longest:
             middle = LEFT + 0.9 * longest * scale
-            edge = " ".join(f"{middle + (TEAR if step % 2 else -TEAR):.1f},{y + step * BAR / 4:.1f}" for step in range(5))
+            edge = " ".join(
+                f"{middle + (TEAR if step % 2 else -TEAR):.1f},{y + step * BAR / 4:.1f}" for step in range(5)
+            )
             drawn.append(f'<polyline points="{edge}" fill="none" stroke="#ffffff" stroke-width="4"/>')
-        drawn.append(f'<text x="{x + 6:.1f}" y="{y + 13}" {FONT} fill="#222">{sum(parts.values()):.2f} {escape(unit)}</text>')
+        drawn.append(
+            f'<text x="{x + 6:.1f}" y="{y + 13}" {FONT} fill="#222">{sum(parts.values()):.2f} {escape(unit)}</text>'
+        )
     return "\n".join([*drawn, "</svg>"]) + "\n"

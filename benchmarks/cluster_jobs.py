@@ -19,11 +19,17 @@ Json = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(__file__).parent / "scripts"
 POLL_SECONDS = 0.05
-"""Where a moment is looked for. Asking costs the asker and the control plane a twentieth of a core together, on the cores that are measured."""
+"""Where a moment is looked for.
+
+Asking costs the asker and the control plane a twentieth of a core together, on the cores that are measured.
+"""
 QUIET_POLL_SECONDS = 1.0
 """Where steps are timed meanwhile: as somebody would who watches."""
 EVERY_STEP = 1.0
-"""What snapshots may cost: so much that none is put off, as peers put none off. By default steps of 50 ms are proposed every second or third time."""
+"""What snapshots may cost: so much that none is put off, as peers put none off.
+
+By default steps of 50 ms are proposed every second or third time.
+"""
 CONNECT_SECONDS = 120.0
 ENDED = ("Completed", "Stopped", "Failed")
 PATIENCE_SECONDS = 150.0
@@ -53,7 +59,10 @@ class Bench:
         max_slowdown: float | None = None,
         **more: Any,
     ) -> BenchJob:
-        """Submit a job of one rank per node. `max_slowdown`: what snapshots may cost it; None: what the service takes."""
+        """Submit a job of one rank per node.
+
+        `max_slowdown`: what snapshots may cost it; None: what the service takes.
+        """
         self.client.create_training_job(
             TrainingJobName=name,
             Source=self.client.upload_source(Directory=source),
@@ -73,16 +82,24 @@ class Bench:
         """
         self.cluster.wait_for_nodes(count, timeout_seconds=CONNECT_SECONDS)
         deadline = time.monotonic() + CONNECT_SECONDS
-        while cold := [node["NodeId"] for node in self.client.list_nodes(FleetName=FLEET)["Nodes"] if node["Connected"] and not node["Warm"]]:
+        while cold := [
+            node["NodeId"]
+            for node in self.client.list_nodes(FleetName=FLEET)["Nodes"]
+            if node["Connected"] and not node["Warm"]
+        ]:
             if time.monotonic() > deadline:
-                raise BenchmarkFailed(f"{', '.join(cold)} cannot start ranks warm after {CONNECT_SECONDS:.0f} s; see logs/shim.log there")
+                raise BenchmarkFailed(
+                    f"{', '.join(cold)} cannot start ranks warm after {CONNECT_SECONDS:.0f} s; see logs/shim.log there"
+                )
             pause(POLL_SECONDS)
 
     def traced_source(self) -> Path:
         """Return the char-GPT example with the script beside it that writes down its boundaries."""
         source = self.directory / "traced-char-gpt"
         if not source.exists():
-            shutil.copytree(ROOT / "examples" / "char_gpt", source, ignore=shutil.ignore_patterns("__pycache__", "output"))
+            shutil.copytree(
+                ROOT / "examples" / "char_gpt", source, ignore=shutil.ignore_patterns("__pycache__", "output")
+            )
             shutil.copy(SCRIPTS / "traced.py", source)
         return source
 
@@ -113,12 +130,17 @@ class BenchJob:
         last, moved_at = None, time.monotonic()
         while not arrived(seen := self.describe()):
             if seen["TrainingJobStatus"] in ENDED:
-                raise BenchmarkFailed(f"job {self.name} is {seen['TrainingJobStatus']} while waiting for {what}: {seen['Reason']}")
+                raise BenchmarkFailed(
+                    f"job {self.name} is {seen['TrainingJobStatus']} while waiting for {what}: {seen['Reason']}"
+                )
             now = (seen["SecondaryStatus"], seen["Generation"], seen["Boundary"], seen["Reason"])
             if now != last:
                 last, moved_at = now, time.monotonic()
             elif time.monotonic() - moved_at > PATIENCE_SECONDS:
-                raise BenchmarkFailed(f"job {self.name} has not moved for {PATIENCE_SECONDS:.0f} s while waiting for {what}: {seen['Reason']}")
+                raise BenchmarkFailed(
+                    f"job {self.name} has not moved for {PATIENCE_SECONDS:.0f} s while waiting for {what}: "
+                    f"{seen['Reason']}"
+                )
             pause(poll_seconds)
         return seen
 

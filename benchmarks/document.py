@@ -1,7 +1,8 @@
 """What the harnesses' reports have in common: the file of figures, how a page begins, what makes a run worth nothing, tables, and sections of
 docs/benchmarks.md between two markers. Pure but for `write_figures`.
 
-Invariant: every page says which command wrote it and where its figures are; a harness renews its own section, what stands around it is not touched.
+Invariant: every page says which command wrote it and where its figures are; a harness renews its own section, what
+stands around it is not touched.
 """
 
 from __future__ import annotations
@@ -36,7 +37,12 @@ class BenchmarkRun:
 
     def with_found(self, **found: object) -> dict[str, object]:
         """Return what the file of figures says of the run, and what was found in it."""
-        return {"machine": dataclasses.asdict(self.machine), "is_quick": self.is_quick, "seconds": self.seconds, **found}
+        return {
+            "machine": dataclasses.asdict(self.machine),
+            "is_quick": self.is_quick,
+            "seconds": self.seconds,
+            **found,
+        }
 
 
 class Judged(Protocol):
@@ -99,7 +105,12 @@ def opening(run: BenchmarkRun, title: str, command: str, figures: str, *, prefac
     Returns:
         Lines, the last one empty.
     """
-    return [title, "", f"{preface}Written by `{command}` ({run.seconds:.0f} s); every figure is in `.everstep/bench/{figures}`.", ""]
+    return [
+        title,
+        "",
+        f"{preface}Written by `{command}` ({run.seconds:.0f} s); every figure is in `.everstep/bench/{figures}`.",
+        "",
+    ]
 
 
 def with_section(document: str, command: str, section: str) -> str:

@@ -2,7 +2,8 @@
 
     python -m benchmarks.first [--quick] [--only blocking|slowdown|budget|recovery …]
 
-`--quick` takes few and small samples: it tries the harness, and says so in its report. A part that is left out is left out of the report.
+`--quick` takes few and small samples: it tries the harness, and says so in its report. A part that is left out is left
+out of the report.
 """
 
 from __future__ import annotations
@@ -67,11 +68,18 @@ QUICK = Sizes(
 
 def main() -> int:
     """Measure, write the report, and return the process's exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.first", description="Seconds blocked per snapshot, slowdown, seconds per recovery.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.first", description="Seconds blocked per snapshot, slowdown, seconds per recovery."
+    )
     parser.add_argument("--quick", action="store_true", help="few and small samples, to try the harness")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="leave the others out")
     parser.add_argument("--json", type=Path, default=HOME / "first.json", help="where the figures go")
-    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks.md", help="where the tables go, with a picture beside them")
+    parser.add_argument(
+        "--document",
+        type=Path,
+        default=ROOT / "docs" / "benchmarks.md",
+        help="where the tables go, with a picture beside them",
+    )
     arguments = parser.parse_args()
     sizes = QUICK if arguments.quick else Sizes()
     begun = begin(is_patient=not arguments.quick)
@@ -81,14 +89,19 @@ def main() -> int:
     home.mkdir(parents=True)
 
     cluster = LocalCluster(home / "cluster")
-    say(f"load average {machine.load_average[0]:.2f} on {machine.cores} cores; starting {NODES} nodes and {SPARES} spare")
+    say(
+        f"load average {machine.load_average[0]:.2f} on {machine.cores} cores; starting {NODES} nodes and "
+        f"{SPARES} spare"
+    )
     try:
         with cluster:
             cluster.up(ClusterOptions(nodes=NODES, spares=SPARES, node_memory_bytes=sizes.node_memory_bytes))
             with closing(cluster.client()) as client, failures.translated():
                 results = measure(Bench(cluster, client, home, say), sizes, arguments.only)
     except (BenchmarkFailed, LocalCloudError, EverstepError, OSError) as error:
-        print(f"the benchmark failed: {error}\nlogs: {cluster.logs}/*.log, {cluster.nodes_directory}/*/", file=sys.stderr)
+        print(
+            f"the benchmark failed: {error}\nlogs: {cluster.logs}/*.log, {cluster.nodes_directory}/*/", file=sys.stderr
+        )
         return 1
     run = report.Run(machine=machine, results=results, is_quick=arguments.quick, seconds=begun.seconds)
     report.write(run, arguments.json, arguments.document)
@@ -98,16 +111,28 @@ def main() -> int:
 
 def measure(bench: Bench, sizes: Sizes, parts: tuple[str, ...]) -> report.Results:
     """Run the parts that were asked for."""
-    shapes = [Shape(state_mib=size, nodes=nodes) for size in sizes.states_mib for nodes in (1, 2)] if "blocking" in parts else []
+    shapes = (
+        [Shape(state_mib=size, nodes=nodes) for size in sizes.states_mib for nodes in (1, 2)]
+        if "blocking" in parts
+        else []
+    )
     return report.Results(
         blocking=snapshot_blocking.measure(bench, shapes, snapshots=sizes.snapshots, floor_steps=sizes.floor_steps),
-        slowdown=slowdown.measure(bench, order=sizes.slowdown_order, steps=sizes.slowdown_steps) if "slowdown" in parts else None,
+        slowdown=slowdown.measure(bench, order=sizes.slowdown_order, steps=sizes.slowdown_steps)
+        if "slowdown" in parts
+        else None,
         budget=slowdown.measure(
-            bench, order=sizes.budget_order, steps=sizes.budget_steps, settle_steps=sizes.budget_settle_steps, max_slowdown=DEFAULT_MAX_SLOWDOWN
+            bench,
+            order=sizes.budget_order,
+            steps=sizes.budget_steps,
+            settle_steps=sizes.budget_settle_steps,
+            max_slowdown=DEFAULT_MAX_SLOWDOWN,
         )
         if "budget" in parts
         else None,
-        recovery=recovery.measure(bench, kills=sizes.kills, steps_between=sizes.steps_between) if "recovery" in parts else None,
+        recovery=recovery.measure(bench, kills=sizes.kills, steps_between=sizes.steps_between)
+        if "recovery" in parts
+        else None,
     )
 
 

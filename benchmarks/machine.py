@@ -40,7 +40,16 @@ class Machine:
     def words(self, *packages: str) -> str:
         """Return what it is, and which versions of some packages it has, as a page says it."""
         versions = (f"{name} {self.versions[name]}" for name in packages)
-        return ", ".join([self.processor, f"{self.cores} cores", f"{self.memory_gib} GiB", self.kernel, f"Python {self.python}", *versions])
+        return ", ".join(
+            [
+                self.processor,
+                f"{self.cores} cores",
+                f"{self.memory_gib} GiB",
+                self.kernel,
+                f"Python {self.python}",
+                *versions,
+            ]
+        )
 
     @property
     def load(self) -> str:

@@ -1,4 +1,7 @@
-"""What repeated timings say: median and spread, and whether the machine stood still enough for them to say anything. Pure."""
+"""What repeated timings say: median and spread, and whether the machine stood still enough for them to say anything.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,9 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def bootstrap_interval(statistic: Callable[[Sequence[Sequence[float]]], float], *samples: Sequence[float], seed: int = 0) -> tuple[float, float]:
+def bootstrap_interval(
+    statistic: Callable[[Sequence[Sequence[float]]], float], *samples: Sequence[float], seed: int = 0
+) -> tuple[float, float]:
     """Return between which bounds a statistic lies (percentile bootstrap): each sample is drawn again from itself, many times.
 
     Args:
@@ -104,7 +109,9 @@ def bootstrap_interval(statistic: Callable[[Sequence[Sequence[float]]], float], 
     if not samples or not all(samples):
         raise ValueError("no values")
     random = Random(seed)
-    drawn = sorted(statistic([random.choices(sample, k=len(sample)) for sample in samples]) for _ in range(BOOTSTRAP_ROUNDS))
+    drawn = sorted(
+        statistic([random.choices(sample, k=len(sample)) for sample in samples]) for _ in range(BOOTSTRAP_ROUNDS)
+    )
     tail = (1 - CONFIDENCE) / 2
     return drawn[int(tail * BOOTSTRAP_ROUNDS)], drawn[math.ceil((1 - tail) * BOOTSTRAP_ROUNDS) - 1]
 

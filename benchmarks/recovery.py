@@ -1,8 +1,8 @@
 """How long a failure holds training: ranks killed and instances terminated under the char-GPT on DeepSpeed ZeRO-3, 4 nodes and a spare.
 
-Each recovery is told three times, by clocks that know nothing of each other: the incident's own four phases; the API, asked every few
-milliseconds by somebody outside; and the ranks, which write down every boundary. The interruption is from the kill to the first step beyond the
-highest one that was reached before it: steps made twice are part of it.
+Each recovery is told three times, by clocks that know nothing of each other: the incident's own four phases; the API,
+asked every few milliseconds by somebody outside; and the ranks, which write down every boundary. The interruption is
+from the kill to the first step beyond the highest one that was reached before it: steps made twice are part of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ NODES, SPARES, COPIES = 4, 1, 2
 MANY_STEPS = 1_000_000
 """Never reached: the job is stopped when all has been measured."""
 CLOCKS_TOLERANCE_SECONDS, CLOCKS_TOLERANCE_RATIO = 1.0, 0.2
-"""Two clocks of one recovery that differ by more than both do not tell of the same interruption. The API hears of steps once a second."""
+"""Two clocks of one recovery that differ by more than both do not tell of the same interruption.
+
+The API hears of steps once a second.
+"""
 PHASES = ("detect", "replace", "restore", "rework")
 VICTIMS = (2, 1, 0, 3)
 """Ranks in the order in which they are hit; rank 0's node is hit, too, although more depends on it."""
@@ -101,7 +104,10 @@ def measure(bench: Bench, *, kills: int, steps_between: int) -> RecoveryRun:
 
     job.wait("the first steps", lambda seen: seen["CommittedStep"] >= 2 * steps_between)
     before = undisturbed(look())
-    faults: list[tuple[Kind, Callable[[int, str], None]]] = [("rank_exit", kill_rank), ("instance_terminated", terminate)]
+    faults: list[tuple[Kind, Callable[[int, str], None]]] = [
+        ("rank_exit", kill_rank),
+        ("instance_terminated", terminate),
+    ]
     recoveries: list[Recovery] = []
     for cause, hurt in faults:
         for number in range(kills):
@@ -150,7 +156,10 @@ def recover(
     job.wait("the next new step", is_over)
     incident = _closed(bench, job, number)
     if incident["Cause"] != cause or incident["GenerationAfter"] != job.describe()["Generation"]:
-        raise BenchmarkFailed(f"incident {incident['IncidentId']} is {incident['Cause']}, caused was {cause}; or another failure followed it")
+        raise BenchmarkFailed(
+            f"incident {incident['IncidentId']} is {incident['Cause']}, caused was {cause}; or another failure "
+            "followed it"
+        )
     ranks = look()
     reached = highest_step(ranks, generation)
     resumed_at = first_beyond(ranks, generation, reached)
@@ -161,7 +170,8 @@ def recover(
         phases={phase: float(incident[f"{phase.title()}Seconds"]) for phase in PHASES},
         lost_steps=incident["LostSteps"],
         rank_lost_steps=reached - incident["FromStep"],
-        api_seconds=next(at for at, newer, boundary in watched if newer > generation and boundary > reached) - killed_at,
+        api_seconds=next(at for at, newer, boundary in watched if newer > generation and boundary > reached)
+        - killed_at,
         rank_seconds=resumed_at - killed_at,
     )
 

@@ -1,9 +1,9 @@
 """What Everstep costs a real model: the char-GPT's step under an agent (A) and as the same script alone (B), launch by launch in the order ABBA.
 
-The machine's drift falls on both sides of a pair; each pair gives one ratio. Alone means without agent, replicas, rounds and reports; the cluster's
-own processes stand idle beside it, as they do in A. Measured twice: with every step kept, whatever it costs, and with a budget
-(`Protection.MaxSlowdown`), where the first steps, in which Everstep learns what snapshots cost, are not counted and means are compared: one
-iteration in many pays for all.
+The machine's drift falls on both sides of a pair; each pair gives one ratio. Alone means without agent, replicas,
+rounds and reports; the cluster's own processes stand idle beside it, as they do in A. Measured twice: with every step
+kept, whatever it costs, and with a budget (`Protection.MaxSlowdown`), where the first steps, in which Everstep learns
+what snapshots cost, are not counted and means are compared: one iteration in many pays for all.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class Slowdown:
         return self.plain_count > 1 and self.plain_moved_ratio <= FLOOR_TOLERANCE_RATIO
 
 
-def measure(bench: Bench, *, order: str, steps: int, settle_steps: int = WARM_UP_STEPS, max_slowdown: float | None = None) -> Slowdown:
+def measure(
+    bench: Bench, *, order: str, steps: int, settle_steps: int = WARM_UP_STEPS, max_slowdown: float | None = None
+) -> Slowdown:
     """Launch the model `len(order)` times.
 
     Args:
@@ -86,7 +88,9 @@ def measure(bench: Bench, *, order: str, steps: int, settle_steps: int = WARM_UP
     name, center = ("slowdown", statistics.median) if max_slowdown is None else ("budget", statistics.fmean)
     summaries, centers, blocked, snapshots = [], [], [], 0
     for number, kind in enumerate(order, start=1):
-        bench.say(f"char-GPT on {RANKS} ranks {'under an agent' if kind == 'A' else 'alone'}, launch {number} of {len(order)}")
+        bench.say(
+            f"char-GPT on {RANKS} ranks {'under an agent' if kind == 'A' else 'alone'}, launch {number} of {len(order)}"
+        )
         trace = bench.directory / "traces" / f"{name}-{number}"
         trace.mkdir(parents=True)
         if kind == "A":
@@ -151,7 +155,11 @@ def _alone(bench: Bench, name: str, steps: int, trace: Path) -> None:
             with log.open("wb") as file:
                 processes.append(
                     subprocess.Popen(
-                        [sys.executable, "traced.py"], cwd=bench.traced_source(), env={**environment, **own}, stdout=file, stderr=subprocess.STDOUT
+                        [sys.executable, "traced.py"],
+                        cwd=bench.traced_source(),
+                        env={**environment, **own},
+                        stdout=file,
+                        stderr=subprocess.STDOUT,
                     )
                 )
         codes = [process.wait(timeout=PATIENCE_SECONDS + steps) for process in processes]

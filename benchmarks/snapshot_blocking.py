@@ -1,8 +1,8 @@
 """How long a snapshot holds the training thread: a state of a chosen size on real nodes, beside what no snapshot could go below.
 
-Seconds blocked are the session's own: the copy at the boundary, and what the guard waited for the copy in the background before the optimizer's
-step. The first three snapshots of a launch are audited, copied whole at the boundary and compared byte by byte; they are shown apart. Later ones
-are not.
+Seconds blocked are the session's own: the copy at the boundary, and what the guard waited for the copy in the
+background before the optimizer's step. The first three snapshots of a launch are audited, copied whole at the boundary
+and compared byte by byte; they are shown apart. Later ones are not.
 """
 
 from __future__ import annotations
@@ -78,18 +78,32 @@ def measure(bench: Bench, shapes: list[Shape], *, snapshots: int, floor_steps: i
     """
     rows: list[BlockingRow] = []
     for shape in shapes:
-        bench.say(f"snapshots of {shape.state_mib} MiB per rank on {shape.nodes} node{'s' if shape.nodes > 1 else ''}, {shape.copies} copies")
+        bench.say(
+            f"snapshots of {shape.state_mib} MiB per rank on {shape.nodes} "
+            f"node{'s' if shape.nodes > 1 else ''}, {shape.copies} copies"
+        )
         parameters = {"state_mib": shape.state_mib, "snapshots": snapshots + AUDITED_COUNT, "floor_steps": floor_steps}
         job = bench.submit(
-            f"blocking-{shape.state_mib}-{shape.nodes}", SCRIPTS, "synthetic.py", nodes=shape.nodes, copies=shape.copies, hyperparameters=parameters
+            f"blocking-{shape.state_mib}-{shape.nodes}",
+            SCRIPTS,
+            "synthetic.py",
+            nodes=shape.nodes,
+            copies=shape.copies,
+            hyperparameters=parameters,
         )
         job.completed()
         found = [row(shape, compute, job.outputs("result.json")) for compute in COMPUTES]
         if any(each.blocked.count < snapshots * shape.nodes for each in found):
-            raise BenchmarkFailed(f"job {job.name} took {min(each.blocked.count for each in found)} snapshots, {snapshots * shape.nodes} were wanted")
+            raise BenchmarkFailed(
+                f"job {job.name} took {min(each.blocked.count for each in found)} snapshots, "
+                f"{snapshots * shape.nodes} were wanted"
+            )
         rows += found
         for each in found:
-            bench.say(f"  {each.compute}: median {1000 * each.blocked.median:.1f} ms blocked; memcpy {1000 * each.memcpy.median:.1f} ms")
+            bench.say(
+                f"  {each.compute}: median {1000 * each.blocked.median:.1f} ms blocked; memcpy "
+                f"{1000 * each.memcpy.median:.1f} ms"
+            )
     return rows
 
 
@@ -111,7 +125,8 @@ def row(shape: Shape, compute: str, ranks: list[Json]) -> BlockingRow:
         audited_blocked=Summary.of(audited) if audited else None,
         blocked=Summary.of(later),
         mean_blocked=statistics.fmean(later),
-        mean_held=sum(seconds for rank in ranks for count, seconds in rank["held"][compute] if count > skipped) / len(later),
+        mean_held=sum(seconds for rank in ranks for count, seconds in rank["held"][compute] if count > skipped)
+        / len(later),
         steps_per_snapshot=len(ranks[0]["steps"][compute]) / len(ranks[0]["blocked"][compute]),
     )
 

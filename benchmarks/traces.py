@@ -1,4 +1,7 @@
-"""What ranks wrote down themselves: which boundary they passed when (see `scripts/traced.py`). Reading is I/O, all else is pure."""
+"""What ranks wrote down themselves: which boundary they passed when (see `scripts/traced.py`).
+
+Reading is I/O, all else is pure.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ def read_trace(directory: Path, ranks: int) -> list[list[Passed]]:
 
 def parse(text: str) -> list[Passed]:
     """Return the boundaries of one rank's lines, in order."""
-    return [Passed(int(generation), int(step), float(at), *map(int, snapshots)) for generation, step, at, *snapshots in whole_rows(text)]
+    return [
+        Passed(int(generation), int(step), float(at), *map(int, snapshots))
+        for generation, step, at, *snapshots in whole_rows(text)
+    ]
 
 
 def whole_rows(text: str) -> list[list[str]]:
@@ -47,6 +53,9 @@ def highest_step(ranks: Iterable[Sequence[Passed]], generation: int) -> int:
 
 def first_beyond(ranks: Iterable[Sequence[Passed]], generation: int, step: int) -> float | None:
     """Return when all ranks had passed a boundary beyond `step` in a later generation; None if one has not."""
-    firsts = [min((each.at for each in passed if each.generation > generation and each.step > step), default=None) for passed in ranks]
+    firsts = [
+        min((each.at for each in passed if each.generation > generation and each.step > step), default=None)
+        for passed in ranks
+    ]
     known = [at for at in firsts if at is not None]
     return max(known) if known and len(known) == len(firsts) else None

@@ -88,7 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
     parser = argparse.ArgumentParser(
-        prog="everstep server", description="The control plane of Everstep: REST API, agents' connections, job and fleet loops."
+        prog="everstep server",
+        description="The control plane of Everstep: REST API, agents' connections, job and fleet loops.",
     )
     env = os.environ.get
     parser.add_argument(
@@ -97,23 +98,41 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         default=Path(env("EVERSTEP_STATE_DIR", ".everstep/server")),
         help="secrets and the embedded database (default %(default)s)",
     )
-    parser.add_argument("--migrate", action="store_true", help="bring the database to this version's schema before serving")
-    parser.add_argument("--database-url", default=env("EVERSTEP_DATABASE_URL", ""), help="SQLAlchemy URL; default: SQLite in the state directory")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    parser.add_argument("--port", type=int, default=8443, help="port to listen on; 0: the kernel chooses (default %(default)s)")
     parser.add_argument(
-        "--tls-certificate", type=Path, help="PEM file with the server's certificate and those up to its authority: https alone is spoken"
+        "--migrate", action="store_true", help="bring the database to this version's schema before serving"
+    )
+    parser.add_argument(
+        "--database-url",
+        default=env("EVERSTEP_DATABASE_URL", ""),
+        help="SQLAlchemy URL; default: SQLite in the state directory",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    parser.add_argument(
+        "--port", type=int, default=8443, help="port to listen on; 0: the kernel chooses (default %(default)s)"
+    )
+    parser.add_argument(
+        "--tls-certificate",
+        type=Path,
+        help="PEM file with the server's certificate and those up to its authority: https alone is spoken",
     )
     parser.add_argument("--tls-key", type=Path, help="PEM file with the certificate's key, without a password")
-    parser.add_argument("--allow-non-loopback", action="store_true", help="listen on an address that other machines reach, without TLS")
+    parser.add_argument(
+        "--allow-non-loopback", action="store_true", help="listen on an address that other machines reach, without TLS"
+    )
     parser.add_argument(
         "--mode",
         choices=[mode.value for mode in CloudMode],
         default=env("EVERSTEP_MODE", "aws"),
         help="aws, or the local cloud (default %(default)s)",
     )
-    parser.add_argument("--region", default=env("EVERSTEP_AWS_REGION", env("AWS_REGION", LOCAL_REGION)), help="AWS region (default %(default)s)")
-    parser.add_argument("--aws-endpoint-url", default=env("EVERSTEP_AWS_ENDPOINT_URL"), help="where the local cloud listens")
+    parser.add_argument(
+        "--region",
+        default=env("EVERSTEP_AWS_REGION", env("AWS_REGION", LOCAL_REGION)),
+        help="AWS region (default %(default)s)",
+    )
+    parser.add_argument(
+        "--aws-endpoint-url", default=env("EVERSTEP_AWS_ENDPOINT_URL"), help="where the local cloud listens"
+    )
     parser.add_argument(
         "--aws-keys-file",
         type=Path,
@@ -133,25 +152,47 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         help="EventBridge bus or SNS topic that is told what happens to jobs, from now on; may be repeated",
     )
     parser.add_argument(
-        "--export-logs", default="", metavar="GROUP", help="CloudWatch log group, which exists, that what ranks print is copied to; none unless given"
+        "--export-logs",
+        default="",
+        metavar="GROUP",
+        help="CloudWatch log group, which exists, that what ranks print is copied to; none unless given",
     )
-    parser.add_argument("--bucket", default=env("EVERSTEP_BUCKET", ""), help="S3 bucket for sources, logs, outputs and checkpoints")
     parser.add_argument(
-        "--detection-seconds", type=float, default=3.0, help="how soon a failure is noticed; all timeouts derive from it (default %(default)s)"
+        "--bucket", default=env("EVERSTEP_BUCKET", ""), help="S3 bucket for sources, logs, outputs and checkpoints"
+    )
+    parser.add_argument(
+        "--detection-seconds",
+        type=float,
+        default=3.0,
+        help="how soon a failure is noticed; all timeouts derive from it (default %(default)s)",
     )
     parser.add_argument("--print-timeouts", action="store_true", help="say what all timeouts are and why, and end")
-    parser.add_argument("--max-source-bytes", type=int, default=256 * 1024 * 1024, help="limit for source archives (default %(default)s)")
+    parser.add_argument(
+        "--max-source-bytes",
+        type=int,
+        default=256 * 1024 * 1024,
+        help="limit for source archives (default %(default)s)",
+    )
     limits = ", ".join(f"{limit.name}={limit.default}" for limit in fields(Retention))
     parser.add_argument(
-        "--keep", action="append", default=[], metavar="WHAT=LIMIT", help=f"how long what only grows is kept, in days; may be repeated ({limits})"
+        "--keep",
+        action="append",
+        default=[],
+        metavar="WHAT=LIMIT",
+        help=f"how long what only grows is kept, in days; may be repeated ({limits})",
     )
     parser.add_argument(
         "--log-format",
         choices=LOG_FORMATS,
         default=env("EVERSTEP_LOG_FORMAT", "text"),
-        help="text for people, json for machines: one object a line, with job, node and generation where it is about one (EVERSTEP_LOG_FORMAT)",
+        help="text for people, json for machines: one object a line, with job, node and generation where it is "
+        "about one (EVERSTEP_LOG_FORMAT)",
     )
-    parser.add_argument("--ready-file", type=Path, help="written, as JSON with url, pid and admin_token_path, as soon as the server answers")
+    parser.add_argument(
+        "--ready-file",
+        type=Path,
+        help="written, as JSON with url, pid and admin_token_path, as soon as the server answers",
+    )
     given = parser.parse_args(arguments)
     settings = Settings(
         state_directory=given.state_dir.resolve(),
@@ -176,7 +217,10 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
     if given.log_format not in LOG_FORMATS:
         raise InvalidSettings(f"EVERSTEP_LOG_FORMAT {given.log_format!r} is none of {', '.join(LOG_FORMATS)}")
     return settings, Start(
-        is_migrating=given.migrate, ready_file=given.ready_file, is_asked_for_timeouts=given.print_timeouts, log_format=given.log_format
+        is_migrating=given.migrate,
+        ready_file=given.ready_file,
+        is_asked_for_timeouts=given.print_timeouts,
+        log_format=given.log_format,
     )
 
 
@@ -195,7 +239,9 @@ def _retention(given: Sequence[str]) -> Retention:
     for limit in given:
         what, _, figure = limit.partition("=")
         if what not in known or not figure.isascii() or not figure.isdigit():
-            raise InvalidSettings(f"--keep {limit}: WHAT=LIMIT is meant, WHAT one of {', '.join(sorted(known))}, LIMIT a whole number")
+            raise InvalidSettings(
+                f"--keep {limit}: WHAT=LIMIT is meant, WHAT one of {', '.join(sorted(known))}, LIMIT a whole number"
+            )
         changes[what] = int(figure)
     return replace(Retention(), **changes)
 
@@ -205,7 +251,12 @@ def _announce(settings: Settings) -> None:
     for rung in rungs(ladder(settings.detection_seconds)):
         log.info("timeout %s", rung)
     queue = settings.events_queue_url
-    log.info("AWS's events: %s", f"read from {queue}, and AWS is polled" if queue else "no queue is given (--events-queue-url): AWS is polled only")
+    log.info(
+        "AWS's events: %s",
+        f"read from {queue}, and AWS is polled"
+        if queue
+        else "no queue is given (--events-queue-url): AWS is polled only",
+    )
     Connection(settings.cloud).identify()
 
 
@@ -213,7 +264,12 @@ def _migrate(settings: Settings) -> None:
     database = Database(settings.database)
     try:
         before = schema.migrate(database)
-        log.info("database %s: schema %s → %s", database.url.render_as_string(hide_password=True), before or "none", schema.newest())
+        log.info(
+            "database %s: schema %s → %s",
+            database.url.render_as_string(hide_password=True),
+            before or "none",
+            schema.newest(),
+        )
     finally:
         database.close()
 
@@ -221,10 +277,12 @@ def _migrate(settings: Settings) -> None:
 def listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens, whose connections send at once.
 
-    asyncio asks for that only where a socket names its protocol, which accepted ones do not; they have it from the listening one. Without it the body
-    of an answer waits for the client to acknowledge its head, 40 ms on Linux.
+    asyncio asks for that only where a socket names its protocol, which accepted ones do not; they have it from the
+    listening one. Without it the body of an answer waits for the client to acknowledge its head, 40 ms on Linux.
     """
-    listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024)
+    listener = socket.create_server(
+        (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024
+    )
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
@@ -232,7 +290,9 @@ def listening(host: str, port: int) -> socket.socket:
 def _serve(settings: Settings, ready_file: Path | None) -> int:
     with listening(settings.host, settings.port) as listener:
         scheme = "https" if settings.has_tls else "http"
-        url = f"{scheme}://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{listener.getsockname()[1]}"
+        url = (
+            f"{scheme}://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{listener.getsockname()[1]}"
+        )
         # The socket listens already, so nobody who reads the ready file is turned away.
         app = create_app(settings, when_ready=lambda: _tell(url, settings, ready_file))
         gate = Gate(min(MAX_STRANGERS, raise_open_files() // 4))
@@ -245,7 +305,8 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
             ws_ping_interval=settings.detection_seconds,
             ws_ping_timeout=4 * settings.detection_seconds,
         )
-        # uvicorn stops gracefully at these and then sends them to us once more, for the handlers that were there before it.
+        # uvicorn stops gracefully at these and then sends them to us once more, for the handlers that were there before
+        # it.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         asyncio.run(Server(config).serve(sockets=[listener]))
@@ -256,8 +317,15 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
 def _tell(url: str, settings: Settings, ready_file: Path | None) -> None:
     token_path = admin_token_path(settings.state_directory)
     if ready_file is not None:
-        write_private(ready_file, json.dumps({"url": url, "pid": os.getpid(), "admin_token_path": str(token_path)}) + "\n")
-    log.info("listening on %s; administrator's token in %s; server id %s", url, token_path, server_id(settings.state_directory))
+        write_private(
+            ready_file, json.dumps({"url": url, "pid": os.getpid(), "admin_token_path": str(token_path)}) + "\n"
+        )
+    log.info(
+        "listening on %s; administrator's token in %s; server id %s",
+        url,
+        token_path,
+        server_id(settings.state_directory),
+    )
 
 
 if __name__ == "__main__":

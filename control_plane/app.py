@@ -62,7 +62,10 @@ from everstep.protocol.codec import MAX_MESSAGE_BYTES
 log = logging.getLogger(__name__)
 
 LOOP_THREADS = 32
-"""For the database and AWS, whatever the machine's cores: most of them wait. Callers' reading and uploading has threads of its own."""
+"""For the database and AWS, whatever the machine's cores: most of them wait.
+
+Callers' reading and uploading has threads of its own.
+"""
 STOP_SECONDS = 10.0
 """What the loops get to finish a pass when the server stops."""
 
@@ -182,7 +185,11 @@ def create_app(
     app.add_middleware(Authenticated)
     app.add_middleware(Answers, versions=versions, now=now)
     app.add_middleware(WhileTokenIsGood, is_good=is_token_good)
-    app.add_middleware(Envelope, max_body_bytes=settings.max_body_bytes, on_failure=partial(database.disk.failed, directory=settings.state_directory))
+    app.add_middleware(
+        Envelope,
+        max_body_bytes=settings.max_body_bytes,
+        on_failure=partial(database.disk.failed, directory=settings.state_directory),
+    )
     return app
 
 
@@ -214,7 +221,10 @@ class Server(uvicorn.Server):
     """uvicorn's server of an application; what goes on without end is ended when it stops, instead of being waited for."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen; called once, by `serve`. A TLS handshake has the time that headers have: asyncio's own limit is a minute."""
+        """Listen; called once, by `serve`.
+
+        A TLS handshake has the time that headers have: asyncio's own limit is a minute.
+        """
         if self.config.is_ssl:
             loop: Any = asyncio.get_running_loop()
             loop.create_server = partial(loop.create_server, ssl_handshake_timeout=HEADER_SECONDS)
@@ -229,7 +239,12 @@ class Server(uvicorn.Server):
 
 
 def _loops(
-    settings: Settings, owner: str, sinks: Mapping[str, EventSink], log_sink: LogSink | None, services: Services, secret: bytes
+    settings: Settings,
+    owner: str,
+    sinks: Mapping[str, EventSink],
+    log_sink: LogSink | None,
+    services: Services,
+    secret: bytes,
 ) -> Sequence[Loop]:
     context = LoopContext(
         database=services.database,
@@ -249,9 +264,13 @@ def _loops(
     def leaser() -> Leaser:
         return Leaser(context.owner, grace_seconds(context.timeouts), context.monotonic)
 
-    exporters: list[Loop] = [EventExporter(services.database, name, sink, leaser(), context.now) for name, sink in sinks.items()]
+    exporters: list[Loop] = [
+        EventExporter(services.database, name, sink, leaser(), context.now) for name, sink in sinks.items()
+    ]
     if log_sink is not None:
-        exporters.append(LogExporter(services.database, services.objects, settings.log_group, log_sink, leaser(), context.now))
+        exporters.append(
+            LogExporter(services.database, services.objects, settings.log_group, log_sink, leaser(), context.now)
+        )
     return Runner(context), MetricWriter(services.database, services.registry), *exporters
 
 

@@ -1,4 +1,6 @@
-"""Errors of the control plane's core and loops. Rooms with outside faces add their own trees: `cloud/errors.py`, `api/errors.py`.
+"""Errors of the control plane's core and loops.
+
+Rooms with outside faces add their own trees: `cloud/errors.py`, `api/errors.py`.
 
     ControlPlaneError
     ├── InvalidTransition     a state was left by an event that its table does not have   programmer error: ends the pass

@@ -4,8 +4,8 @@
                  before it has shown a good token    one of at most `max_strangers`; the oldest of the busiest address gives way to a newer one
                  afterwards                          not counted
 
-A slow or idle stranger is therefore closed as soon as its place is needed, and a caller that sends its request at once is always served: also while
-thousands of slow connections come from the same address, as behind a proxy.
+A slow or idle stranger is therefore closed as soon as its place is needed, and a caller that sends its request at once
+is always served: also while thousands of slow connections come from the same address, as behind a proxy.
 
 Invariant: connections that have shown no token hold at most `max_strangers` descriptors, whoever opens them.
 """
@@ -35,7 +35,10 @@ TRUST: Final = "everstep.trust"
 
 
 def raise_open_files() -> int:
-    """Raise this process's limit of open files as far as the kernel permits, at most to `OPEN_FILES`. Return the limit."""
+    """Raise this process's limit of open files as far as the kernel permits, at most to `OPEN_FILES`.
+
+    Return the limit.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -69,7 +72,12 @@ class Gate:
             return
         [(busiest, count)] = Counter(self._strangers.values()).most_common(1)
         oldest = next(stranger for stranger, address in self._strangers.items() if address == busiest)
-        log.warning("%d connections without a token, %d of them from %s: the oldest one is closed", len(self._strangers), count, busiest)
+        log.warning(
+            "%d connections without a token, %d of them from %s: the oldest one is closed",
+            len(self._strangers),
+            count,
+            busiest,
+        )
         self.leave(oldest)
         oldest.transport.abort()
 
@@ -90,7 +98,13 @@ class GuardedHttp(HttpToolsProtocol):
     """
 
     def __init__(
-        self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None, *, gate: Gate
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        gate: Gate,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._gate = gate
@@ -114,7 +128,11 @@ class GuardedHttp(HttpToolsProtocol):
         """Parse what came, unless the headers are too long. Called by asyncio."""
         if self._deadline is not None and self._is_body_whole:
             if self._header_bytes > HEADER_BYTES:
-                log.info("a request from %s has more than %d bytes of headers: its connection is closed", self._address(), HEADER_BYTES)
+                log.info(
+                    "a request from %s has more than %d bytes of headers: its connection is closed",
+                    self._address(),
+                    HEADER_BYTES,
+                )
                 self.transport.abort()
                 return
             self._header_bytes += len(data)
@@ -162,7 +180,11 @@ class GuardedHttp(HttpToolsProtocol):
             self._deadline = None
 
     def _close_slow(self) -> None:
-        log.info("a request from %s did not come within %g s: its connection is closed", self._address(), self._gate.header_seconds)
+        log.info(
+            "a request from %s did not come within %g s: its connection is closed",
+            self._address(),
+            self._gate.header_seconds,
+        )
         self.transport.abort()
 
     def _address(self) -> str:

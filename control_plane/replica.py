@@ -4,8 +4,9 @@
                                1   a second process that shares the state directory
     owner  = lineage-incarnation   lineage: this kernel's boot and the locked file; incarnation: fresh at every start
 
-The kernel drops the lock when its process ends, however it ends. Whoever holds the lock therefore knows that every owner of the same lineage is
-dead. A copied state directory, another machine or another boot is another lineage: there a lease has to stand still first, as between strangers.
+The kernel drops the lock when its process ends, however it ends. Whoever holds the lock therefore knows that every
+owner of the same lineage is dead. A copied state directory, another machine or another boot is another lineage: there a
+lease has to stand still first, as between strangers.
 
 Invariant: of two living processes, no two have the same lineage.
 """
@@ -44,7 +45,9 @@ class Replica:
     def __enter__(self) -> Replica:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

@@ -24,7 +24,10 @@ def admin_token_path(state_directory: Path) -> Path:
 
 
 def server_secret(state_directory: Path) -> bytes:
-    """Return the secret that generation keys are derived from; made at the first start. Losing it ends what runs, and nothing else."""
+    """Return the secret that generation keys are derived from; made at the first start.
+
+    Losing it ends what runs, and nothing else.
+    """
     return bytes.fromhex(_kept(state_directory / "server_secret", secrets.token_hex(SERVER_SECRET_BYTES)))
 
 
@@ -42,7 +45,12 @@ def ensure_admin(database: Database, state_directory: Path, now: datetime) -> No
         if tokens.has_admin(session):
             return
         secret = _kept(admin_token_path(state_directory), tokens.new_secret())
-        tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.ADMIN, description="first administrator"), now, secret=secret)
+        tokens.mint(
+            session,
+            NewToken(kind=TokenKind.USER, role=Role.ADMIN, description="first administrator"),
+            now,
+            secret=secret,
+        )
 
 
 def _kept(path: Path, fresh: str) -> str:

@@ -1,6 +1,7 @@
 """What a server is started with.
 
-Invariant: settings that exist are consistent; what is wrong with them is said in one sentence before anything is opened.
+Invariant: settings that exist are consistent; what is wrong with them is said in one sentence before anything is
+opened.
 """
 
 from __future__ import annotations
@@ -59,19 +60,30 @@ class Settings:
         if not self.bucket:
             raise InvalidSettings("a bucket is needed for sources, logs, outputs and checkpoints: --bucket NAME")
         if self.mode is CloudMode.LOCAL and not (self.aws_endpoint_url and is_loopback(self.aws_endpoint_url)):
-            raise InvalidSettings(f"local mode needs --aws-endpoint-url on this machine (127.0.0.0/8 or ::1), not {self.aws_endpoint_url!r}")
+            raise InvalidSettings(
+                "local mode needs --aws-endpoint-url on this machine (127.0.0.0/8 or ::1), not "
+                f"{self.aws_endpoint_url!r}"
+            )
         if self.aws_endpoint_url and not url_host(self.aws_endpoint_url):
             raise InvalidSettings(f"--aws-endpoint-url {self.aws_endpoint_url!r} is not an http or https URL")
         if self.events_queue_url and not url_host(self.events_queue_url):
             raise InvalidSettings(f"--events-queue-url {self.events_queue_url!r} is not an http or https URL")
         if self.mode is not CloudMode.LOCAL and self.aws_keys is not None:
-            raise InvalidSettings("--aws-keys-file is for --mode local: on AWS the server uses the credentials of its instance or environment")
+            raise InvalidSettings(
+                "--aws-keys-file is for --mode local: on AWS the server uses the credentials of its instance or "
+                "environment"
+            )
         if self.mode is CloudMode.LOCAL and self.events_queue_url and not is_loopback(self.events_queue_url):
-            raise InvalidSettings(f"local mode needs --events-queue-url on this machine (127.0.0.0/8 or ::1), not {self.events_queue_url!r}")
+            raise InvalidSettings(
+                "local mode needs --events-queue-url on this machine (127.0.0.0/8 or ::1), not "
+                f"{self.events_queue_url!r}"
+            )
         for arn in self.event_exports:
             match = ARN.fullmatch(arn)
             if match is None:
-                raise InvalidSettings(f"--export-events {arn!r} is the ARN of neither an EventBridge bus nor an SNS topic")
+                raise InvalidSettings(
+                    f"--export-events {arn!r} is the ARN of neither an EventBridge bus nor an SNS topic"
+                )
             if match["region"] != self.region:
                 raise InvalidSettings(f"--export-events {arn} is in {match['region']}, this server in {self.region}")
         if self.log_group and re.fullmatch(r"[A-Za-z0-9_/.#-]{1,512}", self.log_group) is None:
@@ -82,8 +94,10 @@ class Settings:
             raise InvalidSettings("--tls-certificate and --tls-key belong together")
         if not self.has_tls and not self.is_other_host_allowed and not is_this_machine(self.host):
             raise InvalidSettings(
-                f"--host {self.host} can be reached from other machines, and bearer tokens would cross the network unencrypted. Give it "
-                "a certificate (--tls-certificate, --tls-key), a TLS proxy in front of 127.0.0.1, or say --allow-non-loopback if the network is yours"
+                f"--host {self.host} can be reached from other machines, and bearer tokens would cross the "
+                "network unencrypted. Give it "
+                "a certificate (--tls-certificate, --tls-key), a TLS proxy in front of 127.0.0.1, or say "
+                "--allow-non-loopback if the network is yours"
             )
         for limit in fields(self.retention):
             if getattr(self.retention, limit.name) < 1:

@@ -1,7 +1,7 @@
 """The control plane's clock: Unix time that a step of the wall clock does not move.
 
-Silences and deadlines are differences of two readings of this clock. NTP or an administrator may step the wall clock at any time. This clock runs
-with the kernel's boot clock and approaches the wall clock slowly.
+Silences and deadlines are differences of two readings of this clock. NTP or an administrator may step the wall clock at
+any time. This clock runs with the kernel's boot clock and approaches the wall clock slowly.
 
 Invariant: within a process, a difference of two readings is within 5 % of the time that has passed.
 """

@@ -73,7 +73,8 @@ MACHINES = (
         states.JobState,
         states.JobEvent,
         rows_of(states.JOB_TRANSITIONS),
-        "Moved by the job loop (`control_plane/core/job/`). Stored in `job.state`; what a user sees (`TrainingJobStatus`, `SecondaryStatus`) is "
+        "Moved by the job loop (`control_plane/core/job/`). Stored in `job.state`; what a user sees "
+        "(`TrainingJobStatus`, `SecondaryStatus`) is "
         "derived from it.",
     ),
     Machine(
@@ -98,8 +99,10 @@ MACHINES = (
         MemberPhase,
         generation.Event,
         rows_of(generation.TRANSITIONS),
-        "A node's part in one generation, moved by its agent (`worker/agent/agent.py`). Durable in the promise file, with the plan. Not in the table: "
-        "every phase is also left by a Prepare of a higher generation or of another run (to `promised`), and by Release (nothing is left).",
+        "A node's part in one generation, moved by its agent (`worker/agent/agent.py`). Durable in the "
+        "promise file, with the plan. Not in the table: "
+        "every phase is also left by a Prepare of a higher generation or of another run (to `promised`), "
+        "and by Release (nothing is left).",
     ),
 )
 
@@ -114,7 +117,9 @@ def main(arguments: list[str]) -> int:
         The exit code.
     """
     wanted = {
-        COVERAGE: coverage_document(request_fields(json.loads(MODEL.read_text())), covered(sorted((ROOT / "tests").rglob("test_*.py")))),
+        COVERAGE: coverage_document(
+            request_fields(json.loads(MODEL.read_text())), covered(sorted((ROOT / "tests").rglob("test_*.py")))
+        ),
         STATES: states_document(),
         MODULES: modules_document(),
         TIMEOUTS: timeouts_document(TIMEOUTS.read_text()),
@@ -137,18 +142,25 @@ def documents() -> list[Path]:
     return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-# -- state machines -------------------------------------------------------------------------------------------------------------------------
+# -- state machines
 
 
 def states_document() -> str:
     """Return docs/states.md."""
     parts = [
         "# States\n",
-        "Written by `python docs/generate.py` from the transition tables; change those, not this file. A pair that is not in a table raises "
+        "Written by `python docs/generate.py` from the transition tables; change those, not this file. A "
+        "pair that is not in a table raises "
         "`InvalidTransition`.\n",
     ]
     for machine in MACHINES:
-        parts += [f"## {machine.title}\n", f"`{machine.table_name}`. {machine.where}\n", "```mermaid", *_diagram(machine), "```\n"]
+        parts += [
+            f"## {machine.title}\n",
+            f"`{machine.table_name}`. {machine.where}\n",
+            "```mermaid",
+            *_diagram(machine),
+            "```\n",
+        ]
         parts += [*_meanings(machine.kinds), *_meanings(machine.events)]
     return "\n".join(parts).rstrip("\n") + "\n"
 
@@ -182,7 +194,7 @@ def _meanings(kinds: type[StrEnum]) -> Iterator[str]:
         yield f"{' '.join(remarks.split())}\n"
 
 
-# -- roles ------------------------------------------------------------------------------------------------------------------------------------
+# -- roles
 
 
 def security_document(text: str) -> str:
@@ -211,7 +223,7 @@ def _roles() -> Iterator[str]:
     yield ""
 
 
-# -- timeouts ---------------------------------------------------------------------------------------------------------------------------------
+# -- timeouts
 
 
 def timeouts_document(text: str) -> str:
@@ -250,7 +262,7 @@ def _ladder() -> Iterator[str]:
     yield ""
 
 
-# -- fields of requests -------------------------------------------------------------------------------------------------------------------------
+# -- fields of requests
 
 
 def request_fields(model: Mapping[str, Any]) -> list[str]:
@@ -275,7 +287,10 @@ def request_fields(model: Mapping[str, Any]) -> list[str]:
             yield path
 
     return [
-        path for name, operation in sorted(model["operations"].items()) if "input" in operation for path in below(operation["input"]["shape"], name)
+        path
+        for name, operation in sorted(model["operations"].items())
+        if "input" in operation
+        for path in below(operation["input"]["shape"], name)
     ]
 
 
@@ -321,7 +336,8 @@ def coverage_document(fields: Iterable[str], tests: Mapping[str, list[str]]) -> 
         raise ValueError(f"tests cover fields that no request has: {', '.join(strange)}")
     lines = [
         "# Fields and their tests\n",
-        "Written by `python docs/generate.py`. Each field of each request, and the tests that show that it changes what happens: they say so with",
+        "Written by `python docs/generate.py`. Each field of each request, and the tests that show that it "
+        "changes what happens: they say so with",
         "`@pytest.mark.covers`. A field without a test fails `tests/tidy`.\n",
         "| operation | field | tests |",
         "| --- | --- | --- |",
@@ -333,7 +349,7 @@ def coverage_document(fields: Iterable[str], tests: Mapping[str, list[str]]) -> 
     return "\n".join(lines) + "\n"
 
 
-# -- modules ----------------------------------------------------------------------------------------------------------------------------------
+# -- modules
 
 
 def modules_document() -> str:

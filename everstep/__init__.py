@@ -3,7 +3,8 @@
     import everstep
     client = everstep.client()        # a boto3 client of the service
 
-Invariant: nothing here imports the service; `control_plane`, `worker` and `infra` are processes of their own. Ranks import this, so it is quick.
+Invariant: nothing here imports the service; `control_plane`, `worker` and `infra` are processes of their own. Ranks
+import this, so it is quick.
 """
 
 from __future__ import annotations

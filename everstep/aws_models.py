@@ -1,14 +1,15 @@
 """What makes plain boto3 and the AWS CLI speak to an Everstep service: its model, where botocore looks, with the endpoint and the token in it.
 
-botocore itself sends a bearer token over https only, and finds one in the environment or in a login of IAM Identity Center; a local cluster has
-neither. But its endpoint rules may name headers. So the installed rules hold the endpoints that are configured and the header that goes to each:
+botocore itself sends a bearer token over https only, and finds one in the environment or in a login of IAM Identity
+Center; a local cluster has neither. But its endpoint rules may name headers. So the installed rules hold the endpoints
+that are configured and the header that goes to each:
 
     no endpoint given                      the default profile's, with its token
     that of a profile given                that profile's token
     any other                              refused: there is no token for it
 
-Invariant: a token goes to the endpoint that it was configured for and nowhere else, over https or to this machine; the file that holds it is
-readable by its owner alone from the first moment on.
+Invariant: a token goes to the endpoint that it was configured for and nowhere else, over https or to this machine; the
+file that holds it is readable by its owner alone from the first moment on.
 """
 
 from __future__ import annotations
@@ -75,12 +76,18 @@ def _without_streams(model: Json) -> Json:
         output = shapes[operation["output"]["shape"]] if "output" in operation else {"members": {}}
         return any(shapes[member["shape"]].get("eventstream") for member in output["members"].values())
 
-    return {**model, "operations": {name: operation for name, operation in model["operations"].items() if not is_stream(operation)}}
+    return {
+        **model,
+        "operations": {name: operation for name, operation in model["operations"].items() if not is_stream(operation)},
+    }
 
 
 def _without_signing(model: Json) -> Json:
     """Return the model of a service whose requests nobody signs: the token comes with the endpoint, and AWS keys must not."""
-    metadata = {**{name: value for name, value in model["metadata"].items() if name != "auth"}, "signatureVersion": "v4"}
+    metadata = {
+        **{name: value for name, value in model["metadata"].items() if name != "auth"},
+        "signatureVersion": "v4",
+    }
     unsigned = {name: {**operation, "auth": ["smithy.api#noAuth"]} for name, operation in model["operations"].items()}
     return {**model, "metadata": metadata, "operations": unsigned}
 
@@ -88,7 +95,11 @@ def _without_signing(model: Json) -> Json:
 def _rules(rules: Json, default: ClientConfig | None, others: Sequence[ClientConfig]) -> Json:
     is_given: Json = {"fn": "isSet", "argv": [{"ref": "Endpoint"}]}
     configured = [configuration for configuration in (default, *others) if configuration is not None]
-    ours = [] if default is None else [{"conditions": [{"fn": "not", "argv": [is_given]}], "endpoint": _endpoint(default), "type": "endpoint"}]
+    ours = (
+        []
+        if default is None
+        else [{"conditions": [{"fn": "not", "argv": [is_given]}], "endpoint": _endpoint(default), "type": "endpoint"}]
+    )
     tokens: dict[str, set[str]] = {}
     for configuration in configured:
         tokens.setdefault(checked_endpoint(configuration.endpoint_url), set()).add(configuration.token)
@@ -96,10 +107,20 @@ def _rules(rules: Json, default: ClientConfig | None, others: Sequence[ClientCon
         url = checked_endpoint(configuration.endpoint_url)
         answer: Json = {"endpoint": _endpoint(configuration), "type": "endpoint"}
         if len(tokens[url]) > 1:  # an endpoint is all that tells profiles apart here: nobody acts with another's token
-            answer = {"error": f"Profiles with different tokens have the endpoint {url}: give one another name of the server", "type": "error"}
-        ours += [{"conditions": [is_given, {"fn": "stringEquals", "argv": [{"ref": "Endpoint"}, same]}], **answer} for same in (url, f"{url}/")]
+            answer = {
+                "error": f"Profiles with different tokens have the endpoint {url}: give one another name of the server",
+                "type": "error",
+            }
+        ours += [
+            {"conditions": [is_given, {"fn": "stringEquals", "argv": [{"ref": "Endpoint"}, same]}], **answer}
+            for same in (url, f"{url}/")
+        ]
     known = ", ".join(checked_endpoint(configuration.endpoint_url) for configuration in configured)
-    refusal = {"conditions": [], "error": f"No token is configured for this endpoint, only for {known}: everstep configure", "type": "error"}
+    refusal = {
+        "conditions": [],
+        "error": f"No token is configured for this endpoint, only for {known}: everstep configure",
+        "type": "error",
+    }
     return {**rules, "rules": [*ours, refusal]}
 
 

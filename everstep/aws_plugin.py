@@ -1,12 +1,14 @@
 """A plugin of the AWS CLI: `aws everstep` sends the token of EVERSTEP_TOKEN.
 
-The endpoint rules that `everstep configure` installs hold a token and cannot read the environment. The user names this module in
-`[plugins]` of ~/.aws/config. Every `aws` command imports it then, so it imports the standard library and `everstep.config` alone.
+The endpoint rules that `everstep configure` installs hold a token and cannot read the environment. The user names this
+module in `[plugins]` of ~/.aws/config. Every `aws` command imports it then, so it imports the standard library and
+`everstep.config` alone.
 
-The precedence is the SDK's: EVERSTEP_TOKEN wins over the token of the default profile; a named profile wins over the environment.
+The precedence is the SDK's: EVERSTEP_TOKEN wins over the token of the default profile; a named profile wins over the
+environment.
 
-Invariant: the token goes to the endpoint that the rules chose and that EVERSTEP_ENDPOINT_URL, where it is set, names; over https or to this
-machine.
+Invariant: the token goes to the endpoint that the rules chose and that EVERSTEP_ENDPOINT_URL, where it is set, names;
+over https or to this machine.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@
         endpoint_url = "…"
         token = "…"
 
-Invariant: a token never leaves this machine unencrypted, is never read from a file that others can read, and one from the file goes to the
-endpoint that it was written down with and to no other.
+Invariant: a token never leaves this machine unencrypted, is never read from a file that others can read, and one from
+the file goes to the endpoint that it was written down with and to no other.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ def load(
     filed = _profile(_path(environment), name) if not (endpoint_url and token) else {}
     url = endpoint_url or said.get("EVERSTEP_ENDPOINT_URL") or filed.get("endpoint_url")
     secret = token or said.get("EVERSTEP_TOKEN")
-    hint = 'Local cloud: eval "$(everstep local env)". Otherwise: everstep configure, or set EVERSTEP_ENDPOINT_URL and EVERSTEP_TOKEN.'
+    hint = (
+        'Local cloud: eval "$(everstep local env)". Otherwise: everstep configure, or set '
+        "EVERSTEP_ENDPOINT_URL and EVERSTEP_TOKEN."
+    )
     if not url:
         raise ConfigurationError("No endpoint is configured.", hint=hint)
     checked = checked_endpoint(url)
@@ -84,7 +87,8 @@ def load(
     if not secret and filed.get("token"):
         if not is_filed:
             raise ConfigurationError(
-                f"The token of the profile {name!r} is for {filed['endpoint_url']}; it is not sent to {checked}.", hint="Set EVERSTEP_TOKEN for it."
+                f"The token of the profile {name!r} is for {filed['endpoint_url']}; it is not sent to {checked}.",
+                hint="Set EVERSTEP_TOKEN for it.",
             )
         secret = filed["token"]
     if not secret:
@@ -112,12 +116,15 @@ def checked_endpoint(url: str) -> str:
         raise ConfigurationError("The endpoint holds a user name or a password.", hint="Set EVERSTEP_TOKEN instead.")
     if parts.scheme == "http" and not is_this_machine(host):
         raise ConfigurationError(
-            f"The endpoint {url} is plain http to another machine: the token would cross the network in the clear.", hint="Use its https endpoint."
+            f"The endpoint {url} is plain http to another machine: the token would cross the network in the clear.",
+            hint="Use its https endpoint.",
         )
     return url.rstrip("/")
 
 
-def write(configuration: ClientConfig, environment: Mapping[str, str] = os.environ, *, profile: str = DEFAULT_PROFILE) -> Path:
+def write(
+    configuration: ClientConfig, environment: Mapping[str, str] = os.environ, *, profile: str = DEFAULT_PROFILE
+) -> Path:
     """Write one profile of the user's configuration; called by `everstep configure`.
 
     Args:
@@ -170,7 +177,9 @@ def _profile(path: Path, name: str) -> dict[str, str]:
     found = _read_file(path)
     if name not in found and name != DEFAULT_PROFILE:
         others = ", ".join(sorted(found)) or "none"
-        raise ConfigurationError(f"{path} has no profile {name!r}; it has: {others}.", hint=f"everstep configure --profile {name}")
+        raise ConfigurationError(
+            f"{path} has no profile {name!r}; it has: {others}.", hint=f"everstep configure --profile {name}"
+        )
     return found.get(name, {})
 
 

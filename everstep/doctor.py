@@ -1,6 +1,7 @@
 """What is wrong with a laptop or a node, and what to do about it: judged from facts that were gathered before (`everstep.doctor_facts`).
 
-Invariant: pure. A fact that could not be had is a finding of its own, never a silence; only what will not work is WRONG.
+Invariant: pure. A fact that could not be had is a finding of its own, never a silence; only what will not work is
+WRONG.
 """
 
 from __future__ import annotations
@@ -183,7 +184,11 @@ def judge(facts: Facts) -> tuple[Finding, ...]:
     Returns:
         At least one finding for each thing.
     """
-    return tuple(finding for look in (_versions, _service, _clock, _token, _memory, _ports, _gpus, _isolation, _aws) for finding in look(facts))
+    return tuple(
+        finding
+        for look in (_versions, _service, _clock, _token, _memory, _ports, _gpus, _isolation, _aws)
+        for finding in look(facts)
+    )
 
 
 def is_wrong(findings: tuple[Finding, ...]) -> bool:
@@ -194,7 +199,9 @@ def is_wrong(findings: tuple[Finding, ...]) -> bool:
 def _versions(facts: Facts) -> Iterator[Finding]:
     python = ".".join(str(part) for part in facts.python)
     if facts.python < OLDEST_PYTHON:
-        yield Finding("python", Level.WRONG, f"Python {python} is too old", "Install Python 3.11 or newer, and Everstep with it.")
+        yield Finding(
+            "python", Level.WRONG, f"Python {python} is too old", "Install Python 3.11 or newer, and Everstep with it."
+        )
     else:
         yield Finding("python", Level.OK, f"Python {python}")
     theirs = facts.service.version
@@ -212,7 +219,12 @@ def _versions(facts: Facts) -> Iterator[Finding]:
     for package, what_for in (("torch", "ranks train with it"), ("py-spy", "it shows where ranks stand still")):
         if package not in facts.packages:
             level = Level.WRONG if package == "torch" else Level.WARNING
-            yield Finding("packages", level, f"{package} is not installed: {what_for}", f"pip install {package}, into the environment of the agent.")
+            yield Finding(
+                "packages",
+                level,
+                f"{package} is not installed: {what_for}",
+                f"pip install {package}, into the environment of the agent.",
+            )
         else:
             yield Finding("packages", Level.OK, f"{package} {facts.packages[package]}")
 
@@ -244,12 +256,19 @@ def _clock(facts: Facts) -> Iterator[Finding]:
 def _token(facts: Facts) -> Iterator[Finding]:
     service = facts.service
     if service.is_refused:
-        yield Finding("token", Level.WRONG, service.error, "Ask an administrator: everstep tokens create --role submitter; then everstep configure.")
+        yield Finding(
+            "token",
+            Level.WRONG,
+            service.error,
+            "Ask an administrator: everstep tokens create --role submitter; then everstep configure.",
+        )
     elif service.role:
         scope = f"the project {service.project}" if service.project else "every project"
         if service.expires_at is not None and service.expires_at - facts.now < EXPIRY_TOLD:
             words = f"the token ({service.role} of {scope}) expires at {service.expires_at:%Y-%m-%d %H:%M} UTC"
-            yield Finding("token", Level.WARNING, words, "Ask an administrator for the next one: everstep tokens create")
+            yield Finding(
+                "token", Level.WARNING, words, "Ask an administrator for the next one: everstep tokens create"
+            )
         else:
             yield Finding("token", Level.OK, f"{service.role} of {scope}")
 
@@ -259,28 +278,63 @@ def _memory(facts: Facts) -> Iterator[Finding]:
     words = f"{_size(facts.memory_available)} of {_size(facts.memory_total)} are available"
     if facts.memory_available < least:
         level = Level.WRONG if facts.is_node else Level.WARNING
-        yield Finding("memory", level, words, f"Free some: {_size(least)} at least, and two slots of every shard that a node keeps.")
+        yield Finding(
+            "memory",
+            level,
+            words,
+            f"Free some: {_size(least)} at least, and two slots of every shard that a node keeps.",
+        )
     else:
         yield Finding("memory", Level.OK, words)
     if facts.shared_memory_free is None:
         advice = "Mount one: mount -t tmpfs tmpfs /dev/shm. In a container: --shm-size, or --tmpfs /dev/shm."
-        yield Finding("tmpfs", Level.WRONG if facts.is_node else Level.WARNING, "/dev/shm is no tmpfs here: steps are kept on one", advice)
+        yield Finding(
+            "tmpfs",
+            Level.WRONG if facts.is_node else Level.WARNING,
+            "/dev/shm is no tmpfs here: steps are kept on one",
+            advice,
+        )
     elif not facts.can_write_shared_memory:
         yield Finding("tmpfs", Level.WRONG, "nothing can be written to /dev/shm", "chmod 1777 /dev/shm")
     elif facts.shared_memory_free < LEAST_SHARED_MEMORY_BYTES:
-        advice = "mount -o remount,size=50% /dev/shm. In a container: --shm-size. What an earlier run left is in /dev/shm/everstep-*."
-        yield Finding("tmpfs", Level.WRONG if facts.is_node else Level.WARNING, f"/dev/shm has {_size(facts.shared_memory_free)} left", advice)
+        advice = (
+            "mount -o remount,size=50% /dev/shm. In a container: --shm-size. What an earlier run left is in "
+            "/dev/shm/everstep-*."
+        )
+        yield Finding(
+            "tmpfs",
+            Level.WRONG if facts.is_node else Level.WARNING,
+            f"/dev/shm has {_size(facts.shared_memory_free)} left",
+            advice,
+        )
     else:
-        yield Finding("tmpfs", Level.OK, f"/dev/shm has {_size(facts.shared_memory_free)} of {_size(facts.shared_memory_total)} left")
+        yield Finding(
+            "tmpfs",
+            Level.OK,
+            f"/dev/shm has {_size(facts.shared_memory_free)} of {_size(facts.shared_memory_total)} left",
+        )
 
 
 def _ports(facts: Facts) -> Iterator[Finding]:
     if facts.listen_error:
-        yield Finding("ports", Level.WRONG, f"no port can be listened on: {facts.listen_error}", "Look for a firewall or a sandbox on this machine.")
+        yield Finding(
+            "ports",
+            Level.WRONG,
+            f"no port can be listened on: {facts.listen_error}",
+            "Look for a firewall or a sandbox on this machine.",
+        )
         return
     first, last = RENDEZVOUS_PORTS
-    if facts.local_ports is not None and facts.local_ports[0] <= last and facts.local_ports[1] >= first and facts.is_node:
-        words = f"the kernel takes ports {facts.local_ports[0]} to {facts.local_ports[1]} for connections, ranks meet at {first} to {last}"
+    if (
+        facts.local_ports is not None
+        and facts.local_ports[0] <= last
+        and facts.local_ports[1] >= first
+        and facts.is_node
+    ):
+        words = (
+            f"the kernel takes ports {facts.local_ports[0]} to {facts.local_ports[1]} for connections, ranks "
+            f"meet at {first} to {last}"
+        )
         yield Finding("ports", Level.WARNING, words, "sysctl -w net.ipv4.ip_local_port_range='32768 60999'")
     else:
         yield Finding("ports", Level.OK, "ports can be listened on")
@@ -300,19 +354,35 @@ def _isolation(facts: Facts) -> Iterator[Finding]:
     metadata = ", and ask this instance's metadata for the keys of its role" if facts.is_ec2 else ""
     if not facts.is_root:
         message = f"an agent of this user runs ranks as itself: a job's code can read the agent's files{metadata}"
-        advice = "Run the agent as root: ranks then have a user of their own. Else let only people submit who may have what the agent has."
+        advice = (
+            "Run the agent as root: ranks then have a user of their own. Else let only people submit who may "
+            "have what the agent has."
+        )
         yield Finding("isolation", Level.WARNING, message, advice)
     elif facts.closed_folder:
         message = f"ranks have a user of their own, which cannot use this Python: {facts.closed_folder} is closed to it"
-        yield Finding("isolation", Level.WRONG, message, f"chmod o+x {facts.closed_folder}, or install Python and Everstep elsewhere.")
+        yield Finding(
+            "isolation",
+            Level.WRONG,
+            message,
+            f"chmod o+x {facts.closed_folder}, or install Python and Everstep elsewhere.",
+        )
     elif facts.is_ec2 and not facts.has_ip:
-        message = "there is no `ip` here to keep ranks from the instance's metadata: a job's code can ask it for the keys of the instance's role"
+        message = (
+            "there is no `ip` here to keep ranks from the instance's metadata: a job's code can ask it for the "
+            "keys of the instance's role"
+        )
         yield Finding("isolation", Level.WARNING, message, "Install iproute2.")
     else:
         yield Finding("isolation", Level.OK, "each job's ranks have a user of their own")
     if facts.allows_builds:
-        message = "pip may build packages for jobs: their code then runs during the installation and can read this node's settings of pip"
-        yield Finding("builds", Level.WARNING, message, "Remove EVERSTEP_ALLOW_BUILDS unless jobs need packages without wheels.")
+        message = (
+            "pip may build packages for jobs: their code then runs during the installation and can read this "
+            "node's settings of pip"
+        )
+        yield Finding(
+            "builds", Level.WARNING, message, "Remove EVERSTEP_ALLOW_BUILDS unless jobs need packages without wheels."
+        )
     else:
         yield Finding("builds", Level.OK, "pip installs wheels only")
 
@@ -322,7 +392,12 @@ def _aws(facts: Facts) -> Iterator[Finding]:
     if aws is None:
         return
     if aws.error:
-        yield Finding("aws", Level.WRONG, aws.error, "Give this machine an instance profile, or set AWS_PROFILE; --no-aws leaves AWS out.")
+        yield Finding(
+            "aws",
+            Level.WRONG,
+            aws.error,
+            "Give this machine an instance profile, or set AWS_PROFILE; --no-aws leaves AWS out.",
+        )
         return
     yield Finding("aws", Level.OK, f"{aws.caller} in {aws.region}")
     options = {**SERVER_OPTIONS, **NODE_OPTIONS}
@@ -334,18 +409,33 @@ def _aws(facts: Facts) -> Iterator[Finding]:
     if denied:
         yield Finding("permissions", Level.WRONG, f"not allowed: {', '.join(denied)}", f"Allow them to {aws.caller}.")
     if optional:
-        yield Finding("permissions", Level.WARNING, f"not allowed: {', '.join(optional)}", f"Allow them to {aws.caller} if that is used.")
+        yield Finding(
+            "permissions",
+            Level.WARNING,
+            f"not allowed: {', '.join(optional)}",
+            f"Allow them to {aws.caller} if that is used.",
+        )
     if unknown:
         words = f"nobody could say whether these are allowed: {', '.join(unknown)}"
-        advice = "Allow iam:SimulatePrincipalPolicy to have them checked; a policy for named buckets, groups or queues only cannot be."
+        advice = (
+            "Allow iam:SimulatePrincipalPolicy to have them checked; a policy for named buckets, groups or "
+            "queues only cannot be."
+        )
         yield Finding("permissions", Level.WARNING, words, advice)
     if aws.permissions and not refused and not unknown:
         yield Finding("permissions", Level.OK, f"{len(aws.permissions)} actions are allowed")
     if aws.quota_error:
-        yield Finding("quota", Level.WARNING, f"the quota is not known: {aws.quota_error}", "Allow servicequotas:GetServiceQuota to have it checked.")
+        yield Finding(
+            "quota",
+            Level.WARNING,
+            f"the quota is not known: {aws.quota_error}",
+            "Allow servicequotas:GetServiceQuota to have it checked.",
+        )
     elif aws.quota is not None:
         quota = aws.quota
-        words = f"{quota.node_count} × {quota.instance_type} take {quota.needed} vCPUs of {quota.limit:g} ({quota.name})"
+        words = (
+            f"{quota.node_count} × {quota.instance_type} take {quota.needed} vCPUs of {quota.limit:g} ({quota.name})"
+        )
         if quota.needed > quota.limit:
             yield Finding("quota", Level.WRONG, words, "Ask AWS for more: Service Quotas, Amazon EC2.")
         else:

@@ -1,6 +1,7 @@
 """Gathers what `everstep doctor` judges: of this machine, of the service, and of AWS.
 
-Invariant: nothing is changed anywhere. AWS is asked dry runs, simulations and descriptions alone; whatever fails becomes a fact.
+Invariant: nothing is changed anywhere. AWS is asked dry runs, simulations and descriptions alone; whatever fails
+becomes a fact.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from everstep import __version__, failures, sdk
-from everstep.doctor import NODE_ACTIONS, NODE_OPTIONS, SERVER_ACTIONS, SERVER_OPTIONS, AwsFacts, Facts, Quota, ServiceFacts
+from everstep.doctor import (
+    NODE_ACTIONS,
+    NODE_OPTIONS,
+    SERVER_ACTIONS,
+    SERVER_OPTIONS,
+    AwsFacts,
+    Facts,
+    Quota,
+    ServiceFacts,
+)
 from everstep.errors import EverstepError, ServiceFailed
 from everstep.protocol.firmware import is_ec2_instance
 
@@ -35,7 +45,10 @@ DRY_RUNS: Final = {
 }
 """Where AWS offers a dry run that needs no instance."""
 QUOTAS: Final = {"p": "L-417A185B", "g": "L-DB2E81BA", "trn": "L-2C3B7624", "inf": "L-1945791B"}
-"""EC2's quotas of running on-demand instances, by the letters that an instance type begins with. Source: Amazon EC2 User Guide, On-Demand quotas."""
+"""EC2's quotas of running on-demand instances, by the letters that an instance type begins with.
+
+Source: Amazon EC2 User Guide, On-Demand quotas.
+"""
 STANDARD_QUOTA: Final = "L-1216C47A"
 """Of types that begin with a, c, d, h, i, m, r, t or z."""
 
@@ -87,7 +100,12 @@ def gather(
         closed_folder=_closed_folder(Path(sys.executable).resolve(), Path(sys.prefix, "bin")),
         has_ip=shutil.which("ip") is not None,
         allows_builds=_allows_builds(),
-        aws=aws_facts((*NODE_ACTIONS, *NODE_OPTIONS) if is_node else (*SERVER_ACTIONS, *SERVER_OPTIONS), instance_type, node_count, region_name)
+        aws=aws_facts(
+            (*NODE_ACTIONS, *NODE_OPTIONS) if is_node else (*SERVER_ACTIONS, *SERVER_OPTIONS),
+            instance_type,
+            node_count,
+            region_name,
+        )
         if with_aws
         else None,
     )
@@ -107,7 +125,9 @@ def service_facts(profile_name: str | None = None) -> ServiceFacts:
         finally:
             client.close()
     except ServiceFailed as error:
-        return ServiceFacts(endpoint=endpoint, error=error.message, hint=error.hint, is_refused=error.code == "AccessDeniedException")
+        return ServiceFacts(
+            endpoint=endpoint, error=error.message, hint=error.hint, is_refused=error.code == "AccessDeniedException"
+        )
     except EverstepError as error:
         return ServiceFacts(endpoint=endpoint, error=error.message, hint=error.hint)
     return ServiceFacts(
@@ -121,13 +141,19 @@ def service_facts(profile_name: str | None = None) -> ServiceFacts:
     )
 
 
-def aws_facts(actions: Sequence[str], instance_type: str | None, node_count: int, region_name: str | None = None) -> AwsFacts:
+def aws_facts(
+    actions: Sequence[str], instance_type: str | None, node_count: int, region_name: str | None = None
+) -> AwsFacts:
     """Return what AWS says of the credentials here, asked without changing anything."""
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
-    settings = Config(connect_timeout=TIMEOUT_SECONDS, read_timeout=TIMEOUT_SECONDS, retries={"mode": "standard", "total_max_attempts": 2})
+    settings = Config(
+        connect_timeout=TIMEOUT_SECONDS,
+        read_timeout=TIMEOUT_SECONDS,
+        retries={"mode": "standard", "total_max_attempts": 2},
+    )
     try:
         session = boto3.Session(region_name=region_name)
         caller = session.client("sts", config=settings).get_caller_identity()["Arn"]
@@ -141,13 +167,16 @@ def aws_facts(actions: Sequence[str], instance_type: str | None, node_count: int
         except (BotoCoreError, ClientError, LookupError) as error:
             quota_error = str(error)
     permissions = permissions_of(caller, clients["ec2"], clients["iam"], actions)
-    return AwsFacts(caller=caller, region=session.region_name or "", permissions=permissions, quota=quota, quota_error=quota_error)
+    return AwsFacts(
+        caller=caller, region=session.region_name or "", permissions=permissions, quota=quota, quota_error=quota_error
+    )
 
 
 def permissions_of(caller: str, ec2: Any, iam: Any, actions: Sequence[str]) -> Mapping[str, bool | None]:
     """Return which actions a caller may use: by dry runs where AWS offers them, else by a simulation of its policies.
 
-    The simulation is of any resource: an action that can be allowed for named resources alone, and that no policy speaks of for all, may be allowed.
+    The simulation is of any resource: an action that can be allowed for named resources alone, and that no policy
+    speaks of for all, may be allowed.
 
     Args:
         caller: its ARN.
@@ -171,10 +200,19 @@ def permissions_of(caller: str, ec2: Any, iam: Any, actions: Sequence[str]) -> M
             found[action] = None
     rest = [action for action, is_allowed in found.items() if is_allowed is None]
     try:
-        answer = iam.simulate_principal_policy(PolicySourceArn=policy_source(caller), ActionNames=rest) if rest else {"EvaluationResults": []}
+        answer = (
+            iam.simulate_principal_policy(PolicySourceArn=policy_source(caller), ActionNames=rest)
+            if rest
+            else {"EvaluationResults": []}
+        )
     except (ClientError, BotoCoreError):
         return found
-    found.update({result["EvalActionName"]: _decided(result["EvalActionName"], result["EvalDecision"]) for result in answer["EvaluationResults"]})
+    found.update(
+        {
+            result["EvalActionName"]: _decided(result["EvalActionName"], result["EvalDecision"])
+            for result in answer["EvaluationResults"]
+        }
+    )
     return found
 
 
@@ -209,10 +247,14 @@ def quota_of(ec2: Any, quotas: Any, instance_type: str, node_count: int) -> Quot
     if not described:
         raise LookupError(f"EC2 knows no instance type {instance_type}")
     letters = re.match(r"[a-z]+", instance_type)
-    family = next((family for family in ("trn", "inf", "p", "g") if letters is not None and letters[0].startswith(family)), "")
+    family = next(
+        (family for family in ("trn", "inf", "p", "g") if letters is not None and letters[0].startswith(family)), ""
+    )
     quota = quotas.get_service_quota(ServiceCode="ec2", QuotaCode=QUOTAS.get(family, STANDARD_QUOTA))["Quota"]
     needed = described[0]["VCpuInfo"]["DefaultVCpus"] * node_count
-    return Quota(name=quota["QuotaName"], limit=quota["Value"], needed=needed, instance_type=instance_type, node_count=node_count)
+    return Quota(
+        name=quota["QuotaName"], limit=quota["Value"], needed=needed, instance_type=instance_type, node_count=node_count
+    )
 
 
 def _packages(names: Sequence[str]) -> dict[str, str]:
@@ -280,7 +322,9 @@ def _gpus() -> tuple[tuple[str, ...], str]:
     if tool is None:
         return (), "there is an NVIDIA device and no nvidia-smi" if has_device else ""
     try:
-        done = subprocess.run([tool, "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            [tool, "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, timeout=30, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return (), f"nvidia-smi does not answer: {error}"
     if done.returncode != 0:

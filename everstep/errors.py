@@ -10,7 +10,8 @@ EverstepError                    message, hint
 ├── FileFailed                   the operating system refused a file of this machine
 └── TransferFailed               bytes came that are not what was announced                  retryable
 
-What the service refuses is raised as boto3 raises it: `botocore.exceptions.ClientError`, and `client.exceptions.ValidationException` and so on.
+What the service refuses is raised as boto3 raises it: `botocore.exceptions.ClientError`, and
+`client.exceptions.ValidationException` and so on.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ class ServiceFailed(EverstepError):
         fields: what is wrong, field by field.
     """
 
-    def __init__(self, message: str, *, hint: str = "", code: str = "", request_id: str = "", fields: Sequence[FieldError] = ()) -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", code: str = "", request_id: str = "", fields: Sequence[FieldError] = ()
+    ) -> None:
         super().__init__(message, hint=hint)
         self.code = code
         self.request_id = request_id

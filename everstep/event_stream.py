@@ -8,7 +8,8 @@
     event: end
     data: {"Code": …, "Message": …}      why the service ends the stream
 
-Invariant: an event is given once it is whole, and in the order that it came in. A connection that breaks raises; who goes on says `last_event_id`.
+Invariant: an event is given once it is whole, and in the order that it came in. A connection that breaks raises; who
+goes on says `last_event_id`.
 """
 
 from __future__ import annotations
@@ -146,4 +147,8 @@ def _refusal(status: int, body: bytes) -> Json:
     except ValueError:
         said = {}
     error = {"Code": str(said.get("Code", "")), "Message": str(said.get("Message", ""))}
-    return {"Error": error, "Hint": said.get("Hint", ""), "ResponseMetadata": {"HTTPStatusCode": status, "RequestId": said.get("RequestId", "")}}
+    return {
+        "Error": error,
+        "Hint": said.get("Hint", ""),
+        "ResponseMetadata": {"HTTPStatusCode": status, "RequestId": said.get("RequestId", "")},
+    }

@@ -67,9 +67,13 @@ def watch(client: Any) -> None:
         status = response_dict["status_code"]
         told_answer(f"{status} in {attempt}", response_dict["headers"].items())
         shape = operation(event_name).output_shape if status < 300 else None
-        log.debug("< %s", _told({name: value for name, value in parsed_response.items() if name != "ResponseMetadata"}, shape))
+        log.debug(
+            "< %s", _told({name: value for name, value in parsed_response.items() if name != "ResponseMetadata"}, shape)
+        )
 
-    log.debug("endpoint %s, everstep %s, botocore %s", client.meta.endpoint_url, version("everstep"), botocore.__version__)
+    log.debug(
+        "endpoint %s, everstep %s, botocore %s", client.meta.endpoint_url, version("everstep"), botocore.__version__
+    )
     client.meta.events.register(f"provide-client-params.{SERVICE}", asked)
     client.meta.events.register(f"before-send.{SERVICE}", sent)
     client.meta.events.register(f"response-received.{SERVICE}", answered)
@@ -96,7 +100,8 @@ def _tell_headers(mark: str, headers: Iterable[tuple[str, object]]) -> None:
 
 def _told(value: Any, shape: Any) -> str:
     text = json.dumps(
-        _masked(value, shape), default=lambda other: f"<{type(other).__name__}>" if not hasattr(other, "isoformat") else other.isoformat()
+        _masked(value, shape),
+        default=lambda other: f"<{type(other).__name__}>" if not hasattr(other, "isoformat") else other.isoformat(),
     )
     return text if len(text) <= TOLD_LENGTH else f"{text[:TOLD_LENGTH]}… ({len(text)} characters)"
 

@@ -39,7 +39,9 @@ def translated() -> Iterator[None]:
         raise _from_waiter(error) from error
     except (HTTPClientError, NoConnection) as error:
         raise ServiceFailed(
-            f"The service does not answer: {error}", hint="Does the control plane run? `everstep local status`, or ask who runs it.", code=UNAVAILABLE
+            f"The service does not answer: {error}",
+            hint="Does the control plane run? `everstep local status`, or ask who runs it.",
+            code=UNAVAILABLE,
         ) from error
     except (BotoCoreError, ResponseParserError) as error:
         raise ServiceFailed(f"The request failed: {error}", hint=WRONG_ADDRESS) from error

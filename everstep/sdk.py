@@ -6,10 +6,12 @@
     client.create_training_job(TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=4)
     client.get_waiter("training_job_completed_or_stopped").wait(TrainingJobName="gpt")
 
-What boto3 does not do by itself is added the way boto3 adds it to S3's client: requests are held against the whole contract before they are sent,
-`upload_source` packs a directory, `download_outputs` writes files, and `follow_events` reads the stream of events.
+What boto3 does not do by itself is added the way boto3 adds it to S3's client: requests are held against the whole
+contract before they are sent, `upload_source` packs a directory, `download_outputs` writes files, and `follow_events`
+reads the stream of events.
 
-Invariant: the token goes over https, or to this machine, and nowhere else; nothing of the user's AWS configuration is read.
+Invariant: the token goes over https, or to this machine, and nowhere else; nothing of the user's AWS configuration is
+read.
 """
 
 from __future__ import annotations
@@ -71,11 +73,13 @@ def client(
     """Return a boto3 client of the service.
 
     Args:
-        endpoint_url: of the service; by default from the environment or the user's configuration, see `everstep.config`.
+        endpoint_url: of the service; by default from the environment or the user's configuration, see
+        `everstep.config`.
         token: by default from there, too.
         profile_name: one that `everstep configure --profile` wrote down; it wins over the environment.
         region_name: what the client says its region is, as boto3's clients do; the service has none.
-        ca_bundle: PEM file with the authority of the service's certificate, where it is not one that everybody knows; by default from there, too.
+        ca_bundle: PEM file with the authority of the service's certificate, where it is not one that everybody knows;
+        by default from there, too.
         config: botocore's settings, as timeouts and retries; they win over Everstep's own.
 
     Returns:
@@ -122,7 +126,9 @@ def add_to(client: Any, token: str) -> None:
     client.meta.events.register(f"after-call.{SERVICE}", _require_ours)
 
 
-def _configuration(endpoint_url: str | None, token: str | None, ca_bundle: str | None, profile: str | None) -> config.ClientConfig:
+def _configuration(
+    endpoint_url: str | None, token: str | None, ca_bundle: str | None, profile: str | None
+) -> config.ClientConfig:
     return config.load(endpoint_url, token, ca_bundle=ca_bundle, profile=profile)
 
 
@@ -142,7 +148,10 @@ def _loader() -> Loader:
 def _require_ours(http_response: Any, **_: Any) -> None:
     """Refuse a success that is not the service's: botocore takes any page for an answer without members."""
     if http_response.status_code < 300 and http_response.url and "x-amzn-requestid" not in http_response.headers:
-        raise ConfigurationError(f"What {http_response.url} answers is not Everstep's.", hint="Is this the address of an Everstep control plane?")
+        raise ConfigurationError(
+            f"What {http_response.url} answers is not Everstep's.",
+            hint="Is this the address of an Everstep control plane?",
+        )
 
 
 def _add_conveniences(base_classes: list[type], **_: Any) -> None:
@@ -152,12 +161,16 @@ def _add_conveniences(base_classes: list[type], **_: Any) -> None:
 class Conveniences:
     """What the client does beyond single operations. Mixed into botocore's class."""
 
-    def upload_source(self, *, Directory: str | os.PathLike[str] | None = None, Body: bytes | BinaryIO | None = None) -> Json:
-        """Store a user's code; what is stored already is not sent again. It goes straight into S3 where that can be reached, else by the service.
+    def upload_source(
+        self, *, Directory: str | os.PathLike[str] | None = None, Body: bytes | BinaryIO | None = None
+    ) -> Json:
+        """Store a user's code; what is stored already is not sent again.
+
+        It goes straight into S3 where that can be reached, else by the service.
 
         Args:
-            Directory: packed as it is, without version control, caches and what `.everstepignore` names; links in it are refused.
-            Body: instead of a directory, a gzipped tar.
+            Directory: packed as it is, without version control, caches and what `.everstepignore` names; links in it
+            are refused. Body: instead of a directory, a gzipped tar.
 
         Returns:
             `{"SourceId": …}`, as `create_training_job(Source=…)` takes it.
@@ -196,7 +209,9 @@ class Conveniences:
         asked = {name: value for name, value in query.items() if value is not None}
         return event_stream.EventStream(cast(Any, self).everstep_configuration, asked)
 
-    def download_outputs(self, *, TrainingJobName: str, Directory: str | os.PathLike[str], Generation: int | None = None) -> list[Path]:
+    def download_outputs(
+        self, *, TrainingJobName: str, Directory: str | os.PathLike[str], Generation: int | None = None
+    ) -> list[Path]:
         """Write the outputs of one generation below a directory, as `rank=<r>/<path>`; files that are there are replaced.
 
         Args:
@@ -214,14 +229,19 @@ class Conveniences:
         """
         top = Path(Directory)
         if top.exists() and not top.is_dir():
-            raise ConfigurationError(f"{top} is a file.", hint="Name a directory for the outputs, or one that does not exist yet.")
+            raise ConfigurationError(
+                f"{top} is a file.", hint="Name a directory for the outputs, or one that does not exist yet."
+            )
         service = cast(Any, self)
-        entries = list(service.get_paginator("list_outputs").paginate(TrainingJobName=TrainingJobName).search("Outputs[]"))
+        entries = list(
+            service.get_paginator("list_outputs").paginate(TrainingJobName=TrainingJobName).search("Outputs[]")
+        )
         wanted = Generation if Generation is not None else max((entry["Generation"] for entry in entries), default=None)
         chosen = [entry for entry in entries if entry["Generation"] == wanted]
         if not chosen:
             raise NothingToDownload(
-                f"The training job {TrainingJobName!r} has no outputs" + (f" of generation {Generation}." if Generation is not None else "."),
+                f"The training job {TrainingJobName!r} has no outputs"
+                + (f" of generation {Generation}." if Generation is not None else "."),
                 hint="Outputs are uploaded when the ranks exit: files below EVERSTEP_OUTPUT_DIR.",
             )
         return [_download(service, TrainingJobName, entry, _below(top, entry["Path"])) for entry in chosen]

@@ -1,10 +1,12 @@
 """A source directory as an archive: the same bytes for the same files, on any machine and at any time.
 
-A file `.everstepignore` at its top says what else is left out, one pattern a line, as in a `.gitignore`: `*.log` anywhere, `/data` at the top,
-`cache/` directories alone, `a/**/b`, `!keep.log` to take one back, `#` before a comment. What is in a directory that is left out cannot be taken
-back. The directory `output` at the top is left out unless `!/output` takes it back: a script that runs without Everstep writes its results there.
+A file `.everstepignore` at its top says what else is left out, one pattern a line, as in a `.gitignore`: `*.log`
+anywhere, `/data` at the top, `cache/` directories alone, `a/**/b`, `!keep.log` to take one back, `#` before a comment.
+What is in a directory that is left out cannot be taken back. The directory `output` at the top is left out unless
+`!/output` takes it back: a script that runs without Everstep writes its results there.
 
-Invariant: an archive holds regular files and directories only; whatever else is in the directory is refused by name, never followed or dropped.
+Invariant: an archive holds regular files and directories only; whatever else is in the directory is refused by name,
+never followed or dropped.
 """
 
 from __future__ import annotations
@@ -22,12 +24,26 @@ from typing import BinaryIO
 from everstep.errors import SourceRefused
 
 LEFT_OUT = frozenset(
-    {".git", ".hg", ".svn", "__pycache__", ".venv", ".everstep", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints"}
+    {
+        ".git",
+        ".hg",
+        ".svn",
+        "__pycache__",
+        ".venv",
+        ".everstep",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".pytest_cache",
+        ".ipynb_checkpoints",
+    }
 )
 """Directories (and files) of these names are no part of a program."""
 IGNORE_FILE = ".everstepignore"
 OUTPUT = re.compile("output")
-"""The default of EVERSTEP_OUTPUT_DIR, relative to the source directory. Results of an earlier run are no part of the program."""
+"""The default of EVERSTEP_OUTPUT_DIR, relative to the source directory.
+
+Results of an earlier run are no part of the program.
+"""
 
 
 def pack(directory: Path, into: BinaryIO) -> str:
@@ -123,7 +139,8 @@ def _members(directory: Path, top: Path, rules: list[Rule]) -> Iterator[Path]:
             continue
         if path.is_symlink():
             raise SourceRefused(
-                f"{path} is a link (to {path.readlink()}).", hint=f"Copy what it points to into the source directory, or name it in {IGNORE_FILE}."
+                f"{path} is a link (to {path.readlink()}).",
+                hint=f"Copy what it points to into the source directory, or name it in {IGNORE_FILE}.",
             )
         if path.is_dir():
             yield path

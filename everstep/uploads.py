@@ -4,7 +4,8 @@
     PUT Url      ──▶ S3                  nothing of ours is sent along: the address itself is the permission
     CompleteSource                       the service reads back what is there and takes it
 
-Invariant: an archive goes over https, or to this machine, and to nobody who has not proven by a certificate to be whom the service named.
+Invariant: an archive goes over https, or to this machine, and to nobody who has not proven by a certificate to be whom
+the service named.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _pause = threading.Event().wait
 class Outcome(Enum):
     """What became of an upload.
 
-    TAKEN: S3 has all of it. EXPIRED: the address is good no longer; another one may be. NOT_TAKEN: it cannot be brought there from here.
+    TAKEN: S3 has all of it. EXPIRED: the address is good no longer; another one may be. NOT_TAKEN: it cannot be brought
+    there from here.
     """
 
     TAKEN = "taken"
@@ -45,7 +47,9 @@ class Outcome(Enum):
     NOT_TAKEN = "not taken"
 
 
-def put(url: str, headers: Mapping[str, str], archive: BinaryIO, *, pause: Callable[[float], object] = _pause) -> Outcome:
+def put(
+    url: str, headers: Mapping[str, str], archive: BinaryIO, *, pause: Callable[[float], object] = _pause
+) -> Outcome:
     """Send an archive to where it is to be, and again where that may help.
 
     Args:
@@ -60,7 +64,9 @@ def put(url: str, headers: Mapping[str, str], archive: BinaryIO, *, pause: Calla
     if not (url.startswith("https://") or is_loopback(url)):
         return Outcome.NOT_TAKEN
     session = URLLib3Session(
-        timeout=(CONNECT_SECONDS, SILENT_SECONDS), proxies={} if is_loopback(url) else get_environ_proxies(url), max_pool_connections=1
+        timeout=(CONNECT_SECONDS, SILENT_SECONDS),
+        proxies={} if is_loopback(url) else get_environ_proxies(url),
+        max_pool_connections=1,
     )
     try:
         for attempt in range(ATTEMPTS):
@@ -89,5 +95,7 @@ def _sent(session: URLLib3Session, url: str, headers: Mapping[str, str], archive
         return None
     exchanges.told_answer(str(answer.status_code), answer.headers.items())
     if answer.status_code != 200:  # the rest of what S3 says repeats the address
-        exchanges.log.debug("< %s", b" ".join(_SAID.findall(answer.content[: exchanges.TOLD_LENGTH])).decode(errors="replace"))
+        exchanges.log.debug(
+            "< %s", b" ".join(_SAID.findall(answer.content[: exchanges.TOLD_LENGTH])).decode(errors="replace")
+        )
     return int(answer.status_code)

@@ -1,10 +1,10 @@
 """Requests held against the service model before they are sent: every constraint of the contract, in the service's own words.
 
-botocore itself checks types, minima and what is required, and says it in its own way; this checks maxima, patterns, enumerations, numbers of entries
-and SageMaker's fields, too, and names all that is wrong at once.
+botocore itself checks types, minima and what is required, and says it in its own way; this checks maxima, patterns,
+enumerations, numbers of entries and SageMaker's fields, too, and names all that is wrong at once.
 
-Invariant: nothing is refused here that the service would take, and what is said is what the service would say. (A None is refused, as boto3 does:
-it is never sent.)
+Invariant: nothing is refused here that the service would take, and what is said is what the service would say. (A None
+is refused, as boto3 does: it is never sent.)
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ def check(params: Mapping[str, Any], model: Any, **_: Any) -> None:
     if model.input_shape is None:
         wrong = [FieldError(name, constraints.unknown(name)) for name in params]
     else:
-        wrong = [FieldError(constraints.path_of(path), message) for path, message in _structure((), params, model.input_shape)]
+        wrong = [
+            FieldError(constraints.path_of(path), message)
+            for path, message in _structure((), params, model.input_shape)
+        ]
     if wrong:
         raise ValidationError(wrong)
 

@@ -26,7 +26,9 @@ from control_plane.db import schema
 from control_plane.db.session import Database
 
 BOTH_ENGINES = ("sqlite", "postgresql")
-WHAT_TO_INSTALL = "the tests need PostgreSQL's initdb and postgres, 14 or newer, and found none: apt-get install postgresql"
+WHAT_TO_INSTALL = (
+    "the tests need PostgreSQL's initdb and postgres, 14 or newer, and found none: apt-get install postgresql"
+)
 _KEEPER = """
 trap '' INT TERM
 directory=$PWD
@@ -95,8 +97,14 @@ class PostgreSql:
             self._admin.execute(f"DROP DATABASE {make_url(url).database} WITH (FORCE)")
 
     def cut(self, url: str) -> int:
-        """End every connection to a database, as a fail-over does; say how many there were. They are gone when this returns."""
-        ended = self._admin.execute("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s", (make_url(url).database,))
+        """End every connection to a database, as a fail-over does; say how many there were.
+
+        They are gone when this returns.
+        """
+        ended = self._admin.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s",
+            (make_url(url).database,),
+        )
         return len(ended.fetchall())
 
     def close(self) -> None:

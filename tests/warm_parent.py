@@ -7,9 +7,11 @@ One JSON line in, one out:
 
 Both carry a number: a test that was cut off leaves its answer behind, which is not the next one's.
 
-Each rank calls the function; its exit code is what that returns, 0 for None. The process ends, and its ranks with it, when its standard input does.
+Each rank calls the function; its exit code is what that returns, 0 for None. The process ends, and its ranks with it,
+when its standard input does.
 
-A rank leads a process group, which is ended when it is waited for: the workers of a DataLoader wait for ever for a lock that a killed rank held.
+A rank leads a process group, which is ended when it is waited for: the workers of a DataLoader wait for ever for a lock
+that a killed rank held.
 """
 
 from __future__ import annotations
@@ -36,7 +38,13 @@ from tests.ports import ReservedPort
 from worker.ranks.build_locks import remove_stale
 
 ROOT = Path(__file__).parents[1]
-IMPORTS = ("deepspeed", "torch._dynamo", "torch.distributed.fsdp", "deepspeed.runtime.zero.muon.original_muon", "everstep.training")
+IMPORTS = (
+    "deepspeed",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "deepspeed.runtime.zero.muon.original_muon",
+    "everstep.training",
+)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -63,7 +71,8 @@ class Launch:
         """Return the exit codes once all have ended; minus the signal's number for a killed one.
 
         Args:
-            until_one_fails: once one has failed, the others are killed: they may wait for it for ever. Where each is to fail, they are not.
+            until_one_fails: once one has failed, the others are killed: they may wait for it for ever. Where each is to
+                fail, they are not.
         """
         try:
             codes = self.parent.ask({"wait": self.pids, "until_one_fails": until_one_fails})["codes"]
@@ -85,7 +94,9 @@ class Launch:
 
     def logs(self) -> str:
         """The end of what each rank has printed."""
-        return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.directory.glob("rank*.log")))
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.directory.glob("rank*.log"))
+        )
 
 
 class WarmParent:
@@ -93,7 +104,9 @@ class WarmParent:
 
     def __init__(self) -> None:
         # The environment's bin on PATH: DeepSpeed calls ninja by name.
-        self._temporary = tempfile.TemporaryDirectory(prefix="everstep-")  # workers of DataLoaders that are ended leave sockets behind
+        self._temporary = tempfile.TemporaryDirectory(
+            prefix="everstep-"
+        )  # workers of DataLoaders that are ended leave sockets behind
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -111,11 +124,25 @@ class WarmParent:
         self._lock = threading.Lock()
         self._count = 0
 
-    def fork(self, function: str, *arguments: object, world: int, directory: Path, environment: Mapping[str, str], result: str) -> Launch:
+    def fork(
+        self,
+        function: str,
+        *arguments: object,
+        world: int,
+        directory: Path,
+        environment: Mapping[str, str],
+        result: str,
+    ) -> Launch:
         """Start `world` ranks of a function; what they print is in `rank<r>.log` in the directory."""
         port = ReservedPort()
         environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port.number), **environment}
-        request = {"function": function, "arguments": arguments, "world": world, "directory": str(directory), "environment": environment}
+        request = {
+            "function": function,
+            "arguments": arguments,
+            "world": world,
+            "directory": str(directory),
+            "environment": environment,
+        }
         try:
             return Launch(self, directory, self.ask(request)["pids"], port, result)
         except BaseException:
@@ -159,7 +186,9 @@ def main() -> None:
     for text in sys.stdin:
         request = json.loads(text)
         if "wait" in request:
-            answer: dict[str, Any] = {"codes": _codes(request["wait"], ended, until_one_fails=request["until_one_fails"])}
+            answer: dict[str, Any] = {
+                "codes": _codes(request["wait"], ended, until_one_fails=request["until_one_fails"])
+            }
         else:
             answer = {"pids": [_fork(request, rank) for rank in range(request["world"])]}
         answers.write(json.dumps({**answer, "number": request["number"]}) + "\n")
@@ -208,7 +237,9 @@ def _fork(request: dict[str, Any], rank: int) -> int:
             os.dup2(source, target)
         faulthandler.register(signal.SIGUSR1, all_threads=True)  # kill -USR1: where does it hang?
         world = str(request["world"])
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=world, GLOO_SOCKET_IFNAME="lo", **request["environment"])
+        os.environ.update(
+            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=world, GLOO_SOCKET_IFNAME="lo", **request["environment"]
+        )
         module, _, function = request["function"].partition(":")
         code = getattr(importlib.import_module(module), function)(*request["arguments"]) or 0
     except SystemExit as ending:

@@ -6,7 +6,9 @@ import zipfile
 from pathlib import Path
 
 
-def make_wheel(folder: Path, name: str, version: str, module: str | None = None, code: str = "", requires: str = "") -> Path:
+def make_wheel(
+    folder: Path, name: str, version: str, module: str | None = None, code: str = "", requires: str = ""
+) -> Path:
     """Write a wheel of one module.
 
     Args:
@@ -25,7 +27,8 @@ def make_wheel(folder: Path, name: str, version: str, module: str | None = None,
     info = f"{name}-{version}.dist-info"
     files = {
         f"{module or name}.py": f"VERSION = {version!r}\n{code}",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + (f"Requires-Dist: {requires}\n" if requires else ""),
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        + (f"Requires-Dist: {requires}\n" if requires else ""),
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     files[f"{info}/RECORD"] = "".join(f"{each},,\n" for each in (*files, f"{info}/RECORD"))

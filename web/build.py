@@ -61,7 +61,9 @@ def main() -> int:
         if file.suffix in PACKED:
             # No time of day in it: the same content is the same file.
             file.with_name(file.name + ".gz").write_bytes(gzip.compress(file.read_bytes(), 9, mtime=0))
-    return subprocess.run([node, "node_modules/vitest/vitest.mjs", "run", "test/built.test.ts"], cwd=WEB, env=environment, check=False).returncode
+    return subprocess.run(
+        [node, "node_modules/vitest/vitest.mjs", "run", "test/built.test.ts"], cwd=WEB, env=environment, check=False
+    ).returncode
 
 
 def page_of(text: str) -> str:

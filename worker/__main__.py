@@ -60,17 +60,25 @@ def settings(arguments: list[str]) -> AgentSettings:
         SystemExit: something that is needed is missing; says what.
     """
     environment = os.environ
-    parser = argparse.ArgumentParser(prog="everstep agent", description="The agent of one node. One per instance; a systemd unit runs it.")
+    parser = argparse.ArgumentParser(
+        prog="everstep agent", description="The agent of one node. One per instance; a systemd unit runs it."
+    )
     parser.add_argument(
-        "--control-plane-url", required=True, action="append", help="http or https URL of the control plane; once for each replica that has its own"
+        "--control-plane-url",
+        required=True,
+        action="append",
+        help="http or https URL of the control plane; once for each replica that has its own",
     )
     parser.add_argument(
         "--join-token",
         default=environment.get("EVERSTEP_JOIN_TOKEN", ""),
-        help="from `everstep fleets join-token`; needed once per instance. Better in EVERSTEP_JOIN_TOKEN: options show in the list of processes",
+        help="from `everstep fleets join-token`; needed once per instance. Better in EVERSTEP_JOIN_TOKEN: "
+        "options show in the list of processes",
     )
     parser.add_argument(
-        "--fleet", default=environment.get("EVERSTEP_FLEET"), help="fleet to join by the instance's role, without a token (EVERSTEP_FLEET)"
+        "--fleet",
+        default=environment.get("EVERSTEP_FLEET"),
+        help="fleet to join by the instance's role, without a token (EVERSTEP_FLEET)",
     )
     parser.add_argument(
         "--server-id",
@@ -86,11 +94,22 @@ def settings(arguments: list[str]) -> AgentSettings:
         "--ca-bundle",
         type=Path,
         default=environment.get("EVERSTEP_CA_BUNDLE"),
-        help="PEM file with the authority of the control plane's certificate, where it is your own (EVERSTEP_CA_BUNDLE)",
+        help="PEM file with the authority of the control plane's certificate, where it is your own "
+        "(EVERSTEP_CA_BUNDLE)",
     )
-    parser.add_argument("--allow-non-loopback", action="store_true", help="send tokens over plain http to another machine: the network is yours")
-    parser.add_argument("--instance-id", default=environment.get("EVERSTEP_INSTANCE_ID"), help="EC2 instance id (EVERSTEP_INSTANCE_ID)")
-    parser.add_argument("--address", default=environment.get("EVERSTEP_ADDRESS"), help="address that peers reach this node at (EVERSTEP_ADDRESS)")
+    parser.add_argument(
+        "--allow-non-loopback",
+        action="store_true",
+        help="send tokens over plain http to another machine: the network is yours",
+    )
+    parser.add_argument(
+        "--instance-id", default=environment.get("EVERSTEP_INSTANCE_ID"), help="EC2 instance id (EVERSTEP_INSTANCE_ID)"
+    )
+    parser.add_argument(
+        "--address",
+        default=environment.get("EVERSTEP_ADDRESS"),
+        help="address that peers reach this node at (EVERSTEP_ADDRESS)",
+    )
     parser.add_argument(
         "--state-dir",
         type=Path,
@@ -101,33 +120,46 @@ def settings(arguments: list[str]) -> AgentSettings:
         "--memory-bytes",
         type=int,
         default=environment.get("EVERSTEP_NODE_MEMORY_BYTES"),
-        help="host memory that slots may take in all (EVERSTEP_NODE_MEMORY_BYTES; by default what /dev/shm has room for, at most half of the memory)",
+        help="host memory that slots may take in all (EVERSTEP_NODE_MEMORY_BYTES; by default what /dev/shm has "
+        "room for, at most half of the memory)",
     )
     parser.add_argument(
         "--input-bytes",
         type=int,
         default=environment.get("EVERSTEP_INPUT_BYTES"),
-        help="disk that inputs of jobs may take, those kept for later jobs included (EVERSTEP_INPUT_BYTES; by default all but 5 percent of it)",
+        help="disk that inputs of jobs may take, those kept for later jobs included (EVERSTEP_INPUT_BYTES; by "
+        "default all but 5 percent of it)",
     )
     parser.add_argument(
         "--rank-user",
         default=environment.get("EVERSTEP_RANK_USER") or None,
-        help="one user for the ranks of all jobs, where the agent is root: a name, uid or uid:gid (EVERSTEP_RANK_USER; by default each job has "
-        f"a uid of its own, from {rank_user.NUMBER + 1} to {rank_user.NUMBER + rank_user.UID_COUNT}, and everstep-ranks' groups); root: as the agent",
+        help="one user for the ranks of all jobs, where the agent is root: a name, uid or uid:gid "
+        "(EVERSTEP_RANK_USER; by default each job has "
+        f"a uid of its own, from {rank_user.NUMBER + 1} to {rank_user.NUMBER + rank_user.UID_COUNT}, and "
+        "everstep-ranks' groups); root: as the agent",
     )
     parser.add_argument(
         "--allow-builds",
         action="store_true",
         default=environment.get("EVERSTEP_ALLOW_BUILDS") == "1",
-        help="let pip build packages that have no wheel for jobs' requirements, which runs their code (EVERSTEP_ALLOW_BUILDS=1)",
+        help="let pip build packages that have no wheel for jobs' requirements, which runs their code "
+        "(EVERSTEP_ALLOW_BUILDS=1)",
     )
-    parser.add_argument("--metrics-port", type=int, default=None, help="port for Prometheus, over plain http without a token; off unless given")
-    parser.add_argument("--metrics-address", default="127.0.0.1", help="address that it listens on (default %(default)s)")
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        default=None,
+        help="port for Prometheus, over plain http without a token; off unless given",
+    )
+    parser.add_argument(
+        "--metrics-address", default="127.0.0.1", help="address that it listens on (default %(default)s)"
+    )
     parser.add_argument(
         "--log-format",
         choices=LOG_FORMATS,
         default=environment.get("EVERSTEP_LOG_FORMAT", "text"),
-        help="text for people, json for machines: one object a line, with job, node and generation (EVERSTEP_LOG_FORMAT)",
+        help="text for people, json for machines: one object a line, with job, node and generation "
+        "(EVERSTEP_LOG_FORMAT)",
     )
     parser.add_argument("--peer-port", type=int, default=0, help="port for other agents; 0: the kernel chooses")
     parser.add_argument("--cold", action="store_true", help="do not keep a pre-imported process to fork ranks from")
@@ -139,7 +171,8 @@ def settings(arguments: list[str]) -> AgentSettings:
             parser.error(f"--control-plane-url {url!r} is not an http or https URL")
         if urlsplit(url).scheme == "http" and not is_loopback(url) and not given.allow_non_loopback:
             parser.error(
-                f"--control-plane-url {url} is plain http to another machine: this node's token would cross the network in "
+                f"--control-plane-url {url} is plain http to another machine: this node's token would cross the "
+                "network in "
                 "the clear. Use its https URL, or say --allow-non-loopback if the network is yours"
             )
     if bool(given.fleet) != bool(given.server_id) or (given.fleet and not given.region):
@@ -170,13 +203,19 @@ def settings(arguments: list[str]) -> AgentSettings:
         address=given.address,
         state=state,
         slots=slots,
-        memory_bytes=int(given.memory_bytes) if given.memory_bytes else slot_memory_bytes(slots, beside_bytes=PAGES_BYTES),
+        memory_bytes=int(given.memory_bytes)
+        if given.memory_bytes
+        else slot_memory_bytes(slots, beside_bytes=PAGES_BYTES),
         control_plane_urls=tuple(given.control_plane_url),
         join_token=given.join_token,
         peer_port=given.peer_port,
         input_bytes=int(given.input_bytes) if given.input_bytes else None,
         tls=tls,
-        claim=Claim(node_id=NodeId(given.instance_id), fleet=given.fleet, region=given.region, server_id=given.server_id) if given.fleet else None,
+        claim=Claim(
+            node_id=NodeId(given.instance_id), fleet=given.fleet, region=given.region, server_id=given.server_id
+        )
+        if given.fleet
+        else None,
         is_warm=not given.cold,
         rank_user=user,
         allows_builds=given.allow_builds,
@@ -217,18 +256,27 @@ def confine(chosen: AgentSettings) -> str:
         return f"{words}, and ask the instance's metadata for the keys of its role" if endpoint is not None else words
     for folder in (chosen.state, chosen.slots):
         rank_user.make_way(folder, user)
-    if closed := rank_user.closed_to(user, (Path(everstep.__file__), Path(msgspec.__file__), chosen.state, chosen.slots)):
+    if closed := rank_user.closed_to(
+        user, (Path(everstep.__file__), Path(msgspec.__file__), chosen.state, chosen.slots)
+    ):
         raise SystemExit(
-            f"ranks are to run as {user.name} (uid {user.uid}), which cannot use {closed}: let others go through the folders above it (chmod o+x), "
+            f"ranks are to run as {user.name} (uid {user.uid}), which cannot use {closed}: let others go "
+            "through the folders above it (chmod o+x), "
             "or put Python and --state-dir elsewhere; --rank-user root runs ranks as this agent"
         )
-    uids = f"uid {user.uid}" if user.uid_count == 1 else f"uids {user.uid} to {user.uid + user.uid_count - 1}, one for each job"
+    uids = (
+        f"uid {user.uid}"
+        if user.uid_count == 1
+        else f"uids {user.uid} to {user.uid + user.uid_count - 1}, one for each job"
+    )
     logging.getLogger("worker").info("ranks run as %s (%s)", user.name, uids)
     if endpoint is None:
         return ""
     is_covered = metadata_rule.is_covered(endpoint)
     return metadata_rule.exposure_of(
-        metadata_rule.keep_away(user) if is_covered else f"{endpoint} is none of EC2's own addresses, which a rule is for"
+        metadata_rule.keep_away(user)
+        if is_covered
+        else f"{endpoint} is none of EC2's own addresses, which a rule is for"
     )
 
 
@@ -289,7 +337,9 @@ def main() -> None:
     )
     health = HealthWatch(gpus, state=chosen.state, slots=chosen.slots)
     environment = aws_environment(chosen, os.environ)
-    agent = Agent(chosen, s3_store(environment), NodeAws(environment), supervisor, now=time.time, health=health, own_log=own_log)
+    agent = Agent(
+        chosen, s3_store(environment), NodeAws(environment), supervisor, now=time.time, health=health, own_log=own_log
+    )
     if chosen.log_format == "json":
         for handler in logging.getLogger().handlers:
             handler.setFormatter(JsonFormatter(agent.log_fields))

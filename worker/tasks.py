@@ -66,7 +66,8 @@ async def end(*tasks: asyncio.Task[object] | asyncio.Task[None] | None) -> None:
         *tasks: None is passed over.
 
     Raises:
-        asyncio.CancelledError: the caller was cancelled; the tasks have ended, and what they do at their end was not cut short.
+        asyncio.CancelledError: the caller was cancelled; the tasks have ended, and what they do at their end was not
+        cut short.
     """
     begun = [task for task in tasks if task is not None]
     for task in begun:
@@ -94,7 +95,9 @@ async def finish(work: Coroutine[object, object, object]) -> None:
 
 
 async def ended(*work: asyncio.Future[Any]) -> None:
-    """Wait until work has ended, whatever came of it, also when the caller is cancelled meanwhile. What has ended before takes no turn of the loop.
+    """Wait until work has ended, whatever came of it, also when the caller is cancelled meanwhile.
+
+    What has ended before takes no turn of the loop.
 
     Args:
         *work: goes on if the caller is cancelled.

@@ -149,12 +149,22 @@ def upgrade() -> None:
         batch_op.create_index(batch_op.f("ix_job_created_at_run_id"), ["created_at", "run_id"], unique=False)
         batch_op.create_index(batch_op.f("ix_job_modified_at_run_id"), ["modified_at", "run_id"], unique=False)
         batch_op.create_index(batch_op.f("ix_job_name_run_id"), ["name", "run_id"], unique=False)
-        batch_op.create_index(batch_op.f("ix_job_project_created_at_run_id"), ["project", "created_at", "run_id"], unique=False)
-        batch_op.create_index(batch_op.f("ix_job_project_modified_at_run_id"), ["project", "modified_at", "run_id"], unique=False)
+        batch_op.create_index(
+            batch_op.f("ix_job_project_created_at_run_id"), ["project", "created_at", "run_id"], unique=False
+        )
+        batch_op.create_index(
+            batch_op.f("ix_job_project_modified_at_run_id"), ["project", "modified_at", "run_id"], unique=False
+        )
         batch_op.create_index(batch_op.f("ix_job_project_name_run_id"), ["project", "name", "run_id"], unique=False)
-        batch_op.create_index(batch_op.f("ix_job_fleet_name_created_at_run_id"), ["fleet_name", "created_at", "run_id"], unique=False)
-        batch_op.create_index(batch_op.f("ix_job_state_created_at_run_id"), ["state", "created_at", "run_id"], unique=False)
-        batch_op.create_index(batch_op.f("ix_job_ended_at_created_at_run_id"), ["ended_at", "created_at", "run_id"], unique=False)
+        batch_op.create_index(
+            batch_op.f("ix_job_fleet_name_created_at_run_id"), ["fleet_name", "created_at", "run_id"], unique=False
+        )
+        batch_op.create_index(
+            batch_op.f("ix_job_state_created_at_run_id"), ["state", "created_at", "run_id"], unique=False
+        )
+        batch_op.create_index(
+            batch_op.f("ix_job_ended_at_created_at_run_id"), ["ended_at", "created_at", "run_id"], unique=False
+        )
 
     op.create_table(
         "node",
@@ -328,7 +338,9 @@ def upgrade() -> None:
         sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("points", sa.LargeBinary(), nullable=False),
         sa.Column("nodes", sa.JSON(), nullable=False),
-        sa.ForeignKeyConstraint(["run_id"], ["job.run_id"], name=op.f("fk_metric_chunk_run_id_job"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["run_id"], ["job.run_id"], name=op.f("fk_metric_chunk_run_id_job"), ondelete="CASCADE"
+        ),
         sa.PrimaryKeyConstraint("run_id", "name", "width", "number", name=op.f("pk_metric_chunk")),
     )
     op.create_table(
@@ -444,7 +456,12 @@ def upgrade() -> None:
         sa.Column("position", sa.BigInteger(), nullable=False),
         sa.Column("is_in_view", sa.Boolean(), nullable=False),
         sa.Column("changed_at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(["run_id", "rank"], ["shard.run_id", "shard.rank"], name=op.f("fk_replica_run_id_rank_shard"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["run_id", "rank"],
+            ["shard.run_id", "shard.rank"],
+            name=op.f("fk_replica_run_id_rank_shard"),
+            ondelete="CASCADE",
+        ),
         sa.PrimaryKeyConstraint("run_id", "rank", "holder_node_id", name=op.f("pk_replica")),
     )
 

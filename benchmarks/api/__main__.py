@@ -2,7 +2,8 @@
 
     python -m benchmarks.api [--quick] [--only requests heartbeats logs commands …]
 
-Ends with 2 when something falls short of what it has to reach, with 3 when the machine was busy, so that nothing is said of that.
+Ends with 2 when something falls short of what it has to reach, with 3 when the machine was busy, so that nothing is
+said of that.
 """
 
 from __future__ import annotations
@@ -41,7 +42,12 @@ PARTS = ("requests", "heartbeats", "logs", "commands")
 JOBS = 10_000
 AGENTS = 50
 WRITES_PER_SECOND = 10.0
-ORDERS = (("CreationTime", "Descending"), ("CreationTime", "Ascending"), ("Name", "Ascending"), ("LastModifiedTime", "Descending"))
+ORDERS = (
+    ("CreationTime", "Descending"),
+    ("CreationTime", "Ascending"),
+    ("Name", "Ascending"),
+    ("LastModifiedTime", "Descending"),
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +72,9 @@ def serving(directory: Path, jobs: int) -> Iterator[Service]:
     """Have a server for a while."""
     command = [sys.executable, "-P", "-m", "benchmarks.api.server", str(directory), str(jobs), str(AGENTS)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -90,7 +98,9 @@ def writing(url: str) -> Iterator[None]:
     def write() -> None:
         while not stop.wait(1 / WRITES_PER_SECOND):
             with database.write() as session:
-                events.append(session, events.NewEvent(at=datetime.now(UTC), type="Written", message="by the benchmark"))
+                events.append(
+                    session, events.NewEvent(at=datetime.now(UTC), type="Written", message="by the benchmark")
+                )
 
     thread = threading.Thread(target=write)
     thread.start()
@@ -117,7 +127,10 @@ def measure_requests(service: Service, *, seconds: float, pages: int) -> dict[st
         for turn in range(2):
             bare_rates.append(rate(service.bare_port, for_seconds(bare, seconds)))
             describe_rates += [rate(service.port, for_seconds(one, seconds)) for _ in range(2)]
-            fresh = (request(service.port, f"/v1/training-jobs/job-{n}", service.token) for n in range(2 + turn * 400, 402 + turn * 400))
+            fresh = (
+                request(service.port, f"/v1/training-jobs/job-{n}", service.token)
+                for n in range(2 + turn * 400, 402 + turn * 400)
+            )
             new_rates.append(rate(service.port, fresh))
         bare_rates.append(rate(service.bare_port, for_seconds(bare, seconds)))
         listed = [each for order in ORDERS for each in list_seconds(service, order, pages)]
@@ -169,12 +182,21 @@ def measure_logs(*, seconds: float, say: Any) -> dict[str, Any]:
             source.mkdir()
             shutil.copy(SCRIPTS / "talking.py", source)
             name = "talking"
-            bench.submit(name, source, "talking.py", nodes=1, copies=1, hyperparameters={"seconds": seconds, "lines_per_second": 10})
+            bench.submit(
+                name,
+                source,
+                "talking.py",
+                nodes=1,
+                copies=1,
+                hyperparameters={"seconds": seconds, "lines_per_second": 10},
+            )
             late: list[float] = []
             with closing(client.follow_logs(TrainingJobName=name)["EventStream"]) as stream:
                 for said in stream:
                     now = time.time()
-                    printed = (re.fullmatch(r"at (\d+\.\d+)", event["Message"]) for event in said["LogEvents"]["Events"])
+                    printed = (
+                        re.fullmatch(r"at (\d+\.\d+)", event["Message"]) for event in said["LogEvents"]["Events"]
+                    )
                     at = [float(match[1]) for match in printed if match]
                     late += [now - when for when in at]
     return {"follow_seconds": late}
@@ -182,13 +204,21 @@ def measure_logs(*, seconds: float, say: Any) -> dict[str, Any]:
 
 def measure_commands(service: Service, *, count: int) -> dict[str, list[float]]:
     """Run commands; return how long each took."""
-    environment = {**os.environ, "EVERSTEP_ENDPOINT_URL": f"http://127.0.0.1:{service.port}", "EVERSTEP_TOKEN": service.token}
+    environment = {
+        **os.environ,
+        "EVERSTEP_ENDPOINT_URL": f"http://127.0.0.1:{service.port}",
+        "EVERSTEP_TOKEN": service.token,
+    }
     found: dict[str, list[float]] = {"everstep --help": [], "everstep jobs list": []}
     for _ in range(count + 1):
         for command, seconds in found.items():
             begun = time.perf_counter()
             done = subprocess.run(
-                [str(Path(sys.executable).parent / "everstep"), *command.split()[1:]], env=environment, capture_output=True, text=True, check=False
+                [str(Path(sys.executable).parent / "everstep"), *command.split()[1:]],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
             )
             seconds.append(time.perf_counter() - begun)
             if done.returncode:
@@ -202,7 +232,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="few samples, to try the harness")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="leave the others out")
     parser.add_argument("--json", type=Path, default=HOME.with_name("api.json"), help="where the figures go")
-    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks-api.md", help="where the tables go")
+    parser.add_argument(
+        "--document", type=Path, default=ROOT / "docs" / "benchmarks-api.md", help="where the tables go"
+    )
     given = parser.parse_args(arguments)
     begun = begin(is_patient=not given.quick)
     machine, say = begun.machine, begun.say

@@ -41,7 +41,9 @@ class _Requester(asyncio.Protocol):
         if not found:
             return
         if not head.startswith(b"HTTP/1.1 200"):
-            self._fail(BenchmarkFailed(f"answered {head.splitlines()[0].decode()}: {body[:200].decode(errors='replace')}"))
+            self._fail(
+                BenchmarkFailed(f"answered {head.splitlines()[0].decode()}: {body[:200].decode(errors='replace')}")
+            )
             return
         length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
         if len(body) == length:
@@ -120,8 +122,21 @@ def heartbeats(port: int, sessions: dict[str, str], reports_each: int, ranks: in
     async def agent(node: str, token: str, ready: asyncio.Event, go: asyncio.Event) -> None:
         url = f"ws://127.0.0.1:{port}/v1/agents/connect"
         headers = {"Authorization": f"Bearer {token}"}
-        async with connect(url, additional_headers=headers, compression=None, ping_interval=None, proxy=None, max_queue=None) as line:
-            await line.send(encode(Hello(node_id=NodeId(node), agent_id="a", address="127.0.0.1", peer_port=1, memory_bytes=1, version="1")))
+        async with connect(
+            url, additional_headers=headers, compression=None, ping_interval=None, proxy=None, max_queue=None
+        ) as line:
+            await line.send(
+                encode(
+                    Hello(
+                        node_id=NodeId(node),
+                        agent_id="a",
+                        address="127.0.0.1",
+                        peer_port=1,
+                        memory_bytes=1,
+                        version="1",
+                    )
+                )
+            )
             await line.recv()
             data = [encode(_report(NodeId(node), number, ranks)) for number in range(reports_each)]
             ready.set()
@@ -162,7 +177,11 @@ def _report(node: NodeId, number: int, ranks: int) -> AgentReport:
         ranks=tuple(RankStatus(rank=Rank(rank), boundary=Step(number)) for rank in of_node),
         protection=tuple(
             ShardProtection(
-                rank=Rank(rank), committed=Step(number), holders=(node, NodeId("i-other")), in_view=(node, NodeId("i-other")), payload_bytes=2**30
+                rank=Rank(rank),
+                committed=Step(number),
+                holders=(node, NodeId("i-other")),
+                in_view=(node, NodeId("i-other")),
+                payload_bytes=2**30,
             )
             for rank in of_node
         ),

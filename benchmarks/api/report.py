@@ -1,4 +1,7 @@
-"""The report of one run: what was to be reached, what was measured, and what that does not say. Pure but for `write`."""
+"""The report of one run: what was to be reached, what was measured, and what that does not say.
+
+Pure but for `write`.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,8 @@ def rows(run: Run) -> list[Row]:
     found = []
     if run.bare_rates and run.describe_rates:
         held = Row(
-            what="DescribeTrainingJob of one job, with a token, by the rate of a bare route: answers are held between commits",
+            what="DescribeTrainingJob of one job, with a token, by the rate of a bare route: answers are held "
+            "between commits",
             measured=statistics.median(run.describe_rates) / statistics.median(run.bare_rates),
             limit=DESCRIBE_RATIO,
             is_least=True,
@@ -102,7 +106,12 @@ def rows(run: Run) -> list[Row]:
             )
     if run.list_seconds:
         found.append(
-            _most(f"ListTrainingJobs of {run.job_count:,} jobs, a page of 100, p99", _p99(run.list_seconds), LIST_MILLISECONDS, run.list_seconds)
+            _most(
+                f"ListTrainingJobs of {run.job_count:,} jobs, a page of 100, p99",
+                _p99(run.list_seconds),
+                LIST_MILLISECONDS,
+                run.list_seconds,
+            )
         )
     if run.heartbeat_rates:
         rate = statistics.median(run.heartbeat_rates)
@@ -117,7 +126,14 @@ def rows(run: Run) -> list[Row]:
             )
         )
     if run.follow_seconds:
-        found.append(_most("a line is printed → who follows has it, p99", _p99(run.follow_seconds), FOLLOW_MILLISECONDS, run.follow_seconds))
+        found.append(
+            _most(
+                "a line is printed → who follows has it, p99",
+                _p99(run.follow_seconds),
+                FOLLOW_MILLISECONDS,
+                run.follow_seconds,
+            )
+        )
     for command, seconds in run.command_seconds.items():
         limit = HELP_MILLISECONDS if command.endswith("--help") else COMMAND_MILLISECONDS
         found.append(_most(f"`{command}`, median", statistics.median(seconds), limit, seconds))
@@ -154,32 +170,44 @@ def _head(run: Run) -> str:
     lines = [
         *opening(run, "# How fast the service answers", COMMAND, "api.json"),
         f"- Machine: {machine.words()}. Load average before the run: {machine.load}.",
-        "- The server is one process with SQLite; the load comes from one other process, over loopback. 16 requests are under way at one time "
+        "- The server is one process with SQLite; the load comes from one other process, over loopback. 16 "
+        "requests are under way at one time "
         "for rates, one for latencies.",
     ]
     if run.describe_rates:
         lines.append(
-            "- DescribeTrainingJob: requests for one job with an administrator's token, while another process commits to the database "
-            f"{run.writes_per_second:.0f} times a second: each commit makes all answers that are held void. So the first row is what a dashboard, a "
-            "waiter and a script find that look at the same jobs: hundreds of answers come from one. The second is what an answer costs that nobody "
-            "has asked for since the last commit: a token and four questions to the database, each through SQLAlchemy, in two threads; it is shown, "
+            "- DescribeTrainingJob: requests for one job with an administrator's token, while another process "
+            "commits to the database "
+            f"{run.writes_per_second:.0f} times a second: each commit makes all answers that are held void. So "
+            "the first row is what a dashboard, a "
+            "waiter and a script find that look at the same jobs: hundreds of answers come from one. The second "
+            "is what an answer costs that nobody "
+            "has asked for since the last commit: a token and four questions to the database, each through "
+            "SQLAlchemy, in two threads; it is shown, "
             "and not judged. The bare route is FastAPI's `async def` "
-            "that returns a dict with one entry, served by the same process on another port, without a token; it is measured before and after, "
+            "that returns a dict with one entry, served by the same process on another port, without a token; "
+            "it is measured before and after, "
             f"and the row is inconclusive where the two differ by more than {FLOOR_TOLERANCE_RATIO:.0%}."
         )
     if run.list_seconds:
-        lines.append("- ListTrainingJobs: every page of the list in four orders. No page is asked for twice, so none was held.")
+        lines.append(
+            "- ListTrainingJobs: every page of the list in four orders. No page is asked for twice, so none was held."
+        )
     if run.heartbeat_rates:
         lines.append(
-            f"- Reports: {run.agent_count} agents send what a node with 8 ranks reports in the middle of training ({run.heartbeat_bytes} bytes) as "
-            "fast as they can. A rate is what the server has taken by its CPU time, or by the time that passed if that was more. The loops do not "
+            f"- Reports: {run.agent_count} agents send what a node with 8 ranks reports in the middle of "
+            f"training ({run.heartbeat_bytes} bytes) as "
+            "fast as they can. A rate is what the server has taken by its CPU time, or by the time that passed "
+            "if that was more. The loops do not "
             "run; reports without news do not wake them."
         )
     if run.follow_seconds:
         lines.append(
-            "- Followed logs: a job on one node of a local cluster prints the time; the delay is until boto3 has given the line to its caller. The "
+            "- Followed logs: a job on one node of a local cluster prints the time; the delay is until boto3 "
+            "has given the line to its caller. The "
             "follower came before the job was launched, and every line counts. The first was "
-            f"{run.follow_seconds[0] * 1000:.0f} ms late: an agent sends lines once it is asked for them, and is asked when the follower sees the "
+            f"{run.follow_seconds[0] * 1000:.0f} ms late: an agent sends lines once it is asked for them, and "
+            "is asked when the follower sees the "
             "launch."
         )
     if run.command_seconds:
@@ -211,7 +239,11 @@ def _spread(run: Run) -> str:
     }
     timed = {"ListTrainingJobs, ms": run.list_seconds, "followed logs, ms": run.follow_seconds}
     timed |= {f"`{command}`, ms": seconds for command, seconds in run.command_seconds.items()}
-    body = [[what, *(f"{value:,.0f}" for value in (min(found), statistics.median(found), max(found))), ""] for what, found in rates.items() if found]
+    body = [
+        [what, *(f"{value:,.0f}" for value in (min(found), statistics.median(found), max(found))), ""]
+        for what, found in rates.items()
+        if found
+    ]
     for what, seconds in timed.items():
         if seconds:
             summary = Summary.of(seconds)
@@ -222,6 +254,7 @@ def _spread(run: Run) -> str:
 
 def _limits() -> str:
     return (
-        "## What this does not say\n\nOne machine: load and server share its cores, and the network is a loopback. What a busy service answers lies "
+        "## What this does not say\n\nOne machine: load and server share its cores, and the network is a "
+        "loopback. What a busy service answers lies "
         "between the two rows of DescribeTrainingJob, by how many look at the same job. PostgreSQL was not measured."
     )

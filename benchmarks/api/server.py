@@ -2,7 +2,8 @@
 
     python -P -m benchmarks.api.server DIRECTORY JOBS NODES
 
-Neither has loops; the cloud behind the application is the tests' fake. Writes one line of JSON when both answer, and ends when its input does.
+Neither has loops; the cloud behind the application is the tests' fake. Writes one line of JSON when both answer, and
+ends when its input does.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def main() -> None:
     """Serve until standard input ends."""
     logging.getLogger("control_plane").setLevel(logging.ERROR)  # each line of an agent ends with what is no message
     directory, job_count, node_count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    settings = Settings(state_directory=directory, bucket=BUCKET, mode=CloudMode.LOCAL, aws_endpoint_url="http://127.0.0.1:1")
+    settings = Settings(
+        state_directory=directory, bucket=BUCKET, mode=CloudMode.LOCAL, aws_endpoint_url="http://127.0.0.1:1"
+    )
     directory.mkdir(parents=True)
     database = Database(settings.database)
     schema.migrate(database)
@@ -54,7 +57,8 @@ def main() -> None:
     app = create_app(settings, operator=FakeOperator(), objects=MemoryObjectStore(BUCKET), loops=lambda *_: ())
     listeners = [listening("127.0.0.1", 0) for _ in range(2)]
     servers: list[uvicorn.Server] = [
-        kind(server_config(each, Gate(), lifespan=life)) for kind, each, life in ((Server, app, "on"), (uvicorn.Server, bare, "off"))
+        kind(server_config(each, Gate(), lifespan=life))
+        for kind, each, life in ((Server, app, "on"), (uvicorn.Server, bare, "off"))
     ]
     ports = [listener.getsockname()[1] for listener in listeners]
 
@@ -65,7 +69,9 @@ def main() -> None:
 
     async def serve() -> None:
         threading.Thread(target=end, daemon=True).start()
-        await asyncio.gather(*(server.serve(sockets=[listener]) for server, listener in zip(servers, listeners, strict=True)))
+        await asyncio.gather(
+            *(server.serve(sockets=[listener]) for server, listener in zip(servers, listeners, strict=True))
+        )
 
     admin = (directory / "admin_token").read_text().strip()
     # The sockets listen already: whoever reads this and comes at once is answered a little later.
@@ -97,7 +103,11 @@ def fill(database: Database, job_count: int, node_count: int) -> dict[str, str]:
         for number, job in enumerate(many(job_count)):
             jobs.create(session, job, now - timedelta(seconds=job_count - number))
         return {
-            node: tokens.mint(session, NewToken(kind=TokenKind.SESSION, role=Role.AGENT, project="", fleet_name=FLEET, node_id=node), now)[0]
+            node: tokens.mint(
+                session,
+                NewToken(kind=TokenKind.SESSION, role=Role.AGENT, project="", fleet_name=FLEET, node_id=node),
+                now,
+            )[0]
             for node in (f"i-{number:017x}" for number in range(node_count))
         }
 
@@ -117,7 +127,12 @@ def many(count: int) -> Iterator[NewJob]:
             checkpoint_uri=f"s3://{BUCKET}/jobs/job-{number}/checkpoints/",
             output_uri=f"s3://{BUCKET}/jobs/job-{number}/output/",
             log_uri=f"s3://{BUCKET}/jobs/job-{number}/logs/",
-            hyperparameters={"learning_rate": "3e-4", "sequence_length": "4096", "batch_size": "64", "warm_up_steps": "2000"},
+            hyperparameters={
+                "learning_rate": "3e-4",
+                "sequence_length": "4096",
+                "batch_size": "64",
+                "warm_up_steps": "2000",
+            },
             environment={"NCCL_DEBUG": "WARN", "TOKENIZERS_PARALLELISM": "false"},
         )
         yield NewJob(

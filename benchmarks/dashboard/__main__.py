@@ -34,8 +34,12 @@ def main() -> int:
     """Measure, write the report, and return the process's exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dashboard", description="How fast the dashboard is.")
     parser.add_argument("--quick", action="store_true", help="few jobs and samples, to try the harness")
-    parser.add_argument("--json", type=Path, default=ROOT / ".everstep" / "bench" / "dashboard.json", help="where the figures go")
-    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks-dashboard.md", help="where the table goes")
+    parser.add_argument(
+        "--json", type=Path, default=ROOT / ".everstep" / "bench" / "dashboard.json", help="where the figures go"
+    )
+    parser.add_argument(
+        "--document", type=Path, default=ROOT / "docs" / "benchmarks-dashboard.md", help="where the table goes"
+    )
     arguments = parser.parse_args()
     begun = begin(is_patient=not arguments.quick)
     machine, say = begun.machine, begun.say
@@ -71,7 +75,10 @@ def main() -> int:
     report.write(run, arguments.json, arguments.document)
     short = [row for row in report.rows(run) if row.falls_short]
     for row in report.rows(run):
-        say(f"{row.what}: {row.measured:.3f} {row.unit}, to reach {row.limit:.3f}{' FALLS SHORT' if row.falls_short else ''}")
+        say(
+            f"{row.what}: {row.measured:.3f} {row.unit}, to reach "
+            f"{row.limit:.3f}{' FALLS SHORT' if row.falls_short else ''}"
+        )
     return 2 if short else 3 if run.is_busy else 0
 
 

@@ -1,7 +1,8 @@
 """What the dashboard is opened over: more jobs, nodes and lines than most fleets have.
 
-The wide job is launched by the real loops over the simulated fleet. The thousand beside it are rows: they are submitted by the same functions as
-any, and get their states by an update, because living through a thousand lives would take hours.
+The wide job is launched by the real loops over the simulated fleet. The thousand beside it are rows: they are submitted
+by the same functions as any, and get their states by an update, because living through a thousand lives would take
+hours.
 """
 
 from __future__ import annotations
@@ -46,10 +47,16 @@ async def crowd(world: World, *, jobs: int, nodes: int) -> None:
             if state is None:
                 continue
             created = world.now - timedelta(minutes=7 * number + 20)
-            values = {"created_at": created, "started_at": created + timedelta(minutes=1), "ended_at": created + timedelta(minutes=15)}
+            values = {
+                "created_at": created,
+                "started_at": created + timedelta(minutes=1),
+                "ended_at": created + timedelta(minutes=15),
+            }
             reason = f"It made {100 + number} steps."
             session.execute(
-                update(Job).where(Job.name == f"run-{number:04d}").values(state=state.value, reason=reason, boundary=100 + number, **values)
+                update(Job)
+                .where(Job.name == f"run-{number:04d}")
+                .values(state=state.value, reason=reason, boundary=100 + number, **values)
             )
 
 
@@ -71,5 +78,8 @@ def write_log(world: World, name: str, lines: int) -> None:
 
 
 def _line(begin: int, number: int) -> LogLine:
-    text = f"\x1b[2mstep {number:7d}\x1b[0m  loss \x1b[32m{1.7 + 6.5 * math.exp(-number / 9000):.5f}\x1b[0m  grad_norm 0.{number % 997:03d}"
+    text = (
+        f"\x1b[2mstep {number:7d}\x1b[0m  loss \x1b[32m{1.7 + 6.5 * math.exp(-number / 9000):.5f}\x1b[0m  "
+        f"grad_norm 0.{number % 997:03d}"
+    )
     return LogLine(at_ms=begin + number, rank=Rank(0), stream="stdout", text=text, end=1)

@@ -58,7 +58,10 @@ def rows(run: Run) -> list[Row]:
         _row(f"list of {run.jobs:,} jobs answers, median", run.interactive_seconds, 0.5, INTERACTIVE_SECONDS, "s"),
         _row("a fault is on the page after its event was stored, 95 %", run.shown_seconds, 0.95, SHOWN_SECONDS, "s"),
     ]
-    found += [_row(f"a frame while {what} scrolls, 95 %", frames, 0.95, FRAME_MS, "ms") for what, frames in run.frames_ms.items()]
+    found += [
+        _row(f"a frame while {what} scrolls, 95 %", frames, 0.95, FRAME_MS, "ms")
+        for what, frames in run.frames_ms.items()
+    ]
     return unless_busy(run, found)
 
 
@@ -85,14 +88,19 @@ def render(run: Run) -> str:
     machine = run.machine
     lines = [
         *opening(run, "# How fast the dashboard is", COMMAND, "dashboard.json"),
-        f"- Machine: {machine.words()}, {run.chromium}, drawing without a graphics card. Load average before the run: {machine.load}.",
+        f"- Machine: {machine.words()}, {run.chromium}, drawing without a graphics card. Load average "
+        f"before the run: {machine.load}.",
         "- Browser, server and simulated fleet share the machine; server and fleet share one process.",
-        f"- {run.jobs:,} jobs in the list; one of them on {run.nodes} nodes, with {run.nodes} shards; its log has {run.lines:,} lines.",
-        "- A page *answers* when a filter that was typed has narrowed its list, counted from asking for the page, by somebody who is signed in, "
+        f"- {run.jobs:,} jobs in the list; one of them on {run.nodes} nodes, with {run.nodes} shards; its "
+        f"log has {run.lines:,} lines.",
+        "- A page *answers* when a filter that was typed has narrowed its list, counted from asking for the "
+        "page, by somebody who is signed in, "
         "with nothing in the browser's cache.",
-        "- A fault is *on the page* when the card of the incident is in the document; it is *stored* when the transaction that made the incident "
+        "- A fault is *on the page* when the card of the incident is in the document; it is *stored* when "
+        "the transaction that made the incident "
         "has been committed.",
-        "- *Smooth* is a frame in at most 33.3 ms for 95 % of the frames, while something is scrolled in every frame for 4 s "
+        "- *Smooth* is a frame in at most 33.3 ms for 95 % of the frames, while something is scrolled in "
+        "every frame for 4 s "
         "and the page goes on asking.",
     ]
     lines += caveats(machine, is_quick=run.is_quick)

@@ -9,5 +9,6 @@
     rows.py          samples become figures and verdicts (pure)
     report.py        JSON, tables and the picture (pure but for `write`)
 
-Invariant: what was measured is reported; a row that its floor or its reference does not bear out is called inconclusive, never repeated.
+Invariant: what was measured is reported; a row that its floor or its reference does not bear out is called
+inconclusive, never repeated.
 """

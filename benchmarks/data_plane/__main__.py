@@ -4,10 +4,10 @@
 
     size by size:  floors A floors B floors C floors … Z floors │ A floors B floors C floors │ Z floors … C floors B floors A floors
 
-Every system is launched on the way out and on the way back, Everstep and those it is held against once more in the middle: drift of the machine falls
-on all of them. Floors are measured before and after each launch, and before each of Everstep's restores.
-Exit code: 0 all rows pass or are inconclusive, 1 nothing to report, 2 a row falls short, 3 none does, but the machine was busy when the run began, so
-that no row says anything (wrong bytes fall short all the same).
+Every system is launched on the way out and on the way back, Everstep and those it is held against once more in the
+middle: drift of the machine falls on all of them. Floors are measured before and after each launch, and before each of
+Everstep's restores. Exit code: 0 all rows pass or are inconclusive, 1 nothing to report, 2 a row falls short, 3 none
+does, but the machine was busy when the run began, so that no row says anything (wrong bytes fall short all the same).
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def sizes_of(sizes_mib: list[int], peers: tuple[System, ...], *, is_quick: bool)
         )
 
     def everstep(state_mib: int) -> Repeats:
-        # Two ranks in three launches: 100 snapshots for a p99, and as many as take the same time of a small state, of which a worst one is anything.
+        # Two ranks in three launches: 100 snapshots for a p99, and as many as take the same time of a small state, of
+        # which a worst one is anything.
         # Two of three tight steps have no snapshot: of a small state 250 of those, for the same reason.
         # Ranks restore from their own node beside every restore from a peer, too.
         spaced, tight = (18, 8) if state_mib >= LARGE_STATE_MIB else (48, 64)
@@ -116,14 +117,20 @@ def order_of(names: Sequence[str], thrice: Collection[str]) -> list[str]:
 
 def main() -> int:
     """Measure, write the report, and return the process's exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.data_plane", description="Everstep's data plane beside its peers and the floors.")
-    parser.add_argument("--quick", action="store_true", help="256 MiB, few repeats, no peers, no real model: it tries the harness")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.data_plane", description="Everstep's data plane beside its peers and the floors."
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="256 MiB, few repeats, no peers, no real model: it tries the harness"
+    )
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 1024], help="MiB of state per rank")
     parser.add_argument("--peers", nargs="*", choices=[peer.name for peer in PEERS], help="only these")
     parser.add_argument("--without-model", action="store_true", help="leave the char-GPT out")
     parser.add_argument("--json", type=Path, default=HOME / "data_plane.json", help="where the figures go")
     parser.add_argument(
-        "--document", type=Path, help="whose section is renewed, with a picture beside it; docs/benchmarks.md, or with --quick a draft"
+        "--document",
+        type=Path,
+        help="whose section is renewed, with a picture beside it; docs/benchmarks.md, or with --quick a draft",
     )
     arguments = parser.parse_args()
     peers = tuple(peer for peer in PEERS if arguments.peers is None or peer.name in arguments.peers)
@@ -132,7 +139,9 @@ def main() -> int:
     begun = begin(is_patient=not arguments.quick)
     machine, say = begun.machine, begun.say
 
-    document = arguments.document or (HOME / "data_plane_quick.md" if arguments.quick else ROOT / "docs" / "benchmarks.md")
+    document = arguments.document or (
+        HOME / "data_plane_quick.md" if arguments.quick else ROOT / "docs" / "benchmarks.md"
+    )
     home = HOME / "data_plane"
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
@@ -161,7 +170,9 @@ def exit_code(figures: Sequence[Figure], *, was_busy: bool) -> int:
     return 3 if was_busy else 0
 
 
-def measure(home: Path, sizes: list[Size], *, has_model: bool, say: Callable[[str], None]) -> tuple[list[Figure], report.Floors]:
+def measure(
+    home: Path, sizes: list[Size], *, has_model: bool, say: Callable[[str], None]
+) -> tuple[list[Figure], report.Floors]:
     """Run every launch and return all figures, and the floors of every size."""
     figures: list[Figure] = []
     floors: report.Floors = {}
@@ -226,7 +237,13 @@ def _measure_size(bench: Bench, size: Size) -> tuple[list[Figure], dict[str, Lau
     of: dict[str, Of] = {}
     for name in (name for name in names if launches[name]):
         measured = of_everstep(launches[name]) if name == EVERSTEP else of_peer(launches[name], systems[name].metrics)
-        of[name] = Of(system=name, version=versions[name], state_mib=size.state_mib, measured=measured, floors=floors_of(floors[name], state_bytes))
+        of[name] = Of(
+            system=name,
+            version=versions[name],
+            state_mib=size.state_mib,
+            measured=measured,
+            floors=floors_of(floors[name], state_bytes),
+        )
     if (own := of.pop(EVERSTEP, None)) is not None:
         figures += judged(own, of)
         figures += shown(own)
@@ -234,15 +251,26 @@ def _measure_size(bench: Bench, size: Size) -> tuple[list[Figure], dict[str, Lau
     return figures, floors_of(floors[EVERSTEP], state_bytes)
 
 
-def _launch(bench: Bench, home: Path, peer: System | None, size: Size, beside: Callable[[], None]) -> EverstepLaunch | list[dict[str, Any]]:
+def _launch(
+    bench: Bench, home: Path, peer: System | None, size: Size, beside: Callable[[], None]
+) -> EverstepLaunch | list[dict[str, Any]]:
     if peer is None:
-        return run_everstep(bench, f"data-plane-{home.name}", state_mib=size.state_mib, repeats=size.everstep, beside=beside)
+        return run_everstep(
+            bench, f"data-plane-{home.name}", state_mib=size.state_mib, repeats=size.everstep, beside=beside
+        )
     try:
-        return run_peer(peer, HOME / "venvs", home, state_mib=size.state_mib, repeats=size.peer, timeout_seconds=LAUNCH_SECONDS)
+        return run_peer(
+            peer, HOME / "venvs", home, state_mib=size.state_mib, repeats=size.peer, timeout_seconds=LAUNCH_SECONDS
+        )
     except BenchmarkFailed as error:  # DLRover's saver does not always come up
         bench.say(f"  once more: {error}")
         return run_peer(
-            peer, HOME / "venvs", home.with_name(f"{home.name}-again"), state_mib=size.state_mib, repeats=size.peer, timeout_seconds=LAUNCH_SECONDS
+            peer,
+            HOME / "venvs",
+            home.with_name(f"{home.name}-again"),
+            state_mib=size.state_mib,
+            repeats=size.peer,
+            timeout_seconds=LAUNCH_SECONDS,
         )
 
 

@@ -3,7 +3,8 @@
     rank: model built, `init` ──▶ waits ──▶ copies what is verified ──▶ `restore` returns
     owner's node:                 fetch begins ──▶ verified, chunk by chunk ──▶ says so
 
-Invariant: the time runs from the fetch's beginning, the rank waiting, to the rank's return from `restore`, on a clock that all processes share.
+Invariant: the time runs from the fetch's beginning, the rank waiting, to the rank's return from `restore`, on a clock
+that all processes share.
 """
 
 from __future__ import annotations

@@ -49,15 +49,31 @@ class Launch:
     def of(cls, ranks: Sequence[Json]) -> Launch:
         """Return what both ranks have left."""
         first, size = ranks[0]["blocks"], len({block["system"] for block in ranks[0]["blocks"]})
-        blocks = [{**block, "cpu_seconds": sum(rank["blocks"][number]["cpu_seconds"] for rank in ranks)} for number, block in enumerate(first)]
-        cycles = [{block["system"]: block for block in blocks[start : start + size]} for start in range(0, len(blocks), size)]
+        blocks = [
+            {**block, "cpu_seconds": sum(rank["blocks"][number]["cpu_seconds"] for rank in ranks)}
+            for number, block in enumerate(first)
+        ]
+        cycles = [
+            {block["system"]: block for block in blocks[start : start + size]} for start in range(0, len(blocks), size)
+        ]
 
         def kept_ratio(system: str) -> float:
             own = [[block for block in rank["blocks"] if block["system"] == system] for rank in ranks]
-            return min(sum(block["kept_count"] for block in blocks) / sum(len(block["numbers"]) for block in blocks) for blocks in own)
+            return min(
+                sum(block["kept_count"] for block in blocks) / sum(len(block["numbers"]) for block in blocks)
+                for blocks in own
+            )
 
-        verified = {system: None if None in (seen := [rank["verified"][system] for rank in ranks]) else all(seen) for system in ranks[0]["verified"]}
-        return cls(cycles, {system: kept_ratio(system) for system in verified}, verified, sum(rank["state_bytes"] for rank in ranks))
+        verified = {
+            system: None if None in (seen := [rank["verified"][system] for rank in ranks]) else all(seen)
+            for system in ranks[0]["verified"]
+        }
+        return cls(
+            cycles,
+            {system: kept_ratio(system) for system in verified},
+            verified,
+            sum(rank["state_bytes"] for rank in ranks),
+        )
 
 
 def measure(bench: Bench, environments: Path, kind: str, *, with_peer: bool) -> list[Launch]:
@@ -159,7 +175,10 @@ def figures(kind: str, launches: Sequence[Launch], versions: Mapping[str, str]) 
         )
 
     commits = {system: min(launch.kept_ratio[system] for launch in launches) for system in measured.values()}
-    slowdowns = {name: figure(name, "slowdown", "ratio", slowdown, f"commits ÷ steps {commits[system]:.2f}") for name, system in measured.items()}
+    slowdowns = {
+        name: figure(name, "slowdown", "ratio", slowdown, f"commits ÷ steps {commits[system]:.2f}")
+        for name, system in measured.items()
+    }
     slowdowns[EVERSTEP] = _judged(slowdowns[EVERSTEP], slowdowns.get("lm-resiliency"), launches, commits)
 
     def cpu(cycle: Cycle, system: str) -> float:
@@ -187,7 +206,9 @@ def _judged(own: Figure, peer: Figure | None, launches: Sequence[Launch], commit
         why = "the model was launched once" if moved is None else f"the model alone moved by {moved:.0%}"
         return replace(own, verdict=Verdict.INCONCLUSIVE, reason=f"{told}; {why}")
     if peer is None:
-        return replace(own, verdict=Verdict.INCONCLUSIVE, reason=f"{told}; no other system that replicates was measured")
+        return replace(
+            own, verdict=Verdict.INCONCLUSIVE, reason=f"{told}; no other system that replicates was measured"
+        )
     own = replace(own, limit=peer.value, against="lm-resiliency's")
     if commits[OWN] < LEAST_COMMITS_RATIO:
         return replace(own, verdict=Verdict.INCONCLUSIVE, reason=f"{told}: not the same interval")
@@ -197,5 +218,7 @@ def _judged(own: Figure, peer: Figure | None, launches: Sequence[Launch], commit
     more = [slowdown(cycle, OWN) - slowdown(cycle, LM_RESILIENCY) for launch in launches for cycle in launch.cycles]
     low, high = _interval(more)
     verdict = Verdict.PASS if high <= 0 else Verdict.SHORT if low > 0 else Verdict.INCONCLUSIVE
-    beside = f"{100 * statistics.median(more):+.1f} points beside lm-resiliency's ({100 * low:+.1f} to {100 * high:+.1f})"
+    beside = (
+        f"{100 * statistics.median(more):+.1f} points beside lm-resiliency's ({100 * low:+.1f} to {100 * high:+.1f})"
+    )
     return replace(own, verdict=verdict, reason=f"{told}; {beside}")

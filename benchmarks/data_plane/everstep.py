@@ -4,7 +4,8 @@
                  ─▶ spoil rank 1's own slots and kill rank 0: rank 1 restores from its peer, several times
     and, once the job has ended, a rank that waits for its state (`arrivals`)
 
-Invariant: nothing of the product is replaced or told that it is being measured; times are the script's, the page's and the agents' logs'.
+Invariant: nothing of the product is replaced or told that it is being measured; times are the script's, the page's and
+the agents' logs'.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class EverstepLaunch:
     """Private memory of an agent while nothing ran: part of the baseline."""
 
 
-def run_everstep(bench: Bench, name: str, *, state_mib: int, repeats: Repeats, beside: Callable[[], None] = lambda: None) -> EverstepLaunch:
+def run_everstep(
+    bench: Bench, name: str, *, state_mib: int, repeats: Repeats, beside: Callable[[], None] = lambda: None
+) -> EverstepLaunch:
     """Run one job.
 
     Args:
@@ -106,7 +109,9 @@ def run_everstep(bench: Bench, name: str, *, state_mib: int, repeats: Repeats, b
             restored: list[Restored] = []
             for number in range(repeats.local_restores + repeats.peer_restores):
                 beside()
-                restored += _restore(bench, job, directory, nodes, generation=number + 2, from_peer=number >= repeats.local_restores)
+                restored += _restore(
+                    bench, job, directory, nodes, generation=number + 2, from_peer=number >= repeats.local_restores
+                )
             (directory / "finish").touch()
             job.wait("its end", lambda seen: seen["TrainingJobStatus"] == "Completed")
         except BenchmarkFailed:
@@ -121,7 +126,9 @@ def run_everstep(bench: Bench, name: str, *, state_mib: int, repeats: Repeats, b
     )
 
 
-def _restore(bench: Bench, job: BenchJob, directory: Path, nodes: list[str], *, generation: int, from_peer: bool) -> list[Restored]:
+def _restore(
+    bench: Bench, job: BenchJob, directory: Path, nodes: list[str], *, generation: int, from_peer: bool
+) -> list[Restored]:
     """Kill rank 0, and read how everybody came back."""
     logs = [bench.cluster.nodes_directory / node / "console.log" for node in nodes]
     marks = [log.stat().st_size for log in logs]
@@ -130,10 +137,16 @@ def _restore(bench: Bench, job: BenchJob, directory: Path, nodes: list[str], *, 
             _spoil(slot)
     bench.cluster.kill_rank(nodes[0], 0)
     ranks = _results(job, directory, generation=generation)
-    told = {int(match[1]): match for log, mark in zip(logs, marks, strict=True) for match in RESTORED.finditer(log.read_bytes()[mark:].decode())}
+    told = {
+        int(match[1]): match
+        for log, mark in zip(logs, marks, strict=True)
+        for match in RESTORED.finditer(log.read_bytes()[mark:].decode())
+    }
     expected = ["local", "peer" if from_peer else "local"]
     if [told[rank][2] for rank in sorted(told)] != expected:
-        raise BenchmarkFailed(f"restores came from {[match[2] for match in told.values()]}, expected {expected}; see {logs[0]}")
+        raise BenchmarkFailed(
+            f"restores came from {[match[2] for match in told.values()]}, expected {expected}; see {logs[0]}"
+        )
     return [
         Restored(
             rank=rank,
@@ -163,9 +176,14 @@ def _results(job: BenchJob, directory: Path, *, generation: int) -> list[Json]:
         if time.monotonic() - asked_at > 5.0:
             asked_at, seen = time.monotonic(), job.describe()
             if seen["TrainingJobStatus"] in ENDED or seen["Generation"] > generation:
-                raise BenchmarkFailed(f"job {job.name} is {seen['TrainingJobStatus']} in launch {seen['Generation']}: {seen['Reason']}")
+                raise BenchmarkFailed(
+                    f"job {job.name} is {seen['TrainingJobStatus']} in launch {seen['Generation']}: {seen['Reason']}"
+                )
         if time.monotonic() > deadline:
-            raise BenchmarkFailed(f"launch {generation} of job {job.name} has said nothing for {PATIENCE_SECONDS:.0f} s: {job.describe()['Reason']}")
+            raise BenchmarkFailed(
+                f"launch {generation} of job {job.name} has said nothing for {PATIENCE_SECONDS:.0f} s: "
+                f"{job.describe()['Reason']}"
+            )
     return [json.loads(path.read_text()) for path in paths]
 
 

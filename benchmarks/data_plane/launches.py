@@ -27,7 +27,9 @@ FLOOR_ROUNDS = 4
 MEMORY = Path("/dev/shm")
 
 
-def run_peer(system: System, environments: Path, home: Path, *, state_mib: int, repeats: Repeats, timeout_seconds: float) -> list[dict[str, Any]]:
+def run_peer(
+    system: System, environments: Path, home: Path, *, state_mib: int, repeats: Repeats, timeout_seconds: float
+) -> list[dict[str, Any]]:
     """Launch a peer once.
 
     Args:
@@ -63,11 +65,15 @@ def run_peer(system: System, environments: Path, home: Path, *, state_mib: int, 
         ]
         python = str(system.python(environments))
         commands = [["-m", "benchmarks.data_plane.rank.peer", launch.to_json()] for launch in launches]
-        _run_to_the_end(system.name, [[python, *command] for command in commands], home, {"TMPDIR": str(home)}, timeout_seconds)
+        _run_to_the_end(
+            system.name, [[python, *command] for command in commands], home, {"TMPDIR": str(home)}, timeout_seconds
+        )
     return [json.loads(Path(launch.result).read_text()) for launch in launches]
 
 
-def run_ranks(program: list[str], home: Path, environment: Mapping[str, str], *, python: str | None, timeout_seconds: float) -> None:
+def run_ranks(
+    program: list[str], home: Path, environment: Mapping[str, str], *, python: str | None, timeout_seconds: float
+) -> None:
     """Run a script as two ranks with torchrun's variables.
 
     Args:
@@ -87,17 +93,29 @@ def run_ranks(program: list[str], home: Path, environment: Mapping[str, str], *,
         "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1",
     }
-    commands = [["env", f"RANK={rank}", f"GROUP_RANK={rank}", python or sys.executable, *program] for rank in range(RANKS)]
+    commands = [
+        ["env", f"RANK={rank}", f"GROUP_RANK={rank}", python or sys.executable, *program] for rank in range(RANKS)
+    ]
     with closing(ReservedPort()) as port:
-        _run_to_the_end(program[0], commands, home, {**shared, "MASTER_PORT": str(port.number), "GLOO_SOCKET_IFNAME": "lo"}, timeout_seconds)
+        _run_to_the_end(
+            program[0],
+            commands,
+            home,
+            {**shared, "MASTER_PORT": str(port.number), "GLOO_SOCKET_IFNAME": "lo"},
+            timeout_seconds,
+        )
 
 
-def _run_to_the_end(name: str, commands: list[list[str]], home: Path, environment: Mapping[str, str], timeout_seconds: float) -> None:
+def _run_to_the_end(
+    name: str, commands: list[list[str]], home: Path, environment: Mapping[str, str], timeout_seconds: float
+) -> None:
     python = next(Path(word) for word in commands[0] if Path(word).name.startswith("python"))
     path = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}  # DeepSpeed looks for ninja there
     with processes(commands, home, {**environment, **path}) as started:
         deadline = time.monotonic() + timeout_seconds
-        while None in (codes := [process.poll() for process in started]) and not any(codes):  # of two that meet, none waits for a dead one
+        while None in (codes := [process.poll() for process in started]) and not any(
+            codes
+        ):  # of two that meet, none waits for a dead one
             if time.monotonic() > deadline:
                 raise BenchmarkFailed(f"{name} has not ended after {timeout_seconds:.0f} s; see {home}/rank*.log")
             pause(POLL_SECONDS)

@@ -34,14 +34,23 @@ def draw(figures: Sequence[Figure], floors: Mapping[int, Mapping[str, LaunchFloo
             bars = [
                 each
                 for each in figures
-                if each.state_mib == size and each.metric == (OWN_METRIC.get(metric, metric) if each.system == EVERSTEP else metric) and each.n
+                if each.state_mib == size
+                and each.metric == (OWN_METRIC.get(metric, metric) if each.system == EVERSTEP else metric)
+                and each.n
             ]
             if bars:
-                body += _panel(f"{title}, {size} MiB, ms/GiB", bars, sum(floors[size][name].median for name in made_of), " + ".join(made_of), y)
+                body += _panel(
+                    f"{title}, {size} MiB, ms/GiB",
+                    bars,
+                    sum(floors[size][name].median for name in made_of),
+                    " + ".join(made_of),
+                    y,
+                )
                 y += ROW * (len(bars) + 2)
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" role="img" aria-label="Milliseconds per GiB by system">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" role="img" '
+            'aria-label="Milliseconds per GiB by system">',
             f'<rect width="{WIDTH}" height="{y}" fill="#ffffff"/>',
             *body,
             "</svg>\n",
@@ -55,12 +64,22 @@ def _panel(title: str, bars: Sequence[Figure], floor: float, made_of: str, top: 
     for row, bar in enumerate(bars, start=1):
         y = top + row * ROW
         colour = OWN_COLOUR if bar.system == EVERSTEP else PEER_COLOUR
-        drawn.append(f'<text x="{LEFT - 8}" y="{y + 12}" {FONT} fill="#222" text-anchor="end">{escape(bar.system)}</text>')
-        drawn.append(f'<rect x="{LEFT}" y="{y}" width="{max(1.0, bar.value * scale):.1f}" height="{BAR}" fill="{colour}"/>')
-        drawn.append(f'<text x="{LEFT + bar.value * scale + 6:.1f}" y="{y + 12}" {FONT} fill="#222">{bar.value:.1f}</text>')
+        drawn.append(
+            f'<text x="{LEFT - 8}" y="{y + 12}" {FONT} fill="#222" text-anchor="end">{escape(bar.system)}</text>'
+        )
+        drawn.append(
+            f'<rect x="{LEFT}" y="{y}" width="{max(1.0, bar.value * scale):.1f}" height="{BAR}" fill="{colour}"/>'
+        )
+        drawn.append(
+            f'<text x="{LEFT + bar.value * scale + 6:.1f}" y="{y + 12}" {FONT} fill="#222">{bar.value:.1f}</text>'
+        )
     x, height = LEFT + floor * scale, ROW * len(bars)
     drawn.append(
-        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top + ROW - 4}" y2="{top + ROW + height - 4}" stroke="{FLOOR_COLOUR}" stroke-dasharray="4 3"/>'
+        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top + ROW - 4}" y2="{top + ROW + height - 4}" '
+        f'stroke="{FLOOR_COLOUR}" stroke-dasharray="4 3"/>'
     )
-    drawn.append(f'<text x="{WIDTH - 8}" y="{top + 12}" {FONT} fill="{FLOOR_COLOUR}" text-anchor="end">floor: {escape(made_of)} {floor:.0f}</text>')
+    drawn.append(
+        f'<text x="{WIDTH - 8}" y="{top + 12}" {FONT} fill="{FLOOR_COLOUR}" text-anchor="end">floor: '
+        f"{escape(made_of)} {floor:.0f}</text>"
+    )
     return drawn

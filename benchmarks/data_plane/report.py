@@ -1,4 +1,6 @@
-"""The report of one run: figures as JSON, a section of docs/benchmarks.md, and a picture beside it. Pure but for `write`.
+"""The report of one run: figures as JSON, a section of docs/benchmarks.md, and a picture beside it.
+
+Pure but for `write`.
 
 Invariant: every row says how many samples, between which bounds, and what its floor did.
 """
@@ -28,7 +30,8 @@ TITLES = {goal.metric + goal.suffix: goal.title for goal in GOALS} | {
     "blocked_tight": "training blocked per snapshot, spans of twice the copy",
     "restore_peer_fetch": "of a rank that waits: until all was verified on its own node",
     "restore_added": "fetch from the peer, and restore of a rank that comes when it is over",
-    "first_commit": "first snapshot (audited, so compared when the next change is due) ÷ later ones (not audited), to the commit",
+    "first_commit": "first snapshot (audited, so compared when the next change is due) ÷ later ones (not audited), to "
+    "the commit",
     "first_raw": "first snapshot (audited) ÷ later ones (not audited), blocked",
     "tight_commits": "commits ÷ steps, spans of twice the copy",
     "agent": "private memory of an agent while nothing runs: a baseline, not counted above",
@@ -84,7 +87,12 @@ def render(run: Run, picture: str) -> str:
         run: what was measured.
         picture: name of the picture, in the same folder.
     """
-    parts = [_head(run), f"![Milliseconds per GiB, beside peers and floors]({picture})", _floors(run.floors), _goals(run.figures)]
+    parts = [
+        _head(run),
+        f"![Milliseconds per GiB, beside peers and floors]({picture})",
+        _floors(run.floors),
+        _goals(run.figures),
+    ]
     if any(figure.system != EVERSTEP and not figure.metric.startswith("char_gpt") for figure in run.figures):
         parts.append(_peers(run.figures))
     if any(figure.metric.startswith("char_gpt") for figure in run.figures):
@@ -94,9 +102,16 @@ def render(run: Run, picture: str) -> str:
 
 def line(figure: Figure) -> str:
     """Return a verdict as one line for a terminal."""
-    limit = "" if figure.limit is None else f" (to reach {_number(figure.limit)}{', ' + figure.against if figure.against else ''})"
+    limit = (
+        ""
+        if figure.limit is None
+        else f" (to reach {_number(figure.limit)}{', ' + figure.against if figure.against else ''})"
+    )
     reason = f": {figure.reason}" if figure.reason else ""
-    return f"{figure.verdict:>12}  {figure.state_mib} MiB  {figure.system}: {figure.metric} {_number(figure.value)} {figure.unit}{limit}{reason}"
+    return (
+        f"{figure.verdict:>12}  {figure.state_mib} MiB  {figure.system}: {figure.metric} "
+        f"{_number(figure.value)} {figure.unit}{limit}{reason}"
+    )
 
 
 def _head(run: Run) -> str:
@@ -105,18 +120,28 @@ def _head(run: Run) -> str:
         *opening(run, "## The data plane, beside its peers", COMMAND, "data_plane.json"),
         f"- Machine: {machine.words(*machine.versions)}; load average before the run {machine.load_average[0]:.2f}. "
         "No GPU; both nodes share the cores and one loopback.",
-        "- Two ranks on two nodes, each with a state of its own: fp32 parameters of a transformer's shapes and Adam's two moments, one thread. "
-        "Forward and backward are **timed waits** that leave the processor free; the optimizer's step is real. All times are per GiB of state.",
-        "- Every system is launched on the way out and on the way back, in the order A B C … Z, A B C, Z … C B A: Everstep and those that it is held "
-        "against three times, the others twice. The floors are measured by two processes before and after every launch, and before each of "
-        "Everstep's restores; those of the network are a bare pair of sockets as the kernel makes them, to which Everstep's, whose small buffers "
-        "stay in the caches, may be superior. Of a large state only those are launched that Everstep is held against, and DLRover: the others would "
+        "- Two ranks on two nodes, each with a state of its own: fp32 parameters of a transformer's shapes "
+        "and Adam's two moments, one thread. "
+        "Forward and backward are **timed waits** that leave the processor free; the optimizer's step is "
+        "real. All times are per GiB of state.",
+        "- Every system is launched on the way out and on the way back, in the order A B C … Z, A B C, Z … "
+        "C B A: Everstep and those that it is held "
+        "against three times, the others twice. The floors are measured by two processes before and after "
+        "every launch, and before each of "
+        "Everstep's restores; those of the network are a bare pair of sockets as the kernel makes them, to "
+        "which Everstep's, whose small buffers "
+        "stay in the caches, may be superior. Of a large state only those are launched that Everstep is "
+        "held against, and DLRover: the others would "
         "take minutes and decide no row.",
-        "- Intervals are 95 % percentile bootstraps over the samples of all launches: what differs from launch to launch, of which there are few, is "
+        "- Intervals are 95 % percentile bootstraps over the samples of all launches: what differs from "
+        "launch to launch, of which there are few, is "
         "hardly in them. What is measured is judged, not the interval.",
-        f"- **inconclusive**: a row's floor (a sum, where its limit is one) moved by more than {FLOOR_TOLERANCE_RATIO:.0%} between the lowest and "
-        f"the highest launch, or a peer was more than {PEER_TOLERANCE_RATIO:.0%} away from what is known of it, scaled by the floors.",
-        "- *verified*: after the run the bytes on the holder, or in the restored model, were compared with the owner's, without any digest.",
+        "- **inconclusive**: a row's floor (a sum, where its limit is one) moved by more than "
+        f"{FLOOR_TOLERANCE_RATIO:.0%} between the lowest and "
+        f"the highest launch, or a peer was more than {PEER_TOLERANCE_RATIO:.0%} away from what is known of "
+        "it, scaled by the floors.",
+        "- *verified*: after the run the bytes on the holder, or in the restored model, were compared with "
+        "the owner's, without any digest.",
     ]
     quick = "A quick run with few samples: it tries the harness and measures nothing."
     busy = f"The machine was busy when the run began (more than {BUSY_LOAD_RATIO} per core). "
@@ -158,8 +183,10 @@ def _goals(figures: Sequence[Figure]) -> str:
         for figure in own
     ]
     text = (
-        "The first three snapshots of a launch are audited on purpose, copied whole at the boundary and compared when the next change is due, so "
-        "that the whole span is in their commit: first ÷ later ones, which are not audited, is shown and not judged. First ÷ second and third, of "
+        "The first three snapshots of a launch are audited on purpose, copied whole at the boundary and "
+        "compared when the next change is due, so "
+        "that the whole span is in their commit: first ÷ later ones, which are not audited, is shown and "
+        "not judged. First ÷ second and third, of "
         "which all are audited, says what cold pages cost, and is judged."
     )
     return f"### What was to be reached\n\n{text}\n\n{table(head, rows)}"
@@ -167,24 +194,39 @@ def _goals(figures: Sequence[Figure]) -> str:
 
 def _peers(figures: Sequence[Figure]) -> str:
     text = (
-        "Medians in ms per GiB; a system offers what has a figure. *Blocked* holds with long spans, snapshots at every step. Peers do not say what "
-        "they have committed: the loop calls each at every step, and a call waits for what the one before still does (snapshots ÷ steps 1.00 by "
-        "that, with short spans, too); only the last snapshot is compared. Restores end in the live model. What is not on the peer does not survive "
+        "Medians in ms per GiB; a system offers what has a figure. *Blocked* holds with long spans, "
+        "snapshots at every step. Peers do not say what "
+        "they have committed: the loop calls each at every step, and a call waits for what the one before "
+        "still does (snapshots ÷ steps 1.00 by "
+        "that, with short spans, too); only the last snapshot is compared. Restores end in the live model. "
+        "What is not on the peer does not survive "
         "its node. ⚠ inconclusive, see below."
     )
-    notes = [f"- {each.system}, {each.state_mib} MiB, a launch failed: {each.reason}" for each in figures if each.metric == "launches"]
+    notes = [
+        f"- {each.system}, {each.state_mib} MiB, a launch failed: {each.reason}"
+        for each in figures
+        if each.metric == "launches"
+    ]
     rows = []
     own = {"blocked": "blocked_p50"}
     for size in sorted({figure.state_mib for figure in figures if figure.metric == "memory"}):
-        at_size = [figure for figure in figures if figure.state_mib == size and not figure.metric.startswith("char_gpt")]
+        at_size = [
+            figure for figure in figures if figure.state_mib == size and not figure.metric.startswith("char_gpt")
+        ]
         for system in dict.fromkeys(figure.system for figure in at_size):
             found = {figure.metric: figure for figure in at_size if figure.system == system}
             version = next(iter(found.values())).version
             cells = [found.get(own.get(metric, metric) if system == EVERSTEP else metric) for metric in PEER_TITLES]
             rows.append([f"{size} MiB", f"{system} {version}", *(_cell(figure) for figure in cells)])
-            unsure = [each for each in cells if each is not None and each.verdict is Verdict.INCONCLUSIVE and system != EVERSTEP]
+            unsure = [
+                each
+                for each in cells
+                if each is not None and each.verdict is Verdict.INCONCLUSIVE and system != EVERSTEP
+            ]
             notes += [f"- {system}, {PEER_TITLES[each.metric]}, {size} MiB: {each.reason}" for each in unsure]
-    return "\n\n".join(["### Beside the peers", text, table(("state", "system", *PEER_TITLES.values()), rows), "\n".join(notes)]).rstrip()
+    return "\n\n".join(
+        ["### Beside the peers", text, table(("state", "system", *PEER_TITLES.values()), rows), "\n".join(notes)]
+    ).rstrip()
 
 
 def _cell(figure: Figure | None) -> str:
@@ -196,20 +238,29 @@ def _cell(figure: Figure | None) -> str:
 
 def _model(figures: Sequence[Figure]) -> str:
     text = (
-        f"The char-GPT of `examples/`, larger, two ranks on the same cores, every step kept, {LAUNCHES} launches. In each all take turns, block by "
-        f"block: {SKIPPED_STEPS + COUNTED_STEPS} steps that Everstep keeps, as many that lm-resiliency keeps, as many that nobody keeps, "
-        f"{CYCLES} times in changing orders, behind a warm-up of {WARM_UP_STEPS}. Of a block the last {COUNTED_STEPS} steps are "
-        "counted: before them another system is still at work. Everstep's agents are there all the time, and idle when it is not their turn. "
-        "A slowdown is the median over such triples; whether one is slowed down less is judged by the difference within each. Processor "
-        "seconds are those of ranks and agents beyond the model's own. Commits are steps that were seen on the holder; *verified*: "
-        "at the end of each launch the holder's bytes of either system's last step, of both ranks, were compared with the live model's."
+        f"The char-GPT of `examples/`, larger, two ranks on the same cores, every step kept, {LAUNCHES} "
+        "launches. In each all take turns, block by "
+        f"block: {SKIPPED_STEPS + COUNTED_STEPS} steps that Everstep keeps, as many that lm-resiliency "
+        "keeps, as many that nobody keeps, "
+        f"{CYCLES} times in changing orders, behind a warm-up of {WARM_UP_STEPS}. Of a block the last "
+        f"{COUNTED_STEPS} steps are "
+        "counted: before them another system is still at work. Everstep's agents are there all the time, "
+        "and idle when it is not their turn. "
+        "A slowdown is the median over such triples; whether one is slowed down less is judged by the "
+        "difference within each. Processor "
+        "seconds are those of ranks and agents beyond the model's own. Commits are steps that were seen on "
+        "the holder; *verified*: "
+        "at the end of each launch the holder's bytes of either system's last step, of both ranks, were "
+        "compared with the live model's."
     )
     rows = [
         [
             TITLES[figure.metric],
             f"{figure.system} {figure.version}".strip(),
             f"{figure.value:+.1%}" if figure.unit == "ratio" else f"{_number(figure.value)} {figure.unit}",
-            f"{figure.low:+.1%} to {figure.high:+.1%}" if figure.unit == "ratio" else f"{_number(figure.low)} to {_number(figure.high)}",
+            f"{figure.low:+.1%} to {figure.high:+.1%}"
+            if figure.unit == "ratio"
+            else f"{_number(figure.low)} to {_number(figure.high)}",
             str(figure.n),
             VERIFIED[figure.verified],
             figure.reason,
@@ -218,12 +269,18 @@ def _model(figures: Sequence[Figure]) -> str:
         for figure in figures
         if figure.metric.startswith("char_gpt")
     ]
-    return "### What it costs a real model\n\n" + text + "\n\n" + table(("", "system", "measured", "95 %", "n", "verified", "", "verdict"), rows)
+    return (
+        "### What it costs a real model\n\n"
+        + text
+        + "\n\n"
+        + table(("", "system", "measured", "95 %", "n", "verified", "", "verdict"), rows)
+    )
 
 
 def _limits() -> str:
     return (
-        "Not said by these figures: a GPU, a second machine, a real network, EFA or NCCL. DLRover's replicas and lm-resiliency's restart do not work "
+        "Not said by these figures: a GPU, a second machine, a real network, EFA or NCCL. DLRover's "
+        "replicas and lm-resiliency's restart do not work "
         "as shipped and are not measured. Peers with files on tmpfs keep nothing on another node."
     )
 

@@ -1,7 +1,8 @@
 """Samples become figures, and figures verdicts: what was to be reached, and whether the run can say that it was. Pure.
 
-Invariant: a verdict follows from the run alone. "inconclusive" is said of a figure whose floor moved, of a comparison with a peer that did not
-behave as it is known to or was not measured, and of everything while the machine is busy; nothing is repeated because of it.
+Invariant: a verdict follows from the run alone. "inconclusive" is said of a figure whose floor moved, of a comparison
+with a peer that did not behave as it is known to or was not measured, and of everything while the machine is busy;
+nothing is repeated because of it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
 from benchmarks.data_plane.samples import Measured
-from benchmarks.measures import FLOOR_TOLERANCE_RATIO, LEAST_COMMITS_RATIO, Summary, Verdict, bootstrap_interval, moved_ratio, percentile
+from benchmarks.measures import (
+    FLOOR_TOLERANCE_RATIO,
+    LEAST_COMMITS_RATIO,
+    Summary,
+    Verdict,
+    bootstrap_interval,
+    moved_ratio,
+    percentile,
+)
 
 EVERSTEP = "Everstep"
 PEER_TOLERANCE_RATIO = 0.25
@@ -20,7 +29,11 @@ KNOWN_FLOORS = {"memcpy": 60.0, "one_way": 230.0, "both_ways": 460.0}
 """ms per GiB, on the machine where `KNOWN` was measured (torch 2.13.0, two ranks on 2 cores, one loopback)."""
 KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
     ("lm-resiliency", "blocked"): (117, 120, ("memcpy",)),
-    ("lm-resiliency", "commit"): (860, 970, ("memcpy", "one_way", "one_way")),  # its copy; then one thread of gloo moves both directions
+    ("lm-resiliency", "commit"): (
+        860,
+        970,
+        ("memcpy", "one_way", "one_way"),
+    ),  # its copy; then one thread of gloo moves both directions
     ("lm-resiliency", "restore_local"): (137, 273, ("memcpy",)),
     ("lm-resiliency", "restore_peer"): (590, 1403, ("one_way",)),
     ("DLRover flash checkpoint", "blocked"): (133, 163, ("memcpy",)),
@@ -35,7 +48,11 @@ KNOWN: Mapping[tuple[str, str], tuple[float, float, tuple[str, ...]]] = {
     ("torch.save", "restore_local"): (534, 534, ("memcpy",)),  # mapped, as its adapter reads
     ("lm-resiliency", "memory"): (4.0, 4.0, ()),
     ("DLRover flash checkpoint", "memory"): (1.0, 1.0, ()),
-    ("DCP async, thread", "memory"): (3.0, 3.0, ()),  # the staged copy that is known, and the two files that its adapter keeps on tmpfs
+    ("DCP async, thread", "memory"): (
+        3.0,
+        3.0,
+        (),
+    ),  # the staged copy that is known, and the two files that its adapter keeps on tmpfs
     ("DCP async, process", "memory"): (3.0, 3.0, ()),
 }
 """Lowest and highest median that are known of a peer, in the metric's unit, and the floors with whose sum they scale; none: they do not."""
@@ -86,7 +103,9 @@ def moved_together(parts: Sequence[LaunchFloor]) -> float:
     Args:
         parts: of as many launches each.
     """
-    sums = [sum(launch.median for launch in launches) for launches in zip(*(part.launches for part in parts), strict=True)]
+    sums = [
+        sum(launch.median for launch in launches) for launches in zip(*(part.launches for part in parts), strict=True)
+    ]
     return moved_ratio(min(sums), max(sums))
 
 
@@ -102,7 +121,12 @@ class Of:
     """From around the system's own launches."""
 
     def figure(
-        self, metric: str, *, statistic: Callable[[Sequence[float]], float] = statistics.median, suffix: str = "", unit: str = "ms/GiB"
+        self,
+        metric: str,
+        *,
+        statistic: Callable[[Sequence[float]], float] = statistics.median,
+        suffix: str = "",
+        unit: str = "ms/GiB",
     ) -> Figure:
         """Return a figure without a verdict; the metric must have been measured."""
         values = self.measured.values[metric]
@@ -152,8 +176,20 @@ GOALS = (
     Goal("blocked", "training blocked per snapshot, p99", 20.0, suffix="_p99", watched=("memcpy",), statistic=p99),
     Goal("unblocked", "on steps without a snapshot, p50", 5.0, suffix="_p50", watched=("memcpy",)),
     Goal("unblocked", "on steps without a snapshot, p99", 20.0, suffix="_p99", watched=("memcpy",), statistic=p99),
-    Goal("first_commit_audited", "first snapshot ÷ second and third, all three audited, to the commit", 1.5, watched=("both_ways",), unit="ratio"),
-    Goal("first_blocked", "first snapshot ÷ second and third, all three audited, blocked", 1.5, watched=("memcpy",), unit="ratio"),
+    Goal(
+        "first_commit_audited",
+        "first snapshot ÷ second and third, all three audited, to the commit",
+        1.5,
+        watched=("both_ways",),
+        unit="ratio",
+    ),
+    Goal(
+        "first_blocked",
+        "first snapshot ÷ second and third, all three audited, blocked",
+        1.5,
+        watched=("memcpy",),
+        unit="ratio",
+    ),
     Goal(
         "commits",
         "commits ÷ steps, a snapshot at every step",
@@ -164,12 +200,31 @@ GOALS = (
         statistic=statistics.fmean,
     ),
     Goal("commit", "committed on both nodes, both directions at once", 1.35, floors=("both_ways", "digest")),
-    Goal("commit", "the same, beside lm-resiliency", 1.0, suffix="_vs_peer", watched=("both_ways",), peer=("lm-resiliency", "commit")),
+    Goal(
+        "commit",
+        "the same, beside lm-resiliency",
+        1.0,
+        suffix="_vs_peer",
+        watched=("both_ways",),
+        peer=("lm-resiliency", "commit"),
+    ),
     Goal("restore_local", "restore from the own node's memory, from the rank's call", 1.3, floors=("memcpy",)),
     Goal("restore_local_all", "the same, what the agent verified before included", 1.3, floors=("memcpy", "digest")),
     Goal("fetch", "restore from the peer's memory, verified, into the own node's", 1.3, floors=("one_way", "digest")),
-    Goal("restore_peer", "from the peer's memory into the model of a rank that waits, verified", 1.3, floors=("one_way", "digest")),
-    Goal("restore_peer", "the same, beside torchft", 1.0, suffix="_vs_peer", watched=("one_way",), peer=("torchft in place", "restore_peer")),
+    Goal(
+        "restore_peer",
+        "from the peer's memory into the model of a rank that waits, verified",
+        1.3,
+        floors=("one_way", "digest"),
+    ),
+    Goal(
+        "restore_peer",
+        "the same, beside torchft",
+        1.0,
+        suffix="_vs_peer",
+        watched=("one_way",),
+        peer=("torchft in place", "restore_peer"),
+    ),
     Goal("memory", "host memory per byte of state, two copies", 4.1, unit="bytes/byte"),
 )
 
@@ -199,10 +254,26 @@ def _with_commits(figure: Figure, commits: float) -> Figure:
 def shown(everstep: Of) -> list[Figure]:
     """Return Everstep's figures for which there is nothing to reach."""
     units = {"first_commit": "ratio", "first_raw": "ratio", "tight_commits": "ratio", "agent": "MiB"}
-    metrics = ("blocked_audited", "first_commit", "first_raw", "blocked_tight", "tight_commits", "restore_peer_fetch", "restore_added", "agent")
-    figures = [everstep.figure(metric, unit=units.get(metric, "ms/GiB")) for metric in metrics if metric in everstep.measured.values]
+    metrics = (
+        "blocked_audited",
+        "first_commit",
+        "first_raw",
+        "blocked_tight",
+        "tight_commits",
+        "restore_peer_fetch",
+        "restore_added",
+        "agent",
+    )
+    figures = [
+        everstep.figure(metric, unit=units.get(metric, "ms/GiB"))
+        for metric in metrics
+        if metric in everstep.measured.values
+    ]
     tight = everstep.measured.values.get("tight_commits")
-    return [_with_commits(each, statistics.fmean(tight)) if tight and each.metric == "blocked_tight" else each for each in figures]
+    return [
+        _with_commits(each, statistics.fmean(tight)) if tight and each.metric == "blocked_tight" else each
+        for each in figures
+    ]
 
 
 def of_a_busy_machine(figures: Sequence[Figure]) -> list[Figure]:
@@ -221,7 +292,9 @@ def of_a_busy_machine(figures: Sequence[Figure]) -> list[Figure]:
 
 def _judge(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> Figure:
     if goal.metric not in everstep.measured.values:
-        return broken(everstep.system, everstep.version, goal.metric + goal.suffix, everstep.state_mib, "there is no sample of it")
+        return broken(
+            everstep.system, everstep.version, goal.metric + goal.suffix, everstep.state_mib, "there is no sample of it"
+        )
     figure = everstep.figure(goal.metric, statistic=goal.statistic, suffix=goal.suffix, unit=goal.unit)
     moved = _moved(goal, everstep.floors)
     limit, against, reason = _limit(goal, everstep, peers)
@@ -257,7 +330,11 @@ def _limit(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> tuple[float | N
     if peer is None or metric not in peer.measured.values:
         return None, name, f"{name} was not measured in this run"
     found = peer_figure(peer, metric)
-    return found.value, f"{name}'s {found.value:.0f}", f"{name}: {found.reason}" if found.verdict is Verdict.INCONCLUSIVE else ""
+    return (
+        found.value,
+        f"{name}'s {found.value:.0f}",
+        f"{name}: {found.reason}" if found.verdict is Verdict.INCONCLUSIVE else "",
+    )
 
 
 def broken(system: str, version: str, metric: str, state_mib: int, reason: str) -> Figure:
@@ -280,7 +357,9 @@ def broken(system: str, version: str, metric: str, state_mib: int, reason: str) 
 
 def peer_figure(peer: Of, metric: str) -> Figure:
     """Return a peer's figure; inconclusive, and why, where it is not what is known of it."""
-    figure = peer.figure(metric, unit="bytes/byte" if metric == "memory" else "ratio" if metric == "first_raw" else "ms/GiB")
+    figure = peer.figure(
+        metric, unit="bytes/byte" if metric == "memory" else "ratio" if metric == "first_raw" else "ms/GiB"
+    )
     if metric in ("blocked", "blocked_tight"):
         figure = replace(figure, reason=EVERY_STEP)
     told = f"{figure.reason}; " if figure.reason else ""
@@ -303,5 +382,7 @@ def peer_figure(peer: Of, metric: str) -> Figure:
     return _with(figure, moved, None, "", Verdict.NONE, figure.reason)
 
 
-def _with(figure: Figure, moved: float | None, limit: float | None, against: str, verdict: Verdict, reason: str) -> Figure:
+def _with(
+    figure: Figure, moved: float | None, limit: float | None, against: str, verdict: Verdict, reason: str
+) -> Figure:
     return replace(figure, floor_moved_ratio=moved, limit=limit, against=against, verdict=verdict, reason=reason)

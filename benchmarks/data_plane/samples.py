@@ -56,7 +56,9 @@ def of_everstep(launches: Sequence[EverstepLaunch]) -> Measured:
             _add_rank(found, rank)
         size = launch.ranks[0]["state_bytes"]
         for each in launch.restored:
-            found.add("restore_local", [per_gib(each.rank_seconds, size)])  # whatever the agent did before, this is from the own node's memory
+            found.add(
+                "restore_local", [per_gib(each.rank_seconds, size)]
+            )  # whatever the agent did before, this is from the own node's memory
             found.verify("restore_local", each.verified)
             whole = per_gib(each.agent_seconds + each.rank_seconds, size)
             if each.source == "peer":
@@ -145,6 +147,8 @@ def of_peer(launches: Sequence[Sequence[Mapping[str, Any]]], offers: Sequence[st
                 found.verify({"protect": "commit"}.get(name, name), is_equal)
         if "memory" in offers:
             private = sum(rank["private_after_bytes"] - rank["private_before_bytes"] for rank in ranks)
-            shared = max(rank["tmpfs_after_bytes"] for rank in ranks) - min(rank["tmpfs_before_bytes"] for rank in ranks)
+            shared = max(rank["tmpfs_after_bytes"] for rank in ranks) - min(
+                rank["tmpfs_before_bytes"] for rank in ranks
+            )
             found.add("memory", [(private + shared) / sum(rank["state_bytes"] for rank in ranks)])
     return found

@@ -38,7 +38,9 @@ class System:
         if not self.requirements:
             return version(self.package)
         code = f"from importlib.metadata import version; print(version({self.package!r}))"
-        return subprocess.run([self.python(environments), "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            [self.python(environments), "-c", code], check=True, capture_output=True, text=True
+        ).stdout.strip()
 
 
 PEERS = (
@@ -49,9 +51,26 @@ PEERS = (
         requirements=("lm-resiliency==0.2.0",),
         metrics=("blocked", "tight_blocked", "protect", "restore_local", "restore_peer", "memory"),
     ),
-    System(name="DLRover flash checkpoint", adapter="dlrover:DlroverFlash", package="dlrover", requirements=("dlrover==0.6.1", "grpcio")),
-    System(name="torchft in place", adapter="torchft:TorchftInPlace", package="torchft", requirements=("torchft==0.2.0",), metrics=("restore_peer",)),
-    System(name="torchft HTTP", adapter="torchft:TorchftHttp", package="torchft", requirements=("torchft==0.2.0",), metrics=("restore_peer",)),
+    System(
+        name="DLRover flash checkpoint",
+        adapter="dlrover:DlroverFlash",
+        package="dlrover",
+        requirements=("dlrover==0.6.1", "grpcio"),
+    ),
+    System(
+        name="torchft in place",
+        adapter="torchft:TorchftInPlace",
+        package="torchft",
+        requirements=("torchft==0.2.0",),
+        metrics=("restore_peer",),
+    ),
+    System(
+        name="torchft HTTP",
+        adapter="torchft:TorchftHttp",
+        package="torchft",
+        requirements=("torchft==0.2.0",),
+        metrics=("restore_peer",),
+    ),
     System(name="DCP async, thread", adapter="dcp_async:DcpAsync", package="torch"),
     System(name="DCP async, process", adapter="dcp_async:DcpAsyncProcess", package="torch"),
     System(name="torch.save", adapter="torch_save:TorchSave", package="torch"),
@@ -70,7 +89,9 @@ def install(systems: tuple[System, ...], environments: Path, say: Callable[[str]
     Raises:
         BenchmarkFailed: pip did not manage; says its last lines.
     """
-    for package, requirements in {system.package: system.requirements for system in systems if system.requirements}.items():
+    for package, requirements in {
+        system.package: system.requirements for system in systems if system.requirements
+    }.items():
         home = environments / package
         done = home / ".installed"
         wanted = "\n".join((TORCH, *requirements))

@@ -12,5 +12,6 @@
     rows.py           samples become rows, and rows verdicts (pure)
     report.py         .everstep/bench/device.json and docs/benchmarks-device.md
 
-Invariant: a figure comes from a device or is not reported; a part that fails is a row that falls short, and takes no other part with it.
+Invariant: a figure comes from a device or is not reported; a part that fails is a row that falls short, and takes no
+other part with it.
 """

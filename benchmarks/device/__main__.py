@@ -2,8 +2,9 @@
 
     python -m benchmarks.device [--quick] [--only PART …] [--gib 8] [--layers 16 --width 1024 …]
 
-A part that is left out keeps what an earlier run on the same device measured, so that parts can be run one by one where time is short.
-Exit code: 0 every row passes or is inconclusive, 1 a row falls short, 2 there is no device, and nothing is reported.
+A part that is left out keeps what an earlier run on the same device measured, so that parts can be run one by one where
+time is short. Exit code: 0 every row passes or is inconclusive, 1 a row falls short, 2 there is no device, and nothing
+is reported.
 """
 
 from __future__ import annotations
@@ -38,17 +39,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         device = probe()
     except BenchmarkFailed as error:
         print(
-            f"there is no device to measure: {error}; run it on a machine with an NVIDIA GPU, its driver and a torch built for CUDA",
+            f"there is no device to measure: {error}; run it on a machine with an NVIDIA GPU, its driver and a "
+            "torch built for CUDA",
             file=sys.stderr,
         )
         return 2
     machine = begun.machine
-    say(f"{device['name']}, driver {device['driver']}, torch {device['torch']}; load average {machine.load_average[0]:.2f} on {machine.cores} cores")
+    say(
+        f"{device['name']}, driver {device['driver']}, torch {device['torch']}; load average "
+        f"{machine.load_average[0]:.2f} on {machine.cores} cores"
+    )
     outcomes = report.earlier(arguments.json, device, is_quick=arguments.quick)
     for part in arguments.only:
         outcomes[part] = attempt(part, lambda name: measure(name, sizes_of(arguments), HOME / "device", say), say)
         run = report.Run(machine=machine, device=device, outcomes=outcomes, is_quick=arguments.quick)
-        report.write(run, arguments.json, arguments.document)  # after each part: what comes later may take the process with it
+        report.write(
+            run, arguments.json, arguments.document
+        )  # after each part: what comes later may take the process with it
     say(f"written: {arguments.json} and {arguments.document}")
     for row in run.rows:
         print(report.line(row))
@@ -57,15 +64,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the command line's arguments."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.device", description="Capture, restore and every-step snapshots on a GPU.")
-    parser.add_argument("--quick", action="store_true", help="small and few, to try the harness on the device; no judged figures")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="leave the others as an earlier run left them")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.device", description="Capture, restore and every-step snapshots on a GPU."
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small and few, to try the harness on the device; no judged figures"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, default=list(PARTS), help="leave the others as an earlier run left them"
+    )
     parser.add_argument("--gib", type=float, help="of the state that is captured and restored; 8")
     for name in MODEL:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"of the GPT's part; {getattr(Sizes(), name)}")
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=int, help=f"of the GPT's part; {getattr(Sizes(), name)}"
+        )
     parser.add_argument("--order", help="of the GPT's blocks, A with snapshots, B without; ABBA four times")
     parser.add_argument("--json", type=Path, default=HOME / "device.json", help="where the figures go")
-    parser.add_argument("--document", type=Path, help="where the tables go; docs/benchmarks-device.md, or with --quick a draft")
+    parser.add_argument(
+        "--document", type=Path, help="where the tables go; docs/benchmarks-device.md, or with --quick a draft"
+    )
     arguments = parser.parse_args(argv)
     if arguments.document is None:
         arguments.document = HOME / "device_quick.md" if arguments.quick else ROOT / "docs" / "benchmarks-device.md"

@@ -1,7 +1,8 @@
 """The part that needs a cluster: a GPT on the device, every step kept on another node by a real agent, beside steps of which none is kept.
 
-Two nodes on loopback with one rank each, because two copies need a holder that is another node of the job. Rank 0 has the device to itself; rank 1
-only keeps step (`rank/train.py`). The holder's memory and the line to it are those of one machine.
+Two nodes on loopback with one rank each, because two copies need a holder that is another node of the job. Rank 0 has
+the device to itself; rank 1 only keeps step (`rank/train.py`). The holder's memory and the line to it are those of one
+machine.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from infra.local_cloud.up import ClusterOptions, LocalCluster
 
 NODES, COPIES = 2, 2
 SCRIPT = Path(__file__).parent / "rank" / "train.py"
-PASSED_ON = ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "CUDA_HOME")
+PASSED_ON = (
+    "LD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "CUDA_HOME",
+)
 """Of this process's environment, what a rank may need to find the driver; the local cloud hands nothing on by itself."""
 HYPERPARAMETERS = (
     "layers", "width", "heads", "context", "batch", "accumulate", "warm_up", "order", "block_steps", "verified_steps"
@@ -50,7 +57,11 @@ def measure(home: Path, sizes: Sizes, *, device: str, say: Callable[[str], None]
     cluster = LocalCluster(home / "cluster")
     try:
         with cluster:
-            cluster.up(ClusterOptions(nodes=NODES, spares=0, node_memory_bytes=slots_bytes, environment=environment_of(os.environ)))
+            cluster.up(
+                ClusterOptions(
+                    nodes=NODES, spares=0, node_memory_bytes=slots_bytes, environment=environment_of(os.environ)
+                )
+            )
             with contextlib.closing(cluster.client()) as client, failures.translated():
                 bench = Bench(cluster, client, home, say)
                 bench.wait_until_warm(NODES)

@@ -73,9 +73,15 @@ def probe() -> dict[str, Any]:
     Raises:
         BenchmarkFailed: there is none; says why.
     """
-    found = subprocess.run([sys.executable, "-m", "benchmarks.device.rank.probe"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    found = subprocess.run(
+        [sys.executable, "-m", "benchmarks.device.rank.probe"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     if found.returncode:
-        raise BenchmarkFailed(found.stderr.strip().splitlines()[-1] if found.stderr.strip() else f"the probe ended with {found.returncode}")
+        raise BenchmarkFailed(
+            found.stderr.strip().splitlines()[-1]
+            if found.stderr.strip()
+            else f"the probe ended with {found.returncode}"
+        )
     facts: dict[str, Any] = json.loads(found.stdout)
     return facts
 
@@ -94,7 +100,8 @@ def run_part(part: str, sizes: Sizes, home: Path, *, device: str, memory: Path =
         What `rows` takes.
 
     Raises:
-        BenchmarkFailed: it did not end well, or there is no room; the message says what it said last, and where its log is.
+        BenchmarkFailed: it did not end well, or there is no room; the message says what it said last, and where its log
+            is.
     """
     size, rounds = (sizes.graph_bytes, sizes.replays) if part == GRAPH else (sizes.state_bytes, sizes.rounds)
     needed, free = int(SLOTS[part] * size * 1.05) + 64 * MIB, shutil.disk_usage(memory).free
@@ -108,15 +115,27 @@ def run_part(part: str, sizes: Sizes, home: Path, *, device: str, memory: Path =
     result.unlink(missing_ok=True)
     with _folder(memory) as folder:
         options = {"--device": device, "--bytes": size, "--rounds": rounds, "--folder": folder, "--result": result}
-        command = [sys.executable, "-m", "benchmarks.device.rank.part", part, *(str(word) for pair in options.items() for word in pair)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.device.rank.part",
+            part,
+            *(str(word) for pair in options.items() for word in pair),
+        ]
         with log.open("wb") as file:
             try:
-                code = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, timeout=sizes.part_seconds).returncode
+                code = subprocess.run(
+                    command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, timeout=sizes.part_seconds
+                ).returncode
             except subprocess.TimeoutExpired as error:
-                raise BenchmarkFailed(f"the part {part} has not ended after {sizes.part_seconds:.0f} s; see {log}") from error
+                raise BenchmarkFailed(
+                    f"the part {part} has not ended after {sizes.part_seconds:.0f} s; see {log}"
+                ) from error
     if code or not result.exists():
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        raise BenchmarkFailed(f"the part {part} ended with {code}: {lines[-1].strip() if lines else 'it said nothing'}; see {log}")
+        raise BenchmarkFailed(
+            f"the part {part} ended with {code}: {lines[-1].strip() if lines else 'it said nothing'}; see {log}"
+        )
     found: dict[str, Any] = json.loads(result.read_text())
     return found
 

@@ -1,6 +1,9 @@
-"""The report: what each part measured and when as JSON, a document with a table a part. Pure but for `write` and `earlier`.
+"""The report: what each part measured and when as JSON, a document with a table a part.
 
-Invariant: nothing is reported that was not measured on a device, and nothing beside figures of another device or another version of torch.
+Pure but for `write` and `earlier`.
+
+Invariant: nothing is reported that was not measured on a device, and nothing beside figures of another device or
+another version of torch.
 """
 
 from __future__ import annotations
@@ -103,7 +106,10 @@ def write(run: Run, figures: Path, document: Path) -> None:
     """
     for part, outcome in run.outcomes.items():
         if outcome.found is not None and outcome.found.get("device") != "cuda":
-            raise BenchmarkFailed(f"the part {part} ran on {outcome.found.get('device')}: its figures say nothing of a device, and are not reported")
+            raise BenchmarkFailed(
+                f"the part {part} ran on {outcome.found.get('device')}: its figures say nothing of a device, "
+                "and are not reported"
+            )
     content = {
         "machine": dataclasses.asdict(run.machine),
         "device": dict(run.device),
@@ -119,9 +125,16 @@ def write(run: Run, figures: Path, document: Path) -> None:
 def render(run: Run) -> str:
     """Return the document."""
     rows = run.rows
-    parts = [_part(part, run.outcomes[part], [row for row in rows if row.part == part]) for part in PARTS if part in run.outcomes]
+    parts = [
+        _part(part, run.outcomes[part], [row for row in rows if row.part == part])
+        for part in PARTS
+        if part in run.outcomes
+    ]
     missing = [TITLES[part] for part in PARTS if part not in run.outcomes]
-    return "\n\n".join([_head(run), *parts, *([f"Not measured: {', '.join(missing)}."] if missing else []), _limits()]) + "\n"
+    return (
+        "\n\n".join([_head(run), *parts, *([f"Not measured: {', '.join(missing)}."] if missing else []), _limits()])
+        + "\n"
+    )
 
 
 def line(row: Row) -> str:
@@ -138,13 +151,17 @@ def _head(run: Run) -> str:
         "",
         f"Written by `{COMMAND}`; every figure is in `.everstep/bench/device.json`.",
         "",
-        f"- Device: {device['name']}, {device['memory_gib']} GiB, driver {device['driver']}, PCIe generation {device['pcie_generation']} with "
+        f"- Device: {device['name']}, {device['memory_gib']} GiB, driver {device['driver']}, PCIe "
+        f"generation {device['pcie_generation']} with "
         f"{device['pcie_lanes']} lanes by the driver's word; CUDA {device['cuda']}, torch {device['torch']}. "
         "**Every figure on this page was measured on it.**",
         f"- Machine: {machine.words()}. Load average before the run: {machine.load}.",
-        "- The floor of a copy is what plain torch moves between the device and pinned memory in the same process, in turn with what is held against "
-        f"it (ABBA). **inconclusive**: a row's floor moved by more than {FLOOR_TOLERANCE_RATIO:.0%} between the first half of the run and the "
-        "second, or its interval has the limit in it. Intervals are 95 % percentile bootstraps. A row without anything to reach has no verdict.",
+        "- The floor of a copy is what plain torch moves between the device and pinned memory in the same "
+        "process, in turn with what is held against "
+        f"it (ABBA). **inconclusive**: a row's floor moved by more than {FLOOR_TOLERANCE_RATIO:.0%} between "
+        "the first half of the run and the "
+        "second, or its interval has the limit in it. Intervals are 95 % percentile bootstraps. A row "
+        "without anything to reach has no verdict.",
         "- *verified*: bytes were compared, without any digest.",
     ]
     return "\n".join(lines + caveats(machine, is_quick=run.is_quick))
@@ -177,12 +194,17 @@ def _about(part: str, outcome: Outcome) -> str:
     else:
         state = ""
     what = {
-        CAPTURE: "The product's plan, copier and slot, into a file on tmpfs; the state changes before each capture. To reach: "
+        CAPTURE: "The product's plan, copier and slot, into a file on tmpfs; the state changes before each capture. "
+        "To reach: "
         f"{LEAST_RATE_RATIO:g} of the floor by the median.",
-        RESTORE: "By the way of the session: the slot is mapped and its pages are brought near in the background while tensor after tensor is copied "
-        "out of them, by the driver's own staging, for they are not registered; optimizer state is made anew. There is nothing to reach.",
-        GRAPH: "A training step is captured with `torch.cuda.graph` while another thread, the copier's, copies a state through the bounce ring and "
-        "registers a slot; then it is replayed, with a snapshot behind every other replay that the next one waits for on the device. A replay calls "
+        RESTORE: "By the way of the session: the slot is mapped and its pages are brought near in the background "
+        "while tensor after tensor is copied "
+        "out of them, by the driver's own staging, for they are not registered; optimizer state is made "
+        "anew. There is nothing to reach.",
+        GRAPH: "A training step is captured with `torch.cuda.graph` while another thread, the copier's, copies a "
+        "state through the bounce ring and "
+        "registers a slot; then it is replayed, with a snapshot behind every other replay that the next one "
+        "waits for on the device. A replay calls "
         "no hooks: the wait is the script's `fence`.",
         GPT: _model(found),
     }[part]
@@ -191,24 +213,33 @@ def _about(part: str, outcome: Outcome) -> str:
 
 def _model(found: Mapping[str, Any]) -> str:
     size = (
-        f"{found['parameters'] / 1e6:.0f} M parameters in fp32 under Adam, {found['state_bytes'] / GIB:.2f} GiB, {found['tokens']:,} tokens a step"
+        f"{found['parameters'] / 1e6:.0f} M parameters in fp32 under Adam, {found['state_bytes'] / GIB:.2f} "
+        f"GiB, {found['tokens']:,} tokens a step"
         if "parameters" in found
         else "no model was built"
     )
     return (
-        f"The char-GPT of `examples/`, larger: {size}, bf16 autocast. Two nodes on loopback, two copies; the rank that is measured has the device to "
-        "itself, the other one, on the holder, keeps step on the host. In one process, blocks of steps with a boundary each (every step proposed, "
-        "`MaxSlowdown` 1) stand in turn with blocks in which the session is not called; a step ends where an event on the training stream says. The "
-        "interval is over pairs of blocks. No step reads a number off the device, and torch's own watch says whether a call waited. Then steps are "
-        "cloned on the device at their boundaries, and all bytes that the holder had of each compared with the clone. To reach: at most "
-        f"{MOST_SLOWDOWN_RATIO:.0%} by the upper end of the interval, at least {LEAST_COMMITS_RATIO} commits a step, none torn."
+        f"The char-GPT of `examples/`, larger: {size}, bf16 autocast. Two nodes on loopback, two copies; "
+        "the rank that is measured has the device to "
+        "itself, the other one, on the holder, keeps step on the host. In one process, blocks of steps with "
+        "a boundary each (every step proposed, "
+        "`MaxSlowdown` 1) stand in turn with blocks in which the session is not called; a step ends where "
+        "an event on the training stream says. The "
+        "interval is over pairs of blocks. No step reads a number off the device, and torch's own watch "
+        "says whether a call waited. Then steps are "
+        "cloned on the device at their boundaries, and all bytes that the holder had of each compared with "
+        "the clone. To reach: at most "
+        f"{MOST_SLOWDOWN_RATIO:.0%} by the upper end of the interval, at least {LEAST_COMMITS_RATIO} "
+        "commits a step, none torn."
     )
 
 
 def _limits() -> str:
     return (
-        "Not said by these figures: several devices, NCCL, a network between nodes, NUMA. The holder is a process of the same machine; the blocks "
-        "that are timed are not the steps that are compared, but of the same loop. What a restore would gain from registered pages is not tried."
+        "Not said by these figures: several devices, NCCL, a network between nodes, NUMA. The holder is a "
+        "process of the same machine; the blocks "
+        "that are timed are not the steps that are compared, but of the same loop. What a restore would "
+        "gain from registered pages is not tried."
     )
 
 
@@ -228,4 +259,12 @@ def number(value: float) -> str:
     size = abs(value)
     if size >= 100 or value == int(value):
         return f"{value:.0f}"
-    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 0.1 else f"{value:.4f}" if size >= 0.001 else f"{value:.1e}"
+    return (
+        f"{value:.1f}"
+        if size >= 10
+        else f"{value:.2f}"
+        if size >= 0.1
+        else f"{value:.4f}"
+        if size >= 0.001
+        else f"{value:.1e}"
+    )

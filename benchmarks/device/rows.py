@@ -1,7 +1,7 @@
 """What the parts measured becomes rows, and rows verdicts. Pure.
 
-Invariant: a verdict follows from the run alone. A row whose floor moved is inconclusive, whatever it says; wrong bytes fall short on any machine; a
-part that failed is a row that falls short.
+Invariant: a verdict follows from the run alone. A row whose floor moved is inconclusive, whatever it says; wrong bytes
+fall short on any machine; a part that failed is a row that falls short.
 """
 
 from __future__ import annotations
@@ -63,14 +63,21 @@ def of_part(part: str, found: Mapping[str, Any]) -> list[Row]:
         part: capture, restore, gpt or graph.
         found: what it left.
     """
-    makers: Mapping[str, Callable[[Mapping[str, Any]], list[Row]]] = {CAPTURE: of_capture, RESTORE: of_restore, GPT: of_gpt, GRAPH: of_graph}
+    makers: Mapping[str, Callable[[Mapping[str, Any]], list[Row]]] = {
+        CAPTURE: of_capture,
+        RESTORE: of_restore,
+        GPT: of_gpt,
+        GRAPH: of_graph,
+    }
     rows = makers[part](found)
     return [*rows, broken(part, str(found["failure"]))] if found.get("failure") else rows
 
 
 def broken(part: str, reason: str) -> Row:
     """Return the row of a part that failed, or went no further."""
-    return Row(part=part, title="the part ran to its end", value=0.0, unit="", n=0, verdict=Verdict.SHORT, reason=reason)
+    return Row(
+        part=part, title="the part ran to its end", value=0.0, unit="", n=0, verdict=Verdict.SHORT, reason=reason
+    )
 
 
 def floor_of(found: Mapping[str, Any]) -> Floor:
@@ -91,16 +98,25 @@ def of_capture(found: Mapping[str, Any]) -> list[Row]:
     if "registered" in found:
         rows += _registered(found["registered"], size, floor_of(found["floor"]))
     if "bounce" in found:
-        rows.append(_rates(CAPTURE, "capture through the bounce ring, nothing registered", found["bounce"], size, skip=1))
+        rows.append(
+            _rates(CAPTURE, "capture through the bounce ring, nothing registered", found["bounce"], size, skip=1)
+        )
         rows.append(_allocations("bounce ring", found["bounce"]))
     if "fresh" in found:
-        rows.append(_rates(CAPTURE, "capture into a slot that was registered before anybody touched it", found["fresh"], size))
-    for name, title in (("registration", "registration, pages that are there"), ("cold_registration", "registration, pages that nobody has touched")):
+        rows.append(
+            _rates(CAPTURE, "capture into a slot that was registered before anybody touched it", found["fresh"], size)
+        )
+    for name, title in (
+        ("registration", "registration, pages that are there"),
+        ("cold_registration", "registration, pages that nobody has touched"),
+    ):
         if name in found:
             each = found[name]
             rows.append(Row(part=CAPTURE, title=title, value=each["seconds"] * GIB / each["bytes"], unit="s/GiB"))
     if "floor" in found:
-        rows.append(_pinned(CAPTURE, "pinned memory, device to host", floor_of(found["floor"]), len(found["floor"]["seconds"])))
+        rows.append(
+            _pinned(CAPTURE, "pinned memory, device to host", floor_of(found["floor"]), len(found["floor"]["seconds"]))
+        )
     return rows
 
 
@@ -136,7 +152,11 @@ def against_floor(row: Row, floor: Floor, size: int) -> Row:
     if moved > FLOOR_TOLERANCE_RATIO:
         return replace(told, verdict=Verdict.INCONCLUSIVE, reason=f"its floor moved by {moved:.0%} in the run")
     if size < LEAST_STATE_BYTES:
-        return replace(told, verdict=Verdict.INCONCLUSIVE, reason=f"{size / GIB:.2f} GiB, at least {LEAST_STATE_BYTES / GIB:.0f} are wanted")
+        return replace(
+            told,
+            verdict=Verdict.INCONCLUSIVE,
+            reason=f"{size / GIB:.2f} GiB, at least {LEAST_STATE_BYTES / GIB:.0f} are wanted",
+        )
     return replace(told, verdict=Verdict.PASS if row.value >= row.limit else Verdict.SHORT)
 
 
@@ -170,14 +190,25 @@ def of_gpt(found: Mapping[str, Any]) -> list[Row]:
             verdict=Verdict.PASS if commits >= LEAST_COMMITS_RATIO else Verdict.SHORT,
         ),
         _zero(
-            GPT, "calls in the loop that waited for the device", len(found["synchronizations"]), ", ".join(sorted(set(found["synchronizations"]))[:3])
+            GPT,
+            "calls in the loop that waited for the device",
+            len(found["synchronizations"]),
+            ", ".join(sorted(set(found["synchronizations"]))[:3]),
         ),
     ]
     if "verified" in found:
         rows.append(whole(found["verified"]))
     if blocked:
         rows.append(_shown(GPT, "the training thread held by a snapshot, p50", blocked, "ms"))
-        rows.append(Row(part=GPT, title="the training thread held by a snapshot, p99", value=percentile(blocked, 0.99), unit="ms", n=len(blocked)))
+        rows.append(
+            Row(
+                part=GPT,
+                title="the training thread held by a snapshot, p99",
+                value=percentile(blocked, 0.99),
+                unit="ms",
+                n=len(blocked),
+            )
+        )
     return rows
 
 
@@ -208,13 +239,19 @@ def slowdown(order: str, blocks: Sequence[Sequence[float]], commits: float) -> R
     )
     told = f"commits ÷ steps {commits:.2f}"
     if moved > FLOOR_TOLERANCE_RATIO:
-        return replace(row, verdict=Verdict.INCONCLUSIVE, reason=f"{told}; steps without snapshots moved by {moved:.0%} in the run")
+        return replace(
+            row, verdict=Verdict.INCONCLUSIVE, reason=f"{told}; steps without snapshots moved by {moved:.0%} in the run"
+        )
     if low > MOST_SLOWDOWN_RATIO:
         return replace(row, verdict=Verdict.SHORT, reason=told)
     if commits < LEAST_COMMITS_RATIO:
-        return replace(row, verdict=Verdict.SHORT, reason=f"{told}, {LEAST_COMMITS_RATIO} to reach: fewer snapshots cost less")
+        return replace(
+            row, verdict=Verdict.SHORT, reason=f"{told}, {LEAST_COMMITS_RATIO} to reach: fewer snapshots cost less"
+        )
     if len(ratios) < LEAST_PAIRS:
-        return replace(row, verdict=Verdict.INCONCLUSIVE, reason=f"{told}; {len(ratios)} pairs, at least {LEAST_PAIRS} are wanted")
+        return replace(
+            row, verdict=Verdict.INCONCLUSIVE, reason=f"{told}; {len(ratios)} pairs, at least {LEAST_PAIRS} are wanted"
+        )
     if high > MOST_SLOWDOWN_RATIO:
         return replace(row, verdict=Verdict.INCONCLUSIVE, reason=f"{told}; the interval has the limit in it")
     return replace(row, verdict=Verdict.PASS, reason=told)
@@ -228,13 +265,20 @@ def whole(found: Mapping[str, Any]) -> Row:
     """
     committed, torn, unseen = (len(found[name]) for name in ("committed", "torn", "unseen"))
     row = replace(
-        _zero(GPT, "kept steps whose bytes on the holder were not those of their boundary", torn, ""), n=committed - unseen, verified=not torn
+        _zero(GPT, "kept steps whose bytes on the holder were not those of their boundary", torn, ""),
+        n=committed - unseen,
+        verified=not torn,
     )
     told = f"{len(found['equal'])} of {len(found['steps'])} steps compared whole on the holder and equal"
     if torn:
         return replace(row, reason=f"torn: steps {', '.join(str(step) for step in found['torn'])}; {told}")
     if unseen or not committed:
-        return replace(row, verdict=Verdict.INCONCLUSIVE, verified=None, reason=f"{unseen} were written over before they were read; {told}")
+        return replace(
+            row,
+            verdict=Verdict.INCONCLUSIVE,
+            verified=None,
+            reason=f"{unseen} were written over before they were read; {told}",
+        )
     return replace(row, reason=told)
 
 
@@ -248,7 +292,14 @@ def of_graph(found: Mapping[str, Any]) -> list[Row]:
         faults.append("the bytes in the slot are not the device's")
     if found["weights_differ"] > found["tolerance"]:
         faults.append(f"its weights differ from those without a graph by {found['weights_differ']:.1e}")
-    survived = Row(part=GRAPH, title=title, value=found["weights_differ"], unit="relative difference", limit=found["tolerance"], n=found["replays"])
+    survived = Row(
+        part=GRAPH,
+        title=title,
+        value=found["weights_differ"],
+        unit="relative difference",
+        limit=found["tolerance"],
+        n=found["replays"],
+    )
     if faults:
         survived = replace(survived, verdict=Verdict.SHORT, reason="; ".join(faults))
     elif not found["was_in_flight"]:
@@ -290,7 +341,13 @@ def _allocations(kind: str, captures: Mapping[str, Any]) -> Row:
 
 def _zero(part: str, title: str, count: int, reason: str) -> Row:
     return Row(
-        part=part, title=title, value=count, unit="count", limit=0.0, verdict=Verdict.SHORT if count else Verdict.PASS, reason=reason if count else ""
+        part=part,
+        title=title,
+        value=count,
+        unit="count",
+        limit=0.0,
+        verdict=Verdict.SHORT if count else Verdict.PASS,
+        reason=reason if count else "",
     )
 
 

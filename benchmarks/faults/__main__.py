@@ -31,11 +31,18 @@ HOME = ROOT / ".everstep" / "bench" / "faults"
 
 def main() -> int:
     """Measure, write the report, and return the process's exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description="What faults of the data plane cost training.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.faults", description="What faults of the data plane cost training."
+    )
     parser.add_argument("--quick", action="store_true", help="few steps, to try the harness")
     parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES], help="leave the others out")
     parser.add_argument("--json", type=Path, default=HOME.with_suffix(".json"), help="where the figures go")
-    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks-faults.md", help="where the tables go, a picture beside them")
+    parser.add_argument(
+        "--document",
+        type=Path,
+        default=ROOT / "docs" / "benchmarks-faults.md",
+        help="where the tables go, a picture beside them",
+    )
     arguments = parser.parse_args()
     reason = obstacle()
     if reason is not None:
@@ -47,11 +54,16 @@ def main() -> int:
     shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir(parents=True)
     cases = [case for case in CASES if arguments.only is None or case.name in arguments.only]
-    node_memory_bytes = (2 * RANKS + 1) * (sizes.state_mib + 16) * MIB  # two slots for each of two shards, and some room
+    node_memory_bytes = (
+        (2 * RANKS + 1) * (sizes.state_mib + 16) * MIB
+    )  # two slots for each of two shards, and some room
     observed: list[Observed] = []
 
     cluster = LocalCluster(HOME / "cluster")
-    say(f"load average {machine.load_average[0]:.2f} on {machine.cores} cores; starting {RANKS} nodes, each in a namespace")
+    say(
+        f"load average {machine.load_average[0]:.2f} on {machine.cores} cores; starting {RANKS} nodes, each "
+        "in a namespace"
+    )
     try:
         with cluster:
             cluster.up(ClusterOptions(nodes=RANKS, spares=0, node_memory_bytes=node_memory_bytes, has_namespaces=True))
@@ -60,13 +72,21 @@ def main() -> int:
                 bench.wait_until_warm(RANKS)
                 nodes = tuple(sorted(cluster.instances()))
                 rate = lines.bytes_per_second(cluster, *nodes)
-                place = Place(bench=bench, nodes=nodes, link_bytes_per_second=rate, node_memory_bytes=node_memory_bytes, state_mib=sizes.state_mib)
+                place = Place(
+                    bench=bench,
+                    nodes=nodes,
+                    link_bytes_per_second=rate,
+                    node_memory_bytes=node_memory_bytes,
+                    state_mib=sizes.state_mib,
+                )
                 say(f"a line carries {rate / 1e6:,.0f} MB/s")
                 for case in cases:
                     observed.append(run_case(place, case, sizes))
                     say(in_a_line(evaluate(observed[-1])))
     except (BenchmarkFailed, LocalCloudError, EverstepError, OSError) as error:
-        print(f"the benchmark failed: {error}\nlogs: {cluster.logs}/*.log, {cluster.nodes_directory}/*/", file=sys.stderr)
+        print(
+            f"the benchmark failed: {error}\nlogs: {cluster.logs}/*.log, {cluster.nodes_directory}/*/", file=sys.stderr
+        )
         return 1
     run = report.Run(machine=machine, observed=observed, is_quick=arguments.quick, seconds=begun.seconds)
     report.write(run, arguments.json, arguments.document)

@@ -97,7 +97,7 @@ class Case:
     """Struck before the job has slots: its steps are held against those after it has healed."""
 
 
-# -- processes --------------------------------------------------------------------------------------------------------------------------------
+# -- processes
 
 
 @contextmanager
@@ -120,7 +120,11 @@ def stopped_in_a_snapshot(place: Place) -> Iterator[Struck]:
         with _stopped(agent) as at:
             pause(SURE_SECONDS)
             if _is_arriving(holder, rank):
-                yield Struck(at=at, did=f"SIGSTOP of the agent of rank {rank}, {owner}, which coordinates, with that rank's snapshot half sent")
+                yield Struck(
+                    at=at,
+                    did=f"SIGSTOP of the agent of rank {rank}, {owner}, which coordinates, with that rank's "
+                    "snapshot half sent",
+                )
                 return
     raise BenchmarkFailed(f"the agent of {owner} was never seen in the middle of a snapshot")
 
@@ -150,7 +154,7 @@ def _is_arriving(node: str, rank: int) -> bool:
     return False
 
 
-# -- lines ------------------------------------------------------------------------------------------------------------------------------------
+# -- lines
 
 
 @contextmanager
@@ -158,7 +162,9 @@ def slow_link(place: Place) -> Iterator[Struck]:
     """Let a node's line carry a hundredth of what it carried before the job began, and no more than a hundredth of a usual network card."""
     megabits = min(place.link_bytes_per_second, CARD_BYTES_PER_SECOND) * 8 / 1e6 * LINK_PART
     whole = place.link_bytes_per_second / 1e6
-    struck = Struck(at=time.monotonic(), did=f"the line of {place.member} carries {megabits / 8:.1f} MB/s of {whole:,.0f}, each way")
+    struck = Struck(
+        at=time.monotonic(), did=f"the line of {place.member} carries {megabits / 8:.1f} MB/s of {whole:,.0f}, each way"
+    )
     place.bench.cluster.inject(SlowNetwork(target=place.member, megabits=megabits))
     try:
         yield struck
@@ -177,7 +183,10 @@ def resets(place: Place) -> Iterator[Struck]:
         nonlocal count
         while not over.wait(RESET_EVERY_SECONDS):
             shown = subprocess.run(
-                ["ss", "-K", "-H", "-t", "-n", "state", "established", f"( {chosen} )"], capture_output=True, text=True, check=False
+                ["ss", "-K", "-H", "-t", "-n", "state", "established", f"( {chosen} )"],
+                capture_output=True,
+                text=True,
+                check=False,
             )
             count += len(shown.stdout.splitlines())
 
@@ -195,7 +204,7 @@ def resets(place: Place) -> Iterator[Struck]:
         raise BenchmarkFailed("no connection was reset: does this kernel have INET_DIAG_DESTROY?")
 
 
-# -- memory -----------------------------------------------------------------------------------------------------------------------------------
+# -- memory
 
 
 @contextmanager

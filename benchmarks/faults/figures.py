@@ -106,7 +106,9 @@ class Figure:
 
 def parse(text: str) -> tuple[Boundary, ...]:
     """Return the boundaries of one rank's lines, in order; a line that is being written is left out."""
-    return tuple(Boundary(int(step), float(at), float(held), int(committed)) for step, at, held, committed in whole_rows(text))
+    return tuple(
+        Boundary(int(step), float(at), float(held), int(committed)) for step, at, held, committed in whole_rows(text)
+    )
 
 
 def steps_in(passed: Sequence[Boundary], span: Span) -> list[tuple[Boundary, Boundary]]:
@@ -130,7 +132,9 @@ def evaluate(observed: Observed) -> Figure:
     passed = observed.ranks[0]
     before, during, after = (step_seconds(passed, span) for span in (observed.before, observed.during, observed.after))
     usual = statistics.median(before)
-    low, high = bootstrap_interval(lambda samples: statistics.median(samples[0]) / statistics.median(samples[1]), during, before)
+    low, high = bootstrap_interval(
+        lambda samples: statistics.median(samples[0]) / statistics.median(samples[1]), during, before
+    )
     hurt = step_seconds(passed, Span(observed.during.begin, observed.healed_at))
     held = [later.held_seconds for rank in observed.ranks for _, later in steps_in(rank, observed.during)]
     summaries = Summary.of(before), Summary.of(during), Summary.of(after)

@@ -22,7 +22,8 @@ def draw(observed: Sequence[Observed]) -> str:
     """
     height = TOP + (STRIP + GAP) * len(observed)
     drawn = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="Step times around each fault">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+        'aria-label="Step times around each fault">',
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
     for number, each in enumerate(observed):
@@ -33,7 +34,11 @@ def draw(observed: Sequence[Observed]) -> str:
 def _strip(observed: Observed, top: int) -> list[str]:
     spans = (observed.before, observed.during, observed.after)
     begin, end = min(span.begin for span in spans), max(span.end for span in spans)
-    steps = [(later.at, later.at - earlier.at) for earlier, later in pairwise(observed.ranks[0]) if begin <= earlier.at and later.at <= end]
+    steps = [
+        (later.at, later.at - earlier.at)
+        for earlier, later in pairwise(observed.ranks[0])
+        if begin <= earlier.at and later.at <= end
+    ]
     middle = sorted(seconds for _, seconds in steps)[len(steps) // 2]
     scale = (WIDTH - LEFT - RIGHT) / (end - begin)
 
@@ -50,11 +55,16 @@ def _strip(observed: Observed, top: int) -> list[str]:
         _shade(x(observed.during.end), x(healed), top, "#fdebd0"),
         f'<path d="M{LEFT} {top + STRIP}H{WIDTH - RIGHT}" stroke="#999"/>',
         f'<path d="M{LEFT} {y(middle):.1f}H{WIDTH - RIGHT}" stroke="#999" stroke-dasharray="3 3"/>',
-        f'<text x="{LEFT - 6}" y="{y(middle) + 4:.1f}" {FONT} fill="#222" text-anchor="end">{1000 * middle:.0f} ms</text>',
+        f'<text x="{LEFT - 6}" y="{y(middle) + 4:.1f}" {FONT} fill="#222" '
+        f'text-anchor="end">{1000 * middle:.0f} ms</text>',
         *(f'<circle cx="{x(at):.1f}" cy="{y(seconds):.1f}" r="1.6" fill="#1f6f54"/>' for at, seconds in steps),
-        f'<text x="{WIDTH - RIGHT}" y="{top + STRIP + 14}" {FONT} fill="#222" text-anchor="end">{end - begin:.0f} s</text>',
+        f'<text x="{WIDTH - RIGHT}" y="{top + STRIP + 14}" {FONT} fill="#222" '
+        f'text-anchor="end">{end - begin:.0f} s</text>',
     ]
 
 
 def _shade(begin: float, end: float, top: int, colour: str) -> str:
-    return f'<rect x="{begin:.1f}" y="{top}" width="{max(0.0, end - begin):.1f}" height="{STRIP}" fill="{colour}" fill-opacity="0.6"/>'
+    return (
+        f'<rect x="{begin:.1f}" y="{top}" width="{max(0.0, end - begin):.1f}" height="{STRIP}" '
+        f'fill="{colour}" fill-opacity="0.6"/>'
+    )

@@ -27,7 +27,11 @@ class Run(BenchmarkRun):
     def figures(self) -> list[Figure]:
         """Every case's; of a busy machine none is judged."""
         found = [evaluate(each) for each in self.observed]
-        return [dataclasses.replace(each, verdict=Verdict.INCONCLUSIVE, told=f"{BUSY}; {each.told}") for each in found] if self.is_busy else found
+        return (
+            [dataclasses.replace(each, verdict=Verdict.INCONCLUSIVE, told=f"{BUSY}; {each.told}") for each in found]
+            if self.is_busy
+            else found
+        )
 
     @property
     def falls_short(self) -> bool:
@@ -65,12 +69,16 @@ def _head(run: Run) -> str:
         *opening(run, "# What faults of the data plane cost training", COMMAND, "faults.json"),
         f"- Machine: {machine.words('torch')}. Load average before the run: {machine.load}.",
         "- A job of two ranks, each on a node of its own in a network namespace of its own, a state of "
-        f"{run.observed[0].state_mib} MiB each. Every step is proposed (`MaxSlowdown` 1), two copies. A step is a **timed wait**, which leaves the "
-        f"processor free as a job on a GPU does, {_copies(run)}; one collective of a single number; and an optimizer step that changes every byte of "
+        f"{run.observed[0].state_mib} MiB each. Every step is proposed (`MaxSlowdown` 1), two copies. A "
+        "step is a **timed wait**, which leaves the "
+        f"processor free as a job on a GPU does, {_copies(run)}; one collective of a single number; and an "
+        "optimizer step that changes every byte of "
         "the state.",
-        "- Faults are struck from outside, at processes, lines and memory of what runs; nothing of the product is replaced. Steps are timed by the "
+        "- Faults are struck from outside, at processes, lines and memory of what runs; nothing of the "
+        "product is replaced. Steps are timed by the "
         "script. The API is asked for the job's protection four times a second in all parts of a case alike.",
-        "- *Before* and *after* are steps under whole protection. Where memory is taken from the start there is no before: the steps after it has "
+        "- *Before* and *after* are steps under whole protection. Where memory is taken from the start "
+        "there is no before: the steps after it has "
         "healed stand for it, and the ones behind these for after.",
     ]
     return "\n".join(lines + caveats(machine, is_quick=run.is_quick))
@@ -99,12 +107,27 @@ def _speed(run: Run, picture: str) -> str:
         ]
         for figure in run.figures
     ]
-    head = ("fault", "step before, ms", "during", "after", "during ÷ before", "95 %", "longest, ms", "lost, s", "held p99, ms", "n", "verdict")
+    head = (
+        "fault",
+        "step before, ms",
+        "during",
+        "after",
+        "during ÷ before",
+        "95 %",
+        "longest, ms",
+        "lost, s",
+        "held p99, ms",
+        "n",
+        "verdict",
+    )
     return (
         f"## Full speed\n\n{table(head, rows)}\n\n"
-        f"To reach: at most {FULL_SPEED_RATIO} by the upper end of the interval, a percentile bootstrap of the ratio of medians. Inconclusive: the "
-        f"limit lies in the interval, or steps before and after differ by more than {FLOOR_TOLERANCE_RATIO:.0%}. *Longest* and *lost*, the time by "
-        "which all steps together took longer than as many median ones before, are of the steps from the strike until protection was whole again; "
+        f"To reach: at most {FULL_SPEED_RATIO} by the upper end of the interval, a percentile bootstrap of "
+        "the ratio of medians. Inconclusive: the "
+        "limit lies in the interval, or steps before and after differ by more than "
+        f"{FLOOR_TOLERANCE_RATIO:.0%}. *Longest* and *lost*, the time by "
+        "which all steps together took longer than as many median ones before, are of the steps from the "
+        "strike until protection was whole again; "
         "nothing is judged by them. *Held* is what the session held a rank for in a step.\n\n"
         f"![Step times, the fault shaded, healing behind it]({picture})"
     )
@@ -123,19 +146,32 @@ def _protection(run: Run) -> str:
         ]
         for figure in run.figures
     ]
-    head = ("fault", "what was done", "commits ÷ steps before, during, after", "told", "after, s", "Protected again after, s", "the last reason told")
+    head = (
+        "fault",
+        "what was done",
+        "commits ÷ steps before, during, after",
+        "told",
+        "after, s",
+        "Protected again after, s",
+        "the last reason told",
+    )
     return (
         f"## Protection\n\n{table(head, rows)}\n\n"
-        "*Told*: what DescribeProtection said, and how long after the strike; *Protected again*: how long after the fault's end. A commit counts if "
-        "its rank has heard of it by the next boundary. Ranks are not restarted: a case whose job was launched twice has no figures."
+        "*Told*: what DescribeProtection said, and how long after the strike; *Protected again*: how long "
+        "after the fault's end. A commit counts if "
+        "its rank has heard of it by the next boundary. Ranks are not restarted: a case whose job was "
+        "launched twice has no figures."
     )
 
 
 def _limits() -> str:
     return (
         "## What this does not say\n\n"
-        "Left out, because nobody can cause them from outside: a chunk that is corrupt on its way, and huge pages that the kernel refuses; tests "
-        "have both. Connections are reset at moments of the clock, not at chosen positions of a chunk. The collective is a single number, so that "
-        "only replicas are in its way on a slow line: a job that moves gradients over a line at 1 % is slow without Everstep. The nodes share one "
+        "Left out, because nobody can cause them from outside: a chunk that is corrupt on its way, and huge "
+        "pages that the kernel refuses; tests "
+        "have both. Connections are reset at moments of the clock, not at chosen positions of a chunk. The "
+        "collective is a single number, so that "
+        "only replicas are in its way on a slow line: a job that moves gradients over a line at 1 % is slow "
+        "without Everstep. The nodes share one "
         "machine's cores, and rounds and transfers take time of them that a fault gives back: a ratio below 1 is that."
     )

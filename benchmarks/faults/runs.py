@@ -74,7 +74,9 @@ class Running:
         def looked(_: object) -> bool:
             self.look()
             if time.monotonic() > deadline:
-                raise BenchmarkFailed(f"job {self.job.name}: waited {TOLD_SECONDS:.0f} s for {what}; heard {self.told[-3:]}")
+                raise BenchmarkFailed(
+                    f"job {self.job.name}: waited {TOLD_SECONDS:.0f} s for {what}; heard {self.told[-3:]}"
+                )
             return arrived()
 
         self.job.wait(what, looked, LOOK_SECONDS)
@@ -83,7 +85,10 @@ class Running:
     def wait_steps(self, count: int) -> Span:
         """Wait for so many more steps of all ranks, and return when they were made."""
         begin = time.monotonic()
-        end = self.wait(f"{count} steps", lambda: all(sum(each.at > begin for each in passed) > count for passed in self.boundaries()))
+        end = self.wait(
+            f"{count} steps",
+            lambda: all(sum(each.at > begin for each in passed) > count for passed in self.boundaries()),
+        )
         return Span(begin, end)
 
     def wait_whole(self) -> float:
@@ -131,7 +136,9 @@ def run_case(place: Place, case: Case, sizes: Sizes) -> Observed:
     running.job.completed()
     unsound = [(word, reason) for _, word, reason in told if word != WHOLE]
     if not (unsound and all(reason for _, reason in unsound)):
-        raise BenchmarkFailed(f"job {running.job.name}: that protection was not whole, or why, was not told; heard {told}")
+        raise BenchmarkFailed(
+            f"job {running.job.name}: that protection was not whole, or why, was not told; heard {told}"
+        )
     copied, span = (running.trace / "copy0").read_text().split()
     return Observed(
         name=case.name,

@@ -51,12 +51,17 @@ CASES = (
 
 def main() -> int:
     """Measure, write the report, and return the process's exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.interleave", description="What snapshots cost training on a shared network.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.interleave", description="What snapshots cost training on a shared network."
+    )
     parser.add_argument("--quick", action="store_true", help="few samples, to try the harness")
     parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES], help="leave the others out")
     parser.add_argument("--json", type=Path, default=HOME.with_suffix(".json"), help="where the figures go")
     parser.add_argument(
-        "--document", type=Path, default=ROOT / "docs" / "benchmarks-interleave.md", help="where the tables go, a picture beside them"
+        "--document",
+        type=Path,
+        default=ROOT / "docs" / "benchmarks-interleave.md",
+        help="where the tables go, a picture beside them",
     )
     arguments = parser.parse_args()
     reason = obstacle()
@@ -68,7 +73,10 @@ def main() -> int:
     shutil.rmtree(HOME, ignore_errors=True)
     cases = [case for case in CASES if arguments.only is None or case.name in arguments.only]
     if arguments.quick:
-        cases = [replace(case, blocks=2, block_iterations=3, settle_iterations=min(case.settle_iterations, 10)) for case in cases]
+        cases = [
+            replace(case, blocks=2, block_iterations=3, settle_iterations=min(case.settle_iterations, 10))
+            for case in cases
+        ]
     figures = []
     for case in cases:
         say(f"{case.name}: {case.nodes} nodes, m = {case.copies}, {case.state_kib} KiB")
@@ -79,12 +87,22 @@ def main() -> int:
             return 1
         figures.append(figure)
         for row in figure.rows:
-            print(f"          {row.scheme.title:30} {row.seconds * 1000:6.1f} ms {row.slowdown:+7.2%} [{row.low:+.2%}, {row.high:+.2%}]", flush=True)
+            print(
+                f"          {row.scheme.title:30} {row.seconds * 1000:6.1f} ms {row.slowdown:+7.2%} "
+                f"[{row.low:+.2%}, {row.high:+.2%}]",
+                flush=True,
+            )
         print(f"          {judge(figure).verdict}: {judge(figure).reason}", flush=True)
     run = report.Run(machine=machine, figures=figures, is_quick=arguments.quick, seconds=begun.seconds)
     report.write(run, arguments.json, arguments.document)
     say(f"{arguments.document}, {arguments.json}")
-    return 1 if any(report.judgement(run, figure).verdict is Verdict.FALLS_SHORT for figure in figures) else 3 if run.is_busy else 0
+    return (
+        1
+        if any(report.judgement(run, figure).verdict is Verdict.FALLS_SHORT for figure in figures)
+        else 3
+        if run.is_busy
+        else 0
+    )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
     node 0:  Traffic ──distance, pacing──▶ proposed steps ──file──▶ every node: its snapshot begins at the boundary of that step
 
-The budget is told what the run measures: when boundaries are passed, and whether something was being sent. Nothing is copied here, so nothing holds
-the rank. The profiled iterations, in which nothing is saved, are told, too: a job that saves every step has seen as many quiet ones only after 800
-steps. What stands in for the round that all nodes agree in is a file that node 0 writes an iteration ahead.
+The budget is told what the run measures: when boundaries are passed, and whether something was being sent. Nothing is
+copied here, so nothing holds the rank. The profiled iterations, in which nothing is saved, are told, too: a job that
+saves every step has seen as many quiet ones only after 800 steps. What stands in for the round that all nodes agree in
+is a file that node 0 writes an iteration ahead.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class Budgeted:
 
     def spans(self, iteration_seconds: float, spans: tuple[IdleSpan, ...]) -> None:
         """Take the profile."""
-        self._traffic.spans(self._rank, IdleSpans(generation=GENERATION, iteration_seconds=iteration_seconds, spans=spans))
+        self._traffic.spans(
+            self._rank, IdleSpans(generation=GENERATION, iteration_seconds=iteration_seconds, spans=spans)
+        )
 
     def quiet_boundary(self, at: float) -> None:
         """Take note of a boundary of training that is not saved."""
@@ -102,7 +105,9 @@ class Budgeted:
             self._begun = due
             self._traffic.captured(self._rank)
         if self._leads and proposed[1] <= self._begun:
-            PROPOSED.pack_into(self._page, 0, proposed[1], max(self._step + 1, self._begun + self._distance), self._pacing)
+            PROPOSED.pack_into(
+                self._page, 0, proposed[1], max(self._step + 1, self._begun + self._distance), self._pacing
+            )
         return begins
 
     def pause(self) -> None:

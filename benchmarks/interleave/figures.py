@@ -56,7 +56,11 @@ class Figure:
     @property
     def load_ratio(self) -> float:
         """Snapshot traffic of a node as a part of the idle time."""
-        return self.case.state_bytes * (self.case.copies - 1) / self.link_bytes_per_second / self.idle_seconds if self.idle_seconds else math.inf
+        return (
+            self.case.state_bytes * (self.case.copies - 1) / self.link_bytes_per_second / self.idle_seconds
+            if self.idle_seconds
+            else math.inf
+        )
 
     def row(self, scheme: Scheme) -> Row:
         """Return one scheme's row."""
@@ -73,13 +77,16 @@ def evaluate(case: Case, ranks: Sequence[Sequence[Mapping[str, Any]]], nodes: Se
     """
     profile = next(record for record in ranks[0] if "spans" in record)
     measured = [record for record in ranks[0] if record.get("is_measured")]
-    blocks = {scheme: _blocks([record for record in measured if record["scheme"] == scheme], case) for scheme in case.schemes}
+    blocks = {
+        scheme: _blocks([record for record in measured if record["scheme"] == scheme], case) for scheme in case.schemes
+    }
     taken = [{sent["number"]: sent["seconds"] for sent in node["sent"]} for node in nodes]
     plain = [record for record in measured if record["scheme"] == Scheme.NONE]
     return Figure(
         case=case,
         rows=tuple(_row(case, scheme, blocks[scheme], blocks[Scheme.NONE], taken) for scheme in case.schemes),
-        busy_ratio=statistics.fmean(record["busy_seconds"] for record in plain) / statistics.fmean(record["seconds"] for record in plain),
+        busy_ratio=statistics.fmean(record["busy_seconds"] for record in plain)
+        / statistics.fmean(record["seconds"] for record in plain),
         idle_seconds=sum(span[1] for span in profile["spans"]),
         spans=len(profile["spans"]),
         link_bytes_per_second=min(node["bandwidth_bytes_per_second"] for node in nodes),
@@ -92,16 +99,25 @@ def _blocks(records: Sequence[Mapping[str, Any]], case: Case) -> list[list[Mappi
 
 
 def _row(
-    case: Case, scheme: Scheme, blocks: list[list[Mapping[str, Any]]], plain: list[list[Mapping[str, Any]]], taken: Sequence[Mapping[int, float]]
+    case: Case,
+    scheme: Scheme,
+    blocks: list[list[Mapping[str, Any]]],
+    plain: list[list[Mapping[str, Any]]],
+    taken: Sequence[Mapping[int, float]],
 ) -> Row:
     records = [record for block in blocks for record in block]
     pairs = [
-        (one["seconds"], other["seconds"]) for block, beside in zip(blocks, plain, strict=True) for one, other in zip(block, beside, strict=True)
+        (one["seconds"], other["seconds"])
+        for block, beside in zip(blocks, plain, strict=True)
+        for one, other in zip(block, beside, strict=True)
     ]
     low, high = interval(pairs)
     sent = [[of.get(record["number"]) for of in taken] for record in records]
     whole = [max(each) for each in sent if None not in each]
-    kept = sum(None not in each and (case.is_crowded or max(each) <= record["seconds"]) for each, record in zip(sent, records, strict=True))
+    kept = sum(
+        None not in each and (case.is_crowded or max(each) <= record["seconds"])
+        for each, record in zip(sent, records, strict=True)
+    )
     return Row(
         scheme=scheme,
         iterations=len(records),

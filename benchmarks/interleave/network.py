@@ -16,7 +16,9 @@ SUBNET = "10.77.0"
 SEGMENT_BYTES = "16384"
 """What TCP hands to a link at once: below the shaper's burst, else it takes every packet apart, and the processor is what is measured."""
 CONGESTION = "cubic"
-"""What rules TCP, the kernel's own choice where nobody makes another, and that of EC2's images. A machine may have made one: under BBR, which leaves
+"""What rules TCP, the kernel's own choice where nobody makes another, and that of EC2's images.
+
+A machine may have made one: under BBR, which leaves
 the link every ten seconds, one iteration in twenty took 20 to 90 ms longer, with checkpoints or without."""
 
 
@@ -59,7 +61,9 @@ class Network:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.remove()
 
     def _build(self) -> None:
@@ -73,7 +77,19 @@ class Network:
             _ip("link", "set", port, "master", bridge, "up")
             _ip("-n", inside, "address", "add", f"{self.address(node)}/24", "dev", "eth0")
             _ip("-n", inside, "link", "set", "eth0", "up", "gso_max_size", SEGMENT_BYTES)
-            _ip("-n", inside, "route", "replace", f"{SUBNET}.0/24", "dev", "eth0", "src", self.address(node), "congctl", CONGESTION)
+            _ip(
+                "-n",
+                inside,
+                "route",
+                "replace",
+                f"{SUBNET}.0/24",
+                "dev",
+                "eth0",
+                "src",
+                self.address(node),
+                "congctl",
+                CONGESTION,
+            )
             _ip("-n", inside, "link", "set", "lo", "up")
             shape = ("root", "tbf", "rate", self._rate, "burst", "32kb", "latency", "30ms")
             _run("tc", "-n", inside, "qdisc", "add", "dev", "eth0", *shape)  # what the node sends

@@ -2,10 +2,11 @@
 
     python -m benchmarks.interleave.node CASE.json NODE DIRECTORY
 
-Snapshot bytes leave as they do in the product: by `worker.replication.streams.send_chunks`, admitted by its pacers, one stream to each holder; where
-not every step fits, the product's budget says which are sent (`budgeted`). The rest is left out: handshake, slots, capture, digests, resumption and
-rounds. The receiver is the benchmark's own; it acknowledges a transfer when it has all of it. What stands in for a receiver's buffer that is copied
-out before the next chunk is sent is a timed wait at the link's rate, as fast as GEMINI measured it.
+Snapshot bytes leave as they do in the product: by `worker.replication.streams.send_chunks`, admitted by its pacers, one
+stream to each holder; where not every step fits, the product's budget says which are sent (`budgeted`). The rest is
+left out: handshake, slots, capture, digests, resumption and rounds. The receiver is the benchmark's own; it
+acknowledges a transfer when it has all of it. What stands in for a receiver's buffer that is copied out before the next
+chunk is sent is a timed wait at the link's rate, as fast as GEMINI measured it.
 """
 
 from __future__ import annotations
@@ -69,13 +70,15 @@ class Node:
         self.link = Link(self.case.link_bytes_per_second)
         self.profile: Profile | None = None
         self.pacers: dict[Scheme, Pacer | None] = {}
-        self.budgeted = Budgeted(index, self.case.copies, directory / "proposed", NodePacer()) if self.case.is_crowded else None
+        self.budgeted = (
+            Budgeted(index, self.case.copies, directory / "proposed", NodePacer()) if self.case.is_crowded else None
+        )
         self.sending: asyncio.Task[None] | None = None
         self.records: list[dict[str, Any]] = []
         self.transfers = 0
         self.acknowledged: dict[int, asyncio.Future[None]] = {}
 
-    # -- the other nodes -------------------------------------------------------------------------------------------------------------------
+    # -- the other nodes
 
     def listen(self) -> socket.socket:
         """Receive from every node that sends its copies here, each in a thread of its own."""
@@ -128,7 +131,9 @@ class Node:
                 (transfer,) = ACKNOWLEDGEMENT.unpack(data)
                 loop.call_soon_threadsafe(self.acknowledged[transfer].set_result, None)
 
-    async def transfer(self, copy: int, data: State, pacer: Pacer | None, *, is_copied: bool = False, counting: NodePacer | None = None) -> None:
+    async def transfer(
+        self, copy: int, data: State, pacer: Pacer | None, *, is_copied: bool = False, counting: NodePacer | None = None
+    ) -> None:
         """Send one chunk of the product's, in pieces as the pacer admits them, and wait for the holder's word; `counting` learns from it."""
         self.transfers += 1
         number = 2 * self.transfers + is_copied
@@ -137,7 +142,15 @@ class Node:
         with contextlib.nullcontext() if counting is None else counting.counted(queue):
             queue.add([(0, 1)])
             queue.complete()
-            await send_chunks(self.streams[copy], data, number, queue, payload_bytes=len(data.memory), pacer=pacer, progress=lambda _: None)
+            await send_chunks(
+                self.streams[copy],
+                data,
+                number,
+                queue,
+                payload_bytes=len(data.memory),
+                pacer=pacer,
+                progress=lambda _: None,
+            )
             await self.acknowledged[number]
             if counting is not None and pacer is None:
                 counting.measured(queue)
@@ -153,7 +166,7 @@ class Node:
             rates.append(PROBE_BYTES / (now() - begun))
         self.link = Link(max(rates), ALPHA_SECONDS)
 
-    # -- schemes ---------------------------------------------------------------------------------------------------------------------------
+    # -- schemes
 
     def learn(self, profile: Profile) -> None:
         self.profile = profile
@@ -203,7 +216,7 @@ class Node:
             mu=MU_RATIO,
         )
 
-    # -- the rank --------------------------------------------------------------------------------------------------------------------------
+    # -- the rank
 
     async def attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         def tell(**message: Any) -> None:
@@ -213,7 +226,9 @@ class Node:
             message = json.loads(text)
             match message["kind"]:
                 case "spans":
-                    self.learn(Profile(message["iteration_seconds"], tuple(IdleSpan(*span) for span in message["spans"])))
+                    self.learn(
+                        Profile(message["iteration_seconds"], tuple(IdleSpan(*span) for span in message["spans"]))
+                    )
                 case "boundary":
                     self.boundary(Scheme(message["scheme"]), message["number"], message["at"], tell)
                 case "probe":
@@ -264,7 +279,15 @@ class Node:
             "KINETO_LOG_LEVEL": "6",
         }
         return subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.interleave.rank", self.case_path, str(self.index), str(line.fileno()), out],
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.interleave.rank",
+                self.case_path,
+                str(self.index),
+                str(line.fileno()),
+                out,
+            ],
             pass_fds=[line.fileno()],
             env={**os.environ, **environment},
         )
@@ -287,7 +310,11 @@ class Node:
             for streams in self.streams:
                 await streams.close()
             interval = self.budgeted.interval if self.budgeted is not None else 1
-            report = {"bandwidth_bytes_per_second": self.link.bandwidth_bytes_per_second, "sent": self.records, "interval": interval}
+            report = {
+                "bandwidth_bytes_per_second": self.link.bandwidth_bytes_per_second,
+                "sent": self.records,
+                "interval": interval,
+            }
             (self.directory / f"node-{self.index}.json").write_text(json.dumps(report))
 
 

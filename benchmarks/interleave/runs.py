@@ -47,10 +47,23 @@ def run_case(case: Case, directory: Path) -> Figure:
         stack.callback(_end, nodes)
         for index in range(case.nodes):
             log = stack.enter_context((directory / f"node-{index}.log").open("wb"))
-            command = ["ip", "netns", "exec", network.namespace(index), sys.executable, "-m", "benchmarks.interleave.node"]
+            command = [
+                "ip",
+                "netns",
+                "exec",
+                network.namespace(index),
+                sys.executable,
+                "-m",
+                "benchmarks.interleave.node",
+            ]
             nodes.append(
                 subprocess.Popen(
-                    [*command, path, str(index), directory], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                    [*command, path, str(index), directory],
+                    cwd=ROOT,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
                 )
             )
         patience = patience_seconds(case)
@@ -58,9 +71,13 @@ def run_case(case: Case, directory: Path) -> Figure:
             try:
                 code = node.wait(timeout=patience)
             except subprocess.TimeoutExpired as error:
-                raise BenchmarkFailed(f"case {case.name}: node {index} does not end; see {directory}/node-{index}.log") from error
+                raise BenchmarkFailed(
+                    f"case {case.name}: node {index} does not end; see {directory}/node-{index}.log"
+                ) from error
             if code:
-                raise BenchmarkFailed(f"case {case.name}: node {index} ended with {code}; see {directory}/node-{index}.log")
+                raise BenchmarkFailed(
+                    f"case {case.name}: node {index} ended with {code}; see {directory}/node-{index}.log"
+                )
     ranks = [json.loads((directory / f"rank-{index}.json").read_text()) for index in range(case.nodes)]
     agents = [json.loads((directory / f"node-{index}.json").read_text()) for index in range(case.nodes)]
     return evaluate(case, ranks, agents)

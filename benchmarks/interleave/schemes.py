@@ -19,9 +19,9 @@ MAX_SLOWDOWN = 0.01
 class Scheme(StrEnum):
     """How snapshot bytes share the network with training.
 
-    NONE: no checkpoint. BLOCKING: all of it at the beginning of the iteration, training waits. SINGLE: one partition per idle span. UNPIPELINED: many
-    partitions through one receive buffer, which is copied out before the next is sent. UNIFORM: evenly over 0.8 of the iteration. EVERSTEP: chunks
-    in idle spans, received in place.
+    NONE: no checkpoint. BLOCKING: all of it at the beginning of the iteration, training waits. SINGLE: one partition
+    per idle span. UNPIPELINED: many partitions through one receive buffer, which is copied out before the next is sent.
+    UNIFORM: evenly over 0.8 of the iteration. EVERSTEP: chunks in idle spans, received in place.
     """
 
     NONE = "none"

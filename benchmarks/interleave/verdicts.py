@@ -40,12 +40,17 @@ def judge(figure: Figure) -> Judgement:
         told = f"{ours.kept} snapshots in {ours.iterations} steps"
         if ours.kept < LEAST_KEPT:
             return Judgement(Verdict.FALLS_SHORT, f"{told}, at least {LEAST_KEPT} to reach")
-        return _within(ours.low, ours.high, MAX_SLOWDOWN, f"at most {ours.high:+.2%} of {MAX_SLOWDOWN:.0%} (max_slowdown), {told}")
+        return _within(
+            ours.low, ours.high, MAX_SLOWDOWN, f"at most {ours.high:+.2%} of {MAX_SLOWDOWN:.0%} (max_slowdown), {told}"
+        )
     blocking = figure.row(Scheme.BLOCKING)
     if blocking.slowdown < BLOCKING_COST:
         return Judgement(Verdict.INCONCLUSIVE, f"blocking costs {blocking.slowdown:.1%}, less than {BLOCKING_COST:.0%}")
     bound = _within(
-        ours.low, ours.high, SLOWDOWN_LIMIT, f"at most {ours.high:+.2%} of {SLOWDOWN_LIMIT:.1%}, where blocking costs {blocking.slowdown:+.1%}"
+        ours.low,
+        ours.high,
+        SLOWDOWN_LIMIT,
+        f"at most {ours.high:+.2%} of {SLOWDOWN_LIMIT:.1%}, where blocking costs {blocking.slowdown:+.1%}",
     )
     if bound.verdict is Verdict.PASS and ours.kept_ratio < KEPT_RATIO:
         return Judgement(Verdict.FALLS_SHORT, f"{ours.kept_ratio:.2f} snapshots kept per step, {KEPT_RATIO} to reach")

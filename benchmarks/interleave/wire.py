@@ -44,4 +44,6 @@ def write_case(path: Path, case: Case) -> None:
 def read_case(path: Path) -> Case:
     """Read it."""
     fields = json.loads(path.read_text())
-    return Case(**{**fields, "schemes": tuple(map(Scheme, fields["schemes"])), "idle_seconds": tuple(fields["idle_seconds"])})
+    return Case(
+        **{**fields, "schemes": tuple(map(Scheme, fields["schemes"])), "idle_seconds": tuple(fields["idle_seconds"])}
+    )

@@ -19,7 +19,15 @@ from benchmarks.cluster_jobs import ROOT, Bench
 from benchmarks.data_plane.systems import PEERS, install
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.interruption import report
-from benchmarks.interruption.contenders import RANKS, SPARES, UnderEverstep, UnderTorchft, UnderTorchrun, running, source
+from benchmarks.interruption.contenders import (
+    RANKS,
+    SPARES,
+    UnderEverstep,
+    UnderTorchft,
+    UnderTorchrun,
+    running,
+    source,
+)
 from benchmarks.interruption.faults import Blackout, Silence, blackout, interrupt, repeated, silence
 from benchmarks.interruption.outcomes import Fault, Interruption, Job
 from everstep import failures
@@ -71,7 +79,9 @@ class Race:
     def _everstep(self, job: Job, *faults: Fault) -> None:
         contender = UnderEverstep(self._bench, job, self._folder("everstep"))
         for fault in faults:
-            self.interruptions += repeated(lambda fault=fault: interrupt(contender, fault), self._count, self._bench.say)  # type: ignore[misc]
+            self.interruptions += repeated(
+                lambda fault=fault: interrupt(contender, fault), self._count, self._bench.say
+            )  # type: ignore[misc]
         if job is Job.DDP:
             for _ in range(self._count):
                 self.silences.append(silence(self._bench, contender, DETECTION_SECONDS))
@@ -79,15 +89,20 @@ class Race:
             for _ in range(self._count):
                 self.blackouts.append(blackout(self._bench, contender, seconds=BLACKOUT_SECONDS))
                 self._bench.say(
-                    f"  the control plane gone for {self.blackouts[-1].seconds:.1f} s: {self.blackouts[-1].restarted_ranks} ranks restarted"
+                    f"  the control plane gone for {self.blackouts[-1].seconds:.1f} s: "
+                    f"{self.blackouts[-1].restarted_ranks} ranks restarted"
                 )
         contender.stop()
 
     def _torchrun(self, job: Job, way: str, *faults: Fault) -> None:
-        contender = UnderTorchrun(Path(sys.executable), job, way, self._folder("torchrun"), source(self._bench.directory))
+        contender = UnderTorchrun(
+            Path(sys.executable), job, way, self._folder("torchrun"), source(self._bench.directory)
+        )
         with running(contender):
             for fault in faults:
-                self.interruptions += repeated(lambda fault=fault: interrupt(contender, fault), self._count, self._bench.say)  # type: ignore[misc]
+                self.interruptions += repeated(
+                    lambda fault=fault: interrupt(contender, fault), self._count, self._bench.say
+                )  # type: ignore[misc]
 
     def _torchft(self) -> None:
         python = next(peer for peer in PEERS if peer.package == "torchft").python(ENVIRONMENTS)
@@ -98,12 +113,21 @@ class Race:
 
 def main() -> int:
     """Measure, write the report, and return the process's exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.interruption", description="How long a failure holds training.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.interruption", description="How long a failure holds training."
+    )
     parser.add_argument("--quick", action="store_true", help="few samples, to try the harness")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="leave the others out")
-    parser.add_argument("--per-block", type=int, default=5, help="faults of a kind in each of the two launches of a system")
+    parser.add_argument(
+        "--per-block", type=int, default=5, help="faults of a kind in each of the two launches of a system"
+    )
     parser.add_argument("--json", type=Path, default=HOME.with_name("recovery.json"), help="where the figures go")
-    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks-recovery.md", help="where the tables go, a picture beside them")
+    parser.add_argument(
+        "--document",
+        type=Path,
+        default=ROOT / "docs" / "benchmarks-recovery.md",
+        help="where the tables go, a picture beside them",
+    )
     arguments = parser.parse_args()
     begun = begin(is_patient=not arguments.quick)
     machine, say = begun.machine, begun.say
@@ -111,12 +135,20 @@ def main() -> int:
     shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir(parents=True)
     try:
-        install(tuple(peer for peer in PEERS if peer.package == "torchft" and "torchft" in arguments.only), ENVIRONMENTS, say)
+        install(
+            tuple(peer for peer in PEERS if peer.package == "torchft" and "torchft" in arguments.only),
+            ENVIRONMENTS,
+            say,
+        )
         with LocalCluster(HOME / "cluster") as cluster:
             say(f"a cluster of {RANKS} nodes and {SPARES} spare")
             cluster.up(ClusterOptions(nodes=RANKS, spares=SPARES, detection_seconds=DETECTION_SECONDS))
             with closing(cluster.client()) as client, failures.translated():
-                race = Race(Bench(cluster, client, HOME, say), per_block=1 if arguments.quick else arguments.per_block, parts=arguments.only)
+                race = Race(
+                    Bench(cluster, client, HOME, say),
+                    per_block=1 if arguments.quick else arguments.per_block,
+                    parts=arguments.only,
+                )
                 race.run()
     except (BenchmarkFailed, EverstepError, LocalCloudError) as error:
         print(f"the benchmark failed: {error}", file=sys.stderr)

@@ -26,7 +26,10 @@ SCRIPTS = Path(__file__).parent / "rank"
 LOOK_SECONDS = 0.02
 PATIENCE_SECONDS = 60.0
 SAVE_EVERY = 10
-"""Steps between two checkpoints under torchrun. Faults come right after one: what it would lose otherwise is not held against it."""
+"""Steps between two checkpoints under torchrun.
+
+Faults come right after one: what it would lose otherwise is not held against it.
+"""
 HEARTBEAT_MILLISECONDS = 1000
 """Of torchft's lighthouse: how long a replica may be silent."""
 
@@ -144,7 +147,9 @@ class UnderEverstep:
 
         self._job.wait("the incident to be closed", closed)
         incident = self._bench.client.list_incidents(TrainingJobName=self._job.name)["Incidents"][self._incidents]
-        return {phase: float(incident[f"{phase.title()}Seconds"]) for phase in ("detect", "replace", "restore", "rework")}
+        return {
+            phase: float(incident[f"{phase.title()}Seconds"]) for phase in ("detect", "replace", "restore", "rework")
+        }
 
     def revive(self) -> None:
         raise BenchmarkFailed(f"job {self._job.name} has not come back")
@@ -162,7 +167,9 @@ class UnderTorchrun:
     waited_for = tuple(range(RANKS))
 
     def __init__(self, python: Path, kind: Job, way: str, folder: Path, code: Path) -> None:
-        self.name = f"torchrun + {'save_checkpoint' if kind is Job.ZERO3 else {'torch_save': 'torch.save', 'dcp': 'DCP'}[way]}"
+        self.name = (
+            f"torchrun + {'save_checkpoint' if kind is Job.ZERO3 else {'torch_save': 'torch.save', 'dcp': 'DCP'}[way]}"
+        )
         self.job = kind
         self._python, self._way, self._folder, self._code = python, way, folder, code
         self._saved = folder / "checkpoints"
@@ -177,7 +184,12 @@ class UnderTorchrun:
 
     def _launch(self) -> subprocess.Popen[bytes]:
         """Start one node's agent, in a session of its own: what ends with the node."""
-        rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._port.number}", "--rdzv-id=bench", "--local-addr=127.0.0.1"]
+        rendezvous = [
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint=127.0.0.1:{self._port.number}",
+            "--rdzv-id=bench",
+            "--local-addr=127.0.0.1",
+        ]
         restarts = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=1000", "--monitor-interval=0.1"]
         kind = "zero3" if self.job is Job.ZERO3 else "ddp"
         program = [str(self._code / "under_torchrun.py"), kind, self._way, str(self._saved), str(SAVE_EVERY)]
@@ -252,8 +264,19 @@ class UnderTorchft:
     def start(self) -> None:
         """Start the lighthouse and both groups."""
         self._port = ReservedPort()
-        options = ["--min_replicas", "1", "--join_timeout_ms", "200", "--quorum_tick_ms", "50", "--heartbeat_timeout_ms", str(HEARTBEAT_MILLISECONDS)]
-        self._lighthouse = self._run([str(self._python.with_name("torchft_lighthouse")), "--bind", f"127.0.0.1:{self._port.number}", *options])
+        options = [
+            "--min_replicas",
+            "1",
+            "--join_timeout_ms",
+            "200",
+            "--quorum_tick_ms",
+            "50",
+            "--heartbeat_timeout_ms",
+            str(HEARTBEAT_MILLISECONDS),
+        ]
+        self._lighthouse = self._run(
+            [str(self._python.with_name("torchft_lighthouse")), "--bind", f"127.0.0.1:{self._port.number}", *options]
+        )
         self._replicas = [self._replica(rank) for rank in range(RANKS)]
 
     def _replica(self, rank: int) -> subprocess.Popen[bytes]:
@@ -267,14 +290,19 @@ class UnderTorchft:
             "LOGLEVEL": "ERROR",
         }
         with (self._folder / "torchft.log").open("ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **more}, start_new_session=True)
+            return subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **more}, start_new_session=True
+            )
 
     def trace(self) -> list[list[Passed]]:
         return traced(self._folder)
 
     def settle(self) -> None:
         before = max((each.at for passed in self.trace() for each in passed), default=0.0)
-        wait("torchft: both groups train", lambda: min(sum(each.at > before for each in passed) for passed in self.trace()) >= SAVE_EVERY)
+        wait(
+            "torchft: both groups train",
+            lambda: min(sum(each.at > before for each in passed) for passed in self.trace()) >= SAVE_EVERY,
+        )
 
     def pids(self) -> list[int]:
         return rank_pids(self._folder)

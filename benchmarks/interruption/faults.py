@@ -52,14 +52,18 @@ def interrupt(contender: Contender, fault: Fault) -> Interruption:
         gone_at = last_gone_at(ends, timeout_seconds=PATIENCE_SECONDS) if contender.is_relaunched else None
 
     def resumption() -> object:
-        return resumed(contender.trace(), hurt_at, waited_for=contender.waited_for, is_relaunched=contender.is_relaunched)
+        return resumed(
+            contender.trace(), hurt_at, waited_for=contender.waited_for, is_relaunched=contender.is_relaunched
+        )
 
     try:
         wait(f"{contender.name} goes on", lambda: resumption() is not None)
     except BenchmarkFailed:
         contender.revive()
         seconds = time.monotonic() - hurt_at
-        return Interruption(system=contender.name, job=contender.job, fault=fault, seconds=seconds, lost_steps=0, came_back=False)
+        return Interruption(
+            system=contender.name, job=contender.job, fault=fault, seconds=seconds, lost_steps=0, came_back=False
+        )
     found = resumed(contender.trace(), hurt_at, waited_for=contender.waited_for, is_relaunched=contender.is_relaunched)
     assert found is not None, "it was waited for"
     return Interruption(
@@ -127,7 +131,13 @@ def repeated(what: Callable[[], Interruption], count: int, say: Callable[[str], 
     for number in range(count):
         each = what()
         found.append(each)
-        stopped = "" if each.stopped_seconds is None else f", the others gone after {each.stopped_seconds * 1000:.0f} ms"
-        came = f"{each.seconds:.2f} s, {each.lost_steps} steps made again" if each.came_back else f"not back after {each.seconds:.0f} s"
+        stopped = (
+            "" if each.stopped_seconds is None else f", the others gone after {each.stopped_seconds * 1000:.0f} ms"
+        )
+        came = (
+            f"{each.seconds:.2f} s, {each.lost_steps} steps made again"
+            if each.came_back
+            else f"not back after {each.seconds:.0f} s"
+        )
         say(f"  {number + 1} of {count}: {each.system}, {each.job}, {each.fault}: {came}{stopped}")
     return found

@@ -54,7 +54,9 @@ class Resumed:
     lost_steps: int
 
 
-def resumed(ranks: Sequence[Sequence[Passed]], hurt_at: float, *, waited_for: Collection[int], is_relaunched: bool) -> Resumed | None:
+def resumed(
+    ranks: Sequence[Sequence[Passed]], hurt_at: float, *, waited_for: Collection[int], is_relaunched: bool
+) -> Resumed | None:
     """Return when training went on after a fault, or None while it has not.
 
     Args:

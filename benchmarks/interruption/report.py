@@ -1,4 +1,7 @@
-"""The report of one run: what was to be reached, every system's figures, where Everstep's time goes, one picture. Pure but for `write`."""
+"""The report of one run: what was to be reached, every system's figures, where Everstep's time goes, one picture.
+
+Pure but for `write`.
+"""
 
 from __future__ import annotations
 
@@ -91,11 +94,20 @@ def _goals(run: Run) -> dict[str, Row | None]:
     )
     return {
         **{f"{fault}, {job}, beside {peer}": _beside(run, job, fault, peer, part) for job, fault, peer, part in beside},
-        "survivors": _row("rank exit → all survivors stopped, median", [seconds * 1000 for seconds in stopped], STOPPED_SECONDS * 1000, "ms"),
+        "survivors": _row(
+            "rank exit → all survivors stopped, median",
+            [seconds * 1000 for seconds in stopped],
+            STOPPED_SECONDS * 1000,
+            "ms",
+        ),
         "verdict": _row("node silent → verdict, median", verdicts, most_silent, "s", "detection_seconds + 1 s"),
         "lost steps": _row("steps lost, most", lost, LOST_STEPS, of=max),
-        "control plane, steps": _row("control plane restarted: steps lost", [float(each.lost_steps) for each in blackouts], 0, of=sum),
-        "control plane, ranks": _row("control plane restarted: ranks restarted", [float(each.restarted_ranks) for each in blackouts], 0, of=sum),
+        "control plane, steps": _row(
+            "control plane restarted: steps lost", [float(each.lost_steps) for each in blackouts], 0, of=sum
+        ),
+        "control plane, ranks": _row(
+            "control plane restarted: ranks restarted", [float(each.restarted_ranks) for each in blackouts], 0, of=sum
+        ),
     }
 
 
@@ -114,7 +126,9 @@ def _beside(run: Run, job: Job, fault: Fault, peer: str, part: int) -> Row | Non
     )
     if row is None:
         return None
-    low, high = bootstrap_interval(lambda samples: statistics.median(samples[0]) / part, [each.seconds for each in theirs])
+    low, high = bootstrap_interval(
+        lambda samples: statistics.median(samples[0]) / part, [each.seconds for each in theirs]
+    )
     return dataclasses.replace(row, is_inconclusive=2 * back <= len(theirs) or low < row.measured < high)
 
 
@@ -127,7 +141,11 @@ def _row(
     *,
     of: Callable[[Sequence[float]], float] = statistics.median,
 ) -> Row | None:
-    return Row(what=what, measured=of(samples), limit=limit, unit=unit, count=len(samples), against=against) if samples else None
+    return (
+        Row(what=what, measured=of(samples), limit=limit, unit=unit, count=len(samples), against=against)
+        if samples
+        else None
+    )
 
 
 def write(run: Run, figures: Path, document: Path) -> None:
@@ -152,7 +170,16 @@ def render(run: Run, picture: str) -> str:
         picture: its name, in the same folder.
     """
     return (
-        "\n\n".join([_head(run), f"![Seconds from a fault to the next new step]({picture})", _reached(run), _systems(run), _phases(run), _limits()])
+        "\n\n".join(
+            [
+                _head(run),
+                f"![Seconds from a fault to the next new step]({picture})",
+                _reached(run),
+                _systems(run),
+                _phases(run),
+                _limits(),
+            ]
+        )
         + "\n"
     )
 
@@ -164,18 +191,26 @@ def _head(run: Run) -> str:
         f"- Machine: {machine.words('torch', 'deepspeed')}. Load average before the run: {machine.load}.",
         f"- A small GPT on two ranks, each on a node of its own; the same model and batches under every system. "
         f"No step takes less than {STEP_SECONDS:g} s: "
-        "what its computing leaves of that is waited for, but not before a process's first step. The interruption is from the fault to "
-        "the moment at which every rank had finished a step that none had finished before it (torchft: the surviving replica alone, which goes on "
+        "what its computing leaves of that is waited for, but not before a process's first step. The "
+        "interruption is from the fault to "
+        "the moment at which every rank had finished a step that none had finished before it (torchft: the "
+        "surviving replica alone, which goes on "
         "without the other). Ranks wrote down each step themselves.",
-        "- torchrun saves every 10 steps to memory that both ranks see, and is hurt right after a save. Where an instance goes, both torchrun "
-        "agents are started anew in the same moment, on a free node that booted in no time: left alone, torch's rendezvous counts the dead agent in, "
+        "- torchrun saves every 10 steps to memory that both ranks see, and is hurt right after a save. "
+        "Where an instance goes, both torchrun "
+        "agents are started anew in the same moment, on a free node that booted in no time: left alone, "
+        "torch's rendezvous counts the dead agent in, "
         "waits for it for 60 s and gives up. torchft runs with a heartbeat "
         "timeout of 1 s, and a killed replica is started again at once.",
-        "- Everstep keeps every step on both nodes; a spare has booted and can start ranks warm. `detection_seconds` is 3.",
-        "- *Not back*: a peer that had made no new step after 60 s was started anew by hand; it counts with that time. Where half of a "
-        "peer's runs or more did not come back its time is this patience, and the row is inconclusive, as is one whose limit's interval has the "
+        "- Everstep keeps every step on both nodes; a spare has booted and can start ranks warm. "
+        "`detection_seconds` is 3.",
+        "- *Not back*: a peer that had made no new step after 60 s was started anew by hand; it counts with "
+        "that time. Where half of a "
+        "peer's runs or more did not come back its time is this patience, and the row is inconclusive, as "
+        "is one whose limit's interval has the "
         "figure in it.",
-        "- Every system is launched twice, in the order A B … Z Z … B A. Intervals are 95 % percentile bootstraps of the median.",
+        "- Every system is launched twice, in the order A B … Z Z … B A. Intervals are 95 % percentile "
+        "bootstraps of the median.",
     ]
     lines += caveats(machine, is_quick=run.is_quick)
     return "\n".join(lines)
@@ -194,11 +229,20 @@ def _reached(run: Run) -> str:
         for row in rows(run)
     ]
     missing = [f"**Not measured**: {', '.join(unmeasured(run))}."] if unmeasured(run) else []
-    return "\n\n".join(["## What was to be reached", *missing, table(("what", "measured", "to reach", "that is", "n", "verdict"), body)])
+    return "\n\n".join(
+        [
+            "## What was to be reached",
+            *missing,
+            table(("what", "measured", "to reach", "that is", "n", "verdict"), body),
+        ]
+    )
 
 
 def _kinds(run: Run) -> list[tuple[Job, Fault, str]]:
-    return sorted({(each.job, each.fault, each.system) for each in run.interruptions}, key=lambda kind: (kind[0], kind[1], kind[2] != OURS, kind[2]))
+    return sorted(
+        {(each.job, each.fault, each.system) for each in run.interruptions},
+        key=lambda kind: (kind[0], kind[1], kind[2] != OURS, kind[2]),
+    )
 
 
 def _systems(run: Run) -> str:
@@ -222,7 +266,18 @@ def _systems(run: Run) -> str:
                 str(sum(not each.came_back for each in found) or ""),
             ]
         )
-    head = ("job", "fault", "system", "median s", "95 %", "min to max", "old ranks gone, ms", "steps made again", "n", "not back")
+    head = (
+        "job",
+        "fault",
+        "system",
+        "median s",
+        "95 %",
+        "min to max",
+        "old ranks gone, ms",
+        "steps made again",
+        "n",
+        "not back",
+    )
     return "## Every system\n\n" + table(head, body)
 
 
@@ -235,16 +290,20 @@ def _phases(run: Run) -> str:
             largest = max(medians, key=lambda phase: medians[phase])
             body.append([str(job), str(fault), *(f"{medians[phase]:.2f}" for phase in PHASES), f"**{largest}**"])
     return (
-        "## Where Everstep's time goes\n\nMedians of the incidents' own phases, seconds. *Detect*: until the fault was known. *Replace*: until the "
-        "nodes of the next launch stood. *Restore*: until every rank had its state again. *Rework*: until the highest step before the fault was "
+        "## Where Everstep's time goes\n\nMedians of the incidents' own phases, seconds. *Detect*: until "
+        "the fault was known. *Replace*: until the "
+        "nodes of the next launch stood. *Restore*: until every rank had its state again. *Rework*: until "
+        "the highest step before the fault was "
         f"reached again.\n\n{table(('job', 'fault', *PHASES, 'largest'), body)}"
     )
 
 
 def _limits() -> str:
     return (
-        "## What this does not say\n\nOne machine: nodes share its cores, and a network is a loopback. Models of real size load longer, on all "
-        "systems; a rank of Everstep's reads its own node's memory, the others a file system. torchft's time is that of the survivor, which trains "
+        "## What this does not say\n\nOne machine: nodes share its cores, and a network is a loopback. "
+        "Models of real size load longer, on all "
+        "systems; a rank of Everstep's reads its own node's memory, the others a file system. torchft's "
+        "time is that of the survivor, which trains "
         "with half of the batch until the other replica is back; Everstep's is that of the whole job, bit for bit."
     )
 

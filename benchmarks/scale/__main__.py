@@ -2,7 +2,8 @@
 
     python -m benchmarks.scale [--quick]
 
-Ends with 2 when something falls short of what it has to reach, with 3 when the machine was busy, so that nothing is said of that.
+Ends with 2 when something falls short of what it has to reach, with 3 when the machine was busy, so that nothing is
+said of that.
 """
 
 from __future__ import annotations
@@ -21,13 +22,21 @@ QUICK_NODES, QUICK_AGENTS = (16, 128), (2, 32)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, write the report, and return the process's exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description="Placement and rounds of many nodes.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scale", description="Placement and rounds of many nodes."
+    )
     parser.add_argument("--quick", action="store_true", help="few nodes, to try the harness")
-    parser.add_argument("--json", type=Path, default=ROOT / ".everstep" / "bench" / "scale.json", help="where the figures go")
-    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "benchmarks-scale.md", help="where the tables go")
+    parser.add_argument(
+        "--json", type=Path, default=ROOT / ".everstep" / "bench" / "scale.json", help="where the figures go"
+    )
+    parser.add_argument(
+        "--document", type=Path, default=ROOT / "docs" / "benchmarks-scale.md", help="where the tables go"
+    )
     chosen = parser.parse_args(arguments)
     begun = begin(is_patient=not chosen.quick)
-    shapes = [(count, copies) for count in (QUICK_NODES if chosen.quick else placement.NODES) for copies in placement.COPIES]
+    shapes = [
+        (count, copies) for count in (QUICK_NODES if chosen.quick else placement.NODES) for copies in placement.COPIES
+    ]
     plans = [placement.plan_figure(count, copies) for count, copies in shapes]
     domains = [placement.domain_figure(count, copies) for count, copies in shapes if count > placement.DOMAIN_NODES]
     begun.say("placement and its odds are measured")

@@ -132,12 +132,23 @@ def known_figures() -> list[Known]:
         (1000, 3): 0.997,
     }
     found = [
-        Known(what=f"{count} nodes, 2 copies, {lost} lost", found=placement.recovery_probability(count, 2, lost), expected=expected)
+        Known(
+            what=f"{count} nodes, 2 copies, {lost} lost",
+            found=placement.recovery_probability(count, 2, lost),
+            expected=expected,
+        )
         for (count, lost), expected in groups.items()
     ]
     nodes = _nodes(16)
     ring = placement.Placement((), {node: (node, nodes[(i + 1) % 16]) for i, node in enumerate(nodes)})
-    return [*found, Known(what="16 nodes in a ring, 2 copies, 3 lost", found=domain_loss.recovery_probability(ring, {}, 3), expected=0.6286)]
+    return [
+        *found,
+        Known(
+            what="16 nodes in a ring, 2 copies, 3 lost",
+            found=domain_loss.recovery_probability(ring, {}, 3),
+            expected=0.6286,
+        ),
+    ]
 
 
 def _nodes(count: int) -> list[NodeId]:

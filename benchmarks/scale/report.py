@@ -63,10 +63,16 @@ def rows(run: Run) -> list[Row]:
     timed = {
         f"`placement.plan` of {most:,} nodes": (figure.plan_seconds for figure in plans),
         f"the same over failure domains of {DOMAIN_NODES} nodes": (figure.plan_seconds for figure in domains),
-        f"exact odds of recovery for {most:,} nodes, up to {lost:,} of them lost": (figure.odds_seconds for figure in plans),
-        f"exact odds for {most:,} nodes, {_either(LOST_DOMAINS)} domains lost": (figure.odds_seconds for figure in domains),
+        f"exact odds of recovery for {most:,} nodes, up to {lost:,} of them lost": (
+            figure.odds_seconds for figure in plans
+        ),
+        f"exact odds for {most:,} nodes, {_either(LOST_DOMAINS)} domains lost": (
+            figure.odds_seconds for figure in domains
+        ),
     }
-    return unless_busy(run, [_row(what, [each for calls in seconds for each in calls]) for what, seconds in timed.items()])
+    return unless_busy(
+        run, [_row(what, [each for calls in seconds for each in calls]) for what, seconds in timed.items()]
+    )
 
 
 def _row(what: str, seconds: Sequence[float]) -> Row:
@@ -95,7 +101,10 @@ def write(run: Run, figures: Path, document: Path) -> None:
 
 def render(run: Run) -> str:
     """Return the document."""
-    return "\n\n".join([_head(run), _reached(run), _known(run), _plans(run), _domains(run), _rounds(run), _limits()]) + "\n"
+    return (
+        "\n\n".join([_head(run), _reached(run), _known(run), _plans(run), _domains(run), _rounds(run), _limits()])
+        + "\n"
+    )
 
 
 def _head(run: Run) -> str:
@@ -105,7 +114,8 @@ def _head(run: Run) -> str:
         f"- Machine: {machine.words()}. Load average before the run: {machine.load}.",
         "- Placement: `placement.plan`, and what says how probable recovery is; "
         f"each was called {len(run.plans[0].plan_seconds)} times and timed one by one.",
-        "- Rounds: the agents' own parts, a rank each, in one process over socket pairs. A rank votes as soon as it hears of a step; "
+        "- Rounds: the agents' own parts, a rank each, in one process over socket pairs. A rank votes as "
+        "soon as it hears of a step; "
         f"means of {ROUNDS} rounds.",
     ]
     return "\n".join(lines + caveats(machine, is_quick=run.is_quick))
@@ -113,7 +123,10 @@ def _head(run: Run) -> str:
 
 def _reached(run: Run) -> str:
     to_reach = f"< {LIMIT_SECONDS:g} s"
-    body = [[row.what, f"**{row.seconds:.3f}** s", f"{row.median_seconds:.4f} s", to_reach, str(row.count), verdict(row)] for row in rows(run)]
+    body = [
+        [row.what, f"**{row.seconds:.3f}** s", f"{row.median_seconds:.4f} s", to_reach, str(row.count), verdict(row)]
+        for row in rows(run)
+    ]
     return f"## What was to be reached\n\n{table(('what', 'slowest', 'median', 'to reach', 'n', 'verdict'), body)}"
 
 
@@ -121,7 +134,8 @@ def _known(run: Run) -> str:
     body = [[known.what, f"{known.found:.4f}", f"{known.expected:.4f}", verdict(known)] for known in run.known]
     return (
         f"## Odds that are known\n\n{table(('every shard survives', 'Everstep', 'known', 'verdict'), body)}\n\n"
-        "Known by trying every set of lost nodes; from 32 nodes on by the paper's Corollary 1, which is exact for so few losses. For the ring the "
+        "Known by trying every set of lost nodes; from 32 nodes on by the paper's Corollary 1, which is "
+        "exact for so few losses. For the ring the "
         "paper has 0.600, which counts some sets twice; Everstep plans no ring of sixteen."
     )
 
@@ -138,12 +152,23 @@ def _plans(run: Run) -> str:
         ]
         for figure in run.plans
     ]
-    return f"## Placement\n\nHow probable it is that every shard survives, all sets of so many nodes equally likely.\n\n{table(head, body)}"
+    return (
+        "## Placement\n\nHow probable it is that every shard survives, all sets of so many nodes equally "
+        f"likely.\n\n{table(head, body)}"
+    )
 
 
 def _domains(run: Run) -> str:
     lost = [f"{count} lost" for count in LOST_DOMAINS]
-    head = ("nodes", "copies", "domains", "plan, ms", *lost, *(f"blind plan: {each}" for each in lost), "slowest of these, ms")
+    head = (
+        "nodes",
+        "copies",
+        "domains",
+        "plan, ms",
+        *lost,
+        *(f"blind plan: {each}" for each in lost),
+        "slowest of these, ms",
+    )
     body = [
         [
             f"{figure.nodes:,}",
@@ -156,7 +181,8 @@ def _domains(run: Run) -> str:
         for figure in run.domains
     ]
     return (
-        f"## Placement over failure domains\n\nThe same for whole domains of {DOMAIN_NODES} nodes, and for a plan that does not know of them.\n\n"
+        f"## Placement over failure domains\n\nThe same for whole domains of {DOMAIN_NODES} nodes, and for "
+        "a plan that does not know of them.\n\n"
         f"{table(head, body)}"
     )
 
@@ -177,8 +203,10 @@ def _rounds(run: Run) -> str:
         body.append(cells)
     return (
         f"## Rounds\n\n{table(head, body)}\n\n"
-        "*On their own*: the processor time of the busiest agent of each level, summed, which is what a round takes where every agent has a machine "
-        "of its own, the wire aside. *On one core*: the time between two commits here, where one core does the work of all."
+        "*On their own*: the processor time of the busiest agent of each level, summed, which is what a "
+        "round takes where every agent has a machine "
+        "of its own, the wire aside. *On one core*: the time between two commits here, where one core does "
+        "the work of all."
     )
 
 
@@ -189,8 +217,10 @@ def _round(figure: RoundFigure) -> list[str]:
 def _limits() -> str:
     return (
         "## What this does not say\n\n"
-        "No wire lies between these agents, and no rank computes beside them. A round here is one that nothing holds up: a cluster's waits for its "
-        "slowest rank to capture and for its slowest link to carry. Odds are of losses that come all at once, every set equally likely."
+        "No wire lies between these agents, and no rank computes beside them. A round here is one that "
+        "nothing holds up: a cluster's waits for its "
+        "slowest rank to capture and for its slowest link to carry. Odds are of losses that come all at "
+        "once, every set equally likely."
     )
 
 

@@ -1,8 +1,9 @@
 """How long a round takes with 2 to 1,024 agents, flat and over the tree.
 
-Real `RoundMember`s and a real `RoundServer`, one rank each, with `TcpSession`s over socket pairs, all in one process on one core. Every rank votes as
-soon as it hears of a step. One core does the work of all agents here, which a cluster shares out: so each agent's own processor time is taken, too,
-and the busiest agent of each level, summed, is what a round takes where every agent has a machine of its own, the wire aside.
+Real `RoundMember`s and a real `RoundServer`, one rank each, with `TcpSession`s over socket pairs, all in one process on
+one core. Every rank votes as soon as it hears of a step. One core does the work of all agents here, which a cluster
+shares out: so each agent's own processor time is taken, too, and the busiest agent of each level, summed, is what a
+round takes where every agent has a machine of its own, the wire aside.
 """
 
 from __future__ import annotations
@@ -106,13 +107,23 @@ class Fleet:
 
     def __init__(self, count: int, arity: int) -> None:
         self.ids = [NodeId(f"i-{number}") for number in range(count)]
-        self.tree = RoundTree.of(self.ids[0], {node: [Rank(number)] for number, node in enumerate(self.ids)}, arity=arity)
-        self.states = [RankRound(rank=Rank(n), boundary=Step(0), committed=NONE, proposed=NONE, vote=Vote.NONE) for n in range(count)]
+        self.tree = RoundTree.of(
+            self.ids[0], {node: [Rank(number)] for number, node in enumerate(self.ids)}, arity=arity
+        )
+        self.states = [
+            RankRound(rank=Rank(n), boundary=Step(0), committed=NONE, proposed=NONE, vote=Vote.NONE)
+            for n in range(count)
+        ]
         core = Coordinator.begin(world_size=count, base=Step(0), every_steps=0)
         self.server = RoundServer(Generation(1), core, final_round_seconds=60.0, now=time.time)
         self.members = [
             RoundMember(
-                Generation(1), node, tree=self.tree, state=partial(self._state, number), hear=partial(self._hear, number), deadline_seconds=30.0
+                Generation(1),
+                node,
+                tree=self.tree,
+                state=partial(self._state, number),
+                hear=partial(self._hear, number),
+                deadline_seconds=30.0,
             )
             for number, node in enumerate(self.ids)
         ]
@@ -122,7 +133,11 @@ class Fleet:
         """Begin everybody's part."""
         for number, member in enumerate(self.members):
             _agent.set(number)
-            run = member.run(partial(self._dial, number), patience_seconds=60.0, is_restarted=False) if number else member.run_local(self.server)
+            run = (
+                member.run(partial(self._dial, number), patience_seconds=60.0, is_restarted=False)
+                if number
+                else member.run_local(self.server)
+            )
             self.tasks.append(asyncio.create_task(run))
 
     async def _dial(self, number: int, peer: NodeId) -> TcpSession:
@@ -130,7 +145,14 @@ class Fleet:
         lines = socket.socketpair()
         for line in lines:
             line.setblocking(False)
-        opened = Open(run=RunId("r"), generation=Generation(1), kind="round", node_id=self.ids[number], owner_rank=Rank(-1), nonce=b"")
+        opened = Open(
+            run=RunId("r"),
+            generation=Generation(1),
+            kind="round",
+            node_id=self.ids[number],
+            owner_rank=Rank(-1),
+            nonce=b"",
+        )
         theirs, ours = TcpSession(lines[1], opened, self.ids[number]), CountedSession(lines[0], opened, peer)
         for session in (theirs, ours):
             session.read_ahead()  # as behind a handshake
@@ -152,7 +174,9 @@ class Fleet:
         vote = Vote.ACKED if heard.proposed != NONE else Vote.NONE
         boundary = max(heard.proposed, self.states[number].boundary)
         state = self.states[number]
-        self.states[number] = msgspec.structs.replace(state, boundary=boundary, committed=heard.committed, proposed=heard.proposed, vote=vote)
+        self.states[number] = msgspec.structs.replace(
+            state, boundary=boundary, committed=heard.committed, proposed=heard.proposed, vote=vote
+        )
         self.members[number].changed.notify()
 
     async def committed(self, step: int) -> None:
@@ -166,7 +190,9 @@ class Fleet:
                 while self.server.core.committed < step:
                     await self.server.changed.wait(self.server.changed.version)
         except TimeoutError as error:
-            raise BenchmarkFailed(f"{len(self.ids)} agents: step {step} is not committed in {MOST_SECONDS:.0f} s") from error
+            raise BenchmarkFailed(
+                f"{len(self.ids)} agents: step {step} is not committed in {MOST_SECONDS:.0f} s"
+            ) from error
 
     def level(self, number: int) -> int:
         """Return how far an agent is from the coordinator."""
@@ -185,7 +211,9 @@ async def measure(count: int, arity: int) -> RoundFigure:
     """
     spent: defaultdict[int, float] = defaultdict(float)
     loop = asyncio.get_running_loop()
-    loop.set_task_factory(lambda loop, coroutine, **options: asyncio.Task(Timed(coroutine, spent), loop=loop, **options))  # type: ignore[arg-type]
+    loop.set_task_factory(
+        lambda loop, coroutine, **options: asyncio.Task(Timed(coroutine, spent), loop=loop, **options)
+    )  # type: ignore[arg-type]
     fleet = Fleet(count, arity)
     fleet.begin()
     await fleet.committed(WARM_UP_ROUNDS)
@@ -205,11 +233,15 @@ async def measure(count: int, arity: int) -> RoundFigure:
     for number in range(count):
         busiest[fleet.level(number)] = max(busiest[fleet.level(number)], spent[number])
     each, reports = 1000 / rounds, CountedSession.reports[fleet.ids[0]]
-    return RoundFigure(count, arity, max(busiest), took * each, sum(busiest.values()) * each, spent[0] * each, reports / rounds)
+    return RoundFigure(
+        count, arity, max(busiest), took * each, sum(busiest.values()) * each, spent[0] * each, reports / rounds
+    )
 
 
 def measure_all(counts: Sequence[int], say: Callable[[str], None]) -> list[RoundFigure]:
-    """Measure each size, flat and, where that is another shape, over the product's tree. In a process that does nothing else afterwards.
+    """Measure each size, flat and, where that is another shape, over the product's tree.
+
+    In a process that does nothing else afterwards.
 
     Args:
         counts: of agents.

@@ -1,7 +1,8 @@
 """A rank with steady steps, each written down as it is made: a timed wait, one collective, an optimizer step that changes every byte of the state.
 
-One line per boundary in `$BENCH_TRACE/rank<r>`: steps finished, seconds of the system's monotonic clock, seconds for which the session held the
-script in this step, the newest committed step by the rank's page. It trains until the harness puts a file `finish` beside the lines.
+One line per boundary in `$BENCH_TRACE/rank<r>`: steps finished, seconds of the system's monotonic clock, seconds for
+which the session held the script in this step, the newest committed step by the rank's page. It trains until the
+harness puts a file `finish` beside the lines.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A training script with a state of a chosen size, and nothing else to be slow about: what does a snapshot cost it?
 
-Parameters are shaped like those of a transformer (fp32) under Adam; gradients are fixed; forward and backward are a stand-in of a fixed length:
-"wait", a timed wait that leaves the processor free, or "matmul", a fixed number of real matrix products on one thread. Each is made three times
-as long as the copy of the whole state.
+Parameters are shaped like those of a transformer (fp32) under Adam; gradients are fixed; forward and backward are a
+stand-in of a fixed length: "wait", a timed wait that leaves the processor free, or "matmul", a fixed number of real
+matrix products on one thread. Each is made three times as long as the copy of the whole state.
 
     floors: the step without a session, memcpy ──▶ steps with snapshots, "wait" then "matmul" ──▶ the same floors again
 
@@ -38,7 +38,9 @@ def blocks(size: int) -> torch.nn.ParameterList:
     """Return the parameters of as many transformer blocks as come nearest to a state of `size` bytes."""
     shapes = [(WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH), (WIDTH,), (WIDTH,)]
     bytes_of_block = 3 * 4 * sum(math.prod(shape) for shape in shapes)
-    return torch.nn.ParameterList(torch.randn(shape) for _ in range(max(1, round(size / bytes_of_block))) for shape in shapes)
+    return torch.nn.ParameterList(
+        torch.randn(shape) for _ in range(max(1, round(size / bytes_of_block))) for shape in shapes
+    )
 
 
 def agreed(value: float, operation: dist.ReduceOp.RedOpType) -> float:
@@ -52,7 +54,10 @@ def agreed(value: float, operation: dist.ReduceOp.RedOpType) -> float:
 
 def copy_seconds(count: int) -> list[float]:
     """Copy the whole state into warm shared memory, tensor by tensor, one thread: what any blocking snapshot costs at least."""
-    state = [*(parameter.detach() for parameter in parameters), *(value for each in optimizer.state.values() for value in each.values())]
+    state = [
+        *(parameter.detach() for parameter in parameters),
+        *(value for each in optimizer.state.values() for value in each.values()),
+    ]
     size = sum(tensor.nbytes for tensor in state)
     with mmap.mmap(-1, size) as shared:
         memory = torch.frombuffer(shared, dtype=torch.uint8)
@@ -89,7 +94,10 @@ def plain_steps(compute: Callable[[], object]) -> list[float]:
 
 def floors() -> dict[str, list[float]]:
     """Measure all floors now."""
-    return {"memcpy": copy_seconds(settings.floor_steps), **{kind: plain_steps(compute) for kind, compute in computes.items()}}
+    return {
+        "memcpy": copy_seconds(settings.floor_steps),
+        **{kind: plain_steps(compute) for kind, compute in computes.items()},
+    }
 
 
 torch.set_num_threads(1)
@@ -117,24 +125,32 @@ matmuls(100)
 calibrated = time.perf_counter()
 matmuls(200)
 product_count = int(agreed(math.ceil(span * 200 / (time.perf_counter() - calibrated)), dist.ReduceOp.MIN))
-computes: dict[str, Callable[[], object]] = {"wait": lambda: threading.Event().wait(span), "matmul": lambda: matmuls(product_count)}
+computes: dict[str, Callable[[], object]] = {
+    "wait": lambda: threading.Event().wait(span),
+    "matmul": lambda: matmuls(product_count),
+}
 
 before = floors()
 session = everstep.training.init(model=parameters, optimizer=optimizer)
 session.restore()
 steps: dict[str, list[float]] = {}
 counts: dict[str, tuple[int, int]] = {}
-held: dict[str, list[tuple[int, float]]] = {}  # of each step: snapshots so far, seconds that the session held the script
+held: dict[
+    str, list[tuple[int, float]]
+] = {}  # of each step: snapshots so far, seconds that the session held the script
 for kind, compute in computes.items():
     first = len(session.blocked_seconds)
     taken: list[float] = []
     held[kind] = []
-    while agreed(len(session.blocked_seconds) - first, dist.ReduceOp.MIN) < settings.snapshots and len(taken) < MAX_STEPS:
+    while (
+        agreed(len(session.blocked_seconds) - first, dist.ReduceOp.MIN) < settings.snapshots and len(taken) < MAX_STEPS
+    ):
         begun = time.perf_counter()
         compute()
         together()
         ready = time.perf_counter()
-        session.fence()  # what the optimizer's step would wait for itself; said here to be timed by a clock that is not the session's
+        # what the optimizer's step would wait for itself; said here to be timed by a clock that is not the session's
+        session.fence()
         fenced = time.perf_counter()
         optimizer.step()
         stepped = time.perf_counter()

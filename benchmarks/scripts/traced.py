@@ -1,7 +1,8 @@
 """Runs the train.py beside it, unchanged, and writes down when every boundary was passed and how long every snapshot held the training thread.
 
-One line per boundary in `$BENCH_TRACE/rank<r>`: generation, steps finished, seconds of the system's monotonic clock, which all processes of a
-machine share, and snapshots that have held the training thread so far. A killed rank's lines stay.
+One line per boundary in `$BENCH_TRACE/rank<r>`: generation, steps finished, seconds of the system's monotonic clock,
+which all processes of a machine share, and snapshots that have held the training thread so far. A killed rank's lines
+stay.
 """
 
 from __future__ import annotations

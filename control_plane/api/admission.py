@@ -1,6 +1,7 @@
 """Whether a job can run at all: the request against its fleet and its source. Pure; all that is wrong is said at once.
 
-Invariant: a `JobSpec` that comes from here needs no further check, and nothing has been stored when there is something wrong.
+Invariant: a `JobSpec` that comes from here needs no further check, and nothing has been stored when there is something
+wrong.
 """
 
 from __future__ import annotations
@@ -18,13 +19,27 @@ from control_plane.db.sources import SourceRecord
 from everstep.protocol.plan import channel_variable
 
 RESERVED_VARIABLES = frozenset(
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"}
+    {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "LOCAL_SIZE",
+        "GROUP_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_USE_AGENT_STORE",
+    }
     | {"AWS_EC2_METADATA_DISABLED"}
 )
 RESERVED_PREFIX = "EVERSTEP_"
 KEY_VARIABLES = frozenset(
     {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"}
-    | {"AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN"}
+    | {
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN",
+    }
 )
 """What would lead AWS SDKs away from the keys of RoleArn."""
 
@@ -76,7 +91,10 @@ def admit(
         *_requirements(request, source),
     ]
     if wrong:
-        raise InvalidRequest("The job cannot run as asked: " + "; ".join(f"{error.field}: {error.message}" for error in wrong), fields=wrong)
+        raise InvalidRequest(
+            "The job cannot run as asked: " + "; ".join(f"{error.field}: {error.message}" for error in wrong),
+            fields=wrong,
+        )
     own = own_place(bucket, request.training_job_name, run_id)
     return JobSpec(
         source_sha256=source.sha256,
@@ -134,7 +152,9 @@ def _reserved(request: CreateTrainingJobRequest) -> Iterator[FieldError]:
     for field, names in (("Environment", request.environment), ("Secrets", request.secrets)):
         for name in names:
             if name in RESERVED_VARIABLES or name.startswith(RESERVED_PREFIX):
-                yield FieldError(field=f"{field}.{name}", message="is set by Everstep for every rank and cannot be changed")
+                yield FieldError(
+                    field=f"{field}.{name}", message="is set by Everstep for every rank and cannot be changed"
+                )
             if request.role_arn is not None and name in KEY_VARIABLES:
                 yield FieldError(field=f"{field}.{name}", message="would keep ranks from the keys of RoleArn")
     for name in sorted(request.secrets.keys() & request.environment.keys()):
@@ -157,22 +177,34 @@ def _inputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[FieldErr
             yield FieldError(field=f"{field}.DataSource", message="names one of S3DataSource and FileSystemDataSource")
         uri = source.s3_data_source.s3_uri if source.s3_data_source is not None else ""
         if request.role_arn is None and _is_in(bucket, uri):
-            message = f"{bucket} is the service's own bucket, and has what belongs to other projects; name a RoleArn that may read it"
+            message = (
+                f"{bucket} is the service's own bucket, and has what belongs to other projects; name a RoleArn that "
+                "may read it"
+            )
             yield FieldError(field=f"{field}.DataSource.S3DataSource.S3Uri", message=message)
 
 
 def _outputs(request: CreateTrainingJobRequest, run_id: str, bucket: str) -> Iterator[FieldError]:
     """Nodes write there and the API reads and deletes there, each with its own permissions: a RoleArn changes nothing about that."""
-    asked = {"CheckpointConfig.S3Uri": _asked_checkpoints(request), "OutputDataConfig.S3OutputPath": _asked_output(request, run_id)}
+    asked = {
+        "CheckpointConfig.S3Uri": _asked_checkpoints(request),
+        "OutputDataConfig.S3OutputPath": _asked_output(request, run_id),
+    }
     for field, uri in asked.items():
         if uri is None:
             continue
         if _is_in(bucket, uri):
-            message = f"{bucket} is the service's own bucket, and has what belongs to other projects; leave this out for the job's own place in it"
+            message = (
+                f"{bucket} is the service's own bucket, and has what belongs to other projects; leave this out for "
+                "the job's own place in it"
+            )
             yield FieldError(field=field, message=message)
         length = len(uri.removeprefix("s3://").partition("/")[2])
         if length > MAX_S3_PATH_CHARACTERS:
-            message = f"with the job's own place below it, its path has {length} characters; at most {MAX_S3_PATH_CHARACTERS} are taken"
+            message = (
+                f"with the job's own place below it, its path has {length} characters; at most "
+                f"{MAX_S3_PATH_CHARACTERS} are taken"
+            )
             yield FieldError(field=field, message=message)
 
 
@@ -189,31 +221,47 @@ def _input(channel: Channel) -> JobInput:
     )
 
 
-def _does_not_fit(request: CreateTrainingJobRequest, copies: int, fleet: FleetRecord, max_node_count: int) -> Iterator[FieldError]:
+def _does_not_fit(
+    request: CreateTrainingJobRequest, copies: int, fleet: FleetRecord, max_node_count: int
+) -> Iterator[FieldError]:
     if copies > request.node_count:
         message = f"{copies} copies need {copies} nodes; NodeCount is {request.node_count}"
         yield FieldError(field="Protection.Copies", message=message)
     if request.node_count > max_node_count:
-        message = f"{request.node_count} nodes; the group {fleet.auto_scaling_group_name} of the fleet {fleet.name} has MaxSize {max_node_count}"
+        message = (
+            f"{request.node_count} nodes; the group {fleet.auto_scaling_group_name} of the fleet {fleet.name} "
+            f"has MaxSize {max_node_count}"
+        )
         yield FieldError(field="NodeCount", message=message)
 
 
-def _no_alternative(request: CreateTrainingJobRequest, first: FleetRecord, others: Sequence[tuple[FleetRecord, int]]) -> Iterator[FieldError]:
+def _no_alternative(
+    request: CreateTrainingJobRequest, first: FleetRecord, others: Sequence[tuple[FleetRecord, int]]
+) -> Iterator[FieldError]:
     field = "AlternativeFleetNames"
     names = [first.name, *(fleet.name for fleet, _ in others)]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield FieldError(field=field, message=f"the fleet {name} is named twice")
     for fleet, max_node_count in others:
         if request.node_count > max_node_count:
-            message = f"{request.node_count} nodes; the group {fleet.auto_scaling_group_name} of the fleet {fleet.name} has MaxSize {max_node_count}"
+            message = (
+                f"{request.node_count} nodes; the group {fleet.auto_scaling_group_name} of the fleet {fleet.name} "
+                f"has MaxSize {max_node_count}"
+            )
             yield FieldError(field=field, message=message)
         if request.stopping_condition.max_cost_usd is not None and fleet.price_usd_per_hour is None:
-            yield FieldError(field=field, message=f"MaxCostUsd needs the price of the fleet {fleet.name}; set PriceUsdPerHour with UpdateFleet")
+            yield FieldError(
+                field=field,
+                message=f"MaxCostUsd needs the price of the fleet {fleet.name}; set PriceUsdPerHour with UpdateFleet",
+            )
 
 
 def _beyond(request: CreateTrainingJobRequest, quota: QuotaRecord | None) -> Iterator[FieldError]:
     if quota is not None and quota.max_node_count is not None and request.node_count > quota.max_node_count:
-        message = f"{request.node_count} nodes; jobs of the project {quota.project} may hold {quota.max_node_count} nodes of a fleet"
+        message = (
+            f"{request.node_count} nodes; jobs of the project {quota.project} may hold {quota.max_node_count} "
+            "nodes of a fleet"
+        )
         yield FieldError(field="NodeCount", message=message)
 
 
@@ -230,13 +278,22 @@ def _entry_point(request: CreateTrainingJobRequest, source: SourceRecord) -> Ite
             yield FieldError(field="EntryPoint", message=f"{path!r} is not a Python file (.py)")
         return
     scripts = [name for name in source.files if name.endswith(".py") and "/" not in name]
-    has = f"it has {', '.join(scripts[:5])}{' …' if len(scripts) > 5 else ''} at its top" if scripts else "it has no Python file at its top"
-    yield FieldError(field="EntryPoint", message=f"{path!r} is not among the {len(source.files)} files of the source; {has}")
+    has = (
+        f"it has {', '.join(scripts[:5])}{' …' if len(scripts) > 5 else ''} at its top"
+        if scripts
+        else "it has no Python file at its top"
+    )
+    yield FieldError(
+        field="EntryPoint", message=f"{path!r} is not among the {len(source.files)} files of the source; {has}"
+    )
 
 
 def _requirements(request: CreateTrainingJobRequest, source: SourceRecord) -> Iterator[FieldError]:
     if request.requirements is not None and request.requirements not in source.files:
-        yield FieldError(field="Requirements", message=f"{request.requirements!r} is not among the {len(source.files)} files of the source")
+        yield FieldError(
+            field="Requirements",
+            message=f"{request.requirements!r} is not among the {len(source.files)} files of the source",
+        )
 
 
 def _asked_checkpoints(request: CreateTrainingJobRequest) -> str | None:

@@ -1,8 +1,9 @@
 """What a project's submitters may name of AWS, and the priority they may set. Pure.
 
-Nodes read secrets and inputs with their own permissions, or with those of a role that they may assume: what one project names could
-belong to another. So an administrator gives each project what it may name (PutProjectQuota), and a project without a quota may name
-nothing. With a RoleArn that the project was given, the role's own permissions decide which secrets and objects a job reads.
+Nodes read secrets and inputs with their own permissions, or with those of a role that they may assume: what one project
+names could belong to another. So an administrator gives each project what it may name (PutProjectQuota), and a project
+without a quota may name nothing. With a RoleArn that the project was given, the role's own permissions decide which
+secrets and objects a job reads.
 
 Invariant: this holds for every caller but administrators, whatever the request says.
 """
@@ -43,7 +44,9 @@ class Allowance:
             if role is None and objects is not None and not _allows(quota.allowed_data, objects.s3_uri):
                 yield self._not_given(f"{field}.S3DataSource.S3Uri", objects.s3_uri, "--allow-data")
             if directory is not None and not _allows(quota.allowed_data, posixpath.normpath(directory.directory_path)):
-                yield self._not_given(f"{field}.FileSystemDataSource.DirectoryPath", directory.directory_path, "--allow-data")
+                yield self._not_given(
+                    f"{field}.FileSystemDataSource.DirectoryPath", directory.directory_path, "--allow-data"
+                )
 
     def require_priority(self, priority: int) -> None:
         """Refuse a priority that the project's submitters may not set.
@@ -60,12 +63,18 @@ class Allowance:
 
     def _priority(self, priority: int) -> FieldError:
         project, highest = self.quota.project, self.quota.max_priority
-        message = f"is {priority}; submitters of the project {project!r} may set {highest} at most (everstep quotas set {project} --max-priority)"
+        message = (
+            f"is {priority}; submitters of the project {project!r} may set {highest} at most (everstep quotas "
+            f"set {project} --max-priority)"
+        )
         return FieldError(field="Priority", message=message)
 
     def _not_given(self, field: str, name: str, option: str) -> FieldError:
         project = self.quota.project
-        message = f"the project {project!r} may not name {name!r}; an administrator allows it: everstep quotas set {project} {option} ..."
+        message = (
+            f"the project {project!r} may not name {name!r}; an administrator allows it: everstep quotas set "
+            f"{project} {option} ..."
+        )
         return FieldError(field=field, message=message)
 
 

@@ -5,12 +5,13 @@
       somebody else is being answered the same right now                                       that answer, when it is there
       else                                                                                     made anew
 
-A dashboard, a waiter and a script that look at a job every second then cost one answer a change, not one each. What an answer shows is in the
-database alone, but for the time: the age is how late a token that expires, or a job whose turn comes at a time, is noticed at most. A revoked token
-is a commit. Where commits of other replicas cannot be seen (`Versions`), they are noticed as late as a stream of events tells of them.
+A dashboard, a waiter and a script that look at a job every second then cost one answer a change, not one each. What an
+answer shows is in the database alone, but for the time: the age is how late a token that expires, or a job whose turn
+comes at a time, is noticed at most. A revoked token is a commit. Where commits of other replicas cannot be seen
+(`Versions`), they are noticed as late as a stream of events tells of them.
 
-Invariant: an answer is given to whoever shows the token that it was made for, and was made from what is in the database now or, of other replicas'
-doing, a moment ago. What is held is bounded in bytes.
+Invariant: an answer is given to whoever shows the token that it was made for, and was made from what is in the database
+now or, of other replicas' doing, a moment ago. What is held is bounded in bytes.
 """
 
 from __future__ import annotations
@@ -84,7 +85,11 @@ class Answers:
 
     def _good(self, key: Key, version: int) -> Answer | None:
         answer = self._held.get(key)
-        if answer is None or answer.version != version or not 0 <= (self._now() - answer.made_at).total_seconds() < self._max_age_seconds:
+        if (
+            answer is None
+            or answer.version != version
+            or not 0 <= (self._now() - answer.made_at).total_seconds() < self._max_age_seconds
+        ):
             return None
         self._held.move_to_end(key)
         return answer
@@ -103,7 +108,12 @@ class Answers:
                 start = {**message, "headers": list(message["headers"])}  # who is outside adds this request's own
             elif message["type"] == "http.response.body" and len(body) <= MAX_ANSWER_BYTES:
                 body.extend(message.get("body", b""))
-                if not message.get("more_body") and start is not None and start["status"] == 200 and len(body) <= MAX_ANSWER_BYTES:
+                if (
+                    not message.get("more_body")
+                    and start is not None
+                    and start["status"] == 200
+                    and len(body) <= MAX_ANSWER_BYTES
+                ):
                     self._hold(key, answer := Answer(version, made_at, start["headers"], bytes(body)))
                     done.set_result(answer)
             await send(message)

@@ -4,11 +4,12 @@
     inspect_apart(file)   the archive ──▶ stdin      inspect: one pass over the stream, every bound enforced while reading
                           JSON        ◀── stdout     within CPU_SECONDS and MEMORY_BYTES, which the kernel enforces
 
-Nothing is unpacked here. `tarfile` reads a header into memory whole, however long it claims to be, so headers have bounds of their own.
+Nothing is unpacked here. `tarfile` reads a header into memory whole, however long it claims to be, so headers have
+bounds of their own.
 
-Invariant: an archive that passes holds only directories and regular files with clean relative paths, within the limits. No archive takes more memory
-than its paths and one header, or more time than is linear in its length and its paths. This module imports nothing
-but the standard library and the rule for one member.
+Invariant: an archive that passes holds only directories and regular files with clean relative paths, within the limits.
+No archive takes more memory than its paths and one header, or more time than is linear in its length and its paths.
+This module imports nothing but the standard library and the rule for one member.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class ArchiveContents:
 
 
 def inspect_apart(file: IO[bytes], archive_bytes: int, limits: SourceLimits) -> ArchiveContents:
-    """Inspect an archive in a process of its own, so that it costs other callers neither memory nor the interpreter. Blocks.
+    """Inspect an archive in a process of its own, so that it costs other callers neither memory nor the interpreter.
+
+    Blocks.
 
     Args:
         file: the archive, at its beginning; a file on disk, or one that `fileno` puts there. Its position changes.
@@ -93,7 +96,9 @@ def inspect_apart(file: IO[bytes], archive_bytes: int, limits: SourceLimits) -> 
     command = [sys.executable, "-P", "-m", "control_plane.api.archive", str(archive_bytes), given]
     with _AT_ONCE:
         try:
-            ended = subprocess.run(command, stdin=file.fileno(), capture_output=True, timeout=_WAIT_SECONDS, check=False)
+            ended = subprocess.run(
+                command, stdin=file.fileno(), capture_output=True, timeout=_WAIT_SECONDS, check=False
+            )
         except subprocess.TimeoutExpired as error:
             raise RefusedArchive(f"it takes more than {_WAIT_SECONDS:.0f} s to read") from error
     if ended.returncode:
@@ -133,7 +138,8 @@ def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> Archive
         Its files.
 
     Raises:
-        RefusedArchive: a link, a device, an absolute path, a `..`, a doubled path, too many files or bytes, or not a gzipped tar.
+        RefusedArchive: a link, a device, an absolute path, a `..`, a doubled path, too many files or bytes, or not a
+            gzipped tar.
     """
     unpacked_limit = min(limits.unpacked_bytes, max(SMALL_BYTES, archive_bytes * limits.ratio))
     files: set[str] = set()
@@ -161,12 +167,22 @@ def inspect(file: BinaryIO, archive_bytes: int, limits: SourceLimits) -> Archive
                 if len(files) > limits.file_count:
                     raise ArchiveTooLarge(f"more than {limits.file_count} files")
                 if unpacked_bytes > unpacked_limit:
-                    raise ArchiveTooLarge(f"more than {unpacked_limit / 2**20:.4g} MiB ({unpacked_limit} bytes) when unpacked")
+                    raise ArchiveTooLarge(
+                        f"more than {unpacked_limit / 2**20:.4g} MiB ({unpacked_limit} bytes) when unpacked"
+                    )
                 stream.expect(member.size)
             stream.drain()
     except RefusedMember as error:
         raise RefusedArchive(str(error)) from error
-    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, LookupError, ArithmeticError) as error:
+    except (
+        tarfile.TarError,
+        gzip.BadGzipFile,
+        zlib.error,
+        EOFError,
+        ValueError,
+        LookupError,
+        ArithmeticError,
+    ) as error:
         # `tarfile` raises the last three for numbers and maps in pax headers that are none.
         raise RefusedArchive(f"not a whole gzipped tar: {error}") from error
     if not files:
@@ -211,7 +227,10 @@ class _Bounded:
         self._left_before_next = HEADER_BYTES + tarfile.RECORDSIZE
 
     def expect(self, content_bytes: int) -> None:
-        """Let a file's content pass, and one header more; called before what follows a header is read. `tarfile` reads ahead, by a record at most."""
+        """Let a file's content pass, and one header more; called before what follows a header is read.
+
+        `tarfile` reads ahead, by a record at most.
+        """
         padded = -(-content_bytes // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         self._left += padded
         self._left_before_next = padded + HEADER_BYTES + tarfile.RECORDSIZE

@@ -6,12 +6,14 @@
     viewer      of its project: reading                      reading                   its own: reading
     agent       nothing over HTTP; the agents' websocket alone
 
-What each operation takes at least is the `Reader`, `User` or `Admin` of its route; docs/security.md has the table that follows from that.
+What each operation takes at least is the `Reader`, `User` or `Admin` of its route; docs/security.md has the table that
+follows from that.
 
-Fleets and nodes are shared by all projects, so everybody may see them; whose job runs there, only those who may see the job.
+Fleets and nodes are shared by all projects, so everybody may see them; whose job runs there, only those who may see the
+job.
 
-Invariant: something of another project does not exist for a caller: it is answered like something that never was. Nothing of a request's body is
-read before its token was found good, except where `OPEN_PATHS` says so.
+Invariant: something of another project does not exist for a caller: it is answered like something that never was.
+Nothing of a request's body is read before its token was found good, except where `OPEN_PATHS` says so.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ from control_plane.db.tokens import Role, TokenKind, TokenRecord
 from control_plane.gate import TRUST
 
 DEFAULT_PROJECT = "default"
-OPEN_PATHS: Final = frozenset({"/v1/health", "/v1/openapi.json", "/v1/session", "/v1/agents/nonce", "/v1/agents/session"})
+OPEN_PATHS: Final = frozenset(
+    {"/v1/health", "/v1/openapi.json", "/v1/session", "/v1/agents/nonce", "/v1/agents/session"}
+)
 """They take no bearer token: a health check, the contract, a browser's sign-in, and instances that show who they are by another proof."""
 MAX_TOKEN_LENGTH = 512
 
@@ -73,7 +77,9 @@ class Caller:
             Forbidden: the caller may not create in the project it named.
         """
         if self.project and wanted and wanted != self.project:
-            raise Forbidden(f"This token belongs to the project {self.project!r} and cannot create anything in {wanted!r}.")
+            raise Forbidden(
+                f"This token belongs to the project {self.project!r} and cannot create anything in {wanted!r}."
+            )
         return wanted or self.project or DEFAULT_PROJECT
 
     def require_sight(self, noun: str, name: str, project: str) -> None:
@@ -106,7 +112,9 @@ def bearer(authorization: str | None) -> str:
     scheme, _, token = (authorization or "").partition(" ")
     token = token.strip()
     if scheme.lower() != "bearer" or not token or len(token) > MAX_TOKEN_LENGTH:
-        raise Unauthenticated("The request carries no bearer token.", hint="Set EVERSTEP_TOKEN, or send `Authorization: Bearer <token>`.")
+        raise Unauthenticated(
+            "The request carries no bearer token.", hint="Set EVERSTEP_TOKEN, or send `Authorization: Bearer <token>`."
+        )
     return token
 
 
@@ -210,7 +218,10 @@ async def user(caller: Annotated[Caller, Depends(reader)]) -> Caller:
         Forbidden: the role may read only.
     """
     if caller.role not in (Role.SUBMITTER, Role.ADMIN):
-        raise Forbidden(f"The role {caller.role} may read, not change.", hint="Ask an administrator for a token with the role submitter.")
+        raise Forbidden(
+            f"The role {caller.role} may read, not change.",
+            hint="Ask an administrator for a token with the role submitter.",
+        )
     return caller
 
 

@@ -1,6 +1,7 @@
 """Threads for what callers read and upload: they wait for S3 in these, and never in those of the loops, of the agents' door and of every sign-in.
 
-Invariant: no more of it is under way than there are threads, whoever has left meanwhile; what waits for a thread when its caller leaves is not begun.
+Invariant: no more of it is under way than there are threads, whoever has left meanwhile; what waits for a thread when
+its caller leaves is not begun.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class CallerThreads:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
 
     def is_closed(self) -> bool:
-        """Say whether the server ends; from any thread. Python waits for its threads then: what takes long looks here, and leaves off."""
+        """Say whether the server ends; from any thread.
+
+        Python waits for its threads then: what takes long looks here, and leaves off.
+        """
         return self._closed.is_set()
 
     def close(self) -> None:

@@ -4,7 +4,8 @@
     /<name>.<ext>                 files beside index.html, the runbook among them
     anything else                 index.html: the path is a page of the dashboard, so that links to it and reloads work
 
-Invariant: no page runs a script or takes a style that this server did not send, and nothing outside the built directory is ever read.
+Invariant: no page runs a script or takes a style that this server did not send, and nothing outside the built directory
+is ever read.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _HEADERS: Final = {
     "x-frame-options": "DENY",
     "cross-origin-opener-policy": "same-origin",
 }
-_PLAIN_POLICY: Final = "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+_PLAIN_POLICY: Final = (
+    "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 """Of a page that is only read, as the runbook: it has no script."""
 _NOT_BUILT: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Everstep</title>
 <h1>The dashboard is not built</h1>
@@ -79,9 +82,16 @@ class Dashboard:
         try:
             text = (self._directory / "index.html").read_text(encoding="utf-8")
         except FileNotFoundError:
-            return HTMLResponse(_NOT_BUILT, 503, {**_HEADERS, "cache-control": "no-store", "content-security-policy": "default-src 'none'"})
+            return HTMLResponse(
+                _NOT_BUILT,
+                503,
+                {**_HEADERS, "cache-control": "no-store", "content-security-policy": "default-src 'none'"},
+            )
         nonce = secrets.token_urlsafe(16)
-        return HTMLResponse(text.replace(NONCE, nonce), headers={**_HEADERS, "cache-control": "no-store", "content-security-policy": policy(nonce)})
+        return HTMLResponse(
+            text.replace(NONCE, nonce),
+            headers={**_HEADERS, "cache-control": "no-store", "content-security-policy": policy(nonce)},
+        )
 
 
 def policy(nonce: str) -> str:
@@ -89,12 +99,15 @@ def policy(nonce: str) -> str:
     return (
         "default-src 'none'; script-src 'self'; "
         f"style-src 'self' 'nonce-{nonce}'; "
-        "img-src 'self' data:; font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+        "img-src 'self' data:; font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'self'; "
+        "frame-ancestors 'none'"
     )
 
 
 def _file(file: Path, headers: Headers, *, cache: str) -> Response:
-    media_type = "text/javascript" if file.suffix == ".js" else mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+    media_type = (
+        "text/javascript" if file.suffix == ".js" else mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+    )
     answer = {**_HEADERS, "cache-control": cache, "vary": "accept-encoding"}
     if file.suffix == ".html":
         answer["content-security-policy"] = _PLAIN_POLICY
@@ -106,4 +119,9 @@ def _file(file: Path, headers: Headers, *, cache: str) -> Response:
 
 def _missing() -> Response:
     """A page of an older build asks for this; index.html instead would be run as a script."""
-    return Response("There is no such file; reload the page.", 404, {**_HEADERS, "cache-control": "no-store"}, media_type="text/plain")
+    return Response(
+        "There is no such file; reload the page.",
+        404,
+        {**_HEADERS, "cache-control": "no-store"},
+        media_type="text/plain",
+    )

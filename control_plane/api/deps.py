@@ -50,18 +50,24 @@ class Router(APIRouter):
         gate = _NothingUnknown()
         gates = [*(options.get("dependencies") or ()), Depends(gate)]
         answering = _written(endpoint, options.get("status_code") or 200)
-        super().add_api_route(path, answering, **{**options, "dependencies": gates, "response_model_exclude_none": True})
+        super().add_api_route(
+            path, answering, **{**options, "dependencies": gates, "response_model_exclude_none": True}
+        )
         route = self.routes[-1]
         assert isinstance(route, APIRoute)
         gate.query = frozenset(_query_names(route.dependant))
-        gate.takes_body = route.body_field is not None or "requestBody" in (route.openapi_extra or {}) or (route.methods or set()) <= {"GET", "HEAD"}
+        gate.takes_body = (
+            route.body_field is not None
+            or "requestBody" in (route.openapi_extra or {})
+            or (route.methods or set()) <= {"GET", "HEAD"}
+        )
 
 
 def _written(endpoint: Callable[..., Any], status: int) -> Callable[..., Any]:
     """Have what a route answers written as JSON by the thread that has made it.
 
-    FastAPI would have another thread check that a model is one, and write it on the event loop. A route that sets headers of its own, or that is a
-    coroutine, is left as it is.
+    FastAPI would have another thread check that a model is one, and write it on the event loop. A route that sets
+    headers of its own, or that is a coroutine, is left as it is.
     """
     if inspect.iscoroutinefunction(endpoint) or "response" in inspect.signature(endpoint).parameters:
         return endpoint
@@ -147,7 +153,10 @@ class Services:
 
 
 async def services(request: Request) -> Services:
-    """Return the services of the application that the request came to. A coroutine, so that no thread is asked for what takes no time."""
+    """Return the services of the application that the request came to.
+
+    A coroutine, so that no thread is asked for what takes no time.
+    """
     found: Services = request.app.state.services
     return found
 
@@ -165,12 +174,19 @@ NextToken = Annotated[str | None, Query(alias="NextToken", max_length=1024)]
 
 def binary_body(media_type: str) -> dict[str, Any]:
     """Return what the contract says of a request whose body is bytes, for a route that reads them as they come."""
-    return {"requestBody": {"required": True, "content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}}
+    return {
+        "requestBody": {"required": True, "content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}
+    }
 
 
 def binary_answer(media_type: str) -> dict[int | str, dict[str, Any]]:
     """Return what the contract says of an answer that is bytes."""
-    return {200: {"description": "The content.", "content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}}
+    return {
+        200: {
+            "description": "The content.",
+            "content": {media_type: {"schema": {"type": "string", "format": "binary"}}},
+        }
+    }
 
 
 class SortOrder(StrEnum):
@@ -180,7 +196,9 @@ class SortOrder(StrEnum):
     DESCENDING = "Descending"
 
 
-def page_of(found: Sequence[T], max_results: int, position: Callable[[T], tuple[Any, ...]]) -> tuple[list[T], str | None]:
+def page_of(
+    found: Sequence[T], max_results: int, position: Callable[[T], tuple[Any, ...]]
+) -> tuple[list[T], str | None]:
     """Return what a page of a list shows, and the token of the next page.
 
     Args:

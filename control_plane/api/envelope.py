@@ -1,8 +1,9 @@
 """What surrounds every HTTP request: an id, bounds on its body and its duration, security headers, and an answer even when the service fails.
 
-Invariant: no request reads more than `max_body_bytes` into memory; PutSource alone streams to disk, and bounds itself. The envelope drops a client
-that for `SILENT_SECONDS` sends nothing of its body or reads nothing of its answer, and one whose whole body takes longer than `BODY_SECONDS`, or
-`UPLOAD_SECONDS` for PutSource. The client of a cut answer sees that it is not whole.
+Invariant: no request reads more than `max_body_bytes` into memory; PutSource alone streams to disk, and bounds itself.
+The envelope drops a client that for `SILENT_SECONDS` sends nothing of its body or reads nothing of its answer, and one
+whose whole body takes longer than `BODY_SECONDS`, or `UPLOAD_SECONDS` for PutSource. The client of a cut answer sees
+that it is not whole.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ class Envelope:
         try:
             await self._app(scope, receive, send_with_id)
         except _NotRead:
-            # Returning without the end of the body makes the server close the connection: the reader, if it comes back, knows that there was more.
+            # Returning without the end of the body makes the server close the connection: the reader, if it comes back,
+            # knows that there was more.
             log.info("request %s: its client took nothing for %.0f s and is dropped", request_id, self._silent_seconds)
         except Exception as failure:
             log.exception("request %s (%s %s) failed", request_id, scope["method"], scope["path"])
@@ -117,7 +119,11 @@ class Envelope:
                     message = await receive()
             except TimeoutError:
                 is_late = clock() >= end
-                reason = f"the body did not end within {whole_seconds:g} s" if is_late else f"nothing of the body came for {self._silent_seconds:g} s"
+                reason = (
+                    f"the body did not end within {whole_seconds:g} s"
+                    if is_late
+                    else f"nothing of the body came for {self._silent_seconds:g} s"
+                )
                 raise HTTPException(408, reason) from None
             is_whole = not message.get("more_body", False)
             return message
@@ -142,7 +148,9 @@ class Envelope:
 
 
 def _security_headers(scope: Scope) -> dict[str, str]:
-    is_page = not scope["path"].startswith("/v1/") and scope["path"] != "/metrics"  # the dashboard's pages say how long they may be kept
+    is_page = (
+        not scope["path"].startswith("/v1/") and scope["path"] != "/metrics"
+    )  # the dashboard's pages say how long they may be kept
     return {**_ALWAYS, **({} if is_page else _OF_THE_API), **(_OVER_TLS if scope["scheme"] == "https" else {})}
 
 

@@ -149,7 +149,15 @@ class InternalError(ApiError):
     """The request failed inside the service; its log has the request id."""
 
 
-MODELED: tuple[type[ApiError], ...] = (InvalidRequest, Forbidden, NotFound, InUse, Throttled, InternalError, Unavailable)
+MODELED: tuple[type[ApiError], ...] = (
+    InvalidRequest,
+    Forbidden,
+    NotFound,
+    InUse,
+    Throttled,
+    InternalError,
+    Unavailable,
+)
 """One for each type of error; the contract is made from them."""
 
 
@@ -167,7 +175,9 @@ def install(app: FastAPI) -> None:
 
 def response(error: ApiError, request_id: str) -> JSONResponse:
     """Return the answer for an error."""
-    body = ErrorResponse(code=error.code, message=error.message, request_id=request_id, hint=error.hint, fields=list(error.fields))
+    body = ErrorResponse(
+        code=error.code, message=error.message, request_id=request_id, hint=error.hint, fields=list(error.fields)
+    )
     headers = {"x-amzn-errortype": error.code}
     if error.retryable:
         headers["retry-after"] = "1"
@@ -193,19 +203,24 @@ def _from_database(error: db.DatabaseError) -> ApiError:
         return NotFound(f"There is no {error.noun} named {error.name!r}.")
     if isinstance(error, db.AlreadyExists):
         return InUse(
-            f"There is already a {error.noun} named {error.name!r}.", hint="Choose another name: one is free again only when what has it was deleted."
+            f"There is already a {error.noun} named {error.name!r}.",
+            hint="Choose another name: one is free again only when what has it was deleted.",
         )
     if isinstance(error, db.Conflict):
         return InUse(_sentence(str(error)))
     log.error("a request failed in the database: %s", error)
-    return InternalError("The request failed inside the service.", hint="Give the RequestId to whoever runs the service: its log has the cause.")
+    return InternalError(
+        "The request failed inside the service.",
+        hint="Give the RequestId to whoever runs the service: its log has the cause.",
+    )
 
 
 def unexpected(error: Exception) -> ApiError:
     """Return the answer for an exception that no handler knows. Called once per failed request, which the caller logs.
 
     Args:
-        error: what a route raised. A full disk is told from its code: ENOSPC, EDQUOT, SQLite's message, or PostgreSQL's 53100.
+        error: what a route raised. A full disk is told from its code: ENOSPC, EDQUOT, SQLite's message, or PostgreSQL's
+            53100.
 
     Returns:
         `DiskFull` where a disk is full, else `InternalError`.
@@ -213,9 +228,13 @@ def unexpected(error: Exception) -> ApiError:
     if is_disk_full(error):
         return DiskFull(
             "disk_full: a disk of the service is full, so that the request was not stored.",
-            hint="GetHealth names the directory. Whoever runs the service frees space or enlarges the disk. Jobs that train go on; then try again.",
+            hint="GetHealth names the directory. Whoever runs the service frees space or enlarges the disk. Jobs "
+            "that train go on; then try again.",
         )
-    return InternalError("The request failed inside the service.", hint="Give the RequestId to whoever runs the service: its log has the cause.")
+    return InternalError(
+        "The request failed inside the service.",
+        hint="Give the RequestId to whoever runs the service: its log has the cause.",
+    )
 
 
 def _from_cloud(error: CloudError) -> ApiError:
@@ -227,7 +246,11 @@ def _from_cloud(error: CloudError) -> ApiError:
 
 
 def _from_validation(error: RequestValidationError) -> ApiError:
-    fields = [FieldError(field=path, message=_words(path, entry)) for entry in error.errors() for path in [_path(entry["loc"])]]
+    fields = [
+        FieldError(field=path, message=_words(path, entry))
+        for entry in error.errors()
+        for path in [_path(entry["loc"])]
+    ]
     return InvalidRequest(constraints.told([(field.field, field.message) for field in fields]), fields=fields)
 
 
@@ -235,12 +258,16 @@ def _from_http(error: HTTPException) -> ApiError:
     if error.status_code == 404:
         return NotFound("There is no such operation.", hint="GET /v1/openapi.json lists all operations.")
     if error.status_code == 405:
-        return MethodNotAllowed("The path does not have this method.", hint="GET /v1/openapi.json lists all operations.")
+        return MethodNotAllowed(
+            "The path does not have this method.", hint="GET /v1/openapi.json lists all operations."
+        )
     if error.status_code == 408:
         return TooSlow(_sentence(error.detail))
     if error.status_code == 413:
         return TooLarge(_sentence(error.detail))
-    return InvalidRequest(_sentence(error.detail)) if error.status_code < 500 else InternalError(_sentence(error.detail))
+    return (
+        InvalidRequest(_sentence(error.detail)) if error.status_code < 500 else InternalError(_sentence(error.detail))
+    )
 
 
 def _path(location: tuple[int | str, ...]) -> str:
@@ -278,7 +305,11 @@ def _words(path: str, entry: Mapping[str, Any]) -> str:
         case "json_invalid":
             return constraints.NOT_JSON
     expected = next((ours for theirs, ours in _KINDS.items() if kind.startswith(theirs)), None)
-    return f"{str(entry['msg'])[:1].lower()}{str(entry['msg'])[1:]}" if expected is None else constraints.wrong_type(expected, given)
+    return (
+        f"{str(entry['msg'])[:1].lower()}{str(entry['msg'])[1:]}"
+        if expected is None
+        else constraints.wrong_type(expected, given)
+    )
 
 
 def _sentence(text: str) -> str:

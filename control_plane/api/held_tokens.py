@@ -3,10 +3,11 @@
     the token was found good, nothing committed since, it has not expired meanwhile    its record
     else                                                                               looked up
 
-To revoke a token is a commit, whichever replica makes it: the next request looks it up. Where commits of other replicas cannot be seen (`Versions`),
-nothing is held and every request looks.
+To revoke a token is a commit, whichever replica makes it: the next request looks it up. Where commits of other replicas
+cannot be seen (`Versions`), nothing is held and every request looks.
 
-Invariant: a record is given to whoever shows the token that it is of, and the token was good when the request came. The token itself is not kept.
+Invariant: a record is given to whoever shows the token that it is of, and the token was good when the request came. The
+token itself is not kept.
 """
 
 from __future__ import annotations

@@ -20,7 +20,10 @@ class LiveResponse(StreamingResponse):
     """
 
     def __init__(self, chunks: AsyncGenerator[bytes, None], media_type: str) -> None:
-        headers: Mapping[str, str] = {"cache-control": "no-store", "x-accel-buffering": "no"}  # the second: nginx passes on what it has
+        headers: Mapping[str, str] = {
+            "cache-control": "no-store",
+            "x-accel-buffering": "no",
+        }  # the second: nginx passes on what it has
         super().__init__(chunks, media_type=media_type, headers=headers)
         self._chunks = chunks
 

@@ -1,7 +1,7 @@
 """Answers that go on for long end with the token that they were asked for with.
 
-A request looks its token up once, when it comes. What streams for minutes after that, as logs that are followed, would outlive a revocation; so from
-the second piece of an answer on its token is looked up again every `LOOK_SECONDS`.
+A request looks its token up once, when it comes. What streams for minutes after that, as logs that are followed, would
+outlive a revocation; so from the second piece of an answer on its token is looked up again every `LOOK_SECONDS`.
 
 Invariant: an answer in one piece costs nothing more.
 """

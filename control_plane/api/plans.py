@@ -1,7 +1,7 @@
 """What would become of a training job: the answer of a dry run. Pure.
 
-Invariant: every figure is the one that the job would really be held to: slots as the agents count them, odds as placement has them, its turn by the
-very schedule that the loops follow.
+Invariant: every figure is the one that the job would really be held to: slots as the agents count them, odds as
+placement has them, its turn by the very schedule that the loops follow.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class FleetNow:
     history: History
 
 
-def waiting(request: jobs_schemas.CreateTrainingJobRequest, run_id: str, now: float, *, project: str, quota: QuotaRecord | None) -> FleetJob:
+def waiting(
+    request: jobs_schemas.CreateTrainingJobRequest, run_id: str, now: float, *, project: str, quota: QuotaRecord | None
+) -> FleetJob:
     """Return the job as it would stand in the queue.
 
     Args:
@@ -60,7 +62,9 @@ def waiting(request: jobs_schemas.CreateTrainingJobRequest, run_id: str, now: fl
     )
 
 
-def plan(spec: JobSpec, job: FleetJob, turns: Schedule, fleet: FleetNow, *, only_project: str | None = None) -> plans_schemas.TrainingJobPlan:
+def plan(
+    spec: JobSpec, job: FleetJob, turns: Schedule, fleet: FleetNow, *, only_project: str | None = None
+) -> plans_schemas.TrainingJobPlan:
     """Return what would become of a job.
 
     Args:
@@ -95,7 +99,9 @@ def plan(spec: JobSpec, job: FleetJob, turns: Schedule, fleet: FleetNow, *, only
         node_memory_bytes=memory,
         largest_shard_bytes=None if memory is None else memory // slots,
         recovery_odds=[
-            plans_schemas.RecoveryOdds(lost_nodes=lost, probability=placement.recovery_probability(spec.node_count, spec.copies, lost))
+            plans_schemas.RecoveryOdds(
+                lost_nodes=lost, probability=placement.recovery_probability(spec.node_count, spec.copies, lost)
+            )
             for lost in range(1, min(ODDS_UP_TO_LOST, spec.node_count) + 1)
         ],
         can_start_now=is_its_turn and free >= spec.node_count,
@@ -113,7 +119,11 @@ def plan(spec: JobSpec, job: FleetJob, turns: Schedule, fleet: FleetNow, *, only
 
 
 def _most_cost_usd(spec: JobSpec, price: float | None) -> float | None:
-    by_time = None if price is None or spec.max_runtime_seconds is None else price * spec.node_count * spec.max_runtime_seconds / 3600
+    by_time = (
+        None
+        if price is None or spec.max_runtime_seconds is None
+        else price * spec.node_count * spec.max_runtime_seconds / 3600
+    )
     return min((bound for bound in (spec.max_cost_usd, by_time) if bound is not None), default=None)
 
 

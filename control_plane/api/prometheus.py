@@ -1,9 +1,9 @@
 """What this service measures of itself, as Prometheus reads it (text format 0.0.4).
 
-Every figure is what the database and the connected agents say at the moment of the scrape, but for those of the loops, which they count themselves
-(`control_plane.loop.figures`); nothing is counted in two places. Series are those of jobs that have not ended, of fleets, and of causes: nothing
-grows with steps, incidents, nodes or ranks. Names and units follow
-https://prometheus.io/docs/practices/naming: base units, `_total` on what only grows.
+Every figure is what the database and the connected agents say at the moment of the scrape, but for those of the loops,
+which they count themselves (`control_plane.loop.figures`); nothing is counted in two places. Series are those of jobs
+that have not ended, of fleets, and of causes: nothing grows with steps, incidents, nodes or ranks. Names and units
+follow https://prometheus.io/docs/practices/naming: base units, `_total` on what only grows.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def families(facts: Facts) -> Iterator[Metric]:
     yield from _of_recoveries(facts.recoveries)
     yield from _of_fleets(facts)
     yield from _of_exports(facts)
-    yield CounterMetricFamily("everstep_agent_messages_refused", "Messages of agents that were not taken.", value=facts.refused_count)
+    yield CounterMetricFamily(
+        "everstep_agent_messages_refused", "Messages of agents that were not taken.", value=facts.refused_count
+    )
 
 
 def _of_jobs(facts: Facts) -> Iterator[Metric]:
@@ -94,13 +96,27 @@ def _of_jobs(facts: Facts) -> Iterator[Metric]:
     yield statuses
     of_job = ["job", "project", "fleet"]
     step = GaugeMetricFamily("everstep_job_step", "The newest step that a rank has finished.", labels=of_job)
-    committed = GaugeMetricFamily("everstep_job_committed_step", "The newest step that every holder has verified.", labels=of_job)
+    committed = GaugeMetricFamily(
+        "everstep_job_committed_step", "The newest step that every holder has verified.", labels=of_job
+    )
     generation = GaugeMetricFamily("everstep_job_generation", "How often its ranks were planned.", labels=of_job)
-    ettr = GaugeMetricFamily("everstep_job_ettr_ratio", "Effective training time by wall time, the queue left out.", labels=of_job)
-    spent = CounterMetricFamily("everstep_job_seconds", "Where its time went; the buckets add up to its age.", labels=[*of_job, "bucket"])
-    cost = CounterMetricFamily("everstep_job_cost_usd", "What its nodes have cost, at the fleet's price.", labels=of_job)
-    lag = GaugeMetricFamily("everstep_job_replica_lag_steps", "From the newest step to what the most delayed shard has committed.", labels=of_job)
-    unprotected = GaugeMetricFamily("everstep_job_degraded_shards", "Shards of which a holder is out of view.", labels=of_job)
+    ettr = GaugeMetricFamily(
+        "everstep_job_ettr_ratio", "Effective training time by wall time, the queue left out.", labels=of_job
+    )
+    spent = CounterMetricFamily(
+        "everstep_job_seconds", "Where its time went; the buckets add up to its age.", labels=[*of_job, "bucket"]
+    )
+    cost = CounterMetricFamily(
+        "everstep_job_cost_usd", "What its nodes have cost, at the fleet's price.", labels=of_job
+    )
+    lag = GaugeMetricFamily(
+        "everstep_job_replica_lag_steps",
+        "From the newest step to what the most delayed shard has committed.",
+        labels=of_job,
+    )
+    unprotected = GaugeMetricFamily(
+        "everstep_job_degraded_shards", "Shards of which a holder is out of view.", labels=of_job
+    )
     for job in facts.jobs:
         labels = [job.name, job.project, job.fleet_name]
         step.add_metric(labels, max(job.boundary, 0))
@@ -114,7 +130,9 @@ def _of_jobs(facts: Facts) -> Iterator[Metric]:
             cost.add_metric(labels, job.cost_usd)
         if shards := facts.shards.get(job.run_id):
             lag.add_metric(labels, max(0, job.boundary - min(shard.committed_step for shard in shards)))
-            unprotected.add_metric(labels, sum(not all(holder.is_in_view for holder in shard.holders) for shard in shards))
+            unprotected.add_metric(
+                labels, sum(not all(holder.is_in_view for holder in shard.holders) for shard in shards)
+            )
     yield from (step, committed, generation, ettr, spent, cost, lag, unprotected)
 
 
@@ -130,8 +148,12 @@ def _of_recoveries(recoveries: Iterable[Recoveries]) -> Iterator[Metric]:
 
 
 def _of_exports(facts: Facts) -> Iterator[Metric]:
-    lag = GaugeMetricFamily("everstep_export_lag_events", "Events that were not looked at yet by an export.", labels=["export"])
-    failing = GaugeMetricFamily("everstep_export_failing", "1 while an export is refused and tried again.", labels=["export"])
+    lag = GaugeMetricFamily(
+        "everstep_export_lag_events", "Events that were not looked at yet by an export.", labels=["export"]
+    )
+    failing = GaugeMetricFamily(
+        "everstep_export_failing", "1 while an export is refused and tried again.", labels=["export"]
+    )
     for each in facts.exports:
         lag.add_metric([each.name], max(0, facts.newest_event_id - each.position))
         failing.add_metric([each.name], each.failing_since is not None)
@@ -140,10 +162,18 @@ def _of_exports(facts: Facts) -> Iterator[Metric]:
 
 def _of_fleets(facts: Facts) -> Iterator[Metric]:
     nodes = GaugeMetricFamily("everstep_nodes", "Nodes by what they are used for.", labels=["fleet", "state"])
-    connected = GaugeMetricFamily("everstep_agents_connected", "Nodes whose agent is connected to this server.", labels=["fleet"])
-    desired = GaugeMetricFamily("everstep_fleet_desired_nodes", "Desired capacity of the fleet's group.", labels=["fleet"])
-    frozen = GaugeMetricFamily("everstep_fleet_frozen", "1 while Everstep changes nothing of the fleet.", labels=["fleet"])
-    drift = GaugeMetricFamily("everstep_fleet_drift", "In how many ways the group differs from what Everstep needs.", labels=["fleet"])
+    connected = GaugeMetricFamily(
+        "everstep_agents_connected", "Nodes whose agent is connected to this server.", labels=["fleet"]
+    )
+    desired = GaugeMetricFamily(
+        "everstep_fleet_desired_nodes", "Desired capacity of the fleet's group.", labels=["fleet"]
+    )
+    frozen = GaugeMetricFamily(
+        "everstep_fleet_frozen", "1 while Everstep changes nothing of the fleet.", labels=["fleet"]
+    )
+    drift = GaugeMetricFamily(
+        "everstep_fleet_drift", "In how many ways the group differs from what Everstep needs.", labels=["fleet"]
+    )
     for (fleet, state), count in sorted(Counter((node.fleet_name, node.state) for node in facts.nodes).items()):
         nodes.add_metric([fleet, state], count)
     here = Counter(node.fleet_name for node in facts.nodes if node.id in facts.connected)

@@ -75,7 +75,10 @@ def revised(request: UpdateTrainingJobRequest, job: JobRecord, around: Surroundi
     spec = replace(job.spec, **{wish.attribute: wish.value for wish in wishes})
     wrong = list(_wrong(job, spec, around))
     if wrong:
-        raise InvalidRequest("The job cannot be changed as asked: " + "; ".join(f"{error.field}: {error.message}" for error in wrong), fields=wrong)
+        raise InvalidRequest(
+            "The job cannot be changed as asked: " + "; ".join(f"{error.field}: {error.message}" for error in wrong),
+            fields=wrong,
+        )
     has_plan = JobState(job.state) not in _WITHOUT_PLAN
     changes = [
         Change(
@@ -107,7 +110,11 @@ def _wishes(request: UpdateTrainingJobRequest) -> Iterator[_Wish]:
             ("MaxPendingTimeInSeconds", "max_pending_seconds", limits.max_pending_time_in_seconds),
             ("MaxCostUsd", "max_cost_usd", limits.max_cost_usd),
         )
-        yield from (_Wish(f"StoppingCondition.{name}", attribute, value or None) for name, attribute, value in named if value is not None)
+        yield from (
+            _Wish(f"StoppingCondition.{name}", attribute, value or None)
+            for name, attribute, value in named
+            if value is not None
+        )
     if (protection := request.protection) is not None:
         if "copies" in protection.model_fields_set:
             yield _Wish("Protection.Copies", "copies", protection.copies, needs_generation=True)
@@ -115,13 +122,17 @@ def _wishes(request: UpdateTrainingJobRequest) -> Iterator[_Wish]:
             yield _Wish("Protection.MaxSlowdown", "max_slowdown", protection.max_slowdown, needs_generation=True)
     if (checkpoints := request.checkpoint_config) is not None:
         if checkpoints.every_steps is not None:
-            yield _Wish("CheckpointConfig.EverySteps", "checkpoint_every_steps", checkpoints.every_steps, needs_generation=True)
+            yield _Wish(
+                "CheckpointConfig.EverySteps", "checkpoint_every_steps", checkpoints.every_steps, needs_generation=True
+            )
         if checkpoints.third_slot is not None:
             yield _Wish("CheckpointConfig.ThirdSlot", "third_slot", checkpoints.third_slot, needs_generation=True)
         if checkpoints.max_count is not None:
             yield _Wish("CheckpointConfig.MaxCount", "checkpoint_max_count", checkpoints.max_count or None)
         if checkpoints.max_age_in_seconds is not None:
-            yield _Wish("CheckpointConfig.MaxAgeInSeconds", "checkpoint_max_age_seconds", checkpoints.max_age_in_seconds or None)
+            yield _Wish(
+                "CheckpointConfig.MaxAgeInSeconds", "checkpoint_max_age_seconds", checkpoints.max_age_in_seconds or None
+            )
 
 
 def _wrong(job: JobRecord, spec: JobSpec, around: Surroundings) -> Iterator[FieldError]:
@@ -136,9 +147,15 @@ def _wrong(job: JobRecord, spec: JobSpec, around: Surroundings) -> Iterator[Fiel
         message = f"{spec.copies} copies need {spec.copies} nodes; NodeCount is {spec.node_count}"
         yield FieldError(field="Protection.Copies", message=message)
     if job.spec.third_slot and not spec.third_slot and job.generation:
-        yield FieldError(field="CheckpointConfig.ThirdSlot", message="cannot be taken back once the job has run: it may hold what was committed")
+        yield FieldError(
+            field="CheckpointConfig.ThirdSlot",
+            message="cannot be taken back once the job has run: it may hold what was committed",
+        )
     if spec.max_cost_usd is not None and spec.max_cost_usd != job.spec.max_cost_usd and not around.has_price:
-        yield FieldError(field="StoppingCondition.MaxCostUsd", message="needs the fleet's price; set PriceUsdPerHour with UpdateFleet")
+        yield FieldError(
+            field="StoppingCondition.MaxCostUsd",
+            message="needs the fleet's price; set PriceUsdPerHour with UpdateFleet",
+        )
     slots = slots_per_node(spec)
     needed = slots * around.largest_shard_bytes
     if slots > slots_per_node(job.spec) and around.node_memory_bytes is not None and needed > around.node_memory_bytes:

@@ -2,11 +2,12 @@
 
     cookie   everstep-<installation> = <token id>.<expiry, unix seconds>.<random>.<HMAC-SHA256 of all three>
 
-The cookie is HttpOnly and SameSite=Strict and lasts `SESSION_SECONDS` at most. Only sessions that were signed out are stored, until they expire.
-Each request looks the token up by its id, so a session ends with its token, and has the role and project that the token has now.
+The cookie is HttpOnly and SameSite=Strict and lasts `SESSION_SECONDS` at most. Only sessions that were signed out are
+stored, until they expire. Each request looks the token up by its id, so a session ends with its token, and has the role
+and project that the token has now.
 
-Invariant: a request that another site made never counts as signed in, a cookie never opens more than its token does, and each sign-in makes a new
-cookie that signing out ends everywhere.
+Invariant: a request that another site made never counts as signed in, a cookie never opens more than its token does,
+and each sign-in makes a new cookie that signing out ends everywhere.
 """
 
 from __future__ import annotations
@@ -107,18 +108,23 @@ def find(request: Request, services: Services) -> tuple[TokenRecord, datetime] |
             raise Unauthenticated("The session was signed out.", hint="Sign in again.")
         record = tokens.find_by_id(session, token_id, now)
     if record is None:
-        raise Unauthenticated("The token of this session has expired or was revoked.", hint="Sign in with another token.")
+        raise Unauthenticated(
+            "The token of this session has expired or was revoked.", hint="Sign in with another token."
+        )
     return record, datetime.fromtimestamp(expiry, UTC)
 
 
 def require_own_site(request: Request) -> None:
-    """Refuse what another site's page made the browser send. SameSite=Strict keeps the cookie off such requests already; this does not rely on it.
+    """Refuse what another site's page made the browser send.
+
+    SameSite=Strict keeps the cookie off such requests already; this does not rely on it.
 
     Args:
         request: with or without a cookie.
 
     Raises:
-        Forbidden: the browser says that it comes from elsewhere, or a request that changes something does not say where it comes from.
+        Forbidden: the browser says that it comes from elsewhere, or a request that changes something does not say where
+            it comes from.
     """
     is_safe = request.method in _SAFE_METHODS
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
@@ -130,7 +136,8 @@ def require_own_site(request: Request) -> None:
         is_own = is_safe
     if not is_own:
         raise Forbidden(
-            "A session works for requests of the dashboard's own pages alone.", hint="Programs send `Authorization: Bearer <token>` instead."
+            "A session works for requests of the dashboard's own pages alone.",
+            hint="Programs send `Authorization: Bearer <token>` instead.",
         )
 
 

@@ -1,7 +1,8 @@
 """The surface of the service: all its routes in one application, and the OpenAPI document that says what they take and answer.
 
-The document is FastAPI's, put right where it says something else than the service does: errors have one form, times are seconds since 1970, and
-what has no value is absent instead of null. Everything else that describes the contract is made from it (`control_plane.contract`).
+The document is FastAPI's, put right where it says something else than the service does: errors have one form, times are
+seconds since 1970, and what has no value is absent instead of null. Everything else that describes the contract is made
+from it (`control_plane.contract`).
 
 Invariant: nothing here knows what stands behind the routes.
 """
@@ -116,7 +117,10 @@ def make_surface(**options: Any) -> FastAPI:
 
 @cache
 def _routes() -> tuple[BaseRoute, ...]:
-    """Return the routes of every room. What each of them takes is worked out once in a process, not anew for every application."""
+    """Return the routes of every room.
+
+    What each of them takes is worked out once in a process, not anew for every application.
+    """
     whole = APIRouter()
     for room in ROOMS:
         whole.include_router(room.router)
@@ -209,7 +213,10 @@ def _plain(schema: Any) -> Any:
     if "properties" in schema:
         plain["properties"] = {name: _not_null(value) for name, value in plain["properties"].items()}
         required = [name for name in schema.get("required", []) if not _may_be_null(schema["properties"][name])]
-        plain = {**{key: value for key, value in plain.items() if key != "required"}, **({"required": required} if required else {})}
+        plain = {
+            **{key: value for key, value in plain.items() if key != "required"},
+            **({"required": required} if required else {}),
+        }
     return plain
 
 
@@ -231,4 +238,8 @@ def _without_titles(schema: Any, *, is_fields: bool = False) -> Any:
         return [_without_titles(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    return {key: _without_titles(value, is_fields=key == "properties") for key, value in schema.items() if is_fields or key != "title"}
+    return {
+        key: _without_titles(value, is_fields=key == "properties")
+        for key, value in schema.items()
+        if is_fields or key != "title"
+    }

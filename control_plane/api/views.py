@@ -27,7 +27,15 @@ from control_plane.core.observed.drills import DrillKind, DrillState
 from control_plane.core.observed.fleets import Hold, NodeRequest
 from control_plane.core.observed.nodes import Cause, Remedy
 from control_plane.core.queue import Schedule
-from control_plane.core.states import FleetStatus, IncidentPhase, JobState, NodeState, ProtectionState, SecondaryStatus, TrainingJobStatus
+from control_plane.core.states import (
+    FleetStatus,
+    IncidentPhase,
+    JobState,
+    NodeState,
+    ProtectionState,
+    SecondaryStatus,
+    TrainingJobStatus,
+)
 from control_plane.db import checkpoints
 from control_plane.db.checkpoints import CheckpointRecord
 from control_plane.db.descriptions import JobDescription
@@ -174,7 +182,9 @@ def listed_protection(job: JobRecord, totals: ShardTotals | None) -> ProtectionS
     """
     if job.committed_step < 0 or totals is None:
         return ProtectionState.UNPROTECTED
-    is_whole = totals.shard_count >= job.spec.world_size and totals.fewest_in_view >= job.spec.copies and not totals.has_reason
+    is_whole = (
+        totals.shard_count >= job.spec.world_size and totals.fewest_in_view >= job.spec.copies and not totals.has_reason
+    )
     return ProtectionState.PROTECTED if is_whole else ProtectionState.DEGRADED
 
 
@@ -213,7 +223,9 @@ def health(disks: Sequence[FullDisk], version: str) -> health_schemas.HealthResp
         )
         for disk in disks
     ]
-    return health_schemas.HealthResponse(status="degraded" if conditions else "ok", version=version, conditions=conditions)
+    return health_schemas.HealthResponse(
+        status="degraded" if conditions else "ok", version=version, conditions=conditions
+    )
 
 
 def job_conditions(
@@ -232,7 +244,10 @@ def job_conditions(
     """
     if job.state in states.ENDED_JOBS:
         return []
-    found = [jobs_schemas.Condition(type="disk_full", message=f"{_full_disk(disk)} {FULL_DISK_HINT}", node_id=None) for disk in disks]
+    found = [
+        jobs_schemas.Condition(type="disk_full", message=f"{_full_disk(disk)} {FULL_DISK_HINT}", node_id=None)
+        for disk in disks
+    ]
     for node_id in node_ids:
         agent = agents.get(NodeId(node_id))
         member = agent.report.member if agent is not None and agent.report is not None else None
@@ -245,7 +260,10 @@ def _conditions(agent: AgentView | None, *, with_member: bool) -> list[jobs_sche
         return []
     member = agent.report.member
     faults = (*agent.report.faults, *(member.faults if member is not None and with_member else ()))
-    return [jobs_schemas.Condition(type=fault.code, message=fault.message, node_id=agent.node_id) for fault in dict.fromkeys(faults)]
+    return [
+        jobs_schemas.Condition(type=fault.code, message=fault.message, node_id=agent.node_id)
+        for fault in dict.fromkeys(faults)
+    ]
 
 
 def _full_disk(disk: FullDisk) -> str:
@@ -355,7 +373,9 @@ def _channel(given: JobInput) -> jobs_schemas.Channel:
     source = (
         jobs_schemas.DataSource(s3_data_source=jobs_schemas.S3DataSource(s3_uri=given.uri))
         if given.uri
-        else jobs_schemas.DataSource(file_system_data_source=jobs_schemas.FileSystemDataSource(directory_path=given.directory))
+        else jobs_schemas.DataSource(
+            file_system_data_source=jobs_schemas.FileSystemDataSource(directory_path=given.directory)
+        )
     )
     return jobs_schemas.Channel(channel_name=given.name, data_source=source)
 
@@ -389,8 +409,14 @@ def protection(
         copies=job.spec.copies,
         protection_state=state,
         reason=reason,
-        recovery_odds=[plans_schemas.RecoveryOdds(lost_nodes=count, probability=odds) for count, odds in _odds(planned, {})],
-        domain_odds=[plans_schemas.DomainOdds(lost_domains=count, probability=odds) for count, odds in _odds(planned, told)] if told else [],
+        recovery_odds=[
+            plans_schemas.RecoveryOdds(lost_nodes=count, probability=odds) for count, odds in _odds(planned, {})
+        ],
+        domain_odds=[
+            plans_schemas.DomainOdds(lost_domains=count, probability=odds) for count, odds in _odds(planned, told)
+        ]
+        if told
+        else [],
         fatal_domains=list(domain_loss.fatal_domains(planned, told)),
         shards=[
             checkpoints_schemas.ShardProtection(
@@ -426,12 +452,18 @@ def _holders(job: JobRecord, shard: ShardRecord, domains: Mapping[str, str]) -> 
 
 
 def _placement(job: JobRecord, shards: Sequence[ShardRecord]) -> placement.Placement:
-    """Count only holders in view, and only once all shards are there: what is not committed is not kept. Of nobody: nothing is placed."""
+    """Count only holders in view, and only once all shards are there: what is not committed is not kept.
+
+    Of nobody: nothing is placed.
+    """
     if len(shards) < job.spec.node_count * job.spec.ranks_per_node or any(shard.committed_step < 0 for shard in shards):
         return placement.Placement((), {})
     holders: dict[NodeId, tuple[NodeId, ...]] = {}
     for shard in shards:
-        owner, in_view = NodeId(shard.owner_node_id), tuple(NodeId(each.node_id) for each in shard.holders if each.is_in_view)
+        owner, in_view = (
+            NodeId(shard.owner_node_id),
+            tuple(NodeId(each.node_id) for each in shard.holders if each.is_in_view),
+        )
         holders[owner] = min(holders.get(owner, in_view), in_view, key=len)
     return placement.Placement((), holders)
 
@@ -452,7 +484,9 @@ def checkpoint(record: CheckpointRecord) -> checkpoints_schemas.Checkpoint:
     return checkpoints_schemas.Checkpoint(
         step=record.step,
         generation=record.generation,
-        status=_CHECKPOINT_STATUS.get(record.state, CheckpointStatus.UPLOADING if record.completed_at is None else CheckpointStatus.COMPLETE),
+        status=_CHECKPOINT_STATUS.get(
+            record.state, CheckpointStatus.UPLOADING if record.completed_at is None else CheckpointStatus.COMPLETE
+        ),
         s3_uri=f"s3://{record.bucket}/{record.manifest_key}",
         bytes=record.object_bytes,
         creation_time=record.created_at,
@@ -472,7 +506,9 @@ def _verification(record: CheckpointRecord) -> Verification:
     return Verification.DAMAGED if record.verdict else Verification.INTACT
 
 
-def incident(record: IncidentRecord, cost_usd: float | None, stacks_event_id: int | None = None) -> incidents_schemas.Incident:
+def incident(
+    record: IncidentRecord, cost_usd: float | None, stacks_event_id: int | None = None
+) -> incidents_schemas.Incident:
     """Return one incident with what it has cost by now, and with the event that has the stacks of its ranks, where that was looked for."""
     return incidents_schemas.Incident(
         incident_id=record.id,
@@ -574,10 +610,14 @@ def group_check(check: contract.Check) -> fleets_schemas.GroupCheck:
 
 def group_change(change: contract.Change) -> fleets_schemas.GroupChange:
     """Return what the contract changes of a group."""
-    return fleets_schemas.GroupChange(setting=change.setting, before=change.before, after=change.after, reason=change.why, applies="Now")
+    return fleets_schemas.GroupChange(
+        setting=change.setting, before=change.before, after=change.after, reason=change.why, applies="Now"
+    )
 
 
-def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[AgentView], history: History) -> fleets_schemas.Fleet:
+def fleet(
+    record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[AgentView], history: History
+) -> fleets_schemas.Fleet:
     """Return one fleet.
 
     Args:
@@ -597,7 +637,9 @@ def fleet(record: FleetRecord, nodes: Sequence[NodeRecord], agents: Sequence[Age
         fleet_status=FleetStatus.DELETING if record.delete_requested_at is not None else FleetStatus(record.state),
         reason=record.reason,
         spare_count=record.spare_count,
-        spare_policy=None if record.spare_probability is None else fleets_schemas.SparePolicy(probability=record.spare_probability),
+        spare_policy=None
+        if record.spare_probability is None
+        else fleets_schemas.SparePolicy(probability=record.spare_probability),
         min_node_count=record.min_node_count,
         hold_failed_instances=record.hold_failed_instances,
         node_role_name=record.node_role_name or None,
@@ -664,7 +706,11 @@ def node(
         conditions=_conditions(agent, with_member=job_name is not None),
         incidents=[
             nodes_schemas.NodeIncident(
-                incident_id=line.incident_id, time=line.at, cause=line.what, evidence=line.evidence, remedy=Remedy(line.remedy)
+                incident_id=line.incident_id,
+                time=line.at,
+                cause=line.what,
+                evidence=line.evidence,
+                remedy=Remedy(line.remedy),
             )
             for line in history
         ],
@@ -687,7 +733,9 @@ def _memory(agent: AgentView | None, *, with_ranks: bool) -> nodes_schemas.NodeM
         total_bytes=memory.total_bytes,
         cgroup_limit_bytes=memory.limit_bytes,
         ranks=[
-            fleets_schemas.RankMemory(rank=each.rank, resident_bytes=each.resident_bytes, peak_resident_bytes=each.peak_bytes)
+            fleets_schemas.RankMemory(
+                rank=each.rank, resident_bytes=each.resident_bytes, peak_resident_bytes=each.peak_bytes
+            )
             for each in memory.ranks
             if with_ranks
         ],
@@ -698,18 +746,28 @@ def _transitions(job: JobRecord) -> list[jobs_schemas.SecondaryStatusTransition]
     ends = [transition.at for transition in job.transitions[1:]] + [job.ended_at]
     shown = []
     has_started = has_stepped = False
-    is_undated = job.max_boundary > FIRST_STEP and all(transition.stepped_at is None for transition in job.transitions)  # stored by an older server
+    is_undated = job.max_boundary > FIRST_STEP and all(
+        transition.stepped_at is None for transition in job.transitions
+    )  # stored by an older server
     for transition, end in zip(job.transitions, ends, strict=True):
         state, stepped_at = JobState(transition.state), transition.stepped_at
         moments = [(transition.at, is_undated)]
         if stepped_at is not None:  # by the ranks' clock: it may lie before the control plane saw that they run
-            moments = [(transition.at, False), (stepped_at, True)] if stepped_at > transition.at else [(transition.at, True)]
+            moments = (
+                [(transition.at, False), (stepped_at, True)] if stepped_at > transition.at else [(transition.at, True)]
+            )
         for (start, is_stepping), (until, _) in zip(moments, [*moments[1:], (end, True)], strict=True):
             status = states.secondary_status(
-                state, has_started=has_started, has_stepped=has_stepped, is_stepping=is_stepping, is_pause_requested=transition.is_paused
+                state,
+                has_started=has_started,
+                has_stepped=has_stepped,
+                is_stepping=is_stepping,
+                is_pause_requested=transition.is_paused,
             )
             shown.append(
-                jobs_schemas.SecondaryStatusTransition(status=status, state=state, start_time=start, end_time=until, status_message=transition.reason)
+                jobs_schemas.SecondaryStatusTransition(
+                    status=status, state=state, start_time=start, end_time=until, status_message=transition.reason
+                )
             )
         has_started = has_started or state is JobState.STARTING
         has_stepped = has_stepped or stepped_at is not None or (is_undated and state is JobState.RUNNING)
@@ -735,13 +793,21 @@ def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[Pr
         return ProtectionState.UNPROTECTED, f"It has no nodes; its state is in S3. {job.reason}"
     refused = next((shard for shard in shards if shard.reason), None)
     if job.committed_step < 0:
-        return ProtectionState.UNPROTECTED, f"No step has been committed yet: {_refusal(refused) if refused else job.reason}"
+        return (
+            ProtectionState.UNPROTECTED,
+            f"No step has been committed yet: {_refusal(refused) if refused else job.reason}",
+        )
     if not shards:
-        words = f"Step {job.committed_step} was committed, and no rank of launch {job.generation} has reported who holds it"
+        words = (
+            f"Step {job.committed_step} was committed, and no rank of launch {job.generation} has reported who holds it"
+        )
         return ProtectionState.UNPROTECTED, f"{words}: {job.reason}"
     missing = job.spec.world_size - len(shards)
     if missing:
-        return ProtectionState.DEGRADED, f"{missing} of {job.spec.world_size} ranks have not reported their shard in this generation."
+        return (
+            ProtectionState.DEGRADED,
+            f"{missing} of {job.spec.world_size} ranks have not reported their shard in this generation.",
+        )
     thin = [shard for shard in shards if sum(holder.is_in_view for holder in shard.holders) < job.spec.copies]
     if thin:
         first = thin[0]
@@ -749,7 +815,8 @@ def _protection_state(job: JobRecord, shards: Sequence[ShardRecord]) -> tuple[Pr
         detail = f": {first.reason}" if first.reason else ""
         return (
             ProtectionState.DEGRADED,
-            f"{len(thin)} shards have fewer than {job.spec.copies} copies in view; rank {first.rank} has {in_view}{detail}.",
+            f"{len(thin)} shards have fewer than {job.spec.copies} copies in view; rank {first.rank} has "
+            f"{in_view}{detail}.",
         )
     return (ProtectionState.DEGRADED, _refusal(refused)) if refused else (ProtectionState.PROTECTED, "")
 

@@ -89,7 +89,9 @@ class AwsOperator:
             launch_template=template,
             instance_type=settings.instance_type,
             status=group.get("Status", ""),
-            suspension_reasons={process["ProcessName"]: process.get("SuspensionReason") or "" for process in group["SuspendedProcesses"]},
+            suspension_reasons={
+                process["ProcessName"]: process.get("SuspensionReason") or "" for process in group["SuspendedProcesses"]
+            },
         )
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
@@ -98,8 +100,12 @@ class AwsOperator:
         for ids in _batches(sorted(set(instance_ids)), FILTERED_PER_CALL):
             # A filter, not InstanceIds: one unknown id would fail the whole call.
             with translated():
-                pages = self._ec2.get_paginator("describe_instances").paginate(Filters=[{"Name": "instance-id", "Values": list(ids)}])
-                for instance in (instance for page in pages for group in page["Reservations"] for instance in group["Instances"]):
+                pages = self._ec2.get_paginator("describe_instances").paginate(
+                    Filters=[{"Name": "instance-id", "Values": list(ids)}]
+                )
+                for instance in (
+                    instance for page in pages for group in page["Reservations"] for instance in group["Instances"]
+                ):
                     state = _instance(instance)
                     found[state.instance_id] = state
         return {id: found.get(id) or InstanceState(instance_id=id, state=Ec2State.ABSENT) for id in instance_ids}
@@ -108,7 +114,9 @@ class AwsOperator:
         """Set desired capacity; see `CloudOperator`."""
         self._require_tag(name)
         with translated():
-            self._auto_scaling.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=desired_count, HonorCooldown=False)
+            self._auto_scaling.set_desired_capacity(
+                AutoScalingGroupName=name, DesiredCapacity=desired_count, HonorCooldown=False
+            )
 
     def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
         """End one member; see `CloudOperator`."""
@@ -121,7 +129,9 @@ class AwsOperator:
         if member["LifecycleState"].startswith("Terminat"):
             return  # asked for already; a second request would decrement a second time
         with translated():
-            self._auto_scaling.terminate_instance_in_auto_scaling_group(InstanceId=instance_id, ShouldDecrementDesiredCapacity=decrement)
+            self._auto_scaling.terminate_instance_in_auto_scaling_group(
+                InstanceId=instance_id, ShouldDecrementDesiredCapacity=decrement
+            )
 
     def reboot_member(self, group: str, instance_id: NodeId) -> None:
         """Reboot one member; see `CloudOperator`."""
@@ -146,7 +156,10 @@ class AwsOperator:
         try:
             with translated():
                 self._auto_scaling.complete_lifecycle_action(
-                    AutoScalingGroupName=group, LifecycleHookName=hook, InstanceId=instance_id, LifecycleActionResult="CONTINUE"
+                    AutoScalingGroupName=group,
+                    LifecycleHookName=hook,
+                    InstanceId=instance_id,
+                    LifecycleActionResult="CONTINUE",
                 )
         except (NotFound, InvalidRequest) as error:
             if "No active Lifecycle Action found" not in error.message:
@@ -157,7 +170,9 @@ class AwsOperator:
         self._require_tag(group)
         try:
             with translated():
-                self._auto_scaling.record_lifecycle_action_heartbeat(AutoScalingGroupName=group, LifecycleHookName=hook, InstanceId=instance_id)
+                self._auto_scaling.record_lifecycle_action_heartbeat(
+                    AutoScalingGroupName=group, LifecycleHookName=hook, InstanceId=instance_id
+                )
         except (NotFound, InvalidRequest) as error:
             if "No active Lifecycle Action found" not in error.message:
                 raise
@@ -172,12 +187,14 @@ class AwsOperator:
     def _statuses(self, ids: Sequence[NodeId]) -> dict[NodeId, InstanceStatus]:
         """Return the statuses of those instances that EC2 still describes.
 
-        DescribeInstanceStatus has no filter for ids, and one unknown id fails the whole call. EC2 forgets an instance about an hour after its end,
-        so that a refused batch is halved until only the forgotten ids are left out.
+        DescribeInstanceStatus has no filter for ids, and one unknown id fails the whole call. EC2 forgets an instance
+        about an hour after its end, so that a refused batch is halved until only the forgotten ids are left out.
         """
         try:
             with translated():
-                pages = self._ec2.get_paginator("describe_instance_status").paginate(InstanceIds=list(ids), IncludeAllInstances=True)
+                pages = self._ec2.get_paginator("describe_instance_status").paginate(
+                    InstanceIds=list(ids), IncludeAllInstances=True
+                )
                 statuses = [status for page in pages for status in page["InstanceStatuses"]]
         except NotFound:
             half = len(ids) // 2
@@ -191,7 +208,9 @@ class AwsOperator:
             with translated():
                 pages = self._ec2.get_paginator("describe_instance_topology").paginate(InstanceIds=list(ids))
                 instances = [instance for page in pages for instance in page["Instances"]]
-            found |= {NodeId(instance["InstanceId"]): tuple(instance.get("NetworkNodes") or ()) for instance in instances}
+            found |= {
+                NodeId(instance["InstanceId"]): tuple(instance.get("NetworkNodes") or ()) for instance in instances
+            }
         return {id: network for id, network in found.items() if network}
 
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
@@ -204,14 +223,18 @@ class AwsOperator:
         """Protect instances to come; see `CloudOperator`."""
         self._require_tag(name)
         with translated():
-            self._auto_scaling.update_auto_scaling_group(AutoScalingGroupName=name, NewInstancesProtectedFromScaleIn=True)
+            self._auto_scaling.update_auto_scaling_group(
+                AutoScalingGroupName=name, NewInstancesProtectedFromScaleIn=True
+            )
 
     def protect_members(self, name: str, instance_ids: Collection[NodeId]) -> None:
         """Protect members; see `CloudOperator`."""
         self._require_tag(name)
         for ids in _batches(sorted(instance_ids), MEMBERS_PER_CALL):
             with translated():
-                self._auto_scaling.set_instance_protection(AutoScalingGroupName=name, InstanceIds=list(ids), ProtectedFromScaleIn=True)
+                self._auto_scaling.set_instance_protection(
+                    AutoScalingGroupName=name, InstanceIds=list(ids), ProtectedFromScaleIn=True
+                )
 
     def suspend_processes(self, name: str, processes: Collection[str]) -> None:
         """Suspend processes; see `CloudOperator`."""
@@ -251,7 +274,9 @@ class AwsOperator:
         if not any(tag["Key"] == FLEET_TAG for tag in group["Tags"]):
             with self._lock:
                 self._tagged.discard(name)
-            raise GroupNotOurs(f"Auto Scaling group {name!r} has no tag {FLEET_TAG!r}; Everstep touches only groups that carry it")
+            raise GroupNotOurs(
+                f"Auto Scaling group {name!r} has no tag {FLEET_TAG!r}; Everstep touches only groups that carry it"
+            )
         with self._lock:
             self._tagged.add(name)
         return group
@@ -262,7 +287,9 @@ class AwsOperator:
                 return
         self._describe(name)
 
-    def _group_settings(self, name: str, template: LaunchTemplateRef | None, members: Sequence[MemberState]) -> _Settings:
+    def _group_settings(
+        self, name: str, template: LaunchTemplateRef | None, members: Sequence[MemberState]
+    ) -> _Settings:
         now = self._monotonic()
         with self._lock:
             known = self._settings.get(name)
@@ -275,7 +302,9 @@ class AwsOperator:
         trouble = ""
         try:
             instance_type = self._instance_type(template)
-        except CloudError as error:  # somebody has deleted it: its instances run on, and what the group says of them is needed
+        except (
+            CloudError
+        ) as error:  # somebody has deleted it: its instances run on, and what the group says of them is needed
             instance_type = known.instance_type if known else next((member.instance_type for member in members), "")
             if not instance_type:
                 raise
@@ -295,7 +324,9 @@ class AwsOperator:
         if template is None:
             return ""
         with translated():
-            answer = self._ec2.describe_launch_template_versions(LaunchTemplateId=template.template_id, Versions=[template.version])
+            answer = self._ec2.describe_launch_template_versions(
+                LaunchTemplateId=template.template_id, Versions=[template.version]
+            )
         versions = answer["LaunchTemplateVersions"]
         return str(versions[0]["LaunchTemplateData"].get("InstanceType", "")) if versions else ""
 
@@ -304,7 +335,9 @@ def _template(template: dict[str, str] | None) -> LaunchTemplateRef | None:
     if not template:
         return None
     return LaunchTemplateRef(
-        template_id=template["LaunchTemplateId"], name=template.get("LaunchTemplateName", ""), version=template.get("Version") or "$Default"
+        template_id=template["LaunchTemplateId"],
+        name=template.get("LaunchTemplateName", ""),
+        version=template.get("Version") or "$Default",
     )
 
 
@@ -354,23 +387,30 @@ def _scheduled(status: dict[str, Any]) -> Iterator[ScheduledEvent]:
         description = event.get("Description", "")
         if not description.startswith(("[Completed]", "[Canceled]")):
             yield ScheduledEvent(
-                event_id=event.get("InstanceEventId") or event["Code"], code=event["Code"], description=description, not_before=event.get("NotBefore")
+                event_id=event.get("InstanceEventId") or event["Code"],
+                code=event["Code"],
+                description=description,
+                not_before=event.get("NotBefore"),
             )
 
 
 def _failures_since_success(activities: Iterable[dict[str, Any]]) -> Iterator[LaunchFailure]:
     """Yield failed launches from activities that come newest first, up to the newest launch that succeeded.
 
-    Source: Amazon EC2 Auto Scaling API Reference, DescribeScalingActivities: a launch that failed is Failed or Cancelled, and its StatusMessage says
-    why. One that was cancelled without a word was called off.
+    Source: Amazon EC2 Auto Scaling API Reference, DescribeScalingActivities: a launch that failed is Failed or
+    Cancelled, and its StatusMessage says why. One that was cancelled without a word was called off.
     """
     for activity in activities:
         if not activity.get("Description", "").startswith("Launching"):
             continue
         if activity["StatusCode"] == "Successful":
             return
-        if activity["StatusCode"] == "Failed" or (activity["StatusCode"] == "Cancelled" and activity.get("StatusMessage")):
-            yield LaunchFailure(at=activity["StartTime"], message=activity.get("StatusMessage") or activity["Description"])
+        if activity["StatusCode"] == "Failed" or (
+            activity["StatusCode"] == "Cancelled" and activity.get("StatusMessage")
+        ):
+            yield LaunchFailure(
+                at=activity["StartTime"], message=activity.get("StatusMessage") or activity["Description"]
+            )
 
 
 def _batches(ids: Sequence[NodeId], size: int) -> Iterator[Sequence[NodeId]]:

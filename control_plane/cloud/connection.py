@@ -1,7 +1,8 @@
 """How Everstep's boto3 clients are made, and how what botocore raises becomes a `CloudError`.
 
-Local mode can never reach real AWS: endpoint, region and keys are given explicitly, the user's environment and AWS files are not read, proxies
-are off, and a hook in front of every single request refuses a host that is not this machine (S3 may redirect a client elsewhere).
+Local mode can never reach real AWS: endpoint, region and keys are given explicitly, the user's environment and AWS
+files are not read, proxies are off, and a hook in front of every single request refuses a host that is not this machine
+(S3 may redirect a client elsewhere).
 
 Invariant: nothing of botocore, neither a client nor an exception, leaves this package.
 """
@@ -20,7 +21,13 @@ from typing import Any, Final
 import boto3
 import botocore.session
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError, PartialCredentialsError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    ParamValidationError,
+    PartialCredentialsError,
+)
 from botocore.parsers import ResponseParserError
 
 from control_plane.cloud.errors import (
@@ -49,7 +56,10 @@ MAX_ATTEMPTS: Final = 3
 
 
 class CloudMode(StrEnum):
-    """Where the cloud is. LOCAL: the local cloud on this machine, and nothing else. AWS: the account of the ambient credentials."""
+    """Where the cloud is. LOCAL: the local cloud on this machine, and nothing else.
+
+    AWS: the account of the ambient credentials.
+    """
 
     LOCAL = "local"
     AWS = "aws"
@@ -92,7 +102,9 @@ class Connection:
 
     def __init__(self, settings: CloudSettings, *, max_attempts: int = MAX_ATTEMPTS) -> None:
         if settings.mode is CloudMode.LOCAL and not (settings.endpoint_url and is_loopback(settings.endpoint_url)):
-            raise EndpointRefused(f"local mode needs an endpoint on this machine (127.0.0.0/8 or ::1), not {settings.endpoint_url!r}")
+            raise EndpointRefused(
+                f"local mode needs an endpoint on this machine (127.0.0.0/8 or ::1), not {settings.endpoint_url!r}"
+            )
         self.settings = settings
         self._max_attempts = max_attempts
         core = _local_session() if settings.mode is CloudMode.LOCAL else botocore.session.Session()
@@ -117,7 +129,9 @@ class Connection:
         """
         with translated():
             account = self.client("sts").get_caller_identity()["Account"]
-        identity = CloudIdentity(account=account, region=self.settings.region, endpoint=self.settings.endpoint_url or "AWS's own")
+        identity = CloudIdentity(
+            account=account, region=self.settings.region, endpoint=self.settings.endpoint_url or "AWS's own"
+        )
         log.info("cloud: %s", identity)
         return identity
 
@@ -136,7 +150,8 @@ class Connection:
             max_pool_connections=32,
             user_agent_extra="everstep",
             user_agent_appid=_replica(),  # CloudTrail then says which replica made a call
-            # Addresses that are signed for others: by version 4, which binds length and checksum, and with the region's own host, because S3
+            # Addresses that are signed for others: by version 4, which binds length and checksum, and with the region's
+            # own host, because S3
             # answers some of the global one's with a redirect, which a signature does not survive.
             signature_version="s3v4" if service == "s3" else None,
             s3={"addressing_style": "path" if self.settings.endpoint_url else "virtual"},
@@ -193,12 +208,30 @@ def _kind(code: str, message: str, status: int) -> type[CloudError]:
 
 
 _CODES: Final[tuple[tuple[type[CloudError], str], ...]] = (
-    (Throttled, "Throttling ThrottlingException ThrottledException RequestLimitExceeded RequestThrottled TooManyRequestsException SlowDown"),
-    (CapacityError, "InsufficientInstanceCapacity InstanceLimitExceeded VcpuLimitExceeded MaxSpotInstanceCountExceeded LimitExceeded"),
-    (ResourceContended, "ResourceContention ScalingActivityInProgress ResourceInUse ConditionalRequestConflict OperationAborted"),
-    (AccessDenied, "AccessDenied AccessDeniedException UnauthorizedOperation AuthFailure OptInRequired SignatureDoesNotMatch"),
+    (
+        Throttled,
+        "Throttling ThrottlingException ThrottledException RequestLimitExceeded RequestThrottled "
+        "TooManyRequestsException SlowDown",
+    ),
+    (
+        CapacityError,
+        "InsufficientInstanceCapacity InstanceLimitExceeded VcpuLimitExceeded MaxSpotInstanceCountExceeded "
+        "LimitExceeded",
+    ),
+    (
+        ResourceContended,
+        "ResourceContention ScalingActivityInProgress ResourceInUse ConditionalRequestConflict OperationAborted",
+    ),
+    (
+        AccessDenied,
+        "AccessDenied AccessDeniedException UnauthorizedOperation AuthFailure OptInRequired SignatureDoesNotMatch",
+    ),
     (AccessDenied, "ExpiredToken ExpiredTokenException RequestExpired InvalidClientTokenId InvalidAccessKeyId"),
-    (AccessDenied, "UnrecognizedClientException InvalidSignatureException MissingAuthenticationToken MissingAuthenticationTokenException"),
+    (
+        AccessDenied,
+        "UnrecognizedClientException InvalidSignatureException MissingAuthenticationToken "
+        "MissingAuthenticationTokenException",
+    ),
     (NotFound, "NoSuchKey NoSuchBucket InvalidInstanceID.NotFound ResourceNotFoundException 404"),
     (PreconditionFailed, "PreconditionFailed 412"),
     (CloudUnavailable, "RequestTimeout ServiceUnavailable InternalError InternalFailure"),

@@ -6,8 +6,8 @@
     processes suspended                    AWS neither rebalances, replaces, refreshes nor scales on its own
     a terminating hook of at most 60 s     any termination that AWS makes all the same becomes a notice
 
-`checks` and `changes` say what holds and what differs; `drift`, asked every fleet pass, is their sentences. All three are pure. `ensure` makes the
-changes when a fleet is created, and may be called again at any time.
+`checks` and `changes` say what holds and what differs; `drift`, asked every fleet pass, is their sentences. All three
+are pure. `ensure` makes the changes when a fleet is created, and may be called again at any time.
 
 Invariant: what is told is what is done: a change carries its own making, and there is no other.
 """
@@ -33,7 +33,10 @@ TERMINATION_HOOK: Final = LifecycleHook(
     heartbeat_timeout=MAX_HOOK_TIMEOUT,
     default_result="CONTINUE",
 )
-"""CONTINUE: when nobody answers, the instance goes. ABANDON would do the same on termination, but reads like a failure in the activities."""
+"""CONTINUE: when nobody answers, the instance goes.
+
+ABANDON would do the same on termination, but reads like a failure in the activities.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +96,12 @@ def checks(group: GroupState) -> tuple[Check, ...]:
     Returns:
         All of it, met or not, in a fixed order.
     """
-    name, zones, policies, template = group.name, group.availability_zones, group.scaling_policies, group.launch_template
+    name, zones, policies, template = (
+        group.name,
+        group.availability_zones,
+        group.scaling_policies,
+        group.launch_template,
+    )
     return (
         Check(
             setting="Status",
@@ -110,7 +118,8 @@ def checks(group: GroupState) -> tuple[Check, ...]:
         Check(
             setting="ScalingPolicies",
             is_met=not policies,
-            words=f"{name} has scaling policies ({', '.join(policies)}); Everstep must be the only writer of desired capacity."
+            words=f"{name} has scaling policies ({', '.join(policies)}); Everstep must be the only writer of desired "
+            "capacity."
             if policies
             else f"{name} has no scaling policies.",
         ),
@@ -119,7 +128,8 @@ def checks(group: GroupState) -> tuple[Check, ...]:
             is_met=template is not None,
             words=f"{name} has no single launch template; a fleet needs exactly one instance type."
             if template is None
-            else f"{name} launches {group.instance_type or 'instances'} from the launch template {template.name}, version {template.version}.",
+            else f"{name} launches {group.instance_type or 'instances'} from the launch template {template.name}, "
+            f"version {template.version}.",
         ),
     )
 
@@ -155,7 +165,9 @@ def changes(group: GroupState) -> tuple[Change, ...]:
                 make=lambda operator: operator.protect_new_instances(name),
             )
         )
-    unprotected = sorted(member.instance_id for member in group.members if not member.is_protected and not member.is_leaving)
+    unprotected = sorted(
+        member.instance_id for member in group.members if not member.is_protected and not member.is_leaving
+    )
     if unprotected:
         found.append(
             Change(
@@ -172,7 +184,8 @@ def changes(group: GroupState) -> tuple[Change, ...]:
             Change(
                 setting=f"LifecycleHooks.{TERMINATION_HOOK.name}",
                 before=None,
-                after=f"{TERMINATION_HOOK.transition}, {MAX_HOOK_TIMEOUT.total_seconds():.0f} s, then {TERMINATION_HOOK.default_result}",
+                after=f"{TERMINATION_HOOK.transition}, {MAX_HOOK_TIMEOUT.total_seconds():.0f} s, then "
+                f"{TERMINATION_HOOK.default_result}",
                 why=f"{name} has no terminating lifecycle hook: a termination by AWS would come without notice.",
                 make=lambda operator: operator.put_termination_hook(name, TERMINATION_HOOK),
             )
@@ -184,9 +197,9 @@ def changes(group: GroupState) -> tuple[Change, ...]:
 def ensure(operator: CloudOperator, group: GroupState) -> Ensured:
     """Apply the contract to a group and return it as it is afterwards, with what was changed.
 
-    What is changed is what `changes` says of the group as it was described, and nothing else: the caller may have asked somebody about it.
-    Idempotent: a group that fits is left alone. What Everstep must not decide for its owner (zones, scaling policies, a group being deleted) is
-    never changed. Called by CreateFleet.
+    What is changed is what `changes` says of the group as it was described, and nothing else: the caller may have asked
+    somebody about it. Idempotent: a group that fits is left alone. What Everstep must not decide for its owner (zones,
+    scaling policies, a group being deleted) is never changed. Called by CreateFleet.
 
     Args:
         operator: the cloud.
@@ -196,8 +209,9 @@ def ensure(operator: CloudOperator, group: GroupState) -> Ensured:
         The group and the changes.
 
     Raises:
-        ContractViolation: the group spans zones, has scaling policies, has no launch template, or is being deleted; nothing was changed.
-        CloudError: the cloud refused or did not answer; some changes may have been made, and calling again goes on from there.
+        ContractViolation: the group spans zones, has scaling policies, has no launch template, or is being deleted;
+        nothing was changed. CloudError: the cloud refused or did not answer; some changes may have been made, and
+        calling again goes on from there.
     """
     require_fit(group)
     wanted = changes(group)

@@ -1,6 +1,7 @@
 """A cloud in memory, for tests and simulators: the same contract suite runs against it and against the local cloud.
 
-Time is the caller's: nothing happens until `advance`. Instances boot after `boot_delay`, a terminating hook holds until its timeout.
+Time is the caller's: nothing happens until `advance`. Instances boot after `boot_delay`, a terminating hook holds until
+its timeout.
 """
 
 from __future__ import annotations
@@ -160,7 +161,10 @@ class FakeOperator:
         """Return the state of every instance asked for; see `CloudOperator`."""
         with self._lock:
             self._maybe_fail()
-            return {id: self._instances.get(id) or InstanceState(instance_id=id, state=Ec2State.ABSENT) for id in instance_ids}
+            return {
+                id: self._instances.get(id) or InstanceState(instance_id=id, state=Ec2State.ABSENT)
+                for id in instance_ids
+            }
 
     def set_desired(self, name: str, desired_count: int) -> None:
         """Set desired capacity; see `CloudOperator`."""
@@ -169,7 +173,8 @@ class FakeOperator:
             group = self._group(name)
             if not group.state.min_size <= desired_count <= group.state.max_size:
                 raise InvalidRequest(
-                    f"desired capacity {desired_count} is outside of {group.state.min_size} … {group.state.max_size}", code="ValidationError"
+                    f"desired capacity {desired_count} is outside of {group.state.min_size} … {group.state.max_size}",
+                    code="ValidationError",
                 )
             self.calls.append(("set_desired", name, desired_count))
             group.state = replace(group.state, desired_count=desired_count)
@@ -187,7 +192,10 @@ class FakeOperator:
             if group.members[instance_id].state.is_leaving:
                 return
             if decrement and group.state.desired_count <= group.state.min_size:
-                words = f"Currently, desiredSize equals minSize ({group.state.min_size}). Terminating instance without replacement will violate"
+                words = (
+                    f"Currently, desiredSize equals minSize ({group.state.min_size}). Terminating instance without "
+                    "replacement will violate"
+                )
                 raise InvalidRequest(f"{words} group's min size constraint.", code="ValidationError")
             self.calls.append(("terminate_member", instance_id, decrement))
             if decrement:
@@ -239,7 +247,10 @@ class FakeOperator:
         """Return scheduled events and failed checks; see `CloudOperator`."""
         with self._lock:
             self._maybe_fail()
-            found = {id: InstanceStatus(events=self.events.get(id, ()), failed_checks=self.failed_checks.get(id, ())) for id in instance_ids}
+            found = {
+                id: InstanceStatus(events=self.events.get(id, ()), failed_checks=self.failed_checks.get(id, ()))
+                for id in instance_ids
+            }
             return {id: status for id, status in found.items() if status != InstanceStatus()}
 
     def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
@@ -265,18 +276,28 @@ class FakeOperator:
             group = self._group(name)
             unknown = sorted(set(instance_ids) - set(group.members))
             if unknown:
-                raise InvalidRequest(f"The instance {unknown[0]} is not part of Auto Scaling group {name}.", code="ValidationError")
+                raise InvalidRequest(
+                    f"The instance {unknown[0]} is not part of Auto Scaling group {name}.", code="ValidationError"
+                )
             self.calls.append(("protect_members", name, tuple(sorted(instance_ids))))
             for id in instance_ids:
                 group.members[id].state = replace(group.members[id].state, is_protected=True)
 
     def suspend_processes(self, name: str, processes: Collection[str]) -> None:
         """Suspend processes; see `CloudOperator`."""
-        self._change(name, "suspend_processes", lambda state: replace(state, suspended_processes=state.suspended_processes | set(processes)))
+        self._change(
+            name,
+            "suspend_processes",
+            lambda state: replace(state, suspended_processes=state.suspended_processes | set(processes)),
+        )
 
     def resume_processes(self, name: str, processes: Collection[str]) -> None:
         """Resume processes; see `CloudOperator`."""
-        self._change(name, "resume_processes", lambda state: replace(state, suspended_processes=state.suspended_processes - set(processes)))
+        self._change(
+            name,
+            "resume_processes",
+            lambda state: replace(state, suspended_processes=state.suspended_processes - set(processes)),
+        )
 
     def put_termination_hook(self, name: str, hook: LifecycleHook) -> None:
         """Create or replace a hook; see `CloudOperator`."""
@@ -364,7 +385,9 @@ class FakeOperator:
             self._move(group, id, group.members[id])
         if possible < count:
             zone, kind = group.state.availability_zones[0], group.state.instance_type
-            message = f"We currently do not have sufficient {kind} capacity in the Availability Zone you requested ({zone})."
+            message = (
+                f"We currently do not have sufficient {kind} capacity in the Availability Zone you requested ({zone})."
+            )
             group.failures.append(LaunchFailure(at=self.now, message=message))
             group.no_launch_before = self.now + self.launch_retry
 
@@ -396,7 +419,9 @@ class MemoryObjectStore:
         with self._lock:
             bucket = self._bucket(reference)
             if if_absent and reference.key in bucket:
-                raise PreconditionFailed(f"s3://{reference.bucket}/{reference.key} exists already", code="PreconditionFailed")
+                raise PreconditionFailed(
+                    f"s3://{reference.bucket}/{reference.key} exists already", code="PreconditionFailed"
+                )
             etag = hashlib.md5(body, usedforsecurity=False).hexdigest()
             info = ObjectInfo(reference=reference, size_bytes=len(body), etag=etag, modified_at=EPOCH)
             bucket[reference.key] = (bytes(body), info)
@@ -425,10 +450,21 @@ class MemoryObjectStore:
     def list(self, prefix: ObjectReference, *, after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects by prefix; see `ObjectStore`."""
         with self._lock:
-            found = [info for key, (_, info) in sorted(self._bucket(prefix).items()) if key.startswith(prefix.key) and key > after]
+            found = [
+                info
+                for key, (_, info) in sorted(self._bucket(prefix).items())
+                if key.startswith(prefix.key) and key > after
+            ]
         yield from found
 
-    def sign_upload(self, reference: ObjectReference, *, sha256: str, size_bytes: int, seconds: int) -> SignedUpload | None:  # noqa: ARG002
+    def sign_upload(
+        self,
+        reference: ObjectReference,  # noqa: ARG002
+        *,
+        sha256: str,  # noqa: ARG002
+        size_bytes: int,  # noqa: ARG002
+        seconds: int,  # noqa: ARG002
+    ) -> SignedUpload | None:
         """Nobody can reach what is in memory; see `ObjectStore`."""
         return None
 

@@ -1,7 +1,7 @@
 """Whose signature it is, by the word of AWS's Security Token Service: the one of the control plane's own region, and no other host.
 
-Invariant: one request is sent for a question, to a host that the settings name; no redirect is followed, and whatever is not exactly STS's answer to
-GetCallerIdentity proves nothing.
+Invariant: one request is sent for a question, to a host that the settings name; no redirect is followed, and whatever
+is not exactly STS's answer to GetCallerIdentity proves nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class RegionalSts:
 
     Args:
         region: the control plane's own.
-        endpoint_url: another place where that region's STS is, for tests; it is asked as the region's own host all the same.
+        endpoint_url: another place where that region's STS is, for tests; it is asked as the region's own host all the
+            same.
     """
 
     def __init__(self, region: str, *, endpoint_url: str | None = None) -> None:
@@ -83,7 +84,11 @@ class RegionalSts:
 
     def _send(self, headers: Mapping[str, str]) -> tuple[int, bytes]:
         request = AWSRequest(
-            method=attestation.METHOD, url=self._url, headers={**headers, "host": self._host}, data=attestation.BODY, stream_output=True
+            method=attestation.METHOD,
+            url=self._url,
+            headers={**headers, "host": self._host},
+            data=attestation.BODY,
+            stream_output=True,
         )
         answer: Any = self._http.send(request.prepare())
         try:
@@ -111,7 +116,11 @@ def principal_in(body: bytes) -> Principal:
         root = ElementTree.fromstring(body)
     except ElementTree.ParseError as error:
         raise wrong from error
-    results = root.findall(f"{_NAMESPACE}GetCallerIdentityResult") if root.tag == f"{_NAMESPACE}GetCallerIdentityResponse" else []
+    results = (
+        root.findall(f"{_NAMESPACE}GetCallerIdentityResult")
+        if root.tag == f"{_NAMESPACE}GetCallerIdentityResponse"
+        else []
+    )
     if len(results) != 1:
         raise wrong
     arns, accounts = results[0].findall(f"{_NAMESPACE}Arn"), results[0].findall(f"{_NAMESPACE}Account")

@@ -2,12 +2,13 @@
 
     EC2, Auto Scaling, Health ──▶ EventBridge rule ──▶ SQS ──▶ `EventQueue` ──▶ `parse` ──▶ a hint to look, and for some kinds a notice
 
-Events come late, twice, out of order, or never; a rule that is too wide sends strangers. So an event is a hint: what is true is asked of EC2 and Auto
-Scaling. Only what neither of them can be asked for (a spot interruption, a rebalance recommendation, the end of a capacity block) is taken from it.
+Events come late, twice, out of order, or never; a rule that is too wide sends strangers. So an event is a hint: what is
+true is asked of EC2 and Auto Scaling. Only what neither of them can be asked for (a spot interruption, a rebalance
+recommendation, the end of a capacity block) is taken from it.
 
 Invariant: `parse` is pure and raises `MalformedEvent` alone.
-Source: Amazon EC2 User Guide (spot interruption notices, rebalance recommendations, state changes, Capacity Blocks), Auto Scaling User Guide
-(event reference), AWS Health User Guide (events in EventBridge).
+Source: Amazon EC2 User Guide (spot interruption notices, rebalance recommendations, state changes, Capacity Blocks),
+Auto Scaling User Guide (event reference), AWS Health User Guide (events in EventBridge).
 """
 
 from __future__ import annotations
@@ -168,7 +169,9 @@ def parse(body: str) -> CloudEvent | None:
         raise MalformedEvent("its detail is not a JSON object")
     match source, detail_type:
         case "aws.ec2", "EC2 Spot Instance Interruption Warning":
-            return base.about(_instance(detail, "instance-id"), kind=NoticeKind.SPOT_INTERRUPTION, ends_at=base.at + SPOT_NOTICE)
+            return base.about(
+                _instance(detail, "instance-id"), kind=NoticeKind.SPOT_INTERRUPTION, ends_at=base.at + SPOT_NOTICE
+            )
         case "aws.ec2", "EC2 Instance Rebalance Recommendation":
             return base.about(_instance(detail, "instance-id"), kind=NoticeKind.REBALANCE)
         case "aws.ec2", "Capacity Block Reservation Expiration Warning":
@@ -197,7 +200,9 @@ class _Base:
     at: datetime
 
     def about(self, *instance_ids: NodeId, **more: Any) -> CloudEvent:
-        return CloudEvent(event_id=self.event_id, detail_type=self.detail_type, at=self.at, instance_ids=instance_ids, **more)
+        return CloudEvent(
+            event_id=self.event_id, detail_type=self.detail_type, at=self.at, instance_ids=instance_ids, **more
+        )
 
 
 def _text(where: Mapping[str, object], *names: str) -> str:
@@ -219,7 +224,11 @@ def _affected(detail: Mapping[str, object]) -> list[NodeId]:
     entities = detail.get("affectedEntities", [])
     if not isinstance(entities, list):
         raise MalformedEvent("its affectedEntities are not a list")
-    return [_instance(entity, "entityValue") for entity in entities if isinstance(entity, dict) and str(entity.get("entityValue")).startswith("i-")]
+    return [
+        _instance(entity, "entityValue")
+        for entity in entities
+        if isinstance(entity, dict) and str(entity.get("entityValue")).startswith("i-")
+    ]
 
 
 def _time(text: str) -> datetime:

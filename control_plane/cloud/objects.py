@@ -1,7 +1,7 @@
 """Objects in S3 as the control plane sees them: sources, manifests, outputs and logs.
 
-Invariant: an object is visible whole or not at all, and `put(if_absent=True)` has exactly one winner. Calls are synchronous and thread-safe and
-raise `CloudError` alone.
+Invariant: an object is visible whole or not at all, and `put(if_absent=True)` has exactly one winner. Calls are
+synchronous and thread-safe and raise `CloudError` alone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class SignedUpload:
 class ObjectStore(Protocol):
     """Objects by bucket and key.
 
-    Every method raises `NotFound` for a missing bucket or (where it reads) object, and the retryable kinds of `CloudError`.
+    Every method raises `NotFound` for a missing bucket or (where it reads) object, and the retryable kinds of
+    `CloudError`.
     """
 
     def put(self, reference: ObjectReference, body: bytes, *, if_absent: bool = False) -> ObjectInfo:
@@ -90,7 +91,9 @@ class ObjectStore(Protocol):
             An iterator that asks S3 as it is read, once for every `LISTED_AT_ONCE` objects.
         """
 
-    def sign_upload(self, reference: ObjectReference, *, sha256: str, size_bytes: int, seconds: int) -> SignedUpload | None:
+    def sign_upload(
+        self, reference: ObjectReference, *, sha256: str, size_bytes: int, seconds: int
+    ) -> SignedUpload | None:
         """Sign an address where others may put an object, these very bytes and no others. Calls nobody.
 
         Args:

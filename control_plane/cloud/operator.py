@@ -1,7 +1,7 @@
 """What the control plane asks of a cloud: one Auto Scaling group per fleet, its instances, and the few calls that change them.
 
-Invariant: every destructive call names one instance; capacity goes down only by naming who goes. Calls are synchronous, thread-safe, bounded in
-time, and raise `CloudError` alone. Nothing here knows jobs, nodes' agents or the database.
+Invariant: every destructive call names one instance; capacity goes down only by naming who goes. Calls are synchronous,
+thread-safe, bounded in time, and raise `CloudError` alone. Nothing here knows jobs, nodes' agents or the database.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ FLEET_TAG = "everstep:fleet"
 """Everstep touches only groups that carry this tag, whatever its value."""
 TERMINATING_TRANSITION = "autoscaling:EC2_INSTANCE_TERMINATING"
 USER_SUSPENDED = "User suspended"
-"""How the reason begins that Auto Scaling gives for what a customer has suspended. In which words it tells of its own is not documented."""
+"""How the reason begins that Auto Scaling gives for what a customer has suspended.
+
+In which words it tells of its own is not documented.
+"""
 
 
 class Ec2State(StrEnum):
     """The state of an instance in EC2's own words.
 
-    ABSENT is ours: EC2 does not know the id. It drops terminated instances after about an hour, so it means the same as TERMINATED, but of a member
-    that its group is still launching: EC2 may not show it yet.
-    Source: Amazon EC2 Developer Guide, eventual consistency.
+    ABSENT is ours: EC2 does not know the id. It drops terminated instances after about an hour, so it means the same as
+    TERMINATED, but of a member that its group is still launching: EC2 may not show it yet. Source: Amazon EC2 Developer
+    Guide, eventual consistency.
     """
 
     PENDING = "pending"
@@ -67,7 +70,10 @@ class MemberState:
     lifecycle_state: str
     """`Pending`, `Pending:Wait`, `InService`, `Terminating`, `Terminating:Wait`, `Standby` …"""
     health_status: str
-    """`Healthy` or `Unhealthy`. No evidence: who was called Unhealthy once stays so, whatever becomes of it; EC2's checks are asked instead."""
+    """`Healthy` or `Unhealthy`.
+
+    No evidence: who was called Unhealthy once stays so, whatever becomes of it; EC2's checks are asked instead.
+    """
     is_protected: bool
     """From scale-in."""
     availability_zone: str
@@ -127,7 +133,10 @@ class GroupState:
     """By suspended process: why, in AWS's words, where it gives a reason."""
 
     def is_suspended_by_aws(self, process: str) -> bool:
-        """Say whether AWS itself suspended a process: an administrative suspension. Of what gives no reason a person is thought the author."""
+        """Say whether AWS itself suspended a process: an administrative suspension.
+
+        Of what gives no reason a person is thought the author.
+        """
         reason = self.suspension_reasons.get(process, "")
         return process in self.suspended_processes and bool(reason) and not reason.startswith(USER_SUSPENDED)
 
@@ -172,7 +181,8 @@ class InstanceStatus:
 class CloudOperator(Protocol):
     """The cloud as the fleet and job loops see it. Called from threads; one instance per control plane.
 
-    Every method raises `CloudError`: `NotFound`, `GroupNotOurs`, `InvalidRequest`, `AccessDenied`, or one of the retryable kinds.
+    Every method raises `CloudError`: `NotFound`, `GroupNotOurs`, `InvalidRequest`, `AccessDenied`, or one of the
+    retryable kinds.
     """
 
     def describe_group(self, name: str) -> GroupState:
@@ -194,7 +204,8 @@ class CloudOperator(Protocol):
             instance_id: whom. Nothing is ever ended by count.
             decrement: lower desired capacity with it; False brings a replacement.
 
-        Repeating it for an instance that is already leaving or gone raises `NotFound` or does nothing, and never ends another one.
+        Repeating it for an instance that is already leaving or gone raises `NotFound` or does nothing, and never ends
+        another one.
         """
 
     def reboot_member(self, group: str, instance_id: NodeId) -> None:
@@ -204,7 +215,9 @@ class CloudOperator(Protocol):
         """
 
     def strike_member(self, group: str, instance_id: NodeId) -> None:
-        """End one instance of a tagged group as a failure does: in EC2, without a word to its group or its hooks. For drills alone. Idempotent.
+        """End one instance of a tagged group as a failure does: in EC2, without a word to its group or its hooks.
+
+        For drills alone. Idempotent.
 
         Raises `NotFound` for one that is not a member, or is leaving.
         """

@@ -59,7 +59,9 @@ class S3ObjectStore:
         if start >= stop:
             return  # S3 answers 416 to an empty range
         with translated():
-            body = self._s3.get_object(Bucket=reference.bucket, Key=reference.key, Range=f"bytes={start}-{stop - 1}")["Body"]
+            body = self._s3.get_object(Bucket=reference.bucket, Key=reference.key, Range=f"bytes={start}-{stop - 1}")[
+                "Body"
+            ]
             try:
                 yield from body.iter_chunks(STREAM_CHUNK_BYTES)
             finally:
@@ -72,19 +74,33 @@ class S3ObjectStore:
                 answer = self._s3.head_object(Bucket=reference.bucket, Key=reference.key)
         except NotFound as error:  # HEAD has no body, so S3 cannot say what is missing
             raise NotFound(f"s3://{reference.bucket}/{reference.key} does not exist", code=error.code) from error
-        return ObjectInfo(reference=reference, size_bytes=answer["ContentLength"], etag=answer["ETag"].strip('"'), modified_at=answer["LastModified"])
+        return ObjectInfo(
+            reference=reference,
+            size_bytes=answer["ContentLength"],
+            etag=answer["ETag"].strip('"'),
+            modified_at=answer["LastModified"],
+        )
 
     def list(self, prefix: ObjectReference, *, after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects by prefix; see `ObjectStore`."""
         with translated():
-            for page in self._s3.get_paginator("list_objects_v2").paginate(Bucket=prefix.bucket, Prefix=prefix.key, StartAfter=after):
+            for page in self._s3.get_paginator("list_objects_v2").paginate(
+                Bucket=prefix.bucket, Prefix=prefix.key, StartAfter=after
+            ):
                 for entry in page.get("Contents", ()):
                     yield _listed(prefix.bucket, entry)
 
-    def sign_upload(self, reference: ObjectReference, *, sha256: str, size_bytes: int, seconds: int) -> SignedUpload | None:
+    def sign_upload(
+        self, reference: ObjectReference, *, sha256: str, size_bytes: int, seconds: int
+    ) -> SignedUpload | None:
         """Sign an address; see `ObjectStore`."""
         checksum = base64.b64encode(bytes.fromhex(sha256)).decode()
-        asked = {"Bucket": reference.bucket, "Key": reference.key, "ContentLength": size_bytes, "ChecksumSHA256": checksum}
+        asked = {
+            "Bucket": reference.bucket,
+            "Key": reference.key,
+            "ContentLength": size_bytes,
+            "ChecksumSHA256": checksum,
+        }
         with translated():  # of credentials that have to be fetched first
             url: str = self._s3.generate_presigned_url("put_object", Params=asked, ExpiresIn=seconds)
         return SignedUpload(url, {"x-amz-checksum-sha256": checksum})
@@ -94,7 +110,9 @@ class S3ObjectStore:
         if not keys:
             return
         with translated():
-            answer = self._s3.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": key} for key in keys], "Quiet": True})
+            answer = self._s3.delete_objects(
+                Bucket=bucket, Delete={"Objects": [{"Key": key} for key in keys], "Quiet": True}
+            )
             refused = answer.get("Errors", ())
             if refused:  # the call as a whole succeeds all the same
                 error = {
@@ -125,4 +143,6 @@ class _Unclosed:
 
 def _listed(bucket: str, entry: dict[str, Any]) -> ObjectInfo:
     reference = ObjectReference(bucket=bucket, key=entry["Key"])
-    return ObjectInfo(reference=reference, size_bytes=entry["Size"], etag=entry["ETag"].strip('"'), modified_at=entry["LastModified"])
+    return ObjectInfo(
+        reference=reference, size_bytes=entry["Size"], etag=entry["ETag"].strip('"'), modified_at=entry["LastModified"]
+    )

@@ -6,9 +6,9 @@
 
     detail        {"EventId", "Time", "Type", "Message", "Project", "FleetName", "TrainingJobName", "NodeId", "Detail"}, as ListEvents has them
 
-Invariant: a sink takes at most `ENTRIES_AT_ONCE` entries of different jobs, so that what is refused in the middle of a call cannot turn the order of
-a job's events around. What it did not take is said.
-Source: API references of EventBridge (PutEvents: 10 entries, 256 KB in all) and SNS (PublishBatch: 10 entries, 256 KB in all).
+Invariant: a sink takes at most `ENTRIES_AT_ONCE` entries of different jobs, so that what is refused in the middle of a
+call cannot turn the order of a job's events around. What it did not take is said. Source: API references of EventBridge
+(PutEvents: 10 entries, 256 KB in all) and SNS (PublishBatch: 10 entries, 256 KB in all).
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class EventSink(Protocol):
             entries: at most `ENTRIES_AT_ONCE`.
 
         Returns:
-            Why one or more were not taken; None when all were. They may be sent again: who receives them knows them by their ids.
+            Why one or more were not taken; None when all were. They may be sent again: who receives them knows them by
+            their ids.
 
         Raises:
             CloudError: none was taken, as far as is known.
@@ -104,7 +105,14 @@ class EventBusSink(_ServiceSink):
 
     def _send(self, entries: Sequence[Entry]) -> _Refused | None:
         answer = self._client.put_events(Entries=[self._entry(entry) for entry in entries])
-        return next((_Refused(entry["ErrorCode"], entry.get("ErrorMessage", "")) for entry in answer["Entries"] if entry.get("ErrorCode")), None)
+        return next(
+            (
+                _Refused(entry["ErrorCode"], entry.get("ErrorMessage", ""))
+                for entry in answer["Entries"]
+                if entry.get("ErrorCode")
+            ),
+            None,
+        )
 
     def _entry(self, entry: Entry) -> dict[str, Any]:
         return {
@@ -124,15 +132,21 @@ class TopicSink(_ServiceSink):
     OPERATION = "PublishBatch"
 
     def _send(self, entries: Sequence[Entry]) -> _Refused | None:
-        answer = self._client.publish_batch(TopicArn=self._arn, PublishBatchRequestEntries=[self._entry(entry) for entry in entries])
-        return next((_Refused(entry.get("Code", ""), entry.get("Message", "")) for entry in answer.get("Failed", ())), None)
+        answer = self._client.publish_batch(
+            TopicArn=self._arn, PublishBatchRequestEntries=[self._entry(entry) for entry in entries]
+        )
+        return next(
+            (_Refused(entry.get("Code", ""), entry.get("Message", "")) for entry in answer.get("Failed", ())), None
+        )
 
     def _entry(self, entry: Entry) -> dict[str, Any]:
         named = {"type": entry.type, "training_job_name": entry.job_name, "project": entry.project}
         made: dict[str, Any] = {
             "Id": str(entry.event_id),
             "Message": entry.detail,
-            "MessageAttributes": {name: {"DataType": "String", "StringValue": value} for name, value in named.items() if value},
+            "MessageAttributes": {
+                name: {"DataType": "String", "StringValue": value} for name, value in named.items() if value
+            },
         }
         if self._arn.endswith(".fifo"):
             made |= {"MessageGroupId": entry.job_name, "MessageDeduplicationId": str(entry.event_id)}

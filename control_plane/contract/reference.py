@@ -12,7 +12,10 @@ from control_plane.contract.names import error_names, prose, python_name, struct
 
 Json = dict[str, Any]
 
-_HEAD = "Written by `python -m control_plane.contract` from the routes and models of the API; change those, not this page.\n"
+_HEAD = (
+    "Written by `python -m control_plane.contract` from the routes and models of the API; change those, "
+    "not this page.\n"
+)
 
 
 def pages(document: Json, model: Json, paginated: Json, waits: Json) -> Mapping[str, str]:
@@ -35,19 +38,37 @@ def pages(document: Json, model: Json, paginated: Json, waits: Json) -> Mapping[
             streams.setdefault(noun, []).extend(_stream(path, method, operation))
         else:
             nouns.setdefault(noun, []).append(operation["operationId"])
-    found = {f"{_file(noun)}.md": _noun(noun, names, model, paginated, streams.get(noun, [])) for noun, names in sorted(nouns.items())}
-    others = {"README.md": _contents(nouns, model), "types.md": _types(model), "errors.md": _errors(model), "waiters.md": _waiters(waits)}
+    found = {
+        f"{_file(noun)}.md": _noun(noun, names, model, paginated, streams.get(noun, []))
+        for noun, names in sorted(nouns.items())
+    }
+    others = {
+        "README.md": _contents(nouns, model),
+        "types.md": _types(model),
+        "errors.md": _errors(model),
+        "waiters.md": _waiters(waits),
+    }
     return {name: wrap(text) for name, text in (found | others).items()}
 
 
 def _contents(nouns: Mapping[str, list[str]], model: Json) -> str:
     lines = ["# API reference\n", _HEAD]
-    lines += [f"Version {model['metadata']['apiVersion']}. How to call it: [the SDK](../sdk.md). As OpenAPI: [openapi.json](../openapi.json).\n"]
+    lines += [
+        f"Version {model['metadata']['apiVersion']}. How to call it: [the SDK](../sdk.md). As OpenAPI: "
+        "[openapi.json](../openapi.json).\n"
+    ]
     lines += ["| | operations |", "| --- | --- |"]
     for noun, names in sorted(nouns.items()):
-        lines.append(f"| [{_words(noun)}]({_file(noun)}.md) | {', '.join(f'[{name}]({_file(noun)}.md#{name.lower()})' for name in sorted(names))} |")
-    lines.append("\n[Types](types.md), [errors](errors.md), [waiters](waiters.md), [fields and their tests](field-coverage.md).")
-    lines.append("\nFor operators: [settings](settings.md), [metrics](metrics.md), [files](files.md), [timeouts](timeouts.md).")
+        lines.append(
+            f"| [{_words(noun)}]({_file(noun)}.md) | "
+            f"{', '.join(f'[{name}]({_file(noun)}.md#{name.lower()})' for name in sorted(names))} |"
+        )
+    lines.append(
+        "\n[Types](types.md), [errors](errors.md), [waiters](waiters.md), [fields and their tests](field-coverage.md)."
+    )
+    lines.append(
+        "\nFor operators: [settings](settings.md), [metrics](metrics.md), [files](files.md), [timeouts](timeouts.md)."
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -65,7 +86,9 @@ def _noun(noun: str, names: list[str], model: Json, paginated: Json, streams: li
     for name in sorted(names):
         operation = model["operations"][name]
         lines += [f"## {name}\n", f"{prose(operation)}\n"]
-        lines += [f"`{operation['http']['method']} {operation['http']['requestUri']}` · `client.{python_name(name)}(…)`\n"]
+        lines += [
+            f"`{operation['http']['method']} {operation['http']['requestUri']}` · `client.{python_name(name)}(…)`\n"
+        ]
         if name in paginated["pagination"]:
             lines.append(f'In pages: `client.get_paginator("{python_name(name)}")`.\n')
         if "input" in operation:
@@ -85,7 +108,11 @@ def _noun(noun: str, names: list[str], model: Json, paginated: Json, streams: li
 
 def _types(model: Json) -> str:
     inputs = {operation["input"]["shape"] for operation in model["operations"].values() if "input" in operation}
-    lines = ["# Types\n", _HEAD, "Times are seconds since 1970; the SDK makes them `datetime`. A field without a value is absent.\n"]
+    lines = [
+        "# Types\n",
+        _HEAD,
+        "Times are seconds since 1970; the SDK makes them `datetime`. A field without a value is absent.\n",
+    ]
     for name, shape in structures(model).items():
         if name not in inputs and not shape.get("payload"):
             lines += [f"## {name}\n", f"{prose(shape)}\n", *_fields(model, name, is_request=False)]
@@ -96,18 +123,23 @@ def _errors(model: Json) -> str:
     lines = [
         "# Errors\n",
         _HEAD,
-        "Every refusal has the header `x-amzn-errortype` and the body `ErrorResponse` of [openapi.json](../openapi.json): `Code`, `Message`, "
+        "Every refusal has the header `x-amzn-errortype` and the body `ErrorResponse` of "
+        "[openapi.json](../openapi.json): `Code`, `Message`, "
         "`RequestId`, `Hint` and, where single fields are wrong, `Fields`.",
-        "The SDK raises `client.exceptions.<type>`, a `botocore.exceptions.ClientError`; `Hint` and `Fields` are in its `response`.\n",
+        "The SDK raises `client.exceptions.<type>`, a `botocore.exceptions.ClientError`; `Hint` and "
+        "`Fields` are in its `response`.\n",
         "| type | status | meaning | tried again by the SDK |",
         "| --- | --- | --- | --- |",
     ]
     for name in error_names(model):
         shape = model["shapes"][name]
         is_again = "retryable" in shape or shape["error"]["httpStatusCode"] >= 500
-        lines.append(f"| `{name}` | {shape['error']['httpStatusCode']} | {prose(shape)} | {'yes' if is_again else 'no'} |")
+        lines.append(
+            f"| `{name}` | {shape['error']['httpStatusCode']} | {prose(shape)} | {'yes' if is_again else 'no'} |"
+        )
     lines.append(
-        "\nA missing or unknown token is an `AccessDeniedException` with status 401; a body that is too long is a `ValidationException` with 413, "
+        "\nA missing or unknown token is an `AccessDeniedException` with status 401; a body that is too "
+        "long is a `ValidationException` with 413, "
         "and a method that a path does not have one with 405."
     )
     return "\n".join(lines) + "\n"
@@ -117,7 +149,10 @@ def _waiters(waits: Json) -> str:
     lines = ["# Waiters\n", _HEAD, "| waiter | what it does | asks | every, at most |", "| --- | --- | --- | --- |"]
     for name, waiter in waits["waiters"].items():
         often = f"{waiter['delay']} s, {waiter['maxAttempts']} times"
-        lines.append(f'| `client.get_waiter("{python_name(name)}")` | {waiter["description"]} | {waiter["operation"]} | {often} |')
+        lines.append(
+            f'| `client.get_waiter("{python_name(name)}")` | {waiter["description"]} | {waiter["operation"]} | '
+            f"{often} |"
+        )
     lines.append('\nOther times: `wait(…, WaiterConfig={"Delay": 1, "MaxAttempts": 600})`.')
     return "\n".join(lines) + "\n"
 

@@ -11,7 +11,8 @@
     x-idempotency-token                     idempotencyToken: filled in by the client
     x-sensitive                             sensitive: shown in no log
 
-Invariant: what has no counterpart is refused by name, never left out; but for server-sent events, which are no operation of the client.
+Invariant: what has no counterpart is refused by name, never left out; but for server-sent events, which are no
+operation of the client.
 """
 
 from __future__ import annotations
@@ -34,15 +35,33 @@ LOGGED_NUMBER: Final = "LoggedNumber"
 _NOT_FINITE = [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]
 _PROSE = frozenset({"description", "default", "title", "examples"})
 _SAID = {
-    "string": frozenset({"type", "minLength", "maxLength", "pattern", "enum", "const", "x-idempotency-token", "x-sensitive"}),
+    "string": frozenset(
+        {"type", "minLength", "maxLength", "pattern", "enum", "const", "x-idempotency-token", "x-sensitive"}
+    ),
     "integer": frozenset({"type", "minimum", "maximum"}),
     "number": frozenset({"type", "minimum", "maximum", "format"}),
     "boolean": frozenset({"type"}),
     "array": frozenset({"type", "items", "minItems", "maxItems"}),
-    "object": frozenset({"type", "additionalProperties", "patternProperties", "propertyNames", "minProperties", "maxProperties", "x-sensitive"}),
+    "object": frozenset(
+        {
+            "type",
+            "additionalProperties",
+            "patternProperties",
+            "propertyNames",
+            "minProperties",
+            "maxProperties",
+            "x-sensitive",
+        }
+    ),
 }
 """What can be said of a value in a service model, by its JSON type."""
-_PLAIN_NAMES = {"string": "String", "integer": "Long", "double": "Double", "boolean": "Boolean", "timestamp": "Timestamp"}
+_PLAIN_NAMES = {
+    "string": "String",
+    "integer": "Long",
+    "double": "Double",
+    "boolean": "Boolean",
+    "timestamp": "Timestamp",
+}
 
 
 def service_model(document: Json) -> Json:
@@ -106,8 +125,16 @@ def paginators(model: Json) -> Json:
             continue  # read on in both directions, or followed
         lists = [member for member, reference in given.items() if model["shapes"][reference["shape"]]["type"] == "list"]
         if len(lists) != 1 or "NextToken" not in given or "MaxResults" not in taken:
-            raise ContractError(f"{name}: a paged operation takes NextToken and MaxResults, and answers NextToken and one list, not {lists}")
-        found[name] = {"input_token": "NextToken", "limit_key": "MaxResults", "output_token": "NextToken", "result_key": lists[0]}
+            raise ContractError(
+                f"{name}: a paged operation takes NextToken and MaxResults, and answers NextToken and one list, "
+                f"not {lists}"
+            )
+        found[name] = {
+            "input_token": "NextToken",
+            "limit_key": "MaxResults",
+            "output_token": "NextToken",
+            "result_key": lists[0],
+        }
     return {"pagination": found}
 
 
@@ -123,9 +150,26 @@ def endpoint_rules() -> Json:
         "version": "1.0",
         "parameters": {
             "Region": {"builtIn": "AWS::Region", "required": False, "documentation": "Not used.", "type": "String"},
-            "UseDualStack": {"builtIn": "AWS::UseDualStack", "required": True, "default": False, "documentation": "Not used.", "type": "Boolean"},
-            "UseFIPS": {"builtIn": "AWS::UseFIPS", "required": True, "default": False, "documentation": "Not used.", "type": "Boolean"},
-            "Endpoint": {"builtIn": "SDK::Endpoint", "required": False, "documentation": "Where the service is.", "type": "String"},
+            "UseDualStack": {
+                "builtIn": "AWS::UseDualStack",
+                "required": True,
+                "default": False,
+                "documentation": "Not used.",
+                "type": "Boolean",
+            },
+            "UseFIPS": {
+                "builtIn": "AWS::UseFIPS",
+                "required": True,
+                "default": False,
+                "documentation": "Not used.",
+                "type": "Boolean",
+            },
+            "Endpoint": {
+                "builtIn": "SDK::Endpoint",
+                "required": False,
+                "documentation": "Where the service is.",
+                "type": "String",
+            },
         },
         "rules": [use_endpoint, {"conditions": [], "error": said, "type": "error"}],
     }
@@ -150,7 +194,9 @@ class _Shapes:
             self.made[name] = made
             if "required" in component:
                 made["required"] = sorted(component["required"])
-            made["members"] = {field: self.member(name, field, schema) for field, schema in component["properties"].items()}
+            made["members"] = {
+                field: self.member(name, field, schema) for field, schema in component["properties"].items()
+            }
             made["documentation"] = _prose(component["description"])
         return {"shape": name}
 
@@ -180,7 +226,9 @@ class _Shapes:
             return self._named("Document", {"type": "structure", "members": {}, "document": True}, owner)
         unsaid = schema.keys() - _PROSE - _SAID.get(schema.get("type", ""), frozenset())
         if unsaid:
-            raise ContractError(f"{where}: {', '.join(sorted(unsaid))} of {schema.get('type')!r} cannot be said in a service model")
+            raise ContractError(
+                f"{where}: {', '.join(sorted(unsaid))} of {schema.get('type')!r} cannot be said in a service model"
+            )
         shape = self._shape(where, owner, hint, schema)
         plain = _PLAIN_NAMES.get(shape["type"] if shape["type"] != "long" else "integer") if len(shape) == 1 else None
         return self._named(plain or ("Document" if shape.get("document") else hint), shape, owner)
@@ -195,10 +243,17 @@ class _Shapes:
         if kind == "string":
             allowed = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
             limits = _bounds(schema, "minLength", "maxLength")
-            return {"type": "string", **limits, **_given(pattern=schema.get("pattern"), enum=allowed, sensitive=schema.get("x-sensitive"))}
+            return {
+                "type": "string",
+                **limits,
+                **_given(pattern=schema.get("pattern"), enum=allowed, sensitive=schema.get("x-sensitive")),
+            }
         if kind == "integer":
             is_small = abs(schema.get("maximum", LARGEST_INTEGER + 1)) <= LARGEST_INTEGER
-            return {"type": "integer" if is_small else "long", **{name: int(value) for name, value in _bounds(schema, "minimum", "maximum").items()}}
+            return {
+                "type": "integer" if is_small else "long",
+                **{name: int(value) for name, value in _bounds(schema, "minimum", "maximum").items()},
+            }
         if kind == "number":
             if schema.get("format") == EPOCH:
                 return {"type": "timestamp"}
@@ -233,11 +288,21 @@ class _Shapes:
     def _add_error(self, error: type[errors.ApiError]) -> None:
         retry = {"retryable": {"throttling": error is errors.Throttled}} if error.retryable else {}
         members: Json = {
-            "Message": self.member(error.code, "Message", {"type": "string", "description": "A sentence with names and figures."}),
-            "Hint": self.member(error.code, "Hint", {"type": "string", "description": "What to do about it; empty when there is nothing to say."}),
+            "Message": self.member(
+                error.code, "Message", {"type": "string", "description": "A sentence with names and figures."}
+            ),
+            "Hint": self.member(
+                error.code,
+                "Hint",
+                {"type": "string", "description": "What to do about it; empty when there is nothing to say."},
+            ),
         }
         if error is errors.InvalidRequest:
-            said = {"type": "array", "items": {"$ref": "#/components/schemas/FieldError"}, "description": "What is wrong, field by field."}
+            said = {
+                "type": "array",
+                "items": {"$ref": "#/components/schemas/FieldError"},
+                "description": "What is wrong, field by field.",
+            }
             members["Fields"] = self.member(error.code, "Fields", said)
         self.made[error.code] = {
             "type": "structure",
@@ -252,14 +317,18 @@ class _Shapes:
 
 def _operation(shapes: _Shapes, path: str, method: str, operation: Json) -> Json:
     name = operation["operationId"]
-    status, answer = next((status, answer) for status, answer in operation["responses"].items() if status.startswith("2"))
+    status, answer = next(
+        (status, answer) for status, answer in operation["responses"].items() if status.startswith("2")
+    )
     described: Json = {"name": name, "http": {"method": method, "requestUri": path, "responseCode": int(status)}}
     taken = _input(shapes, name, operation)
     if taken is not None:
         described["input"] = taken
     described["output"] = _output(shapes, name, answer)
     is_open = name in OPEN_OPERATIONS
-    described["errors"] = [{"shape": error.code} for error in errors.MODELED if not (is_open and error is errors.Forbidden)]
+    described["errors"] = [
+        {"shape": error.code} for error in errors.MODELED if not (is_open and error is errors.Forbidden)
+    ]
     described["documentation"] = _prose(operation["description"])
     if is_open:
         described["auth"] = ["smithy.api#noAuth"]
@@ -275,8 +344,14 @@ def _input(shapes: _Shapes, name: str, operation: Json) -> Json | None:
         described = {**parameter["schema"], **_given(description=parameter.get("description"))}
         location = {"path": "uri", "query": "querystring"}.get(parameter["in"])
         if location is None:
-            raise ContractError(f"{name}.{field}: a parameter is part of the path or of the query, not of the {parameter['in']}")
-        members[field] = {**shapes.member(f"{name}Request", field, described), "location": location, "locationName": field}
+            raise ContractError(
+                f"{name}.{field}: a parameter is part of the path or of the query, not of the {parameter['in']}"
+            )
+        members[field] = {
+            **shapes.member(f"{name}Request", field, described),
+            "location": location,
+            "locationName": field,
+        }
         if parameter.get("required"):
             required.append(field)
     body = operation.get("requestBody")
@@ -320,7 +395,11 @@ def _event_stream(shapes: _Shapes, name: str, stream: str) -> Json:
     made["eventstream"] = True
     for member in made["members"].values():
         shapes.made[member["shape"]]["event"] = True
-    shapes.made[f"{name}Response"] = {"type": "structure", "members": {"EventStream": {"shape": stream}}, "payload": "EventStream"}
+    shapes.made[f"{name}Response"] = {
+        "type": "structure",
+        "members": {"EventStream": {"shape": stream}},
+        "payload": "EventStream",
+    }
     return {"shape": f"{name}Response"}
 
 

@@ -87,8 +87,16 @@ def _paginators(model: Json, pages: Json) -> Iterator[str]:
         yield f"    def build_full_result(self) -> {answer}: ..."
         yield "    def search(self, expression: str) -> Iterator[Any]: ...\n"
         yield f"class {name}Paginator(Protocol):"
-        arguments = [argument for argument in _arguments(model, name) if argument.partition(":")[0] not in ("MaxResults", "NextToken")]
-        yield f"    def paginate({', '.join(['self', '*', *arguments, 'PaginationConfig: PaginatorConfig = ...'])}) -> {name}Pages: ...\n"
+        arguments = [
+            argument
+            for argument in _arguments(model, name)
+            if argument.partition(":")[0] not in ("MaxResults", "NextToken")
+        ]
+        yield (
+            "    def "
+            f"paginate({', '.join(['self', '*', *arguments, 'PaginationConfig: PaginatorConfig = ...'])}) -> "
+            f"{name}Pages: ...\n"
+        )
 
 
 def _waiters(model: Json, waits: Json) -> Iterator[str]:
@@ -116,20 +124,38 @@ def _client(model: Json, pages: Json, waits: Json) -> Iterator[str]:
     yield "    def can_paginate(self, operation_name: str) -> bool: ..."
     for name, operation in model["operations"].items():
         arguments = _arguments(model, name)
-        yield f"    def {python_name(name)}({', '.join(['self', *(['*'] if arguments else []), *arguments])}) -> {operation['output']['shape']}:"
+        yield (
+            f"    def {python_name(name)}({', '.join(['self', *(['*'] if arguments else []), *arguments])}) -> "
+            f"{operation['output']['shape']}:"
+        )
         yield f"        {_docstring(prose(operation))}"
-    yield "    def upload_source(self, *, Directory: str | os.PathLike[str] | None = ..., Body: bytes | BinaryIO | None = ...) -> SourceConfig:"
+    yield (
+        "    def upload_source(self, *, Directory: str | os.PathLike[str] | None = ..., Body: bytes | "
+        "BinaryIO | None = ...) -> SourceConfig:"
+    )
     yield '        """Store a user\'s code: a directory, packed as it is, or a gzipped tar."""'
     yield "    def follow_events("
-    yield "        self, *, TrainingJobName: str | None = ..., FleetName: str | None = ..., AfterEventId: int | None = ..."
+    yield (
+        "        self, *, TrainingJobName: str | None = ..., FleetName: str | None = ..., AfterEventId: int "
+        "| None = ..."
+    )
     yield "    ) -> EventStream[Event]:"
     yield '        """Follow what happens, as it happens."""'
-    yield "    def download_outputs(self, *, TrainingJobName: str, Directory: str | os.PathLike[str], Generation: int | None = ...) -> list[Path]:"
+    yield (
+        "    def download_outputs(self, *, TrainingJobName: str, Directory: str | os.PathLike[str], "
+        "Generation: int | None = ...) -> list[Path]:"
+    )
     yield '        """Write the outputs of one generation below a directory."""'
-    for kind, method, found in (("Paginator", "get_paginator", pages["pagination"]), ("Waiter", "get_waiter", waits["waiters"])):
+    for kind, method, found in (
+        ("Paginator", "get_paginator", pages["pagination"]),
+        ("Waiter", "get_waiter", waits["waiters"]),
+    ):
         argument = "operation_name" if kind == "Paginator" else "waiter_name"
         for name in found:
-            yield f'    @overload\n    def {method}(self, {argument}: Literal["{python_name(name)}"]) -> {name}{kind}: ...'
+            yield (
+                f'    @overload\n    def {method}(self, {argument}: Literal["{python_name(name)}"]) -> '
+                f"{name}{kind}: ..."
+            )
 
 
 def _arguments(model: Json, operation: str) -> list[str]:

@@ -37,12 +37,18 @@ def typescript(model: Json) -> str:
 
 
 def _head(model: Json) -> Iterator[str]:
-    yield "// Written by `python -m control_plane.contract`; change the models of control_plane/api/schemas/, not this file."
+    yield (
+        "// Written by `python -m control_plane.contract`; change the models of control_plane/api/schemas/, "
+        "not this file."
+    )
     yield ""
     yield "/** Seconds since 1970, UTC. */\nexport type Timestamp = number\n"
     yield f"export type ErrorCode = {' | '.join(repr(name) for name in error_names(model))}\n"
     yield "/** What every refused request answers. */"
-    yield "export interface ErrorResponse {\n  Code: ErrorCode\n  Message: string\n  RequestId: string\n  Hint: string\n  Fields: FieldError[]\n}\n"
+    yield (
+        "export interface ErrorResponse {\n  Code: ErrorCode\n  Message: string\n  RequestId: string\n  "
+        "Hint: string\n  Fields: FieldError[]\n}\n"
+    )
 
 
 def _interfaces(model: Json) -> Iterator[str]:
@@ -70,7 +76,9 @@ def _operations(model: Json) -> Iterator[str]:
         members = model["shapes"][operation["input"]["shape"]]["members"] if "input" in operation else {}
         in_query = [repr(field) for field, member in members.items() if member.get("location") == "querystring"]
         http = operation["http"]
-        yield f"  {name}: {{ method: '{http['method']}', path: '{http['requestUri']}', query: [{', '.join(in_query)}] }},"
+        yield (
+            f"  {name}: {{ method: '{http['method']}', path: '{http['requestUri']}', query: [{', '.join(in_query)}] }},"
+        )
     yield "} as const satisfies Record<keyof Operations, { method: string; path: string; query: readonly string[] }>"
 
 

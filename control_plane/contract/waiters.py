@@ -1,6 +1,9 @@
-"""What one may wait for: the only part of the contract that no route or model says. Checked against the model when it is written.
+"""What one may wait for: the only part of the contract that no route or model says.
 
-Invariant: a waiter never waits for what cannot come any more: each state that nothing follows is its success or its failure.
+Checked against the model when it is written.
+
+Invariant: a waiter never waits for what cannot come any more: each state that nothing follows is its success or its
+failure.
 """
 
 from __future__ import annotations
@@ -33,30 +36,43 @@ def waiters(model: Json) -> Json:
         "TrainingJobRunning": _job(
             "Waits until the ranks train. Fails when the job has ended or is being stopped.",
             _matches("SecondaryStatus", "Training"),
-            *(_matches("TrainingJobStatus", status, state="failure") for status in ("Completed", "Failed", "Stopped", "Stopping")),
+            *(
+                _matches("TrainingJobStatus", status, state="failure")
+                for status in ("Completed", "Failed", "Stopped", "Stopping")
+            ),
         ),
         "TrainingJobRecovered": _job(
-            "Waits until no incident is open and the ranks train, or the job has completed. Fails when it has ended another way. "
+            "Waits until no incident is open and the ranks train, or the job has completed. Fails when it has "
+            "ended another way. "
             "A failure that nobody has noticed yet is none: after hurting a job, wait for its incident first.",
             _matches("SecondaryStatus == 'Training' && OpenIncidentCount == `0`", True),
             _matches("TrainingJobStatus", "Completed"),
             *(_matches("TrainingJobStatus", status, state="failure") for status in ("Failed", "Stopped")),
         ),
         "TrainingJobCompletedOrStopped": _job(
-            "Waits until the job has completed or was stopped and its nodes have released it: it can be deleted then. Fails when it has failed.",
-            _matches("(TrainingJobStatus == 'Completed' || TrainingJobStatus == 'Stopped') && AssignedNodeCount == `0`", True),
+            "Waits until the job has completed or was stopped and its nodes have released it: it can be deleted "
+            "then. Fails when it has failed.",
+            _matches(
+                "(TrainingJobStatus == 'Completed' || TrainingJobStatus == 'Stopped') && AssignedNodeCount == `0`", True
+            ),
             _matches("TrainingJobStatus", "Failed", state="failure"),
         ),
         "TrainingJobPaused": _job(
-            "Waits until a job that was asked to pause has let go of its nodes. Fails when it has ended or is being stopped.",
+            "Waits until a job that was asked to pause has let go of its nodes. Fails when it has ended or is "
+            "being stopped.",
             _matches("SecondaryStatus", "Paused"),
-            *(_matches("TrainingJobStatus", status, state="failure") for status in ("Completed", "Failed", "Stopped", "Stopping")),
+            *(
+                _matches("TrainingJobStatus", status, state="failure")
+                for status in ("Completed", "Failed", "Stopped", "Stopping")
+            ),
         ),
         "FleetReady": _waiter(
             "DescribeFleet",
-            "Waits until every node that the fleet wants is connected: at once where it is to have none. Fails when it is frozen or being deleted.",
+            "Waits until every node that the fleet wants is connected: at once where it is to have none. Fails "
+            "when it is frozen or being deleted.",
             _matches(
-                "FleetStatus == 'active' && ConnectedNodeCount >= DesiredNodeCount && DesiredNodeCount >= MinNodeCount && "
+                "FleetStatus == 'active' && ConnectedNodeCount >= DesiredNodeCount && DesiredNodeCount >= "
+                "MinNodeCount && "
                 "(DesiredNodeCount > `0` || SpareCount == `0`)",
                 True,
             ),
@@ -69,7 +85,8 @@ def waiters(model: Json) -> Json:
         ),
         "CheckpointAvailable": _waiter(
             "ListCheckpoints",
-            "Waits until the job has a complete checkpoint in S3: with MinStep, as CreateCheckpoint answered it, one of that step or a later one. "
+            "Waits until the job has a complete checkpoint in S3: with MinStep, as CreateCheckpoint answered "
+            "it, one of that step or a later one. "
             "Fails when the job has ended without.",
             _matches("length(Checkpoints[?Status=='Complete']) > `0`", True),
             *(_matches("TrainingJobStatus", status, state="failure") for status in ("Completed", "Failed", "Stopped")),
@@ -85,7 +102,12 @@ def _job(said: str, *acceptors: Json) -> Json:
 
 
 def _waiter(operation: str, said: str, *acceptors: Json, delay_seconds: int = 5) -> Json:
-    described = {"operation": operation, "description": said, "delay": delay_seconds, "maxAttempts": TWELVE_HOURS // delay_seconds}
+    described = {
+        "operation": operation,
+        "description": said,
+        "delay": delay_seconds,
+        "maxAttempts": TWELVE_HOURS // delay_seconds,
+    }
     return {**described, "acceptors": list(acceptors)}
 
 
@@ -103,8 +125,15 @@ def _check(model: Json, name: str, waiter: Json) -> None:
         for field in _fields(parsed):
             if not any(field in shape.get("members", {}) for shape in reachable):
                 raise ContractError(f"the waiter {name} looks at {field}, which {waiter['operation']} does not answer")
-        for field, value in [*_compared(parsed), *([(parsed["value"], acceptor["expected"])] if parsed["type"] == "field" else [])]:
-            shapes = [model["shapes"][shape["members"][field]["shape"]] for shape in reachable if field in shape.get("members", {})]
+        for field, value in [
+            *_compared(parsed),
+            *([(parsed["value"], acceptor["expected"])] if parsed["type"] == "field" else []),
+        ]:
+            shapes = [
+                model["shapes"][shape["members"][field]["shape"]]
+                for shape in reachable
+                if field in shape.get("members", {})
+            ]
             if all(value not in shape.get("enum", [value]) for shape in shapes):
                 raise ContractError(f"the waiter {name} waits for {field} to be {value!r}, which it never is")
 

@@ -2,14 +2,15 @@
 
     created_at ── queue ── provision ── start ── train ── detect ── replace ── restore ── rework ── train ── … ── accounted until
 
-Time counts as training from the first new step of a launch on, by the ranks' own stamps. While an incident is open, the ledger follows it: the
-buckets `detect`, `replace`, `restore` and `rework` hold the phases of the job's incidents, and `restore` the launches after pauses too.
+Time counts as training from the first new step of a launch on, by the ranks' own stamps. While an incident is open, the
+ledger follows it: the buckets `detect`, `replace`, `restore` and `rework` hold the phases of the job's incidents, and
+`restore` the launches after pauses too.
 
-Time is counted in whole microseconds, because floats do not add up. The ledger never goes back: while a clock stands behind `accounted_until`
-nothing is charged, and a job that ends meanwhile ends where its ledger does.
+Time is counted in whole microseconds, because floats do not add up. The ledger never goes back: while a clock stands
+behind `accounted_until` nothing is charged, and a job that ends meanwhile ends where its ledger does.
 
-Invariant: the buckets add up, to the microsecond, to the time between the job's creation and `accounted_until`, and that is its end once it has
-ended; whoever charged, however late, and whatever the clock did.
+Invariant: the buckets add up, to the microsecond, to the time between the job's creation and `accounted_until`, and
+that is its end once it has ended; whoever charged, however late, and whatever the clock did.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from everstep.protocol.ids import FIRST_STEP
 class Bucket(StrEnum):
     """What a second was spent on.
 
-    QUEUE: waiting for its turn. PROVISION: waiting for its first nodes. START: launches up to the first step of the job. TRAIN: steps that count.
-    STALL: a launch that has made a step makes none for a long time. DETECT, REPLACE, REWORK: these phases of incidents. RESTORE: this phase of
-    incidents, and launches after a pause up to their first new step. STOPPING: an agreed stop. PAUSED: without nodes since it gave them to a job of
-    higher priority, or a person paused it. UNACCOUNTED: no control plane looked, and no incident tells what happened.
+    QUEUE: waiting for its turn. PROVISION: waiting for its first nodes. START: launches up to the first step of the
+    job. TRAIN: steps that count. STALL: a launch that has made a step makes none for a long time. DETECT, REPLACE,
+    REWORK: these phases of incidents. RESTORE: this phase of incidents, and launches after a pause up to their first
+    new step. STOPPING: an agreed stop. PAUSED: without nodes since it gave them to a job of higher priority, or a
+    person paused it. UNACCOUNTED: no control plane looked, and no incident tells what happened.
     """
 
     QUEUE = "queue"
@@ -65,7 +67,16 @@ _PHASES = (Bucket.DETECT, Bucket.REPLACE, Bucket.RESTORE, Bucket.REWORK)
 """Of incidents, in their order."""
 _SURVIVES_A_GAP = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.RUNNING})
 """States that last without a control plane; in any other one, nobody knows what a gap was spent on unless an incident is open."""
-_SEEMED = (Bucket.TRAIN, Bucket.STALL, Bucket.START, Bucket.STOPPING, Bucket.UNACCOUNTED, Bucket.PAUSED, Bucket.PROVISION, Bucket.QUEUE)
+_SEEMED = (
+    Bucket.TRAIN,
+    Bucket.STALL,
+    Bucket.START,
+    Bucket.STOPPING,
+    Bucket.UNACCOUNTED,
+    Bucket.PAUSED,
+    Bucket.PROVISION,
+    Bucket.QUEUE,
+)
 """What seemed to go on while nobody knew of a failure, in the order in which the failure takes time back from them."""
 _WAITING = (Bucket.QUEUE, Bucket.PROVISION, Bucket.PAUSED)
 """Without nodes: the paper's queue time."""
@@ -98,8 +109,8 @@ def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
         is_stalled: it runs, but no boundary was reported for longer than a boundary may take.
 
     Returns:
-        The one bucket that is filling; an open incident names it before the state does. A launch that has made no new step yet is neither
-        training nor stalled.
+        The one bucket that is filling; an open incident names it before the state does. A launch that has made no new
+        step yet is neither training nor stalled.
     """
     if record.incident is not None:
         return _BY_INCIDENT.get(record.incident.state, Bucket.TRAIN)
@@ -114,10 +125,13 @@ def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
     return _BY_STATE[record.state]
 
 
-def charge(record: JobRecord, now: float, *, gap_seconds: float, node_count: int = 0, is_stalled: bool = False) -> JobRecord:
+def charge(
+    record: JobRecord, now: float, *, gap_seconds: float, node_count: int = 0, is_stalled: bool = False
+) -> JobRecord:
     """Return the record with the time since the last charge added to the bucket that it is in, and to what its nodes have worked.
 
-    Called with the record as it was, before a pass changes its state. A record whose number of nodes changes has to be stored.
+    Called with the record as it was, before a pass changes its state. A record whose number of nodes changes has to be
+    stored.
 
     Args:
         record: as stored.
@@ -168,12 +182,18 @@ def recharge_first_step(record: JobRecord, stepped_at: float) -> JobRecord:
 
 
 def follow(
-    record: JobRecord, before: IncidentRecord | None, after: Iterable[IncidentRecord], *, seemed: Bucket, stalled_since: float | None
+    record: JobRecord,
+    before: IncidentRecord | None,
+    after: Iterable[IncidentRecord],
+    *,
+    seemed: Bucket,
+    stalled_since: float | None,
 ) -> JobRecord:
     """Return the record with its ledger brought in line with what a pass has learned about incidents.
 
-    Called at the end of a pass. `charge` has booked the incident as the pass found it, but a failure may be older than its detection, a phase may
-    have ended before anybody heard of it, and a second failure makes the phases of the first attempt void.
+    Called at the end of a pass. `charge` has booked the incident as the pass found it, but a failure may be older than
+    its detection, a phase may have ended before anybody heard of it, and a second failure makes the phases of the first
+    attempt void.
 
     Args:
         record: charged up to this pass.
@@ -183,8 +203,8 @@ def follow(
         stalled_since: Unix seconds: since when the job was charged as stalled; None: it was not.
 
     Returns:
-        The record with the same sum. Each phase has grown or shrunk as the incidents' moments say, and `seemed` has given or taken the difference.
-        No more is taken than was charged.
+        The record with the same sum. Each phase has grown or shrunk as the incidents' moments say, and `seemed` has
+        given or taken the difference. No more is taken than was charged.
     """
     now = accounted_until(record)
     booked = {} if before is None else _phases(before, now)
@@ -224,7 +244,11 @@ def _phases(incident: IncidentRecord, now: float) -> dict[Bucket, int]:
 def _moved(record: JobRecord, was: Bucket, into: Bucket, amount: int) -> JobRecord:
     """Return the record with so many microseconds moved, no more than were charged; the sum stays."""
     moved = min(amount, record.microseconds.get(was, 0))
-    return record if moved <= 0 else replace(record, microseconds=_added(_added(record.microseconds, was, -moved), into, moved))
+    return (
+        record
+        if moved <= 0
+        else replace(record, microseconds=_added(_added(record.microseconds, was, -moved), into, moved))
+    )
 
 
 def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
@@ -235,8 +259,8 @@ def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
         record: charged in this pass.
 
     Returns:
-        Node-microseconds from the failure to the incident's end, or so far. A node that is lost counts until it is taken from the job, its
-        replacement from when it is given to it.
+        Node-microseconds from the failure to the incident's end, or so far. A node that is lost counts until it is
+        taken from the job, its replacement from when it is given to it.
     """
     end = accounted_until(record) if incident.closed_at is None else incident.closed_at
     beyond = max(0, microseconds(accounted_until(record)) - microseconds(end))
@@ -268,8 +292,8 @@ def ettr_ratio(spent: Mapping[str, int], *, is_queue_counted: bool = False) -> f
 
     Args:
         spent: microseconds by bucket, of one job or of several together.
-        is_queue_counted: count the time without nodes (queue, provision, paused), as the source does; else wall time begins when the first
-            gang of nodes is there and stands still while the job is paused.
+        is_queue_counted: count the time without nodes (queue, provision, paused), as the source does; else wall time
+            begins when the first gang of nodes is there and stands still while the job is paused.
 
     Returns:
         0 to 1, or None while there is nothing to divide by.
@@ -283,8 +307,8 @@ def ettr_ratio(spent: Mapping[str, int], *, is_queue_counted: bool = False) -> f
 def remaining_seconds(spent: Mapping[str, int], finished: int, target: int) -> float | None:
     """Return how long the steps that are left take at the mean pace of those that are finished.
 
-    Time in training is the time in which steps were made for the first time: failures, waiting and steps done again slow no estimate down, and
-    none that may still come is in it.
+    Time in training is the time in which steps were made for the first time: failures, waiting and steps done again
+    slow no estimate down, and none that may still come is in it.
 
     Args:
         spent: microseconds by bucket, of one job.

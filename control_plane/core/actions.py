@@ -1,8 +1,8 @@
 """What a decision asks for.
 
-A decision has two halves. The stored half (`record`, `plan`, `incidents`, `events` …) is written in one transaction under the lease. The actions
-reach outside; each is idempotent and follows from what is stored already, so a control plane that dies between the two halves loses nothing:
-a state is stored in one pass and acted upon in the next.
+A decision has two halves. The stored half (`record`, `plan`, `incidents`, `events` …) is written in one transaction
+under the lease. The actions reach outside; each is idempotent and follows from what is stored already, so a control
+plane that dies between the two halves loses nothing: a state is stored in one pass and acted upon in the next.
 """
 
 from __future__ import annotations
@@ -211,7 +211,10 @@ class EventDraft:
     message: str
     node_id: NodeId | None = None
     run: RunId | None = None
-    """Of a fleet's decision: of the job that the node works for, or did until now. Others' people are not to read what befell it."""
+    """Of a fleet's decision: of the job that the node works for, or did until now.
+
+    Others' people are not to read what befell it.
+    """
     detail: Mapping[str, object] = field(default_factory=dict)
     """What is too long for a message; JSON values only."""
 

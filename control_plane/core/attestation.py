@@ -22,7 +22,8 @@ _AUTHORIZATION: Final = re.compile(
 _DATE: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z")
 _SECURITY_TOKEN: Final = re.compile(r"[A-Za-z0-9+/=_-]{1,4096}")
 _ROLE_SESSION: Final = re.compile(
-    r"arn:aws(?:-[a-z-]{1,16})?:sts::(?P<account>[0-9]{12}):assumed-role/(?P<role>[\w+=,.@-]{1,64})/(?P<session>[\w+=,.@-]{2,64})", re.ASCII
+    r"arn:aws(?:-[a-z-]{1,16})?:sts::(?P<account>[0-9]{12}):assumed-role/(?P<role>[\w+=,.@-]{1,64})/(?P<session>[\w+=,.@-]{2,64})",
+    re.ASCII,
 )
 _INSTANCE: Final = re.compile(r"i-[0-9a-f]{8,17}")
 
@@ -60,7 +61,10 @@ def nonce(key: bytes, random: bytes, now: float) -> str:
 
 
 def nonce_end(key: bytes, given: str, now: float) -> int | None:
-    """Return when a nonce ends, Unix seconds, or None where it is not ours or has ended. Whether it was used is the database's to say."""
+    """Return when a nonce ends, Unix seconds, or None where it is not ours or has ended.
+
+    Whether it was used is the database's to say.
+    """
     said, _, seal = given.rpartition(".")
     if not hmac.compare_digest(seal.encode(), _seal(key, said).encode()):
         return None
@@ -79,7 +83,11 @@ def refusal_of_signature(signature: Signature, region: str) -> str:
         A sentence; empty where its form is right. Whether it is genuine is STS's to say.
     """
     parts = _AUTHORIZATION.fullmatch(signature.authorization)
-    if parts is None or _DATE.fullmatch(signature.amz_date) is None or _SECURITY_TOKEN.fullmatch(signature.security_token) is None:
+    if (
+        parts is None
+        or _DATE.fullmatch(signature.amz_date) is None
+        or _SECURITY_TOKEN.fullmatch(signature.security_token) is None
+    ):
         return "the signature is not of the form that an agent's has"
     if parts["headers"] != attestation.SIGNED_HEADERS:
         return f"the signed headers are {parts['headers']}, not {attestation.SIGNED_HEADERS}"
@@ -112,7 +120,8 @@ def sts_headers(signature: Signature, *, server_id: str, nonce: str) -> Mapping[
 def refusal_of_principal(principal: Principal, *, account: str, role_name: str, node_id: NodeId) -> str:
     """Return why a principal is not the node that it says, or nothing.
 
-    An instance's role calls its session by the instance's id, and EC2 alone can open such a session unless the role's trust policy lets others in.
+    An instance's role calls its session by the instance's id, and EC2 alone can open such a session unless the role's
+    trust policy lets others in.
 
     Args:
         principal: by STS's word.

@@ -1,12 +1,13 @@
 """When a job that keeps failing alike is given up, and what is changed once before that.
 
     the same failure MaxAttempts times      was the place ever passed?      no: the node first, then the state
-                                                                            yes, or it alone holds committed steps: the state first, then the node
+                                                                            yes, or it alone holds committed steps: the
+                                                                            state first, then the node
     the node    the failing rank's node is left and a spare takes over: a bad node, or a bad script?
     the state   the base that it failed from twice is left out and an older one is taken: a bad state, or a bad script?
 
-Each change buys one more attempt, each is made once, and only where it can be made: with a spare, with another state than the script's own initial
-one to go on from. What still fails after that is the script.
+Each change buys one more attempt, each is made once, and only where it can be made: with a spare, with another state
+than the script's own initial one to go on from. What still fails after that is the script.
 
 A failure counts until training is further than it ever was before that failure.
 
@@ -47,7 +48,13 @@ class Ruling:
 
 
 def rule(
-    failures: Sequence[FailureRecord], trials: Sequence[Trial], spec: JobSpec, *, has_spare: bool, older_base: Step, is_sole_holder: bool = False
+    failures: Sequence[FailureRecord],
+    trials: Sequence[Trial],
+    spec: JobSpec,
+    *,
+    has_spare: bool,
+    older_base: Step,
+    is_sole_holder: bool = False,
 ) -> Ruling:
     """Return how a job goes on after its last failure.
 
@@ -56,7 +63,8 @@ def rule(
         trials: what was changed so far.
         spec: with `max_attempts`.
         has_spare: a node is there to take over, from another state than the script's own initial one.
-        older_base: the newest state older than the base of the last failure that every rank can get; 0 where there is none.
+        older_base: the newest state older than the base of the last failure that every rank can get; 0 where there is
+        none.
         is_sole_holder: committed steps are lost with the node of the last failure: it is changed last.
 
     Returns:
@@ -80,11 +88,16 @@ def rule(
     if len(failures) >= limit and all(failure.max_boundary == last.max_boundary for failure in failures[-limit:]):
         since = f"{datetime.fromtimestamp(failures[-limit].at, UTC):%H:%M:%S} UTC"
         which = "the last" if len(alike) == 1 else f"the last {len(alike)} alike"
-        return Ruling(course=Course.GIVE_UP, why=f"{limit} failures since {since} without a step beyond {last.max_boundary}, {which}: {_how(last)}")
+        return Ruling(
+            course=Course.GIVE_UP,
+            why=f"{limit} failures since {since} without a step beyond {last.max_boundary}, {which}: {_how(last)}",
+        )
     return Ruling(course=Course.AGAIN)
 
 
-def remembered(failures: Sequence[FailureRecord], failure: FailureRecord | None, spec: JobSpec) -> tuple[FailureRecord, ...]:
+def remembered(
+    failures: Sequence[FailureRecord], failure: FailureRecord | None, spec: JobSpec
+) -> tuple[FailureRecord, ...]:
     """Return the breakers' memory with one more failure, as long as it can matter."""
     longer = [*failures, failure] if failure is not None else list(failures)
     return tuple(longer[-max(1, spec.max_attempts) * NO_PROGRESS_TIMES :])
@@ -106,7 +119,9 @@ def still_ahead(failures: Sequence[FailureRecord], generation: Generation, bound
     Returns:
         Those after which nothing new was reached yet.
     """
-    return tuple(failure for failure in failures if generation <= failure.generation or boundary <= failure.max_boundary)
+    return tuple(
+        failure for failure in failures if generation <= failure.generation or boundary <= failure.max_boundary
+    )
 
 
 def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> tuple[Trial, ...]:
@@ -120,7 +135,11 @@ def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> t
     Returns:
         Those whose change is what helped.
     """
-    return tuple(trial for trial in trials if generation > trial.failure.generation and boundary > max(trial.failure.step, Step(0)))
+    return tuple(
+        trial
+        for trial in trials
+        if generation > trial.failure.generation and boundary > max(trial.failure.step, Step(0))
+    )
 
 
 def _other_node(alike: Sequence[FailureRecord], tried: Sequence[Trial], *, has_spare: bool) -> Course | None:
@@ -146,7 +165,12 @@ def _alike(failures: Sequence[FailureRecord]) -> list[FailureRecord]:
 
 
 def _looks_like(one: FailureRecord, other: FailureRecord) -> bool:
-    return (one.step, one.exit_class, one.code, one.is_hang) == (other.step, other.exit_class, other.code, other.is_hang)
+    return (one.step, one.exit_class, one.code, one.is_hang) == (
+        other.step,
+        other.exit_class,
+        other.code,
+        other.is_hang,
+    )
 
 
 def _where(step: Step) -> str:
@@ -154,11 +178,19 @@ def _where(step: Step) -> str:
 
 
 def _story(trial: Trial) -> str:
-    return f"without {trial.node_id}" if trial.kind == "node" else f"from an older state than step {trial.failure.base_step}"
+    return (
+        f"without {trial.node_id}"
+        if trial.kind == "node"
+        else f"from an older state than step {trial.failure.base_step}"
+    )
 
 
 def _how(failure: FailureRecord) -> str:
     if failure.is_hang:
         return "its ranks stood still"
-    how = "its shards could not be loaded" if failure.exit_class is None else failure.words or f"{failure.exit_class.value} ({failure.code})"
+    how = (
+        "its shards could not be loaded"
+        if failure.exit_class is None
+        else failure.words or f"{failure.exit_class.value} ({failure.code})"
+    )
     return f"{how}\n{failure.last_lines}".rstrip() if failure.last_lines else how

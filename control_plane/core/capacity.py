@@ -1,10 +1,12 @@
 """What to do and to say while instances do not come: in AWS's own words, with the time of the next try.
 
-    Auto Scaling tries again by itself, ever more seldom; after long failure AWS suspends its launches (an administrative suspension)
-    Everstep asks again 30 s after the first failure, then after pauses twice as long each, at most 15 min, unless AWS has tried by itself since the
-    moment came; it lifts what AWS suspended, never what a user did
+    Auto Scaling tries again by itself, ever more seldom; after long failure AWS suspends its launches (an
+    administrative suspension) Everstep asks again 30 s after the first failure, then after pauses twice as long each,
+    at most 15 min, unless AWS has tried by itself since the moment came; it lifts what AWS suspended, never what a user
+    did
 
-When it asks follows from when the shortage began: how often AWS has tried in between, every second or every ten minutes, moves none of the moments.
+When it asks follows from when the shortage began: how often AWS has tried in between, every second or every ten
+minutes, moves none of the moments.
 
 Invariant: pure; what is asked for again is what was asked for before, so that trying can never make a fleet larger.
 Source: Amazon EC2 Auto Scaling User Guide, `Suspend and resume processes` (administrative suspension).
@@ -46,7 +48,8 @@ def failing_since(before: GroupObserved | None, first: float) -> float:
 
     Args:
         before: the group as the look before found it, if there was one.
-        first: when the oldest launch failed that AWS tells of now, Unix seconds; none that it tells of has succeeded since.
+        first: when the oldest launch failed that AWS tells of now, Unix seconds; none that it tells of has succeeded
+            since.
 
     Returns:
         Unix seconds.
@@ -66,7 +69,10 @@ def waiting_words(group: GroupObserved) -> str:
     if group.launch_suspension is not None:
         words = f"its group's Launch process is suspended ({group.launch_suspension or 'AWS gives no reason'})"
         if group.is_suspension_administrative:
-            return f"{words}: AWS has suspended it after failures{'; lifted and ' + when.removeprefix('; ') if when else ' and it is lifted'}"
+            return (
+                f"{words}: AWS has suspended it after "
+                f"failures{'; lifted and ' + when.removeprefix('; ') if when else ' and it is lifted'}"
+            )
         return f"{words}: instances come when who suspended it resumes it"
     return f"{group.launch_failure.rstrip('.')}{when}" if group.launch_failure else ""
 
@@ -74,7 +80,8 @@ def waiting_words(group: GroupObserved) -> str:
 def vacancies(before: Vacancies, *, missing: int, joined: int, now: float) -> tuple[Vacancies, tuple[float, ...]]:
     """Follow which places of a group are empty, and since when: how long a replacement takes begins there, not when AWS has an instance.
 
-    AWS does not say which instance it launched for which place; the one that is empty for the longest is taken to be filled, or given up, first.
+    AWS does not say which instance it launched for which place; the one that is empty for the longest is taken to be
+    filled, or given up, first.
 
     Args:
         before: as the pass before left them.

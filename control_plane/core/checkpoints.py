@@ -1,7 +1,8 @@
 """When a set of uploaded shards becomes a checkpoint.
 
-Invariant: a manifest is put only for a step of which every rank's shard is complete in S3, was reported in the newest generation, and lies on its
-path. It is put last, and named by (generation, step), so the same set never makes two. The newest checkpoint and what is needed are never surplus.
+Invariant: a manifest is put only for a step of which every rank's shard is complete in S3, was reported in the newest
+generation, and lies on its path. It is put last, and named by (generation, step), so the same set never makes two. The
+newest checkpoint and what is needed are never surplus.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from everstep.protocol.plan import GenerationPlan, ObjectReference
 class CheckpointStatus(StrEnum):
     """Where a checkpoint stands.
 
-    UPLOADING: shards of it are in S3, not all. COMPLETE: its manifest is, too. DELETING: nobody restores from it, its objects are being deleted.
-    DELETED: they are gone.
+    UPLOADING: shards of it are in S3, not all. COMPLETE: its manifest is, too. DELETING: nobody restores from it, its
+    objects are being deleted. DELETED: they are gone.
     """
 
     UPLOADING = "Uploading"
@@ -55,7 +56,9 @@ class KeptCheckpoint:
     """Among those that a job keeps by number; pinned ones are kept besides."""
 
 
-def surplus(kept: Sequence[KeptCheckpoint], max_count: int | None, max_age_seconds: int | None, now: float) -> tuple[tuple[int, int], ...]:
+def surplus(
+    kept: Sequence[KeptCheckpoint], max_count: int | None, max_age_seconds: int | None, now: float
+) -> tuple[tuple[int, int], ...]:
     """Return what a job keeps no longer.
 
     Args:
@@ -73,7 +76,8 @@ def surplus(kept: Sequence[KeptCheckpoint], max_count: int | None, max_age_secon
     going = [
         each
         for each in newest_first[1:]
-        if not each.is_needed and (each in beyond or (max_age_seconds is not None and now - each.completed_at > max_age_seconds))
+        if not each.is_needed
+        and (each in beyond or (max_age_seconds is not None and now - each.completed_at > max_age_seconds))
     ]
     return tuple((each.generation, each.step) for each in reversed(going))
 
@@ -110,7 +114,9 @@ def due(
     return tuple(manifests)
 
 
-def newest_restorable(known: Iterable[CheckpointRecord], lineage: Iterable[GenerationRecord], generation: Generation) -> CheckpointRecord | None:
+def newest_restorable(
+    known: Iterable[CheckpointRecord], lineage: Iterable[GenerationRecord], generation: Generation
+) -> CheckpointRecord | None:
     """Return the newest checkpoint that a generation's job could go on from, or None.
 
     Args:
@@ -122,7 +128,11 @@ def newest_restorable(known: Iterable[CheckpointRecord], lineage: Iterable[Gener
         The newest whose every shard lies on the path that led to that generation.
     """
     path = recovery.path_of(lineage, generation)
-    found = [each for each in known if all(recovery.is_on_path(path, shard.origin_generation, each.step) for shard in each.shards)]
+    found = [
+        each
+        for each in known
+        if all(recovery.is_on_path(path, shard.origin_generation, each.step) for shard in each.shards)
+    ]
     return max(found, key=lambda each: (each.step, each.generation), default=None)
 
 
@@ -143,10 +153,14 @@ def _by_step(reports: Mapping[NodeId, MemberReport]) -> dict[Step, dict[Rank, Up
 
 def _key(plan: GenerationPlan, step: Step) -> ObjectReference:
     prefix = plan.checkpoint.prefix
-    return ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={plan.run}/gen={plan.generation}/step={step}/manifest.json")
+    return ObjectReference(
+        bucket=prefix.bucket, key=f"{prefix.key}run={plan.run}/gen={plan.generation}/step={step}/manifest.json"
+    )
 
 
-def _manifest(plan: GenerationPlan, step: Step, shards: Mapping[Rank, UploadedShard], lineage: tuple[GenerationRecord, ...]) -> CheckpointManifest:
+def _manifest(
+    plan: GenerationPlan, step: Step, shards: Mapping[Rank, UploadedShard], lineage: tuple[GenerationRecord, ...]
+) -> CheckpointManifest:
     return CheckpointManifest(
         version=1,
         job=plan.job,

@@ -3,7 +3,8 @@
     every shard is an edge between the domains of its holders; it is lost when all of them are
     edges that share no domain, directly or through others, are independent: their numbers multiply
 
-Invariant: nodes whose domain is not known count as domains of their own; nodes that hold nothing, an owner that is gone among them, count as none.
+Invariant: nodes whose domain is not known count as domains of their own; nodes that hold nothing, an owner that is gone
+among them, count as none.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from control_plane.errors import ImpossiblePlacement, TooManyCases
 from everstep.protocol.ids import NodeId
 
 MAX_CASES = 20_000
-"""Partial losses that are kept apart at once. Every placement over sixteen domains stays below it, and every loss of two."""
+"""Partial losses that are kept apart at once.
+
+Every placement over sixteen domains stays below it, and every loss of two.
+"""
 
 Domain = str
 Edge = frozenset[Domain]
@@ -60,7 +64,9 @@ def recovery_probability(placement: Placement, domains: Mapping[NodeId, str], lo
     if frozenset() in edges:  # nobody is left who holds it
         return 0.0
     fatal = {domain for edge in edges if len(edge) == 1 for domain in edge}
-    return _survivable({edge for edge in edges if not edge & fatal}, count - len(fatal), lost_count) / comb(count, lost_count)
+    return _survivable({edge for edge in edges if not edge & fatal}, count - len(fatal), lost_count) / comb(
+        count, lost_count
+    )
 
 
 def domain_count(placement: Placement, domains: Mapping[NodeId, str]) -> int:
@@ -109,7 +115,8 @@ def _components(edges: Iterable[Edge]) -> list[list[Edge]]:
 def _component(edges: Sequence[Edge], most: int) -> tuple[int, list[int]]:
     """Return the number of domains of a component and, by how many of them are lost (at most `most`), how many ways leave each edge one.
 
-    Domain after domain is lost or lives. What matters of those before are the edges that may still be lost whole: a set of bits.
+    Domain after domain is lost or lives. What matters of those before are the edges that may still be lost whole: a set
+    of bits.
     """
     order = list(dict.fromkeys(domain for edge in edges for domain in sorted(edge)))
     place = {domain: i for i, domain in enumerate(order)}

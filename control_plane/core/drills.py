@@ -7,11 +7,12 @@
 
 That a drill strikes is stored before it does: it strikes once or never, whatever dies in between.
 
-What follows from a drill has the cause DRILL; what fails by itself while its incident is open has a cause of its own, and with that the incident is
-no drill's any more: it is a failure for MTTF and MTTR, and the nodes that it took, less the one that was struck, ask for spares.
+What follows from a drill has the cause DRILL; what fails by itself while its incident is open has a cause of its own,
+and with that the incident is no drill's any more: it is a failure for MTTF and MTTR, and the nodes that it took, less
+the one that was struck, ask for spares.
 
-Who is heard first need not be who was struck: the other ranks end for want of the one that was killed, and members that cannot reach a coordinator
-say so before AWS says that its instance has ended.
+Who is heard first need not be who was struck: the other ranks end for want of the one that was killed, and members that
+cannot reach a coordinator say so before AWS says that its instance has ended.
 
 Invariant: pure. A drill speaks against nobody: what it breaks is no failure of the node or the job.
 """
@@ -34,7 +35,10 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 PATIENCE_TIMES = 2
-"""A drill waits this many times T_max: to strike, and for an incident to come of it. A lost instance is noticed within one."""
+"""A drill waits this many times T_max: to strike, and for an incident to come of it.
+
+A lost instance is noticed within one.
+"""
 
 _TRAINS = frozenset({JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.COMPLETED})
 """What a job without an incident is in once training has gone on."""
@@ -62,7 +66,9 @@ class Followed:
     course: Course = Course.WAIT
 
 
-def follow(drill: DrillObserved, record: JobRecord, plan: GenerationPlan | None, now: float, timeouts: Timeouts) -> Followed:
+def follow(
+    drill: DrillObserved, record: JobRecord, plan: GenerationPlan | None, now: float, timeouts: Timeouts
+) -> Followed:
     """Return how a drill goes on.
 
     Called in every pass over a job that has an open one.
@@ -94,10 +100,18 @@ def follow(drill: DrillObserved, record: JobRecord, plan: GenerationPlan | None,
     if drill.incident_id and (record.incident is None or record.incident.id != drill.incident_id):
         if has_trained_on:
             return Followed(drill=_ended(drill, DrillState.RECOVERED, now, "training is where it was before"))
-        return Followed(drill=_ended(drill, DrillState.NOT_RECOVERED, now, f"{_what_came(record)} before training was where it was before"))
+        return Followed(
+            drill=_ended(
+                drill, DrillState.NOT_RECOVERED, now, f"{_what_came(record)} before training was where it was before"
+            )
+        )
     if not drill.incident_id and (record.state in ENDED_JOBS or now - struck_at > patience):
         if record.state in ENDED_JOBS and not has_trained_on:
-            return Followed(drill=_ended(drill, DrillState.NOT_RECOVERED, now, f"{_what_came(record)} before it was known what came of it"))
+            return Followed(
+                drill=_ended(
+                    drill, DrillState.NOT_RECOVERED, now, f"{_what_came(record)} before it was known what came of it"
+                )
+            )
         return Followed(drill=_ended(drill, DrillState.ABSORBED, now, "no generation ended by it"))
     return Followed(drill=drill)
 
@@ -120,22 +134,37 @@ def attributed(
         reports: of the generation's members, where its ranks may have ended.
 
     Returns:
-        Both as they are where the drill has nothing to do with it. What it has is of the cause DRILL, against nobody; the last fault says so.
+        Both as they are where the drill has nothing to do with it. What it has is of the cause DRILL, against nobody;
+        the last fault says so.
     """
     if drill is None or drill.struck_at is None:
         return found, failure
     is_struck = drill.generation == generation
     has_struck_rank = is_struck and has_struck_rank_ended(drill, reports)
-    at_node = {number for number, fault in enumerate(found) if _is_explained(drill, fault, is_struck=is_struck, has_struck_rank=has_struck_rank)}
+    at_node = {
+        number
+        for number, fault in enumerate(found)
+        if _is_explained(drill, fault, is_struck=is_struck, has_struck_rank=has_struck_rank)
+    }
     if not at_node:
         return found, failure
     followed = at_node | {
-        number for number, fault in enumerate(found) if is_struck and _node_of(fault) is None and fault.cause in EXPLAINS[drill.kind]
+        number
+        for number, fault in enumerate(found)
+        if is_struck and _node_of(fault) is None and fault.cause in EXPLAINS[drill.kind]
     }
     if all(fault.cause is Cause.GROUP_LOST for number, fault in enumerate(found) if number not in followed):
         followed = set(range(len(found)))  # it alone held something
-    told = tuple(replace(fault, cause=Cause.DRILL, implicates=None) if number in followed else fault for number, fault in enumerate(found))
-    said = Fault(cause=Cause.DRILL, evidence=in_words(drill), at=min(found[number].at for number in followed), seen_on=(drill.node_id,))
+    told = tuple(
+        replace(fault, cause=Cause.DRILL, implicates=None) if number in followed else fault
+        for number, fault in enumerate(found)
+    )
+    said = Fault(
+        cause=Cause.DRILL,
+        evidence=in_words(drill),
+        at=min(found[number].at for number in followed),
+        seen_on=(drill.node_id,),
+    )
     is_own = any(fault.cause is Cause.RANK_EXIT and number in at_node for number, fault in enumerate(found))
     return (*told, said), None if is_own else failure
 
@@ -175,7 +204,10 @@ def in_words(drill: DrillObserved) -> str:
 
 
 def _is_explained(drill: DrillObserved, fault: Fault, *, is_struck: bool, has_struck_rank: bool) -> bool:
-    """Say whether a fault is the drill's at the node that it struck. An instance that is ended stays so: AWS may say it generations later."""
+    """Say whether a fault is the drill's at the node that it struck.
+
+    An instance that is ended stays so: AWS may say it generations later.
+    """
     if fault.cause not in EXPLAINS[drill.kind] or not (is_struck or drill.kind is DrillKind.TERMINATE_INSTANCE):
         return False
     if fault.cause is Cause.RANK_EXIT and drill.kind is DrillKind.KILL_RANK:

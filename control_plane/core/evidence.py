@@ -8,11 +8,12 @@
     one class, shorter                                       wait
     steps advance without it having been heard               alive: its ranks make boundaries that others report
 
-An impaired member works, and is left at a stop that all ranks agree upon, once another node is there to take over (ADR 0016).
+An impaired member works, and is left at a stop that all ranks agree upon, once another node is there to take over (ADR
+0016).
 
-Invariant: every verdict but ALIVE names its evidence in sentences; silence is never counted from before this control plane could have heard; nobody
-is gone while steps advance, unless AWS says so. *Blind is not dead*: while most of a fleet is silent and AWS says that it runs, silence proves
-nothing.
+Invariant: every verdict but ALIVE names its evidence in sentences; silence is never counted from before this control
+plane could have heard; nobody is gone while steps advance, unless AWS says so. *Blind is not dead*: while most of a
+fleet is silent and AWS says that it runs, silence proves nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ BLIND_FLEET_SIZE = 3
 
 
 class Standing(StrEnum):
-    """What the evidence proves. ALIVE: use it. UNCLEAR: wait, and use it. IMPAIRED: use it until an agreed stop. GONE: do without it."""
+    """What the evidence proves. ALIVE: use it. UNCLEAR: wait, and use it. IMPAIRED: use it until an agreed stop.
+
+    GONE: do without it.
+    """
 
     ALIVE = "alive"
     UNCLEAR = "unclear"
@@ -77,7 +81,10 @@ class Progress:
     boundary: Step
     committed: Step
     stepped_at: float | None = None
-    """Unix seconds, by the ranks' own stamps: when the first of them passed that boundary. None where nobody has told."""
+    """Unix seconds, by the ranks' own stamps: when the first of them passed that boundary.
+
+    None where nobody has told.
+    """
 
 
 def judge(
@@ -99,14 +106,16 @@ def judge(
     Args:
         node: as observed.
         silence: since when it has been silent while no steps advanced, or None while it is not silent.
-        stepped_at: Unix seconds: when the newest boundary that others report was passed. Steps that were made after its last word spoke for it, too.
+        stepped_at: Unix seconds: when the newest boundary that others report was passed. Steps that were made after its
+        last word spoke for it, too.
         out_of_view: other members report that its replicas stopped answering: the data plane's evidence.
         is_blind: most of its fleet is silent.
         now: Unix seconds.
         timeouts: the ladder.
         impairment: since when something has been wrong with it although its agent is heard, or None.
         is_training: its generation's ranks run. Their steps count as advancing until none was made for T_max.
-        is_launching: it was a member, and no rank runs yet: what is wrong with it takes nothing from what its memory holds.
+        is_launching: it was a member, and no rank runs yet: what is wrong with it takes nothing from what its memory
+        holds.
         is_blamed: of the members out of view it is the one to be left, see `blamed`.
 
     Returns:
@@ -115,13 +124,31 @@ def judge(
     if node.instance is InstanceCondition.ENDED:
         words = f"EC2 reports {node.node_id} as {node.instance_words or 'ended'}"
         return Verdict(
-            node_id=node.node_id, standing=Standing.GONE, evidence=words, cause=Cause.INSTANCE_TERMINATED, is_final=True, may_terminate=True
+            node_id=node.node_id,
+            standing=Standing.GONE,
+            evidence=words,
+            cause=Cause.INSTANCE_TERMINATED,
+            is_final=True,
+            may_terminate=True,
         )
-    own = _own_word(node, now, timeouts, is_stepping=is_training and _is_stepping(impairment, now, timeouts), is_launching=is_launching)
+    own = _own_word(
+        node,
+        now,
+        timeouts,
+        is_stepping=is_training and _is_stepping(impairment, now, timeouts),
+        is_launching=is_launching,
+    )
     if own is not None:
         return own
     if silence is None or not is_silent(node, timeouts):
-        if is_training and out_of_view and is_blamed and not is_blind and impairment is not None and impairment.is_out_of_view:
+        if (
+            is_training
+            and out_of_view
+            and is_blamed
+            and not is_blind
+            and impairment is not None
+            and impairment.is_out_of_view
+        ):
             return _out_of_view(node, impairment, now, timeouts)
         return Verdict(node_id=node.node_id, standing=Standing.ALIVE)
     lasted = min(now - silence.since, node.silent_seconds)  # `now` may be stepped, the age of the last word is not
@@ -135,18 +162,28 @@ def judge(
     if node.complaint and lasted > timeouts.lease_seconds:
         return replace(silent, standing=Standing.GONE, evidence=f"{words} and {node.complaint}")
     if lasted > timeouts.exclude_seconds:
-        return replace(silent, standing=Standing.GONE, evidence=f"{words}, longer than {timeouts.exclude_seconds:g} s, and no step advanced")
+        return replace(
+            silent,
+            standing=Standing.GONE,
+            evidence=f"{words}, longer than {timeouts.exclude_seconds:g} s, and no step advanced",
+        )
     return silent
 
 
-def _own_word(node: NodeObserved, now: float, timeouts: Timeouts, *, is_stepping: bool, is_launching: bool) -> Verdict | None:
+def _own_word(
+    node: NodeObserved, now: float, timeouts: Timeouts, *, is_stepping: bool, is_launching: bool
+) -> Verdict | None:
     """Return the verdict on a node whose own agent reports a fault that it must leave its job for; only a live agent's word counts.
 
     A node that cannot be rid of its old ranks can promise nothing, and so is of no use to a launch.
     """
     if is_silent(node, timeouts):
         return None
-    of_job = next((fault for fault in node.member.faults if fault.code in NODE_FAULTS), None) if node.member is not None else None
+    of_job = (
+        next((fault for fault in node.member.faults if fault.code in NODE_FAULTS), None)
+        if node.member is not None
+        else None
+    )
     found = remedies.worst([*([of_job] if of_job is not None else []), *node.faults], node.history, now)
     if found is None:
         return None
@@ -192,11 +229,14 @@ def is_silent(node: NodeObserved, timeouts: Timeouts) -> bool:
     return node.silent_seconds > timeouts.lease_seconds
 
 
-def unvouched(nodes: Collection[NodeObserved], *, committed_at: float | None, now: float, timeouts: Timeouts) -> frozenset[NodeId]:
+def unvouched(
+    nodes: Collection[NodeObserved], *, committed_at: float | None, now: float, timeouts: Timeouts
+) -> frozenset[NodeId]:
     """Return whose last word of the shards that it owns is worth nothing any more: it is silent, and no step was committed for as long.
 
-    A shard that its owner saw whole is not protected by that: an agent that stands still neither seals nor votes, and where it coordinates, nobody
-    is asked to. What is committed all the same has every owner's vote, however long the control plane has not heard of one.
+    A shard that its owner saw whole is not protected by that: an agent that stands still neither seals nor votes, and
+    where it coordinates, nobody is asked to. What is committed all the same has every owner's vote, however long the
+    control plane has not heard of one.
 
     Args:
         nodes: of a job that trains.
@@ -213,13 +253,18 @@ def unvouched(nodes: Collection[NodeObserved], *, committed_at: float | None, no
 
 
 def track_silences(
-    known: Collection[Silence], nodes: Collection[NodeObserved], progress: Mapping[NodeId, Progress], now: float, timeouts: Timeouts
+    known: Collection[Silence],
+    nodes: Collection[NodeObserved],
+    progress: Mapping[NodeId, Progress],
+    now: float,
+    timeouts: Timeouts,
 ) -> tuple[Silence, ...]:
     """Return the silences that are followed; those shorter than a lease do not count yet.
 
-    A silence begins with the node's last word, and begins anew whenever two boundaries were completed during it: they prove that its ranks live.
-    The last word is up to a third of a lease old when a node dies, so steps are compared from a little later on. Of a silence that is found later
-    than that, because nobody looked, the time before counts for no more: nobody saw whether steps were made in it.
+    A silence begins with the node's last word, and begins anew whenever two boundaries were completed during it: they
+    prove that its ranks live. The last word is up to a third of a lease old when a node dies, so steps are compared
+    from a little later on. Of a silence that is found later than that, because nobody looked, the time before counts
+    for no more: nobody saw whether steps were made in it.
 
     Args:
         known: from the pass before.
@@ -234,13 +279,18 @@ def track_silences(
     before = {silence.node_id: silence for silence in known}
     tracked = []
     for node in sorted(nodes, key=lambda node: node.node_id):
-        if node.instance is InstanceCondition.ENDED or node.silent_seconds <= WATCHED_FROM_LEASES * timeouts.lease_seconds:
+        if (
+            node.instance is InstanceCondition.ENDED
+            or node.silent_seconds <= WATCHED_FROM_LEASES * timeouts.lease_seconds
+        ):
             continue  # of an ended instance nothing more is to be learnt from silence
         seen = progress.get(node.node_id, Progress(boundary=NO_STEP, committed=NO_STEP))
         silence = before.get(node.node_id)
         if silence is None:
             unwatched = min(node.silent_seconds, WATCHED_FROM_LEASES * timeouts.lease_seconds)
-            silence = Silence(node_id=node.node_id, since=now - unwatched, boundary=seen.boundary, committed=seen.committed)
+            silence = Silence(
+                node_id=node.node_id, since=now - unwatched, boundary=seen.boundary, committed=seen.committed
+            )
         elif seen.boundary >= silence.boundary + COUNTER_EVIDENCE_BOUNDARIES:
             silence = Silence(node_id=node.node_id, since=now, boundary=seen.boundary, committed=seen.committed)
         tracked.append(silence)
@@ -279,7 +329,9 @@ def track_impairments(
         boundary = progress[node.node_id].boundary if node.node_id in progress else NO_STEP
         each = before.get((node.node_id, not has_fault))
         if each is None:
-            each = Impairment(node_id=node.node_id, is_out_of_view=not has_fault, since=now, boundary=boundary, stepped_at=now)
+            each = Impairment(
+                node_id=node.node_id, is_out_of_view=not has_fault, since=now, boundary=boundary, stepped_at=now
+            )
         elif boundary >= each.boundary + COUNTER_EVIDENCE_BOUNDARIES:
             each = replace(each, boundary=boundary, stepped_at=now)
         tracked.append(each)
@@ -294,12 +346,17 @@ def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]
         nodes: the members by GROUP_RANK.
 
     Returns:
-        Whom most others have lost; of equals the one that was out of view before, with another partner; else the last. None while nobody is.
+        Whom most others have lost; of equals the one that was out of view before, with another partner; else the last.
+        None while nobody is.
     """
     complaints = Counter(holder for node in reports for holder in nodes_out_of_view({node: reports[node]}))
     before = {node.node_id: sum(line.what == Cause.NODE_UNREACHABLE for line in node.history) for node in nodes}
     order = {node.node_id: place for place, node in enumerate(nodes)}
-    return max((node for node in order if complaints[node]), key=lambda node: (complaints[node], before[node], order[node]), default=None)
+    return max(
+        (node for node in order if complaints[node]),
+        key=lambda node: (complaints[node], before[node], order[node]),
+        default=None,
+    )
 
 
 def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -> Progress:
@@ -310,7 +367,8 @@ def progress_without(reports: Mapping[NodeId, MemberReport], left_out: NodeId) -
         left_out: whose own word does not count.
 
     Returns:
-        The highest boundary, when it was passed, and the highest committed step that the others report; `NO_STEP` where none does.
+        The highest boundary, when it was passed, and the highest committed step that the others report; `NO_STEP` where
+        none does.
     """
     others = {node: report for node, report in reports.items() if node != left_out}
     boundary = max((rank.boundary for report in others.values() for rank in report.ranks), default=NO_STEP)
@@ -326,7 +384,12 @@ def passed_at(reports: Mapping[NodeId, MemberReport], least: Step) -> float | No
 
     A rank tells when it passed its newest boundary: one that is further already tells a later moment.
     """
-    stamps = [rank.passed_at_seconds for report in reports.values() for rank in report.ranks if rank.boundary >= least and rank.passed_at_seconds]
+    stamps = [
+        rank.passed_at_seconds
+        for report in reports.values()
+        for rank in report.ranks
+        if rank.boundary >= least and rank.passed_at_seconds
+    ]
     return min(stamps, default=None)
 
 
@@ -340,7 +403,12 @@ def first_passed_at(reports: Mapping[NodeId, MemberReport], base: Step) -> float
     Returns:
         The earliest of the ranks' own stamps. Where no rank reports one, the stamp of the newest step counts.
     """
-    stamps = [rank.first_passed_at_seconds for report in reports.values() for rank in report.ranks if rank.first_passed_at_seconds]
+    stamps = [
+        rank.first_passed_at_seconds
+        for report in reports.values()
+        for rank in report.ranks
+        if rank.first_passed_at_seconds
+    ]
     return min(stamps, default=None) or passed_at(reports, Step(base + 1))
 
 
@@ -356,7 +424,9 @@ def nodes_out_of_view(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeI
     )
 
 
-def current_reports(nodes: Mapping[NodeId, NodeObserved], run: RunId, generation: Generation) -> dict[NodeId, MemberReport]:
+def current_reports(
+    nodes: Mapping[NodeId, NodeObserved], run: RunId, generation: Generation
+) -> dict[NodeId, MemberReport]:
     """Return the members' reports that speak of this generation of this run."""
     return {
         node_id: node.member

@@ -15,7 +15,15 @@ from control_plane.core.observed.incidents import FailureRecord
 from control_plane.core.observed.jobs import Silence
 from control_plane.core.observed.nodes import Cause, Implication, NodeObserved, Remedy
 from control_plane.core.observed.steps import NO_STEP, RefusedSource
-from everstep.protocol.agent_messages import ExitClass, FaultCode, MemberPhase, MemberReport, NodeFault, RankExit, RankStatus
+from everstep.protocol.agent_messages import (
+    ExitClass,
+    FaultCode,
+    MemberPhase,
+    MemberReport,
+    NodeFault,
+    RankExit,
+    RankStatus,
+)
 from everstep.protocol.ids import NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
@@ -29,7 +37,10 @@ COORDINATOR_FAULTS = frozenset({FaultCode.COORDINATOR_UNREACHABLE})
 def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId, RankStatus], ...]:
     """Return the ranks that ended in any way but success, the first one first; halted ones last: they were told to."""
     failing = [
-        (node, rank) for node, report in reports.items() for rank in report.ranks if rank.exit and rank.exit.exit_class is not ExitClass.SUCCESS
+        (node, rank)
+        for node, report in reports.items()
+        for rank in report.ranks
+        if rank.exit and rank.exit.exit_class is not ExitClass.SUCCESS
     ]
 
     def moment(item: tuple[NodeId, RankStatus]) -> tuple[bool, float, int]:
@@ -45,17 +56,25 @@ def of_ranks(reports: Mapping[NodeId, MemberReport], *, only: Rank | None = None
     for node, rank in failing_ranks(reports):
         if rank.exit is not None and only in (None, rank.rank):
             words = _how_ended(node, rank.rank, rank.exit)
-            return (Fault(cause=Cause.RANK_EXIT, evidence=words, at=rank.exit.at_seconds, seen_on=(node,), rank=rank.rank),)
+            return (
+                Fault(cause=Cause.RANK_EXIT, evidence=words, at=rank.exit.at_seconds, seen_on=(node,), rank=rank.rank),
+            )
     return ()
 
 
 def failing_since(reports: Mapping[NodeId, MemberReport], otherwise: float) -> float:
     """Return when the first rank failed by itself, Unix seconds, or `otherwise` if none did."""
-    exits = [rank.exit for _, rank in failing_ranks(reports) if rank.exit is not None and rank.exit.exit_class is not ExitClass.HALTED]
+    exits = [
+        rank.exit
+        for _, rank in failing_ranks(reports)
+        if rank.exit is not None and rank.exit.exit_class is not ExitClass.HALTED
+    ]
     return min((each.at_seconds for each in exits), default=otherwise)
 
 
-def failure_of_ranks(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step) -> FailureRecord | None:
+def failure_of_ranks(
+    plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step
+) -> FailureRecord | None:
     """Return what the breakers are to remember of the first rank that failed; None if none did by itself."""
     for node, rank in failing_ranks(reports):
         if rank.exit is not None and rank.exit.exit_class is not ExitClass.HALTED:
@@ -74,7 +93,9 @@ def failure_of_ranks(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport
     return None
 
 
-def of_nodes(plan: GenerationPlan, verdicts: Mapping[NodeId, Verdict], nodes: Mapping[NodeId, NodeObserved], now: float) -> tuple[Fault, ...]:
+def of_nodes(
+    plan: GenerationPlan, verdicts: Mapping[NodeId, Verdict], nodes: Mapping[NodeId, NodeObserved], now: float
+) -> tuple[Fault, ...]:
     """Return a fault for each member that is gone, and one more if a whole shard went with them.
 
     Args:
@@ -92,7 +113,9 @@ def of_nodes(plan: GenerationPlan, verdicts: Mapping[NodeId, Verdict], nodes: Ma
             cause=verdict.cause,
             evidence=verdict.evidence,
             at=lost_at(verdict, nodes, now),
-            node_id=verdict.node_id if verdict.is_final else None,  # one that is only silent may still promise the next generation
+            node_id=verdict.node_id
+            if verdict.is_final
+            else None,  # one that is only silent may still promise the next generation
             seen_on=(verdict.node_id,),
             implicates=implied(verdict, now),
         )
@@ -170,44 +193,94 @@ def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObser
             words = f"the agent of {member.node_id} speaks of generation {report.generation}, not of {plan.generation}"
         else:
             continue
-        line = Implication(node_id=member.node_id, incident_id="", at=now, what=Cause.AGENT_LOST.value, evidence=words, remedy=Remedy.RESTART)
+        line = Implication(
+            node_id=member.node_id,
+            incident_id="",
+            at=now,
+            what=Cause.AGENT_LOST.value,
+            evidence=words,
+            remedy=Remedy.RESTART,
+        )
         faults.append(
-            Fault(cause=Cause.AGENT_LOST, evidence=words, at=_last_sign(nodes, member.node_id, now), seen_on=(member.node_id,), implicates=line)
+            Fault(
+                cause=Cause.AGENT_LOST,
+                evidence=words,
+                at=_last_sign(nodes, member.node_id, now),
+                seen_on=(member.node_id,),
+                implicates=line,
+            )
         )
     return tuple(faults)
 
 
-def of_coordinator(plan: GenerationPlan, silence: Silence | None, committed_by_others: Step, now: float, timeouts: Timeouts) -> tuple[Fault, ...]:
+def of_coordinator(
+    plan: GenerationPlan, silence: Silence | None, committed_by_others: Step, now: float, timeouts: Timeouts
+) -> tuple[Fault, ...]:
     """Return a fault if the coordinator's agent is silent for too long and nothing was committed meanwhile.
 
-    Training goes on without a coordinator, protection does not: this is the one fault that may interrupt advancing steps.
+    Training goes on without a coordinator, protection does not: this is the one fault that may interrupt advancing
+    steps.
     """
-    if silence is None or now - silence.since <= timeouts.coordinator_deadline_seconds or committed_by_others > silence.committed:
+    if (
+        silence is None
+        or now - silence.since <= timeouts.coordinator_deadline_seconds
+        or committed_by_others > silence.committed
+    ):
         return ()
-    words = f"the coordinator {plan.coordinator} has been silent for {now - silence.since:.1f} s and no step was committed meanwhile"
-    line = Implication(node_id=plan.coordinator, incident_id="", at=now, what=Cause.AGENT_LOST.value, evidence=words, remedy=Remedy.RESTART)
-    return (Fault(cause=Cause.AGENT_LOST, evidence=words, at=silence.since, seen_on=(plan.coordinator,), implicates=line),)
+    words = (
+        f"the coordinator {plan.coordinator} has been silent for {now - silence.since:.1f} s and no step "
+        "was committed meanwhile"
+    )
+    line = Implication(
+        node_id=plan.coordinator,
+        incident_id="",
+        at=now,
+        what=Cause.AGENT_LOST.value,
+        evidence=words,
+        remedy=Remedy.RESTART,
+    )
+    return (
+        Fault(cause=Cause.AGENT_LOST, evidence=words, at=silence.since, seen_on=(plan.coordinator,), implicates=line),
+    )
 
 
-def of_cut_off_members(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], now: float, timeouts: Timeouts) -> tuple[Fault, ...]:
+def of_cut_off_members(
+    plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], now: float, timeouts: Timeouts
+) -> tuple[Fault, ...]:
     """Return a fault if live members cannot reach the coordinator for too long: without their votes nothing is committed any more.
 
     The coordinator may be as alive as they are; what is broken lies between them.
     """
-    told = [(node, fault.message) for node, report in sorted(reports.items()) for fault in report.faults if fault.code in COORDINATOR_FAULTS]
+    told = [
+        (node, fault.message)
+        for node, report in sorted(reports.items())
+        for fault in report.faults
+        if fault.code in COORDINATOR_FAULTS
+    ]
     if not told:
         return ()
     words = f"{'; '.join(message for _, message in told)}: nothing was committed meanwhile"
     at = now - timeouts.coordinator_deadline_seconds
-    return (Fault(cause=Cause.AGENT_LOST, evidence=words, at=at, seen_on=tuple(node for node, _ in told), unreached=plan.coordinator),)
+    return (
+        Fault(
+            cause=Cause.AGENT_LOST,
+            evidence=words,
+            at=at,
+            seen_on=tuple(node for node, _ in told),
+            unreached=plan.coordinator,
+        ),
+    )
 
 
-def of_silence(plan: GenerationPlan, nodes: Mapping[NodeId, NodeObserved], now: float, timeouts: Timeouts) -> tuple[Fault, ...]:
+def of_silence(
+    plan: GenerationPlan, nodes: Mapping[NodeId, NodeObserved], now: float, timeouts: Timeouts
+) -> tuple[Fault, ...]:
     """Return a fault for each member silent beyond the coordinator's deadline while a generation is launched: no step is at stake, so begin again."""
     return tuple(
         Fault(
             cause=Cause.NODE_UNREACHABLE,
-            evidence=f"the agent of {member.node_id} has been silent for {nodes[member.node_id].silent_seconds:.1f} s during the launch",
+            evidence=f"the agent of {member.node_id} has been silent for {nodes[member.node_id].silent_seconds:.1f} s "
+            "during the launch",
             at=now - nodes[member.node_id].silent_seconds,
             seen_on=(member.node_id,),
         )
@@ -221,7 +294,12 @@ def of_silence(plan: GenerationPlan, nodes: Mapping[NodeId, NodeObserved], now: 
 def of_loads(reports: Mapping[NodeId, MemberReport], now: float) -> tuple[Fault, ...]:
     """Return a fault for each node whose shards did not verify."""
     return tuple(
-        Fault(cause=Cause.LOAD_FAILED, evidence=f"{node} could not load its shards: {_words(report)}", at=now, seen_on=(node,))
+        Fault(
+            cause=Cause.LOAD_FAILED,
+            evidence=f"{node} could not load its shards: {_words(report)}",
+            at=now,
+            seen_on=(node,),
+        )
         for node, report in sorted(reports.items())
         if report.phase is MemberPhase.LOAD_FAILED
     )
@@ -238,13 +316,17 @@ class FailedSources:
 
 
 def failed_sources(
-    plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], nodes: Mapping[NodeId, NodeObserved], doubted: Collection[RefusedSource]
+    plan: GenerationPlan,
+    reports: Mapping[NodeId, MemberReport],
+    nodes: Mapping[NodeId, NodeObserved],
+    doubted: Collection[RefusedSource],
 ) -> FailedSources:
     """Return what loads that failed say of the sources that they were told.
 
-    Slots in memory: when the agent says that it is about them, and every node that should have served them was there; where they were merely out of
-    reach, the second time. Objects in S3: only when the agent says that they are not what the manifest says. One line that was cut must not cost a
-    job its newest step, nor an outage of S3 its checkpoint, nor full memory either.
+    Slots in memory: when the agent says that it is about them, and every node that should have served them was there;
+    where they were merely out of reach, the second time. Objects in S3: only when the agent says that they are not what
+    the manifest says. One line that was cut must not cost a job its newest step, nor an outage of S3 its checkpoint,
+    nor full memory either.
 
     Args:
         plan: of the generation.
@@ -268,14 +350,21 @@ def failed_sources(
             is_object = source.kind == "s3"
             if is_mismatch if is_object else _is_there(nodes, source.node_id):
                 failed += [
-                    (RefusedSource(rank=rank, origin_generation=source.origin_generation, step=source.step, is_object=is_object), is_mismatch)
+                    (
+                        RefusedSource(
+                            rank=rank, origin_generation=source.origin_generation, step=source.step, is_object=is_object
+                        ),
+                        is_mismatch,
+                    )
                     for rank in member.ranks
                 ]
     refused = tuple(dict.fromkeys(source for source, is_mismatch in failed if is_mismatch or source in doubted))
     return FailedSources(refused, tuple(dict.fromkeys(source for source, _ in failed if source not in refused)))
 
 
-def failure_of_loads(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step, now: float) -> FailureRecord | None:
+def failure_of_loads(
+    plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step, now: float
+) -> FailureRecord | None:
     """Return what the breaker is to remember of a load that failed; None if none did."""
     for node, report in sorted(reports.items()):
         if report.phase is MemberPhase.LOAD_FAILED:
@@ -296,7 +385,10 @@ def failure_of_loads(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport
 def permanent(reports: Mapping[NodeId, MemberReport]) -> NodeFault | None:
     """Return a fault that no new generation can help, if an agent reports one about the job."""
     found = [
-        (node, fault) for node, report in sorted(reports.items()) for fault in report.faults if fault.is_permanent and fault.code not in NODE_FAULTS
+        (node, fault)
+        for node, report in sorted(reports.items())
+        for fault in report.faults
+        if fault.is_permanent and fault.code not in NODE_FAULTS
     ]
     return found[0][1] if found else None
 

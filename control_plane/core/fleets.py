@@ -1,17 +1,20 @@
 """What to do about a fleet: the `decide` of the fleet loop, the only writer of desired capacity and of who works for whom.
 
-    desired capacity = max(floor, nodes of all admitted jobs) + spares + held nodes + nodes that AWS will take, within the group's own limits
+    desired capacity = max(floor, nodes of all admitted jobs) + spares + held nodes + nodes that AWS will take, within
+    the group's own limits
     up      SetDesired
     down    what has not come yet: SetDesired to what is there; then end named idle nodes, one by one, capacity with them
     ended   a member that AWS reports ended is removed by name: that is what brings its replacement
     leaving a job with a node to be left is given another beside it, so that its ranks can move (`core.moves`)
 
-Who leaves a job or stops being a spare goes where its remedy says: back among the spares, held, rebooted, or ended. What Everstep itself takes out of
-a fleet within an hour is limited: a verdict that is wrong everywhere must not empty the fleet.
+Who leaves a job or stops being a spare goes where its remedy says: back among the spares, held, rebooted, or ended.
+What Everstep itself takes out of a fleet within an hour is limited: a verdict that is wrong everywhere must not empty
+the fleet.
 
-Invariant: a node works for one job at most, a gang starts whole or not at all, recovering jobs come before queued ones, and nothing is ended while
-the group is not as the contract says or most of the fleet is silent, except what AWS says is ending anyway. Nothing that has ever joined is ended for
-a verdict that `may_terminate` does not stand in, unless a person says so.
+Invariant: a node works for one job at most, a gang starts whole or not at all, recovering jobs come before queued ones,
+and nothing is ended while the group is not as the contract says or most of the fleet is silent, except what AWS says is
+ending anyway. Nothing that has ever joined is ended for a verdict that `may_terminate` does not stand in, unless a
+person says so.
 """
 
 from __future__ import annotations
@@ -40,12 +43,29 @@ from control_plane.core.actions import (
 )
 from control_plane.core.evidence import is_fleet_blind, is_silent
 from control_plane.core.moves import is_ready
-from control_plane.core.observed.fleets import FleetHistory, FleetJob, FleetObserved, FleetSpec, GroupObserved, Hold, NodeRecord, NodeRequest
+from control_plane.core.observed.fleets import (
+    FleetHistory,
+    FleetJob,
+    FleetObserved,
+    FleetSpec,
+    GroupObserved,
+    Hold,
+    NodeRecord,
+    NodeRequest,
+)
 from control_plane.core.observed.jobs import Exclusion, Policy
 from control_plane.core.observed.nodes import Implication, InstanceCondition, NodeObserved, Remedy
 from control_plane.core.queue import in_order, schedule
 from control_plane.core.spares import spare_count
-from control_plane.core.states import HOLDING_JOBS, LAUNCHED_JOBS, NODE_TRANSITIONS, JobState, NodeEvent, NodeState, advance
+from control_plane.core.states import (
+    HOLDING_JOBS,
+    LAUNCHED_JOBS,
+    NODE_TRANSITIONS,
+    JobState,
+    NodeEvent,
+    NodeState,
+    advance,
+)
 from control_plane.core.timeouts import HOLD_SECONDS, JOIN_SECONDS, REBOOT_SECONDS
 from everstep.protocol.agent_messages import MemberPhase, NoticeKind
 from everstep.protocol.ids import NodeId, RunId
@@ -60,7 +80,9 @@ NOT_REPLACED = "not replaced"
 """In a fleet's reason while its limit holds."""
 NOT_JOINED = "its agent has not dialled in"
 """In a fleet's reason while its newest instances do not join, and in that of one which is ended for it."""
-WHERE_TO_LOOK = "look at the user data and its log on the instance, the way to this server (security group), and the join token"
+WHERE_TO_LOOK = (
+    "look at the user data and its log on the instance, the way to this server (security group), and the join token"
+)
 MOST_DOUBLINGS = 10
 
 
@@ -108,7 +130,9 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
     ]
     if observed.group.desired_count < desired:
         actions.append(SetDesired(group=spec.group, desired_count=desired))
-    elif standing < observed.group.desired_count - sum(isinstance(action, TerminateMember) and action.decrement for action in actions):
+    elif standing < observed.group.desired_count - sum(
+        isinstance(action, TerminateMember) and action.decrement for action in actions
+    ):
         actions.append(SetDesired(group=spec.group, desired_count=standing))
     else:
         actions += _tries(now, spec, observed.group)
@@ -132,7 +156,9 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
         implications=tuple(table.implications),
         events=tuple(table.events),
         forgotten=tuple(row.node_id for row in table.changed() if row.state is NodeState.GONE),
-        is_empty=spec.is_deleting and not observed.group.members and all(row.state is NodeState.GONE for row in table.rows.values()),
+        is_empty=spec.is_deleting
+        and not observed.group.members
+        and all(row.state is NodeState.GONE for row in table.rows.values()),
     )
 
 
@@ -156,28 +182,51 @@ class _Table:
     def changed(self) -> tuple[NodeRecord, ...]:
         return tuple(row for node_id, row in sorted(self.rows.items()) if self.before.get(node_id) != row)
 
-    def move(self, row: NodeRecord, event: NodeEvent, reason: str, *, run: RunId | None = None, hold: Hold | None = None) -> None:
+    def move(
+        self, row: NodeRecord, event: NodeEvent, reason: str, *, run: RunId | None = None, hold: Hold | None = None
+    ) -> None:
         state = advance(NODE_TRANSITIONS, f"node {row.node_id}", row.state, event, (row.reason,))
         is_kept = state in (NodeState.SPARE, NodeState.ASSIGNED)  # what a person asked for is still to be done
         request, words = (row.request, row.request_words) if is_kept else (None, "")
         self.rows[row.node_id] = replace(
-            row, state=state, run=run, reason=reason, since=self.now, hold=hold, release="", evidence_at=None, request=request, request_words=words
+            row,
+            state=state,
+            run=run,
+            reason=reason,
+            since=self.now,
+            hold=hold,
+            release="",
+            evidence_at=None,
+            request=request,
+            request_words=words,
         )
         message = f"{row.state} → {state}: {reason}"
-        self.events.append(EventDraft(type="NodeStateChanged", message=message, node_id=row.node_id, run=run or row.run))
+        self.events.append(
+            EventDraft(type="NodeStateChanged", message=message, node_id=row.node_id, run=run or row.run)
+        )
 
     def in_state(self, *states: NodeState) -> list[NodeRecord]:
-        return sorted((row for row in self.rows.values() if row.state in states), key=lambda row: (row.created_at, row.node_id))
+        return sorted(
+            (row for row in self.rows.values() if row.state in states), key=lambda row: (row.created_at, row.node_id)
+        )
 
     def follow_aws(self) -> None:
-        """Take in new members, connections, and what AWS has ended. Who is listed for a while after its end is no new member."""
+        """Take in new members, connections, and what AWS has ended.
+
+        Who is listed for a while after its end is no new member.
+        """
         staying = self.seen.group.staying
         joined = [id for id in staying if id not in self.rows and self.node(id).instance is not InstanceCondition.ENDED]
         missing = max(0, self.seen.group.desired_count - len(staying))
         self.vacancies, filled = capacity.vacancies(self.vacancies, missing=missing, joined=len(joined), now=self.now)
         for node_id, wanted_at in zip_longest(joined, filled):
             self.rows[node_id] = NodeRecord(
-                node_id=node_id, state=NodeState.JOINING, run=None, reason="its instance is starting", created_at=self.now, wanted_at=wanted_at
+                node_id=node_id,
+                state=NodeState.JOINING,
+                run=None,
+                reason="its instance is starting",
+                created_at=self.now,
+                wanted_at=wanted_at,
             )
         for row in self.in_state(*NODE_COUNTS_AS_MEMBER):
             node = self.node(row.node_id)
@@ -199,7 +248,9 @@ class _Table:
     def follow_requests(self) -> None:
         """Do what people want of nodes that work for nobody; one that still has something of a run gives it back first."""
         for row in self.in_state(NodeState.SPARE):
-            if row.request is None or (self.node(row.node_id).is_connected and self.node(row.node_id).member is not None):
+            if row.request is None or (
+                self.node(row.node_id).is_connected and self.node(row.node_id).member is not None
+            ):
                 continue
             match row.request:
                 case NodeRequest.DRAIN | NodeRequest.HOLD:
@@ -214,7 +265,9 @@ class _Table:
             elif row.state is NodeState.JOINING:
                 continue
             elif row.request is not None:
-                self.rows[row.node_id] = replace(row, hold=Hold.PERSON, reason=row.request_words, request=None, request_words="")
+                self.rows[row.node_id] = replace(
+                    row, hold=Hold.PERSON, reason=row.request_words, request=None, request_words=""
+                )
 
     def _lacks_evidence(self, row: NodeRecord) -> bool:
         """Say whether an instance that is kept for inspection still has something to tell, and somebody there to tell it."""
@@ -244,7 +297,11 @@ class _Table:
             node = self.node(row.node_id)
             if is_silent(node, policy.timeouts):
                 if node.silent_seconds > policy.timeouts.exclude_seconds and not is_blind:
-                    self.take_out(row, Remedy.HOLD, f"unreachable: its agent has been silent for more than {policy.timeouts.exclude_seconds:g} s")
+                    self.take_out(
+                        row,
+                        Remedy.HOLD,
+                        f"unreachable: its agent has been silent for more than {policy.timeouts.exclude_seconds:g} s",
+                    )
                 elif node.complaint and not is_blind:
                     self.take_out(row, Remedy.HOLD, f"unreachable: its agent is silent and {node.complaint}")
             elif (found := remedies.worst(node.faults, node.history, self.now)) is not None:
@@ -263,7 +320,11 @@ class _Table:
             elif is_back:
                 self.move(row, NodeEvent.CONNECTED, "rebooted, and its agent is connected again without the fault")
             elif self._unheard(row, row.since if rebooted_at is None else rebooted_at) > REBOOT_SECONDS:
-                what = "EC2 did not take its reboot within {:g} s" if rebooted_at is None else "did not come back within {:g} s of its reboot"
+                what = (
+                    "EC2 did not take its reboot within {:g} s"
+                    if rebooted_at is None
+                    else "did not come back within {:g} s of its reboot"
+                )
                 self.take_out(row, Remedy.REPLACE, f"{what.format(REBOOT_SECONDS)}: {row.reason}")
 
     def _unheard(self, row: NodeRecord, since: float) -> float:
@@ -298,7 +359,10 @@ class _Table:
         needed, held = _needed(self.spec, self.seen, self), len(self.in_state(NodeState.HELD))
         if needed + held + 1 <= self.seen.group.max_size:
             return None
-        return f"not kept for inspection: the group has {self.seen.group.max_size} places, jobs and spares need {needed}, {held} are held already"
+        return (
+            f"not kept for inspection: the group has {self.seen.group.max_size} places, jobs and spares need "
+            f"{needed}, {held} are held already"
+        )
 
     def _implicate(self, row: NodeRecord, found: remedies.Finding) -> None:
         self.implications.append(
@@ -315,7 +379,9 @@ class _Table:
 
     def replace_within_limit(self, *, is_frozen: bool) -> None:
         """Note whom another node is asked for in place of, as many within an hour as the fleet allows; the others wait as they are."""
-        room = self.spec.max_replacements_per_hour - sum(self.now - at <= RATE_WINDOW_SECONDS for at in self.seen.replaced)
+        room = self.spec.max_replacements_per_hour - sum(
+            self.now - at <= RATE_WINDOW_SECONDS for at in self.seen.replaced
+        )
         for row in self.waiting():
             if (row.state is NodeState.HELD or not is_frozen) and (room > 0 or self.spec.is_deleting):
                 self.rows[row.node_id] = replace(row, replaced_at=self.now)
@@ -324,16 +390,23 @@ class _Table:
     def waiting(self) -> list[NodeRecord]:
         """Return whom nobody was asked for in place of yet."""
         out = self.in_state(NodeState.DRAINING, NodeState.HELD)
-        return [row for row in out if not _has_successor(row) and not row.reason.startswith(_SURPLUS) and not _is_announced(row)]
+        return [
+            row
+            for row in out
+            if not _has_successor(row) and not row.reason.startswith(_SURPLUS) and not _is_announced(row)
+        ]
 
     def assign(self, policy: Policy) -> None:
         """Give idle nodes to jobs: to recovering ones as many as they lack, then one for each node that a job has to leave, then whole gangs.
 
-        Warm nodes first: ranks on one that has just booted import for seconds. None is waited for, a cold node is there sooner than a warm one.
-        Of those, a recovering job gets the ones whose failure domain it has the fewest nodes in: copies of a shard lie apart then. Nodes that AWS
-        would rather have back come last, those that it takes back are given to nobody.
+        Warm nodes first: ranks on one that has just booted import for seconds. None is waited for, a cold node is there
+        sooner than a warm one. Of those, a recovering job gets the ones whose failure domain it has the fewest nodes
+        in: copies of a shard lie apart then. Nodes that AWS would rather have back come last, those that it takes back
+        are given to nobody.
         """
-        idle = [row for row in self.in_state(NodeState.SPARE) if is_ready(self.node(row.node_id), self.now, policy.timeouts)]
+        idle = [
+            row for row in self.in_state(NodeState.SPARE) if is_ready(self.node(row.node_id), self.now, policy.timeouts)
+        ]
         holding = in_order(job for job in self.jobs.values() if job.state in HOLDING_JOBS and not job.is_taken_over)
         launched = [job for job in holding if job.state in LAUNCHED_JOBS]
         for job in launched:
@@ -374,7 +447,11 @@ class _Table:
         if job.state not in LAUNCHED_JOBS or job.state is JobState.STOPPING or job.is_taken_over:
             return []
         moving = {move.node_id for move in job.moves} if job.state is JobState.RUNNING else set[NodeId]()
-        return [row for row in self._nodes_of(job) if row.node_id in moving or notices.urgent(self.node(row.node_id), self.now) is not None]
+        return [
+            row
+            for row in self._nodes_of(job)
+            if row.node_id in moving or notices.urgent(self.node(row.node_id), self.now) is not None
+        ]
 
     def leaving(self) -> tuple[int, int]:
         """Return how many nodes live jobs are to leave: those that AWS takes while their group still counts them, and all others."""
@@ -387,7 +464,11 @@ class _Table:
         """Take back what a running job was given for a node that it need not leave any more; only where no promise has been asked of it."""
         for job in (job for job in self.jobs.values() if job.state is JobState.RUNNING and not job.is_taken_over):
             extra = len(self._nodes_of(job)) - job.node_count - len(self._leaving(job))
-            free = [row for row in self._nodes_of(job) if self.node(row.node_id).member is None and self.node(row.node_id).has_reported]
+            free = [
+                row
+                for row in self._nodes_of(job)
+                if self.node(row.node_id).member is None and self.node(row.node_id).has_reported
+            ]
             for row in free[: max(0, extra)]:
                 self.move(row, NodeEvent.RELEASED, "no node has to be left any more")
 
@@ -403,11 +484,16 @@ class _Table:
     def give_up_joining(self) -> None:
         """End an instance whose agent does not dial in, so that another one comes: one, and the next one only after twice as long.
 
-        What is wrong with one instance its successor mends. What is wrong with all of them, their user data, say, a person mends: new ones would come
-        and go for ever. Only the time counts in which this server could have heard the agent.
+        What is wrong with one instance its successor mends. What is wrong with all of them, their user data, say, a
+        person mends: new ones would come and go for ever. Only the time counts in which this server could have heard
+        the agent.
         """
         patience = self.join_seconds()
-        settled = {member.node_id for member in self.seen.group.members if not member.is_leaving and not member.lifecycle_state.startswith("Pending")}
+        settled = {
+            member.node_id
+            for member in self.seen.group.members
+            if not member.is_leaving and not member.lifecycle_state.startswith("Pending")
+        }
         for row in self.in_state(NodeState.JOINING):
             node = self.node(row.node_id)
             is_there = node.instance is InstanceCondition.PRESENT and row.node_id in settled
@@ -421,7 +507,11 @@ class _Table:
         Not at the end of a capacity block: nothing else is to be had in it.
         """
         members = set(self.seen.group.staying)
-        idle = [row for row in self.in_state(NodeState.SPARE) if row.node_id in members and self.node(row.node_id).member is None]
+        idle = [
+            row
+            for row in self.in_state(NodeState.SPARE)
+            if row.node_id in members and self.node(row.node_id).member is None
+        ]
         is_settled = not self.in_state(NodeState.JOINING, NodeState.REBOOTING, NodeState.DRAINING)
         is_whole = len(members) >= self.seen.group.desired_count and is_settled
         for row in idle:
@@ -452,8 +542,9 @@ def _is_announced(row: NodeRecord) -> bool:
 def _needed(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
     """Return how many nodes the jobs and the spares take.
 
-    A node that AWS takes counts no more: another one is asked for beside it. Any other node to be left borrows a spare for the time; where there are
-    fewer, more are asked for, as far as the limit of replacements allows: each of them is one.
+    A node that AWS takes counts no more: another one is asked for beside it. Any other node to be left borrows a spare
+    for the time; where there are fewer, more are asked for, as far as the limit of replacements allows: each of them is
+    one.
     """
     runs = schedule(seen.jobs, seen.group.max_size - len(table.in_state(NodeState.HELD)), table.now).admitted
     wanted = sum(job.node_count for job in seen.jobs if job.run in runs)
@@ -488,15 +579,19 @@ def first_desired(spec: FleetSpec, *, min_size: int, max_size: int) -> int:
 def _without_hope(group: GroupObserved, desired: int) -> int:
     """Return the capacity that is left when no more instances are waited for than are needed.
 
-    Ending a surplus node while the group still waits for others would bring one of those, to be ended in turn. Every instance is protected from
-    scale-in: a capacity that is lowered to what is there ends none, also if one comes in that very moment. It is surplus then, like any other.
+    Ending a surplus node while the group still waits for others would bring one of those, to be ended in turn. Every
+    instance is protected from scale-in: a capacity that is lowered to what is there ends none, also if one comes in
+    that very moment. It is surplus then, like any other.
     """
     return max(group.min_size, min(group.desired_count, max(desired, len(group.staying))))
 
 
 def _counted(group: GroupObserved) -> int:
     """Return how many members Auto Scaling counts when it looks whether some are missing: none that leaves or that a person has put aside."""
-    return sum(not member.is_leaving and not member.lifecycle_state.startswith(("Standby", "EnteringStandby")) for member in group.members)
+    return sum(
+        not member.is_leaving and not member.lifecycle_state.startswith(("Standby", "EnteringStandby"))
+        for member in group.members
+    )
 
 
 def _ended_members(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int) -> list[FleetAction]:
@@ -519,27 +614,41 @@ def _tries(now: float, spec: FleetSpec, group: GroupObserved) -> list[FleetActio
     if not is_missing or spec.is_deleting or now < (capacity.retry_at(group) or now):
         return []
     if group.launch_suspension is not None:
-        return [ResumeLaunch(group=spec.group, reason=group.launch_suspension)] if group.is_suspension_administrative else []
+        return (
+            [ResumeLaunch(group=spec.group, reason=group.launch_suspension)]
+            if group.is_suspension_administrative
+            else []
+        )
     if group.failed_at is None:
         return []
     return [RetryLaunch(group=spec.group, desired_count=group.desired_count, failed_at=group.failed_at)]
 
 
-def _held_back(spec: FleetSpec, group: GroupObserved, table: _Table, policy: Policy, *, is_blind: bool) -> list[FleetAction]:
+def _held_back(
+    spec: FleetSpec, group: GroupObserved, table: _Table, policy: Policy, *, is_blind: bool
+) -> list[FleetAction]:
     """Let instances go that a terminating hook holds, once no job uses them or their agent is dead; hold them while a last step is being saved."""
     actions: list[FleetAction] = []
-    asked_at = {move.node_id: move.asked_at for job in table.jobs.values() for move in job.moves if move.asked_at is not None}
+    asked_at = {
+        move.node_id: move.asked_at for job in table.jobs.values() for move in job.moves if move.asked_at is not None
+    }
     for member in group.members:
         if not member.awaits_termination:
             continue
         node_id, node = member.node_id, table.node(member.node_id)
         is_used = node_id in table.rows and table.rows[node_id].state is NodeState.ASSIGNED
-        is_dead = not is_blind and not node.is_connected and node.silent_seconds > policy.timeouts.coordinator_deadline_seconds
+        is_dead = (
+            not is_blind
+            and not node.is_connected
+            and node.silent_seconds > policy.timeouts.coordinator_deadline_seconds
+        )
         for hook in group.termination_hooks:
             if not is_used or is_dead:
                 actions.append(CompleteTermination(group=spec.group, hook=hook, node_id=node_id))
             elif node_id in asked_at and table.now - asked_at[node_id] < HOLD_SECONDS:
-                actions.append(HoldTermination(group=spec.group, hook=hook, node_id=node_id, seconds=group.hook_seconds))
+                actions.append(
+                    HoldTermination(group=spec.group, hook=hook, node_id=node_id, seconds=group.hook_seconds)
+                )
     return actions
 
 
@@ -548,7 +657,13 @@ def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetA
     actions: list[FleetAction] = []
     for node_id, node in sorted(seen.nodes.items()):
         row = table.rows.get(node_id)
-        if node.member is None or not node.is_connected or is_silent(node, policy.timeouts) or row is None or row.run == node.member.run:
+        if (
+            node.member is None
+            or not node.is_connected
+            or is_silent(node, policy.timeouts)
+            or row is None
+            or row.run == node.member.run
+        ):
             continue
         if node.member.phase is MemberPhase.RUNNING:
             actions.append(
@@ -568,12 +683,15 @@ def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetA
 def _sources(table: _Table, policy: Policy) -> list[SendKeepSources]:
     """Have spares hold the source archives of the fleet's jobs, those that may need one soonest first; said again until their reports show it.
 
-    They are fetched and verified, and not unpacked: what lies unpacked cannot be verified again, and nobody else's code is to run or to be changed.
+    They are fetched and verified, and not unpacked: what lies unpacked cannot be verified again, and nobody else's code
+    is to run or to be changed.
     """
     held: dict[str, SourceArchive] = {}
     for job in in_order(job for job in table.jobs.values() if not job.is_paused or job.state in LAUNCHED_JOBS):
         is_room = (
-            len(held) < MOST_SOURCES and job.source is not None and sum(each.bytes for each in held.values()) + job.source.bytes <= MOST_SOURCE_BYTES
+            len(held) < MOST_SOURCES
+            and job.source is not None
+            and sum(each.bytes for each in held.values()) + job.source.bytes <= MOST_SOURCE_BYTES
         )
         if job.source is not None and is_room:
             held.setdefault(job.source.sha256, job.source)
@@ -581,7 +699,11 @@ def _sources(table: _Table, policy: Policy) -> list[SendKeepSources]:
     return [
         SendKeepSources(node_id=node_id, sources=tuple(held.values()))
         for node_id, node in spares
-        if node.is_connected and node.has_reported and node.member is None and not is_silent(node, policy.timeouts) and node.sources != held.keys()
+        if node.is_connected
+        and node.has_reported
+        and node.member is None
+        and not is_silent(node, policy.timeouts)
+        and node.sources != held.keys()
     ]
 
 
@@ -606,9 +728,16 @@ def _evidence(table: _Table) -> list[FleetAction]:
 def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -> list[TerminateMember]:
     """End excluded nodes, as far as they may be replaced; each brings its replacement, unless that was asked for when its end was announced."""
     staying = set(group.staying)
-    due = [row for row in table.in_state(NodeState.DRAINING) if row.node_id in staying and not row.reason.startswith(_SURPLUS)]
+    due = [
+        row
+        for row in table.in_state(NodeState.DRAINING)
+        if row.node_id in staying and not row.reason.startswith(_SURPLUS)
+    ]
     ended = [row for row in due if _has_successor(row) or _is_announced(row)]
-    return [TerminateMember(group=spec.group, node_id=row.node_id, decrement=place < extra, reason=row.reason) for place, row in enumerate(ended)]
+    return [
+        TerminateMember(group=spec.group, node_id=row.node_id, decrement=place < extra, reason=row.reason)
+        for place, row in enumerate(ended)
+    ]
 
 
 _SURPLUS = "surplus"
@@ -617,21 +746,29 @@ _SURPLUS = "surplus"
 def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAction]:
     """End idle nodes beyond what the fleet needs, those that may go anyway and then the newest first, by name.
 
-    Capacity goes with as many of them as it has too much (`room`). The group may have more members than it desires: launches that were on their way
-    when capacity was lowered have come in, or a person lowered it. Nothing comes in the place of those.
+    Capacity goes with as many of them as it has too much (`room`). The group may have more members than it desires:
+    launches that were on their way when capacity was lowered have come in, or a person lowered it. Nothing comes in the
+    place of those.
     """
     spec = table.spec
     members = set(table.seen.group.staying)
-    pending = [row for row in table.in_state(NodeState.DRAINING) if row.reason.startswith(_SURPLUS) and row.node_id in members]
+    pending = [
+        row for row in table.in_state(NodeState.DRAINING) if row.reason.startswith(_SURPLUS) and row.node_id in members
+    ]
     extra -= len(pending)
     idle = [row for row in table.in_state(NodeState.SPARE) if row.node_id in members]
     if spec.is_deleting:
         idle = [*idle, *(row for row in table.in_state(NodeState.JOINING, NodeState.HELD) if row.node_id in members)]
-    for row in sorted(idle, key=lambda row: (bool(table.node(row.node_id).notices), row.created_at, row.node_id), reverse=True)[: max(0, extra)]:
+    for row in sorted(
+        idle, key=lambda row: (bool(table.node(row.node_id).notices), row.created_at, row.node_id), reverse=True
+    )[: max(0, extra)]:
         table.move(row, NodeEvent.EXCLUDED, f"{_SURPLUS}: the fleet needs {desired} nodes")
         pending.append(table.rows[row.node_id])
     pending.sort(key=lambda row: (row.created_at, row.node_id), reverse=True)  # said again, it is the same
-    return [TerminateMember(group=spec.group, node_id=row.node_id, decrement=place < room, reason=row.reason) for place, row in enumerate(pending)]
+    return [
+        TerminateMember(group=spec.group, node_id=row.node_id, decrement=place < room, reason=row.reason)
+        for place, row in enumerate(pending)
+    ]
 
 
 def _reason(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int, *, is_blind: bool) -> str:
@@ -645,12 +782,26 @@ def _reason(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int, *
     recent = sorted(at for at in seen.replaced if table.now - at <= RATE_WINDOW_SECONDS)
     if table.waiting() and len(recent) >= spec.max_replacements_per_hour:
         names = ", ".join(row.node_id for row in table.waiting())
-        until = "none is allowed" if not recent else f"the next one when {RATE_WINDOW_SECONDS / 60:g} minutes of the first are over"
-        parts.append(f"{names} {NOT_REPLACED}: {len(recent)} replacements in the last hour of {spec.max_replacements_per_hour} allowed, {until}")
+        until = (
+            "none is allowed"
+            if not recent
+            else f"the next one when {RATE_WINDOW_SECONDS / 60:g} minutes of the first are over"
+        )
+        parts.append(
+            f"{names} {NOT_REPLACED}: {len(recent)} replacements in the last hour of "
+            f"{spec.max_replacements_per_hour} allowed, {until}"
+        )
     if count := table.failed_join_count():
-        parts.append(f"{NOT_JOINED}, of {count} instances in a row: {WHERE_TO_LOOK}; the next one is replaced after {table.join_seconds():g} s")
+        parts.append(
+            f"{NOT_JOINED}, of {count} instances in a row: {WHERE_TO_LOOK}; the next one is replaced after "
+            f"{table.join_seconds():g} s"
+        )
     there = len(seen.group.staying)
     if there < desired and (words := capacity.waiting_words(seen.group)):
         parts.append(f"waits for {desired - there} instances: {words}")
-    policy = "" if spec.spare_probability is None else f", so many that a spare is free with a probability of {spec.spare_probability:g}"
+    policy = (
+        ""
+        if spec.spare_probability is None
+        else f", so many that a spare is free with a probability of {spec.spare_probability:g}"
+    )
     return "; ".join(parts) or f"keeps {desired} nodes{policy}"

@@ -6,8 +6,8 @@
     ETTR                 MTTF ÷ (MTTF + MTTR)
 
 Nothing is said where the fleet has no history: an assumed failure rate would look like a measured one.
-Source: the renewal argument of Kokolis et al., HPCA'25 (arXiv 2410.21680), section III, with the measured recovery in place of checkpoint interval
-and restart overhead.
+Source: the renewal argument of Kokolis et al., HPCA'25 (arXiv 2410.21680), section III, with the measured recovery in
+place of checkpoint interval and restart overhead.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class Expectation:
         return self.mttf_seconds / (self.mttf_seconds + self.mttr_seconds)
 
 
-def expected(node_count: int, *, node_seconds: float, failure_count: int, mean_recovery_seconds: float | None) -> Expectation | None:
+def expected(
+    node_count: int, *, node_seconds: float, failure_count: int, mean_recovery_seconds: float | None
+) -> Expectation | None:
     """Return what to expect of a job.
 
     Args:

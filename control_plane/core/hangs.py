@@ -4,8 +4,8 @@
     first limit             every rank's stacks are taken, the user is warned, time counts as stalled; nobody is touched
     second limit            another look, and then one every `stall_seconds`; a fault if the looks prove it
 
-A script may tell a limit itself (`session.phase`): what stands still on purpose is no hang before it. It is a promise, not a measure, so that no
-factor applies and nothing is learned from it.
+A script may tell a limit itself (`session.phase`): what stands still on purpose is no hang before it. It is a promise,
+not a measure, so that no factor applies and nothing is learned from it.
 
 A look proves a hang when
 
@@ -14,11 +14,13 @@ A look proves a hang when
     a rank is asleep and others have passed two boundaries more     they do not wait for it, it waits for nobody
     no stack of any rank has changed up to the last limit           waiting can be busy: NCCL spins on CPU and GPU
 
-The longest limit of all phases that ranks are in holds for all: while one evaluates, the others wait for it. Start and restore happen once in a
-launch and depend on caches and downloads more than on the job, so their floor is that of a phase never seen. The first step of a later generation
-is judged by the longest start, first step and step of the earlier ones: a repeated hang is found as soon as the first one.
+The longest limit of all phases that ranks are in holds for all: while one evaluates, the others wait for it. Start and
+restore happen once in a launch and depend on caches and downloads more than on the job, so their floor is that of a
+phase never seen. The first step of a later generation is judged by the longest start, first step and step of the
+earlier ones: a repeated hang is found as soon as the first one.
 
-Invariant: pure; a rank that moves, computes or runs through different code is never a hang, and nothing is judged while a node is silent.
+Invariant: pure; a rank that moves, computes or runs through different code is never a hang, and nothing is judged while
+a node is silent.
 """
 
 from __future__ import annotations
@@ -138,7 +140,12 @@ def watch(
     Returns:
         The suspicion to store, and what follows from it.
     """
-    living = {rank.rank: (node, rank) for node, report in sorted(reports.items()) for rank in report.ranks if rank.exit is None}
+    living = {
+        rank.rank: (node, rank)
+        for node, report in sorted(reports.items())
+        for rank in report.ranks
+        if rank.exit is None
+    }
     if not is_heard:
         return Watched(suspicion=suspicion)
     limit = _common(living, pace, timeouts)
@@ -146,7 +153,11 @@ def watch(
     if any(status.phase != CLOSING for _, status in living.values()):
         overdue = {rank: status for rank, status in overdue.items() if status.phase != CLOSING}
     if not overdue:
-        over = EventDraft(type="RanksMoveAgain", message=f"every rank moves again, after {now - suspicion.since:.0f} s") if suspicion else None
+        over = (
+            EventDraft(type="RanksMoveAgain", message=f"every rank moves again, after {now - suspicion.since:.0f} s")
+            if suspicion
+            else None
+        )
         return Watched(suspicion=None, events=(over,) if over is not None else (), words=_waits(living, timeouts))
     still = max(status.still_seconds for status in overdue.values())
     if suspicion is None:
@@ -154,10 +165,15 @@ def watch(
     elif suspicion.is_answered and _is_due(now, still, suspicion, limit, timeouts):
         suspicion = replace(suspicion, number=suspicion.number + 1, asked_at=now, is_answered=False)
     suspicion = replace(suspicion, limit_seconds=limit.second)
-    words = f"{_named(overdue, living)} stood still in {_phases(overdue)} for longer than {limit.first:g} s; the stacks are in the job's events"
+    words = (
+        f"{_named(overdue, living)} stood still in {_phases(overdue)} for longer than {limit.first:g} s; "
+        "the stacks are in the job's events"
+    )
     if suspicion.is_answered:
         return Watched(suspicion=suspicion, words=words)
-    looks = {look.rank: look for report in reports.values() for look in report.stacks if look.number >= suspicion.number}
+    looks = {
+        look.rank: look for report in reports.values() for look in report.stacks if look.number >= suspicion.number
+    }
     missing = tuple(dict.fromkeys(node for rank, (node, _) in living.items() if rank not in looks))
     if missing and now - suspicion.asked_at <= timeouts.prepare_deadline_seconds:
         return Watched(suspicion=suspicion, ask=missing, words=words)
@@ -166,7 +182,9 @@ def watch(
     if suspicion.number > 1 and not proof:
         return Watched(suspicion=answered, words=words)
     odd, where = _odd_ones(living, looks)
-    told = f"{_named(overdue, living)} stood still in {_phases(overdue)} for {still:.0f} s, the limit is {limit.first:g} s"
+    told = (
+        f"{_named(overdue, living)} stood still in {_phases(overdue)} for {still:.0f} s, the limit is {limit.first:g} s"
+    )
     event = EventDraft(
         type=PROVEN if proof else "RanksStandStill",
         message="; ".join(part for part in (told, proof, where) if part),
@@ -178,8 +196,12 @@ def watch(
     evidence = [f"hang: {told}: {proof}", where, *_in_brief(looks)]
     # Of ranks that wait for one, that one says where; where nobody is odd it is everywhere, which is nowhere.
     seen_on = () if odd is None else (odd,)
-    since = suspicion.since + max(status.limit_seconds for status in overdue.values())  # so long the script had asked for
-    faults = tuple(Fault(cause=Cause.HANG, evidence=sentence, at=since, seen_on=seen_on) for sentence in evidence if sentence)
+    since = suspicion.since + max(
+        status.limit_seconds for status in overdue.values()
+    )  # so long the script had asked for
+    faults = tuple(
+        Fault(cause=Cause.HANG, evidence=sentence, at=since, seen_on=seen_on) for sentence in evidence if sentence
+    )
     return Watched(suspicion=answered, faults=faults, stuck=odd, events=(event,), words=words)
 
 
@@ -211,11 +233,18 @@ def stands_still(reports: Mapping[NodeId, MemberReport], pace: Pace, timeouts: T
 
 def promised_seconds(reports: Mapping[NodeId, MemberReport]) -> float:
     """Return how long ranks that live may stand still on purpose, as their script says; 0 where none says so."""
-    return max((rank.limit_seconds for report in reports.values() for rank in report.ranks if rank.exit is None), default=0.0)
+    return max(
+        (rank.limit_seconds for report in reports.values() for rank in report.ranks if rank.exit is None), default=0.0
+    )
 
 
 def failure(
-    plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step, at: float, *, stuck: NodeId | None = None
+    plan: GenerationPlan,
+    reports: Mapping[NodeId, MemberReport],
+    max_boundary: Step,
+    at: float,
+    *,
+    stuck: NodeId | None = None,
 ) -> FailureRecord:
     """Return what the breakers are to remember of a hang.
 
@@ -244,7 +273,10 @@ def failure(
 
 
 def _common(living: Mapping[Rank, tuple[NodeId, RankStatus]], pace: Pace, timeouts: Timeouts) -> Limits:
-    each = [limits(phase, pace, timeouts, told) for phase, told in {(status.phase, status.limit_seconds) for _, status in living.values()}]
+    each = [
+        limits(phase, pace, timeouts, told)
+        for phase, told in {(status.phase, status.limit_seconds) for _, status in living.values()}
+    ]
     return Limits(
         first=max((limit.first for limit in each), default=0.0),
         second=max((limit.second for limit in each), default=0.0),
@@ -254,12 +286,19 @@ def _common(living: Mapping[Rank, tuple[NodeId, RankStatus]], pace: Pace, timeou
 
 def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts) -> str:
     """Return who stands still by its script's own word; empty while that is no longer than any step might take."""
-    at_gate = {rank: status for rank, (_, status) in living.items() if status.limit_seconds and status.still_seconds > timeouts.stall_seconds}
+    at_gate = {
+        rank: status
+        for rank, (_, status) in living.items()
+        if status.limit_seconds and status.still_seconds > timeouts.stall_seconds
+    }
     if not at_gate:
         return ""
     limit = max(status.limit_seconds for status in at_gate.values())
     stand = "stands" if len(at_gate) == 1 else "stand"
-    return f"{_named(at_gate, living)} {stand} still in {_phases(at_gate)} on purpose, for at most {limit:g} s as the script says"
+    return (
+        f"{_named(at_gate, living)} {stand} still in {_phases(at_gate)} on purpose, for at most {limit:g} s "
+        "as the script says"
+    )
 
 
 def _is_due(now: float, still: float, suspicion: Suspicion, limit: Limits, timeouts: Timeouts) -> bool:
@@ -281,12 +320,17 @@ def _proof(
     if asleep >= living.keys():
         return "no stack has changed between two looks and neither CPU nor GPU was used meanwhile"
     furthest = max(status.boundary for _, status in living.values())
-    behind = sorted(rank for rank in overdue if rank in asleep and furthest >= overdue[rank].boundary + LEFT_BEHIND_BOUNDARIES)
+    behind = sorted(
+        rank for rank in overdue if rank in asleep and furthest >= overdue[rank].boundary + LEFT_BEHIND_BOUNDARIES
+    )
     if behind:
         return f"{_named(behind, living)} asleep with unchanged stacks while others have reached step {furthest}"
     unchanged = {rank for rank, look in looks.items() if look.same_seconds > 0 and (not look.error or _is_idle(look))}
     if still > limit.last and unchanged >= living.keys():
-        return f"no stack has changed for longer than {limit.last:g} s, although ranks use CPU or GPU: they wait for each other"
+        return (
+            f"no stack has changed for longer than {limit.last:g} s, although ranks use CPU or GPU: they wait "
+            "for each other"
+        )
     return ""
 
 
@@ -294,7 +338,9 @@ def _is_idle(look: RankStacks) -> bool:
     return look.same_seconds > 0 and look.cpu_seconds <= IDLE_SHARE * look.same_seconds and not look.gpu_percent
 
 
-def _odd_ones(living: Mapping[Rank, tuple[NodeId, RankStatus]], looks: Mapping[Rank, RankStacks]) -> tuple[NodeId | None, str]:
+def _odd_ones(
+    living: Mapping[Rank, tuple[NodeId, RankStatus]], looks: Mapping[Rank, RankStacks]
+) -> tuple[NodeId | None, str]:
     """Return the one node that is stuck while the others wait for it, if it can be told, and a sentence about it.
 
     Who is stopped, has passed fewer boundaries, or stands at another place than most, is waited for.
@@ -304,11 +350,19 @@ def _odd_ones(living: Mapping[Rank, tuple[NodeId, RankStatus]], looks: Mapping[R
     slowest = [rank for rank, boundary in boundaries.items() if boundary < max(boundaries.values())]
     groups = sorted(_groups(looks).values(), key=len, reverse=True)
     minority = [rank for group in groups[1:] for rank in group] if groups and 2 * len(groups[0]) > len(living) else []
-    for odd, how in ((stopped, "stopped"), (slowest, "behind the others"), (minority, "at another place than the others")):
+    for odd, how in (
+        (stopped, "stopped"),
+        (slowest, "behind the others"),
+        (minority, "at another place than the others"),
+    ):
         nodes = {living[rank][0] for rank in odd if rank in living}
         if len(nodes) == 1 and len(odd) < len(living):
             node = nodes.pop()
-            return node, f"{node} alone is stuck: its rank{'s' if len(odd) > 1 else ''} {_list(odd)} {'are' if len(odd) > 1 else 'is'} {how}"
+            return (
+                node,
+                f"{node} alone is stuck: its rank{'s' if len(odd) > 1 else ''} {_list(odd)} "
+                f"{'are' if len(odd) > 1 else 'is'} {how}",
+            )
     return None, ""
 
 

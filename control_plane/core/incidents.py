@@ -47,7 +47,16 @@ def incident_id(run: RunId, generation: Generation) -> str:
     return f"inc-{run[:12]}-{generation}"
 
 
-def opened(run: RunId, generation: Generation, faults: tuple[Fault, ...], *, decision: str, reason: str, reached: Step, now: float) -> IncidentRecord:
+def opened(
+    run: RunId,
+    generation: Generation,
+    faults: tuple[Fault, ...],
+    *,
+    decision: str,
+    reason: str,
+    reached: Step,
+    now: float,
+) -> IncidentRecord:
     """Return a new incident.
 
     Args:
@@ -131,7 +140,9 @@ def moved(incident: IncidentRecord, event: IncidentEvent, now: float) -> Inciden
             return replace(incident, state=state, closed_at=now)
 
 
-def moment_of(step: Step, before: tuple[Step, float | None], after: tuple[Step, float | None], *, earliest: float, now: float) -> float:
+def moment_of(
+    step: Step, before: tuple[Step, float | None], after: tuple[Step, float | None], *, earliest: float, now: float
+) -> float:
     """Return when a step was finished, as far as stamps of steps around it tell: reports come once a second, steps may take much less.
 
     Args:
@@ -172,6 +183,11 @@ def phase_moments(incident: IncidentRecord, now: float) -> tuple[float, ...]:
 
 
 def phase_seconds(incident: IncidentRecord, now: float) -> Mapping[str, float]:
-    """Return the length of each phase by `<phase>_seconds`; of one that has not begun, 0. They add up to the interruption so far."""
+    """Return the length of each phase by `<phase>_seconds`; of one that has not begun, 0.
+
+    They add up to the interruption so far.
+    """
     moments = phase_moments(incident, now)
-    return {f"{phase}_seconds": later - earlier for phase, earlier, later in zip(PHASES, moments, moments[1:], strict=False)}
+    return {
+        f"{phase}_seconds": later - earlier for phase, earlier, later in zip(PHASES, moments, moments[1:], strict=False)
+    }

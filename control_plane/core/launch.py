@@ -4,7 +4,8 @@
     LOADING     the plan is stored; Load to every member until all have verified
     STARTING    Start to every member until its ranks run
 
-Invariant: a plan is made once, when every member has promised its generation, and only from their frozen inventories and complete checkpoints.
+Invariant: a plan is made once, when every member has promised its generation, and only from their frozen inventories
+and complete checkpoints.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Polic
         policy: with the timeouts.
 
     Returns:
-        Every place of the job: promised, late, unreachable, or still to be filled. A newcomer that owes its promise or has given it keeps its
-        place, whoever comes after it.
+        Every place of the job: promised, late, unreachable, or still to be filled. A newcomer that owes its promise or
+        has given it keeps its place, whoever comes after it.
     """
     excluded = {exclusion.node_id for exclusion in record.exclusions}
     available = [node for node in seen.assigned if node not in excluded]
@@ -80,7 +81,9 @@ def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Polic
     placed = set(places)
     promised = {node_id: report for node_id, report in given.items() if node_id in placed}
     missing = [node_id for node_id in places if node_id is not None and node_id not in promised]
-    silent = {node_id for node_id in missing if node_id not in seen.nodes or is_silent(seen.nodes[node_id], policy.timeouts)}
+    silent = {
+        node_id for node_id in missing if node_id not in seen.nodes or is_silent(seen.nodes[node_id], policy.timeouts)
+    }
     return Roll(
         places=places,
         promised=promised,
@@ -97,14 +100,17 @@ def parent_of(seen: JobObserved) -> Generation:
 def committed_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
     """Return the newest committed step that the record or any node's report shows; -1: none does.
 
-    A promised node reports the C on its pages, a node whose ranks live the C of each shard, the coordinator's node the C of the rounds. An old report
-    counts, too: C never falls within a generation, and commits off the path are left out.
+    A promised node reports the C on its pages, a node whose ranks live the C of each shard, the coordinator's node the
+    C of the rounds. An old report counts, too: C never falls within a generation, and commits off the path are left
+    out.
     """
     members = [node.member for node in seen.nodes.values() if node.member is not None and node.member.run == spec.run]
     on_pages = [(commit.generation, commit.step) for member in members for commit in member.commits]
     live = [(member.generation, shard.committed) for member in members for shard in member.protection]
     rounds = [(member.generation, member.round.committed) for member in members if member.round is not None]
-    return recovery.newest_committed(recovery.path_of(seen.lineage, parent_of(seen)), record.committed, (*on_pages, *live, *rounds))
+    return recovery.newest_committed(
+        recovery.path_of(seen.lineage, parent_of(seen)), record.committed, (*on_pages, *live, *rounds)
+    )
 
 
 def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
@@ -115,7 +121,10 @@ def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
 
 
 def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> recovery.Survey:
-    """Return what is left to restore from, by the promises so far. A place that waits for a node owns its ranks under no name."""
+    """Return what is left to restore from, by the promises so far.
+
+    A place that waits for a node owns its ranks under no name.
+    """
     owners = [place if place is not None else NodeId("") for place in roll.places for _ in range(spec.ranks_per_node)]
     return recovery.Survey(
         owners=owners,
@@ -128,7 +137,9 @@ def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> r
     )
 
 
-def make_plan(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll, policy: Policy) -> tuple[GenerationPlan, recovery.Restore]:
+def make_plan(
+    spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll, policy: Policy
+) -> tuple[GenerationPlan, recovery.Restore]:
     """Return the plan of the issued generation, and the restore it stands on.
 
     Args:
@@ -146,7 +157,9 @@ def make_plan(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll, p
     restore = recovery.choose(found)
     domains = {node_id: domain for node_id in nodes if (domain := seen.nodes[node_id].domain) is not None}
     holders = placement.plan(nodes, spec.copies, domains, before=_groups_before(seen)).holders
-    ranks = [(rank, node_id) for place, node_id in enumerate(nodes) for rank in members.ranks_of(place, spec.ranks_per_node)]
+    ranks = [
+        (rank, node_id) for place, node_id in enumerate(nodes) for rank in members.ranks_of(place, spec.ranks_per_node)
+    ]
     plan = GenerationPlan(
         job=spec.job,
         run=spec.run,
@@ -163,7 +176,9 @@ def make_plan(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll, p
             )
             for place, node_id in enumerate(nodes)
         ),
-        ranks=tuple(RankPlan(rank=rank, holders=holders[node_id], sources=restore.sources[rank]) for rank, node_id in ranks),
+        ranks=tuple(
+            RankPlan(rank=rank, holders=holders[node_id], sources=restore.sources[rank]) for rank, node_id in ranks
+        ),
         coordinator=_coordinator(seen, record, nodes),
         master_address=seen.nodes[nodes[0]].address,
         master_port=_master_port(spec.run, record.issued_generation),
@@ -188,7 +203,8 @@ def starting(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> st
         reports: the newest of its members.
 
     Returns:
-        The earliest phase that a rank is in, for the job's reason; empty when every rank that is heard of has passed a new step.
+        The earliest phase that a rank is in, for the job's reason; empty when every rank that is heard of has passed a
+        new step.
     """
     waiting = [
         (node.node_id, status)
@@ -200,7 +216,9 @@ def starting(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> st
     for phase, words in STARTING_PHASES.items():
         seconds = {node_id: status.still_seconds for node_id, status in waiting if status.phase == phase}
         if seconds:
-            nodes = ", ".join(sorted(seconds)[:NAMED_NODES]) + (f" and {len(seconds) - NAMED_NODES} more" if len(seconds) > NAMED_NODES else "")
+            nodes = ", ".join(sorted(seconds)[:NAMED_NODES]) + (
+                f" and {len(seconds) - NAMED_NODES} more" if len(seconds) > NAMED_NODES else ""
+            )
             whole = int(max(seconds.values()) // SHOWN_EVERY_SECONDS) * SHOWN_EVERY_SECONDS
             return f"{words} on {nodes}" + (f" ({whole} s)" if whole else "")
     return ""
@@ -208,7 +226,10 @@ def starting(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> st
 
 def highest_seen(seen: JobObserved, run: RunId) -> Generation:
     """Return the highest generation of this run that any agent speaks of."""
-    return max((node.member.generation for node in seen.nodes.values() if node.member is not None and node.member.run == run), default=NO_GENERATION)
+    return max(
+        (node.member.generation for node in seen.nodes.values() if node.member is not None and node.member.run == run),
+        default=NO_GENERATION,
+    )
 
 
 def _report(seen: JobObserved, node_id: NodeId, run: RunId) -> MemberReport | None:
@@ -217,11 +238,16 @@ def _report(seen: JobObserved, node_id: NodeId, run: RunId) -> MemberReport | No
 
 
 def _groups_before(seen: JobObserved) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of the newest stored plan, as GROUP_RANKs; none before the first plan. A replacement has its predecessor's GROUP_RANK."""
+    """Return the groups of the newest stored plan, as GROUP_RANKs; none before the first plan.
+
+    A replacement has its predecessor's GROUP_RANK.
+    """
     if seen.plan is None:
         return ()
     place_of = {node.node_id: place for place, node in enumerate(seen.plan.nodes)}
-    return placement.groups_of([[place_of[holder] for holder in seen.plan.ranks[node.ranks[0]].holders] for node in seen.plan.nodes])
+    return placement.groups_of(
+        [[place_of[holder] for holder in seen.plan.ranks[node.ranks[0]].holders] for node in seen.plan.nodes]
+    )
 
 
 def _coordinator(seen: JobObserved, record: JobRecord, nodes: list[NodeId]) -> NodeId:

@@ -1,8 +1,8 @@
 """Lines of a log as CloudWatch Logs takes them: in calls of limited size, time and order. Pure.
 
 Invariant: a batch is within every limit of PutLogEvents, and each line is in one batch.
-Source: API reference of CloudWatch Logs, PutLogEvents: 10,000 events, 1,048,576 bytes (each message in UTF-8, and 26 bytes besides), 24 hours, in
-order of time; a message is at most 256 KiB with those 26 bytes.
+Source: API reference of CloudWatch Logs, PutLogEvents: 10,000 events, 1,048,576 bytes (each message in UTF-8, and 26
+bytes besides), 24 hours, in order of time; a message is at most 256 KiB with those 26 bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def batches(lines: Iterable[Line]) -> Iterator[tuple[Line, ...]]:
     size = 0
     for line in sorted(map(_cut, lines), key=lambda each: each.at_ms):
         needed = len(line.message.encode()) + EVENT_BYTES
-        if batch and (len(batch) == MAX_EVENTS or size + needed > MAX_BYTES or line.at_ms - batch[0].at_ms > MAX_SPAN_MS):
+        if batch and (
+            len(batch) == MAX_EVENTS or size + needed > MAX_BYTES or line.at_ms - batch[0].at_ms > MAX_SPAN_MS
+        ):
             yield tuple(batch)
             batch, size = [], 0
         batch.append(line)

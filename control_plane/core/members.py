@@ -1,6 +1,7 @@
 """Who belongs to a job, by GROUP_RANK.
 
-Invariant: a node that stays keeps its GROUP_RANK, and a newcomer takes the place of one that is lost, so rank order never changes.
+Invariant: a node that stays keeps its GROUP_RANK, and a newcomer takes the place of one that is lost, so rank order
+never changes.
 """
 
 from __future__ import annotations

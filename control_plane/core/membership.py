@@ -50,7 +50,9 @@ def spans(launches: Sequence[Launch], given_back: Sequence[datetime], ended_at: 
     for index, launch in enumerate(launches):
         until = launches[index + 1].at if index + 1 < len(launches) else ended_at
         back = next((at for at in sorted(given_back) if launch.at < at and (until is None or at < until)), None)
-        closed += [replace(span, end=launch.at) for node_id, span in open_spans.items() if node_id not in launch.node_ids]
+        closed += [
+            replace(span, end=launch.at) for node_id, span in open_spans.items() if node_id not in launch.node_ids
+        ]
         open_spans = {node_id: open_spans.get(node_id, Span(node_id, launch.at, None)) for node_id in launch.node_ids}
         if back is not None:
             closed += [replace(span, end=back) for span in open_spans.values()]

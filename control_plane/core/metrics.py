@@ -3,8 +3,8 @@
     width    steps per point: 1 as it was logged, then FOLD, FOLD² …
     chunk    the points of one width whose steps divided by POINTS_PER_CHUNK × width are the same number: stored and replaced as a whole
 
-Of each width the newest `kept_chunks` stay; the oldest one beyond that is folded into the next width. So a metric takes at most a fixed number of
-points per width, and there is one more width for each FOLD times as many steps.
+Of each width the newest `kept_chunks` stay; the oldest one beyond that is folded into the next width. So a metric takes
+at most a fixed number of points per width, and there is one more width for each FOLD times as many steps.
 
 Invariant: a step counts in one point of a metric at most, and a point never spans two chunks.
 """
@@ -51,7 +51,15 @@ def logged(step: int, at: float, value: float) -> Point:
     """Return one logged value as a point."""
     finite = value if math.isfinite(value) else math.nan
     return Point(
-        step=step, last_step=step, at=at, count=1, finite_count=int(math.isfinite(value)), minimum=finite, mean=finite, maximum=finite, last=value
+        step=step,
+        last_step=step,
+        at=at,
+        count=1,
+        finite_count=int(math.isfinite(value)),
+        minimum=finite,
+        mean=finite,
+        maximum=finite,
+        last=value,
     )
 
 
@@ -64,8 +72,8 @@ def across(step: int, at: float, values: Mapping[NodeId, float]) -> Point | None
         values: by node.
 
     Returns:
-        The median in place of the mean and of the last value: one node that is far from all others moves the least or the most alone. None where
-        no value is finite.
+        The median in place of the mean and of the last value: one node that is far from all others moves the least or
+        the most alone. None where no value is finite.
     """
     ordered = sorted((value, node) for node, value in values.items() if math.isfinite(value))
     if not ordered:
@@ -135,11 +143,16 @@ def replaced(held: Iterable[Point], fresh: Iterable[Point]) -> tuple[Point, ...]
 
 
 def until(points: Iterable[Point], step: int) -> tuple[Point, ...]:
-    """Return the points that say nothing of later steps. One that spans the step goes: what it says cannot be told apart any more."""
+    """Return the points that say nothing of later steps.
+
+    One that spans the step goes: what it says cannot be told apart any more.
+    """
     return tuple(point for point in points if point.last_step <= step)
 
 
-def resampled(points: Sequence[Point], limit: int, *, steps: int | None = None, seconds: float | None = None) -> tuple[Point, ...]:
+def resampled(
+    points: Sequence[Point], limit: int, *, steps: int | None = None, seconds: float | None = None
+) -> tuple[Point, ...]:
     """Return at most `limit` points.
 
     Args:
@@ -149,7 +162,8 @@ def resampled(points: Sequence[Point], limit: int, *, steps: int | None = None, 
         seconds: instead, that each point is to span.
 
     Returns:
-        Points that span what was asked for, or twice that, four times, … where there would be more of them than the limit.
+        Points that span what was asked for, or twice that, four times, … where there would be more of them than the
+        limit.
     """
     if seconds is not None:
         while len(found := _by(points, partial(_period, seconds))) > limit:

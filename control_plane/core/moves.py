@@ -8,10 +8,12 @@
        ├ impaired    it works and has something wrong: a typed fault that a reboot or other hardware mends, replicas out of view for T_max
        └ lemon       its history speaks against it: it is left at the failure that this came of
 
-A move weakens nothing: a stop that is not agreed upon in time ends in the ordinary recovery. A node that AWS takes is left whatever that costs once
-all the time that there was has been given to its last step; any other one stays if leaving it would cost a committed step.
+A move weakens nothing: a stop that is not agreed upon in time ends in the ordinary recovery. A node that AWS takes is
+left whatever that costs once all the time that there was has been given to its last step; any other one stays if
+leaving it would cost a committed step.
 
-Invariant: pure, and level-triggered. But for the last moment before AWS takes a node, no job is stopped before there is a node to move to.
+Invariant: pure, and level-triggered. But for the last moment before AWS takes a node, no job is stopped before there is
+a node to move to.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ def wanted(
         not_before: when the next impaired one may be left; AWS does not wait.
 
     Returns:
-        Those known, unchanged, once a stop was asked for; else one for each, first those that AWS takes, the earliest first.
+        Those known, unchanged, once a stop was asked for; else one for each, first those that AWS takes, the earliest
+        first.
     """
     if asked(known):
         return tuple(known)
@@ -65,7 +68,11 @@ def wanted(
         move = kept.get(node_id) or _departure(nodes[node_id], verdicts[node_id], now, not_before)
         if move is not None:
             earlier = before.get(node_id)
-            found.append(earlier if earlier is not None and (earlier.cause, earlier.ends_at) == (move.cause, move.ends_at) else move)
+            found.append(
+                earlier
+                if earlier is not None and (earlier.cause, earlier.ends_at) == (move.cause, move.ends_at)
+                else move
+            )
     return tuple(sorted(found, key=lambda move: (not move.is_announced, move.ends_at is None, move.ends_at or 0.0)))
 
 
@@ -84,7 +91,13 @@ def _departure(node: NodeObserved, verdict: Verdict, now: float, not_before: flo
         return None
     if not _is_impaired(verdict):
         words = node.request_words
-        return Departure(node_id=node.node_id, evidence=words, cause=Cause.REQUESTED, remedy=Remedy.RELEASE, may_terminate=False) if words else None
+        return (
+            Departure(
+                node_id=node.node_id, evidence=words, cause=Cause.REQUESTED, remedy=Remedy.RELEASE, may_terminate=False
+            )
+            if words
+            else None
+        )
     return impaired(verdict)
 
 
@@ -102,7 +115,9 @@ def impaired(verdict: Verdict) -> Departure:
 
 def _is_impaired(verdict: Verdict) -> bool:
     """Say whether a member is to be left with care: it works, or it is gone for its peers alone and may hold what nobody else has."""
-    return verdict.standing is Standing.IMPAIRED or (verdict.standing is Standing.GONE and verdict.remedy is Remedy.RETIRE)
+    return verdict.standing is Standing.IMPAIRED or (
+        verdict.standing is Standing.GONE and verdict.remedy is Remedy.RETIRE
+    )
 
 
 # -- when -------------------------------------------------------------------------------------------------------------
@@ -115,7 +130,11 @@ def lent(plan: GenerationPlan, assigned: Sequence[NodeId]) -> list[NodeId]:
 
 
 def successors(
-    plan: GenerationPlan, assigned: Sequence[NodeId], nodes: Mapping[NodeId, NodeObserved], now: float, timeouts: Timeouts
+    plan: GenerationPlan,
+    assigned: Sequence[NodeId],
+    nodes: Mapping[NodeId, NodeObserved],
+    now: float,
+    timeouts: Timeouts,
 ) -> list[NodeId]:
     """Return those of the nodes lent that could take a member's place now."""
     return [node_id for node_id in lent(plan, assigned) if is_ready(nodes[node_id], now, timeouts)]
@@ -126,11 +145,18 @@ def is_ready(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
 
     Its agent's word proves that it is there, whether AWS answers or not.
     """
-    is_there = node.is_connected and node.has_reported and not is_silent(node, timeouts) and node.instance is not InstanceCondition.ENDED
+    is_there = (
+        node.is_connected
+        and node.has_reported
+        and not is_silent(node, timeouts)
+        and node.instance is not InstanceCondition.ENDED
+    )
     return is_there and node.member is None and notices.urgent(node, now) is None and not node.request_words
 
 
-def due(known: Sequence[Departure], ready_count: int, upload_seconds: float | None, now: float, timeouts: Timeouts) -> tuple[Departure, ...]:
+def due(
+    known: Sequence[Departure], ready_count: int, upload_seconds: float | None, now: float, timeouts: Timeouts
+) -> tuple[Departure, ...]:
     """Return whom a running generation has to leave now: one interruption for all is better than one for each.
 
     Called in every pass over a running job that has somebody to leave and has not asked for a stop.
@@ -143,15 +169,18 @@ def due(known: Sequence[Departure], ready_count: int, upload_seconds: float | No
         timeouts: the ladder.
 
     Returns:
-        With a successor for each: all. With one for each that AWS takes: these, and as many of the others as have one. Else, when the first is at
-        its last moment, those that are and as many more as have a successor; empty while the job may train on.
+        With a successor for each: all. With one for each that AWS takes: these, and as many of the others as have one.
+        Else, when the first is at its last moment, those that are and as many more as have a successor; empty while the
+        job may train on.
     """
     if ready_count >= len(known):
         return tuple(known)
     announced = sum(move.is_announced for move in known)
     if 0 < announced <= ready_count:
         return tuple(known[:ready_count])
-    late = sum(move.ends_at is not None and now >= last_moment(move.ends_at, upload_seconds, timeouts) for move in known)
+    late = sum(
+        move.ends_at is not None and now >= last_moment(move.ends_at, upload_seconds, timeouts) for move in known
+    )
     return tuple(known[: max(late, ready_count)]) if late else ()
 
 
@@ -165,7 +194,9 @@ def asked(known: Sequence[Departure]) -> tuple[Departure, ...]:
     return tuple(move for move in known if move.asked_at is not None)
 
 
-def is_stuck(known: Sequence[Departure], progress_at: float, now: float, timeouts: Timeouts, promised_seconds: float) -> bool:
+def is_stuck(
+    known: Sequence[Departure], progress_at: float, now: float, timeouts: Timeouts, promised_seconds: float
+) -> bool:
     """Say whether the stop does not come and no step was made for so long that ending the generation costs nothing more.
 
     Args:
@@ -173,7 +204,8 @@ def is_stuck(known: Sequence[Departure], progress_at: float, now: float, timeout
         progress_at: Unix seconds of the last new step; of time in which nobody could have seen one, its end.
         now: Unix seconds.
         timeouts: the ladder.
-        promised_seconds: that ranks may stand still on purpose. A node that goes at a certain time is not waited for so long.
+        promised_seconds: that ranks may stand still on purpose. A node that goes at a certain time is not waited for so
+            long.
 
     Returns:
         Whether nothing is left to be spared.
@@ -192,7 +224,9 @@ def in_words(known: Sequence[Departure]) -> str:
 # -- the checkpoint ---------------------------------------------------------------------------------------------------
 
 
-def is_held_elsewhere(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], leaving: Collection[NodeId]) -> bool:
+def is_held_elsewhere(
+    plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], leaving: Collection[NodeId]
+) -> bool:
     """Say whether every shard's last commit is on some node that stays, by the word of its owner's agent."""
     in_view = {shard.rank: shard.in_view for report in reports.values() for shard in report.protection}
     return all(any(holder not in leaving for holder in in_view.get(rank.rank, ())) for rank in plan.ranks)
@@ -200,8 +234,14 @@ def is_held_elsewhere(plan: GenerationPlan, reports: Mapping[NodeId, MemberRepor
 
 def ends_at(leaving: Sequence[Departure], nodes: Mapping[NodeId, NodeObserved], now: float) -> float | None:
     """Return when the first may be gone, by what AWS names now: a terminating hook that is held gives more time, and time may also run out sooner."""
-    found = [notice.ends_at for move in leaving if move.node_id in nodes and (notice := notices.urgent(nodes[move.node_id], now)) is not None]
-    times = [moment for moment in found if moment is not None] or [move.ends_at for move in leaving if move.ends_at is not None]
+    found = [
+        notice.ends_at
+        for move in leaving
+        if move.node_id in nodes and (notice := notices.urgent(nodes[move.node_id], now)) is not None
+    ]
+    times = [moment for moment in found if moment is not None] or [
+        move.ends_at for move in leaving if move.ends_at is not None
+    ]
     return min(times, default=None)
 
 
@@ -218,15 +258,16 @@ def checkpoint_wait(
 ) -> tuple[bool, str]:
     """Return whether the stopped job still waits for its checkpoint, and why.
 
-    Called while every rank stands still at the agreed step, its commit is on its way to S3 and not yet a checkpoint. Where AWS takes nothing, only
-    the last copy is worth the wait: the node stays if it cannot be saved.
+    Called while every rank stands still at the agreed step, its commit is on its way to S3 and not yet a checkpoint.
+    Where AWS takes nothing, only the last copy is worth the wait: the node stays if it cannot be saved.
 
     Args:
         ends_at: when the first of the nodes may be gone; None where nobody says.
         is_announced: AWS takes one of them.
         stopped_at: when the last rank stopped, Unix seconds.
         upload_seconds: what the last checkpoint took, or None.
-        is_replaceable: other nodes are there for all that have to be left: waiting is what training pays for the checkpoint.
+        is_replaceable: other nodes are there for all that have to be left: waiting is what training pays for the
+        checkpoint.
         is_held: nodes that stay hold every shard: no step depends on the checkpoint.
         now: Unix seconds.
         timeouts: the ladder.
@@ -242,9 +283,16 @@ def checkpoint_wait(
     if left <= 0:
         return False, "there was no time left for its checkpoint"
     if not is_held:
-        return True, f"waits for its checkpoint: only the nodes that it leaves hold its last step, {_seconds(end - stopped_at)} were left"
+        return (
+            True,
+            "waits for its checkpoint: only the nodes that it leaves hold its last step, "
+            f"{_seconds(end - stopped_at)} were left",
+        )
     if not is_replaceable:
-        return True, f"waits for its checkpoint while no node can take the place, {_seconds(end - stopped_at)} were left"
+        return (
+            True,
+            f"waits for its checkpoint while no node can take the place, {_seconds(end - stopped_at)} were left",
+        )
     expected = timeouts.final_round_seconds if upload_seconds is None else UPLOAD_MARGIN * upload_seconds
     took = "none was measured" if upload_seconds is None else f"the last one took {_seconds(upload_seconds)}"
     if stopped_at + expected > end:
@@ -288,7 +336,12 @@ def fault(move: Departure, at: float, now: float) -> Fault:
     """
     line = None if move.is_history else faults.implied(verdict(move), now)
     return Fault(
-        cause=move.cause, evidence=move.evidence, at=at, node_id=move.node_id if move.is_announced else None, seen_on=(move.node_id,), implicates=line
+        cause=move.cause,
+        evidence=move.evidence,
+        at=at,
+        node_id=move.node_id if move.is_announced else None,
+        seen_on=(move.node_id,),
+        implicates=line,
     )
 
 
@@ -306,4 +359,11 @@ def partner(node_id: NodeId, left: Sequence[Departure], incident: str, now: floa
     """
     names = ", ".join(move.node_id for move in left)
     words = f"{node_id} and {names} had lost each other's replicas; {names} was left"
-    return Implication(node_id=node_id, incident_id=incident, at=now, what=Cause.NODE_UNREACHABLE.value, evidence=words, remedy=Remedy.NONE)
+    return Implication(
+        node_id=node_id,
+        incident_id=incident,
+        at=now,
+        what=Cause.NODE_UNREACHABLE.value,
+        evidence=words,
+        remedy=Remedy.NONE,
+    )

@@ -1,7 +1,7 @@
 """Words for a rank that ran out of memory: what happened, where, with which figures, and what to do. Pure.
 
-Invariant: a sentence says "probably" where only a counter of the whole node rose. The words decide nothing: a rank that ran out of memory fails
-like any other, and the breakers count it as the job's own failure.
+Invariant: a sentence says "probably" where only a counter of the whole node rose. The words decide nothing: a rank that
+ran out of memory fails like any other, and the breakers count it as the job's own failure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def sentence(rank: Rank, node: NodeId, end: MemoryEnd) -> str:
         end: the evidence.
 
     Returns:
-        For instance "rank 3 on i-07 ran out of memory: the kernel killed it at 61.2 GiB, with 61.9 GiB of 62.0 GiB in use".
+        For instance "rank 3 on i-07 ran out of memory: the kernel killed it at 61.2 GiB, with 61.9 GiB of 62.0 GiB in
+        use".
     """
     whose = f"rank {rank} on {node}"
     if end.source is MemorySource.EXCEPTION:
@@ -34,7 +35,10 @@ def sentence(rank: Rank, node: NodeId, end: MemoryEnd) -> str:
     if end.used_bytes is not None and end.total_bytes is not None:
         used = f", with {_size(end.used_bytes)} of {_size(end.total_bytes)} in use"
     if end.source is MemorySource.NODE:
-        return f"{whose} probably ran out of memory: it was killed{at}{used}, while the kernel killed processes of this node for lack of memory"
+        return (
+            f"{whose} probably ran out of memory: it was killed{at}{used}, while the kernel killed processes of "
+            "this node for lack of memory"
+        )
     return f"{whose} ran out of memory: the kernel killed it{at}{used}"
 
 

@@ -32,19 +32,25 @@ class Placement:
     """By owner; the owner first."""
 
 
-def plan(nodes: Sequence[NodeId], copies: int, domains: Mapping[NodeId, str] | None = None, before: Sequence[Sequence[int]] = ()) -> Placement:
+def plan(
+    nodes: Sequence[NodeId],
+    copies: int,
+    domains: Mapping[NodeId, str] | None = None,
+    before: Sequence[Sequence[int]] = (),
+) -> Placement:
     """Return the placement of a job. Deterministic.
 
-    The job's decide calls it once per generation. Nodes of the previous placement keep their groups, and a replacement takes the lost node's
-    part. Groups change only where a shard would have all its holders in one domain although another arrangement avoids that.
+    The job's decide calls it once per generation. Nodes of the previous placement keep their groups, and a replacement
+    takes the lost node's part. Groups change only where a shard would have all its holders in one domain although
+    another arrangement avoids that.
 
     Args:
         nodes: the members by GROUP_RANK.
         copies: m, how many nodes hold a shard, the owner's included.
-        domains: failure domain (network node) of each node; a node without an entry counts as a domain of its own. A fresh placement takes
-            the members of a group from as many domains as it can.
-        before: the groups of the previous placement, as GROUP_RANKs (`groups_of`). Empty, or made for another number of copies or nodes:
-            the placement is a fresh one.
+        domains: failure domain (network node) of each node; a node without an entry counts as a domain of its own. A
+            fresh placement takes the members of a group from as many domains as it can.
+        before: the groups of the previous placement, as GROUP_RANKs (`groups_of`). Empty, or made for another number of
+            copies or nodes: the placement is a fresh one.
 
     Returns:
         Groups and holders.
@@ -53,13 +59,17 @@ def plan(nodes: Sequence[NodeId], copies: int, domains: Mapping[NodeId, str] | N
         ImpossiblePlacement: more copies than nodes, fewer than one copy, or a node that is named twice.
     """
     if not 1 <= copies <= len(nodes):
-        raise ImpossiblePlacement(f"{copies} copies do not fit {len(nodes)} nodes: between 1 and {len(nodes)} are possible")
+        raise ImpossiblePlacement(
+            f"{copies} copies do not fit {len(nodes)} nodes: between 1 and {len(nodes)} are possible"
+        )
     if len(set(nodes)) != len(nodes):
         raise ImpossiblePlacement("a node is named twice")
     domain_of = [(domains or {}).get(node, f"unknown {node}") for node in nodes]
     fresh = _cut(_spread(domain_of, copies) if domains else range(len(nodes)), copies)
     previous = tuple(tuple(group) for group in before)
-    is_previous = list(map(len, previous)) == list(map(len, fresh)) and sorted(sum(previous, ())) == list(range(len(nodes)))
+    is_previous = list(map(len, previous)) == list(map(len, fresh)) and sorted(sum(previous, ())) == list(
+        range(len(nodes))
+    )
     groups = separate(previous if is_previous else fresh, copies, domain_of)
     named = tuple(tuple(nodes[place] for place in group) for group in groups)
     holders = {node: holders_in(group, i, copies) for group in named for i, node in enumerate(group)}
@@ -90,7 +100,9 @@ def groups_of(holders: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
         if group:
             groups.append(tuple(group))
     groups.sort(key=lambda group: len(group) > copies)
-    is_sound = all(tuple(holders[node]) == holders_in(group, i, copies) for group in groups for i, node in enumerate(group))
+    is_sound = all(
+        tuple(holders[node]) == holders_in(group, i, copies) for group in groups for i, node in enumerate(group)
+    )
     return tuple(groups) if is_sound else ()
 
 
@@ -111,8 +123,11 @@ def recovery_probability(node_count: int, copies: int, lost_count: int) -> float
         ImpossiblePlacement: m does not fit N, or more nodes are lost than there are.
     """
     if not (1 <= copies <= node_count and 0 <= lost_count <= node_count):
-        raise ImpossiblePlacement(f"{copies} copies, {lost_count} lost nodes and {node_count} nodes do not fit together")
-    # By inclusion and exclusion over the groups that are lost whole; of a ring, all minus what loses a shard. A ring of fewer than 2m nodes has at
+        raise ImpossiblePlacement(
+            f"{copies} copies, {lost_count} lost nodes and {node_count} nodes do not fit together"
+        )
+    # By inclusion and exclusion over the groups that are lost whole; of a ring, all minus what loses a shard. A ring of
+    # fewer than 2m nodes has at
     # most one run of m or more lost nodes: it begins at one of `ring` places, after a live node, unless all are lost.
     ring = copies + node_count % copies if node_count % copies else 0
     groups = (node_count - ring) // copies

@@ -7,17 +7,22 @@
 
 The queue is served in order. The first job that does not fit is its head, and nothing may make the head start later:
 
-- **Backfill.** A job behind the head may start only onto nodes that the head cannot use. Running jobs can end at any moment and in any order
-  (`MaxRuntimeInSeconds` is the latest end, never the earliest), so whatever set of them is left, if the head fits without the newcomer, it
-  must fit with it. That needs no known end, and holds for every one.
-- **Preemption.** For a head of higher priority, preemptible jobs are paused (an agreed stop, checkpointed), lowest priority and youngest
-  first, as few as are needed and none if all together are not enough. A job that waits for its gang has nothing to lose and goes back.
-- **Quotas.** A job whose project holds too many nodes already to have its own, too, waits beside the queue: it is no head, nobody makes way for it.
-- **Pauses.** A job that a person paused gives its nodes back in the same way, and does not wait here: it holds up nobody, until it is resumed.
-- **Patience.** A gang that is not complete and to which no node has come for `GANG_PATIENCE_SECONDS` gives its nodes back and stands aside
-  for a while, longer each time: it neither holds nodes nor holds back others, and its nodes are for jobs behind it, or surplus.
+- **Backfill.** A job behind the head may start only onto nodes that the head cannot use. Running jobs can end at any
+  moment and in any order (`MaxRuntimeInSeconds` is the latest end, never the earliest), so whatever set of them is
+  left, if the head fits without the newcomer, it must fit with it. That needs no known end, and holds for every one.
+- **Preemption.** For a head of higher priority, preemptible jobs are paused (an agreed stop, checkpointed), lowest
+  priority and youngest first, as few as are needed and none if all together are not enough. A job that waits for its
+  gang has nothing to lose and goes back.
+- **Quotas.** A job whose project holds too many nodes already to have its own, too, waits beside the queue: it is no
+head, nobody makes way for it.
+- **Pauses.** A job that a person paused gives its nodes back in the same way, and does not wait here: it holds up
+nobody, until it is resumed.
+- **Patience.** A gang that is not complete and to which no node has come for `GANG_PATIENCE_SECONDS` gives its nodes
+  back and stands aside for a while, longer each time: it neither holds nodes nor holds back others, and its nodes are
+  for jobs behind it, or surplus.
 
-Invariant: pure; the loops of jobs and fleets ask the same question and get the same answer, and no job is told to move by anything else.
+Invariant: pure; the loops of jobs and fleets ask the same question and get the same answer, and no job is told to move
+by anything else.
 """
 
 from __future__ import annotations
@@ -100,7 +105,9 @@ def schedule(jobs: Iterable[FleetJob], capacity: int, now: float) -> Schedule:
         for job in queue[1:]:
             if not _is_within_quota(job, holding):
                 limited.append(job)
-            elif job.node_count <= free and cannot_delay(head.node_count, job.node_count, [other.node_count for other in holding], capacity):
+            elif job.node_count <= free and cannot_delay(
+                head.node_count, job.node_count, [other.node_count for other in holding], capacity
+            ):
                 free -= job.node_count
                 runs.add(job.run)
                 holding.append(job)
@@ -126,7 +133,8 @@ def cannot_delay(head_count: int, newcomer_count: int, holding_counts: Sequence[
         capacity: nodes that there are.
 
     Returns:
-        True if for every set of holding jobs that may be left: where the head fits without the newcomer, it fits with it.
+        True if for every set of holding jobs that may be left: where the head fits without the newcomer, it fits with
+        it.
     """
     reachable = 1  # bit n: some set of the others has n nodes together
     for count in holding_counts:
@@ -147,7 +155,10 @@ def stand_aside_seconds(attempt_count: int) -> float:
 
 
 def in_words(plan: Schedule, run: RunId) -> str:
-    """Return what a queued job waits for: its place, who is ahead, and the figures. Its project reads this: jobs of others are counted, not named."""
+    """Return what a queued job waits for: its place, who is ahead, and the figures.
+
+    Its project reads this: jobs of others are counted, not named.
+    """
     place = plan.place_of(run)
     if place is None:
         return "its turn has come"
@@ -158,7 +169,9 @@ def in_words(plan: Schedule, run: RunId) -> str:
     ahead = plan.ahead_of(run)
     named = [f"{other.job} (priority {other.priority})" for other in ahead if other.project == job.project][:3]
     more = len(ahead) - len(named)
-    behind = f", behind {' and '.join([', '.join(named)] * bool(named) + [f'{more} more'] * bool(more))}" if ahead else ""
+    behind = (
+        f", behind {' and '.join([', '.join(named)] * bool(named) + [f'{more} more'] * bool(more))}" if ahead else ""
+    )
     making_way = sorted(other for other, head in plan.giving_way.items() if head.run == run)
     paused = f"; {len(making_way)} of lower priority make way" if making_way else ""
     figures = f"needs {job.node_count} nodes, {plan.free_count} of {plan.capacity} are free"
@@ -190,7 +203,9 @@ def _victims(head: FleetJob, holding: Sequence[FleetJob], free: int, now: float)
         soon += job.node_count
     if soon < head.node_count:
         return []
-    for job in reversed(chosen[:]):  # the last to be chosen is the dearest, and needed; of those before it some may not be
+    for job in reversed(
+        chosen[:]
+    ):  # the last to be chosen is the dearest, and needed; of those before it some may not be
         if soon - job.node_count >= head.node_count:
             chosen.remove(job)
             soon -= job.node_count
@@ -200,4 +215,6 @@ def _victims(head: FleetJob, holding: Sequence[FleetJob], free: int, now: float)
 def _may_give_way(job: FleetJob, now: float) -> bool:
     if job.state is JobState.ALLOCATING:
         return True
-    return job.state is JobState.RUNNING and job.may_pause and (job.no_pause_before is None or now >= job.no_pause_before)
+    return (
+        job.state is JobState.RUNNING and job.may_pause and (job.no_pause_before is None or now >= job.no_pause_before)
+    )

@@ -4,9 +4,9 @@
                                │                    step of g that the path still goes through: here (1, 3) is, (1, 4) is not
     generation 2:              3 ─ 4 ─ 5 ─ 6
 
-Invariant: a base and all its sources lie on the path of the newest started generation; a slot is named by origin, step and digest, never by
-step alone.
-The rules: docs/design.md#restore. `tests/model/step_protocol.py` has them as `lineage`, `on_path` and `common`.
+Invariant: a base and all its sources lie on the path of the newest started generation; a slot is named by origin, step
+and digest, never by step alone. The rules: docs/design.md#restore. `tests/model/step_protocol.py` has them as
+`lineage`, `on_path` and `common`.
 """
 
 from __future__ import annotations
@@ -95,13 +95,15 @@ def is_on_path(path: Path, origin: Generation, step: Step) -> bool:
 def newest_committed(path: Path, recorded: Step, reported: Iterable[tuple[Generation, Step]]) -> Step:
     """Return the newest committed step that the control plane or a node knows of.
 
-    The control plane's own record lags: it hears of commits about once a second, and of none while it is down. The promised nodes report the C on
-    their pages. A base above C was captured by ranks whose agents had heard C, so every survivor of that generation reports C.
+    The control plane's own record lags: it hears of commits about once a second, and of none while it is down. The
+    promised nodes report the C on their pages. A base above C was captured by ranks whose agents had heard C, so every
+    survivor of that generation reports C.
 
     Args:
         path: of the newest started generation.
         recorded: the control plane's own record.
-        reported: generation and C of each report. A C off the path was committed on a branch that was given up, and does not count.
+        reported: generation and C of each report. A C off the path was committed on a branch that was given up, and
+            does not count.
 
     Returns:
         The step; -1: none is known.
@@ -129,7 +131,9 @@ def choose(survey: Survey) -> Restore:
         base_step=base,
         sources=sources,
         keep={node: _keep(survey, node, base) for node in survey.inventories},
-        forgotten=tuple(rank for rank in ranks if all(source.kind == "s3" for sources in found[rank].values() for source in sources)),
+        forgotten=tuple(
+            rank for rank in ranks if all(source.kind == "s3" for sources in found[rank].values() for source in sources)
+        ),
     )
 
 
@@ -186,7 +190,8 @@ def stored_step(survey: Survey, base: Step) -> Step:
     leading = (
         checkpoint.step
         for checkpoint in survey.checkpoints
-        if checkpoint.step <= base and all(is_on_path(survey.path, shard.origin_generation, checkpoint.step) for shard in checkpoint.shards)
+        if checkpoint.step <= base
+        and all(is_on_path(survey.path, shard.origin_generation, checkpoint.step) for shard in checkpoint.shards)
     )
     return max(leading, default=FIRST_STEP)
 
@@ -194,7 +199,8 @@ def stored_step(survey: Survey, base: Step) -> Step:
 def _keep(survey: Survey, node: NodeId, base: Step) -> tuple[SlotReference, ...]:
     """Return the slots that a node must not overwrite before the base is committed: all on the path up to the base.
 
-    The node may lack a shard's base, and then needs one slot to receive it. It keeps the newest committed step, then the newest others.
+    The node may lack a shard's base, and then needs one slot to receive it. It keeps the newest committed step, then
+    the newest others.
     """
     kept: dict[Rank, list[SlotRecord]] = {}
     for slot in survey.inventories[node]:
@@ -205,7 +211,9 @@ def _keep(survey: Survey, node: NodeId, base: Step) -> tuple[SlotReference, ...]
         if base > 0 and all(slot.step != base for slot in slots):
             del slots[survey.slot_count - 1 :]
     return tuple(
-        SlotReference(owner_rank=slot.owner_rank, origin_generation=slot.origin_generation, step=slot.step, digest=slot.digest)
+        SlotReference(
+            owner_rank=slot.owner_rank, origin_generation=slot.origin_generation, step=slot.step, digest=slot.digest
+        )
         for rank in sorted(kept)
         for slot in sorted(kept[rank], key=lambda slot: slot.step)
     )

@@ -5,8 +5,8 @@
     a reset mends it (Xid 95 …)    reboot           replace
     only other hardware does       replace
 
-A GPU is never reset by itself: that takes root and every process off it, which is all that a reboot costs. A reboot leaves an instance on its host:
-what NVIDIA answers with a restart of the bare metal, EC2 answers with another instance.
+A GPU is never reset by itself: that takes root and every process off it, which is all that a reboot costs. A reboot
+leaves an instance on its host: what NVIDIA answers with a restart of the bare metal, EC2 answers with another instance.
 
 Invariant: what is not in the tables restarts ranks and nothing else.
 """
@@ -24,13 +24,43 @@ LEMON_INCIDENTS = 3
 LEMON_WINDOW_SECONDS = 24 * 3600.0
 """A node that had its part in so many incidents within so long is a lemon: whatever each of them was, it is not used again.
 
-Source: Kokolis et al., HPCA'25 (arXiv 2410.21680), section on lemon nodes: few nodes make most failures, and are found by their history.
+Source: Kokolis et al., HPCA'25 (arXiv 2410.21680), section on lemon nodes: few nodes make most failures, and are found
+by their history.
 """
 HISTORY_LIMIT = 20
 """Lines of a node's history that are looked at, the newest."""
 
 _IGNORE = (14, 37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 107, 121, 137, 141, 152, 153, 157, 160, 161)
-_RESTART = (8, 11, 13, 25, 31, 32, 39, 40, 41, 45, 60, 68, 69, 70, 71, 72, 75, 76, 77, 80, 82, 83, 84, 85, 86, 88, 89, 94)
+_RESTART = (
+    8,
+    11,
+    13,
+    25,
+    31,
+    32,
+    39,
+    40,
+    41,
+    45,
+    60,
+    68,
+    69,
+    70,
+    71,
+    72,
+    75,
+    76,
+    77,
+    80,
+    82,
+    83,
+    84,
+    85,
+    86,
+    88,
+    89,
+    94,
+)
 _RESTART_NEWER = (*range(96, 106), *range(126, 136), 139)
 _RESET = (46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158)
 _RESET_OR_REBOOT = (48, 74, 151, 171, 172)
@@ -45,8 +75,8 @@ XID: Mapping[int, Remedy] = {
     **dict.fromkeys(_NEW_HARDWARE, Remedy.REPLACE),
 }
 """By Xid. Source: NVIDIA, Xid Catalog, column `Resolution Bucket (Immediate Action)`,
-https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html: IGNORE is NONE, RESTART_APP is RESTART, RESET_GPU and RESTART_VM are REBOOT,
-RESTART_BM and CHECK_MECHANICALS are REPLACE. 154 only repeats what another Xid calls for."""
+https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html: IGNORE is NONE, RESTART_APP is RESTART, RESET_GPU
+and RESTART_VM are REBOOT, RESTART_BM and CHECK_MECHANICALS are REPLACE. 154 only repeats what another Xid calls for."""
 FAULTS: Mapping[str, Remedy] = {
     FaultCode.RANKS_NOT_GONE: Remedy.REPLACE,
     FaultCode.GPU_ECC: Remedy.REBOOT,
@@ -61,9 +91,12 @@ FAULTS: Mapping[str, Remedy] = {
     FaultCode.MEMORY_LOW: Remedy.NONE,
     FaultCode.MEMORY_KILLED: Remedy.NONE,
 }
-"""By code; `gpu_xid` goes by its number. A GPU that is lost is an Xid 79 whose line was not seen. A disk that does not answer keeps in the kernel
-whoever touches it: nothing short of a reboot brings them back, and a node that does not return from that is replaced. Throttling, errors of a card,
-a full disk and little memory pass, or are the job's own doing: ranks that fail of them restart, and the breakers see to the rest."""
+"""By code; `gpu_xid` goes by its number. A GPU that is lost is an Xid 79 whose line was not seen.
+
+A disk that does not answer keeps in the kernel
+whoever touches it: nothing short of a reboot brings them back, and a node that does not return from that is replaced.
+Throttling, errors of a card, a full disk and little memory pass, or are the job's own doing: ranks that fail of them
+restart, and the breakers see to the rest."""
 _XID_IN_WORDS = re.compile(r"\bxid\s*(?:\(PCI:[^)]*\))?\D{0,3}(\d{1,3})\b", re.IGNORECASE)
 
 

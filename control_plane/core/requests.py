@@ -6,9 +6,11 @@
                  of a node that has not joined                                          ──▶ likewise
     HoldNode     of a node that works for nobody                                        ──▶ held, for a person
 
-A request is a column of the node's row until it is done; the fleet loop does it once nobody works there, and gives the node to nobody meanwhile.
+A request is a column of the node's row until it is done; the fleet loop does it once nobody works there, and gives the
+node to nobody meanwhile.
 
-Invariant: pure. What is refused here would harm a job or could not be done; what has become impossible since is waited for, never forced.
+Invariant: pure. What is refused here would harm a job or could not be done; what has become impossible since is waited
+for, never forced.
 """
 
 from __future__ import annotations
@@ -71,12 +73,18 @@ def refusal(asked: NodeRequest, standing: Standing) -> str:
 
 def _refusal_of_job(asked: NodeRequest, standing: Standing, node: str) -> str:
     if asked is NodeRequest.HOLD:
-        return f"{node} works for {standing.job_name}: everstep nodes drain {standing.node_id} lets its ranks move first"
+        return (
+            f"{node} works for {standing.job_name}: everstep nodes drain {standing.node_id} lets its ranks move first"
+        )
     if standing.taken_over_by:
-        return f"{node} works for {standing.job_name}, which {standing.taken_over_by} has taken over: it is to be handed back first"
+        return (
+            f"{node} works for {standing.job_name}, which {standing.taken_over_by} has taken over: it is to be "
+            "handed back first"
+        )
     if standing.spare_count == 0 and standing.node_count >= standing.max_node_count:
         return (
-            f"{node} works for {standing.job_name} and no other one can take its place: there is no spare, and the fleet has all "
+            f"{node} works for {standing.job_name} and no other one can take its place: there is no spare, and "
+            "the fleet has all "
             f"{standing.max_node_count} nodes that its group may have"
         )
     return ""

@@ -1,10 +1,12 @@
 """Rearranges the groups of a placement until no shard lies in a single failure domain, as far as the domains allow, with few changed shards.
 
-A group of `copies` nodes keeps the shards of all its members; the last group may be a ring, where each member keeps its own shard and those of
-its `copies - 1` predecessors. A shard is exposed if all its holders share one domain: the loss of that domain loses the shard. The solver
-exchanges two nodes at a time. Every exchange lowers the number of exposed shards, and the exchange that changes the fewest shards comes first.
+A group of `copies` nodes keeps the shards of all its members; the last group may be a ring, where each member keeps its
+own shard and those of its `copies - 1` predecessors. A shard is exposed if all its holders share one domain: the loss
+of that domain loses the shard. The solver exchanges two nodes at a time. Every exchange lowers the number of exposed
+shards, and the exchange that changes the fewest shards comes first.
 
-Invariant: groups without exposed shards change only if they take part in an exchange that lowers the number of exposed shards.
+Invariant: groups without exposed shards change only if they take part in an exchange that lowers the number of exposed
+shards.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ def separate(groups: Sequence[Group], copies: int, domains: Sequence[str]) -> tu
     `placement.plan` calls it once per generation, for a fresh placement and for one that lost nodes. Deterministic.
 
     Args:
-        groups: every GROUP_RANK once; all have `copies` members, except that the last one may have up to twice as many less one.
+        groups: every GROUP_RANK once; all have `copies` members, except that the last one may have up to twice as many
+        less one.
         copies: m, at least 1.
         domains: the failure domain of each node, by GROUP_RANK.
 
@@ -66,7 +69,9 @@ class _Search:
         before = self.exposed_count
         if before:
             self.original = self.original or {
-                node: frozenset(holders_in(group, position, self.copies)) for group in self.groups for position, node in enumerate(group)
+                node: frozenset(holders_in(group, position, self.copies))
+                for group in self.groups
+                for position, node in enumerate(group)
             }
             self.mend_ring()
             self.mend_whole_groups()
@@ -90,13 +95,16 @@ class _Search:
 
     def changed(self, group: Group) -> int:
         """Count the members of a group whose shard has other holders than in the original placement."""
-        return sum(frozenset(holders_in(group, position, self.copies)) != self.original[node] for position, node in enumerate(group))
+        return sum(
+            frozenset(holders_in(group, position, self.copies)) != self.original[node]
+            for position, node in enumerate(group)
+        )
 
     def outside(self, index: int, domain: str) -> int:
         """Count the members of a group that are outside of a domain."""
         return sum(self.domains[node] != domain for node in self.groups[index])
 
-    # -- the ring -------------------------------------------------------------------------------------------------------------------------
+    # -- the ring
 
     @property
     def ring(self) -> int | None:
@@ -156,7 +164,9 @@ class _Search:
 
         def rank(option: Option) -> Rank:
             exposed = sum(self.exposed(group) - self.exposed(self.groups[index]) for index, group in option.items())
-            return exposed, sum(self.changed(group) - self.changed(self.groups[index]) for index, group in option.items())
+            return exposed, sum(
+                self.changed(group) - self.changed(self.groups[index]) for index, group in option.items()
+            )
 
         best = min(options, key=rank, default=None)
         if best is None or rank(best)[0] >= 0:
@@ -170,7 +180,7 @@ class _Search:
             self.groups[index] = group
             self.touched.add(index)
 
-    # -- groups of `copies` members ---------------------------------------------------------------------------------------------------------
+    # -- groups of `copies` members
 
     def mend_whole_groups(self) -> None:
         """Exchange members of groups that lie in one domain: first among each other, then with the groups that can give the most."""
@@ -194,11 +204,17 @@ class _Search:
 
     def borrow(self, exposed: Sequence[int], domain: str) -> None:
         """Give each of these groups, which lie in one domain, a member of a group that has two members outside of that domain or more."""
-        spare = {index: self.outside(index, domain) - 1 for index, group in enumerate(self.groups) if len(group) == self.copies}
+        spare = {
+            index: self.outside(index, domain) - 1
+            for index, group in enumerate(self.groups)
+            if len(group) == self.copies
+        }
         lenders = [index for index, count in spare.items() if count > 0]
         lenders.sort(key=lambda index: (index not in self.touched, -spare[index], index), reverse=True)
         for index in exposed:
-            options = [next(self.exchanges(index, lenders[-1]))] if lenders else []  # all exchanges of the two are alike
+            options = (
+                [next(self.exchanges(index, lenders[-1]))] if lenders else []
+            )  # all exchanges of the two are alike
             if self.ring is not None and self.outside(self.ring, domain) > 1:
                 options += [*self.exchanges(index, self.ring), *self.recuts(self.ring, index)]
             self.apply_best(options)

@@ -1,19 +1,21 @@
 """How many spares a fleet keeps: a count that the user says, or as many as make it probable that one is free when a failure comes.
 
-A spare that takes over is missing until its replacement is there. Failures come as a Poisson process of rate λ·n (n nodes at work), a replacement
-takes R on average, however it is distributed; so the number of replacements under way is Poisson with mean ρ = λ·n·R (Palm's theorem), and a
-failure, which sees what an observer at a random moment sees, finds one of s spares free with
+A spare that takes over is missing until its replacement is there. Failures come as a Poisson process of rate λ·n (n
+nodes at work), a replacement takes R on average, however it is distributed; so the number of replacements under way is
+Poisson with mean ρ = λ·n·R (Palm's theorem), and a failure, which sees what an observer at a random moment sees, finds
+one of s spares free with
 
     P(s) = P(Poisson(ρ) ≤ s − 1)            the smallest s with P(s) ≥ Probability is kept
 
-λ is not known but estimated, and a fleet that has seen nothing yet has no reason to hope: one failure in 154 node-days (RSC-1) is added to what
-was seen, and λ is the exact upper bound of 95 % confidence: the rate with which so few failures or fewer would be seen once in twenty. R is the
-mean of the measured times, with three of 7 minutes (the paper's longest) counted in. From five failures on, the bound on what was seen alone
-counts where it is higher: the node-days of the prior must not water down a fleet that fails ten times a day.
+λ is not known but estimated, and a fleet that has seen nothing yet has no reason to hope: one failure in 154 node-days
+(RSC-1) is added to what was seen, and λ is the exact upper bound of 95 % confidence: the rate with which so few
+failures or fewer would be seen once in twenty. R is the mean of the measured times, with three of 7 minutes (the
+paper's longest) counted in. From five failures on, the bound on what was seen alone counts where it is higher: the
+node-days of the prior must not water down a fleet that fails ten times a day.
 
 Invariant: pure; more failures, longer replacements, more nodes and a higher probability never mean fewer spares.
-Source: Palm 1938; Feeney and Sherbrooke 1966 ((s − 1, s) policy); Garwood 1936 (the interval); Kokolis et al., HPCA'25 (6.5 failures per 1,000
-node-days); GEMINI, SOSP'23 (4 to 7 minutes).
+Source: Palm 1938; Feeney and Sherbrooke 1966 ((s − 1, s) policy); Garwood 1936 (the interval); Kokolis et al., HPCA'25
+(6.5 failures per 1,000 node-days); GEMINI, SOSP'23 (4 to 7 minutes).
 """
 
 from __future__ import annotations

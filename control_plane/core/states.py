@@ -1,6 +1,7 @@
 """The states of everything that has a life, and one table of transitions each.
 
-Invariant: a state changes only by `advance` through its table; what a user sees is derived from it and never stored beside it.
+Invariant: a state changes only by `advance` through its table; what a user sees is derived from it and never stored
+beside it.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class JobState(StrEnum):
     LOADING: The plan is stored and members fetch shards. Left when every node has verified its shards.
     STARTING: The ranks are being started. Left when all run.
     RUNNING: The ranks train.
-    PAUSING: An agreed stop is requested to free the nodes, for a job of higher priority or for a person. Left for QUEUED
-        when the step is a checkpoint.
+    PAUSING: An agreed stop is requested to free the nodes, for a job of higher priority or for a person. Left for
+        QUEUED when the step is a checkpoint.
     STOPPING: An agreed stop is requested. Left when all ranks have exited.
     COMPLETED: Every rank ended with success. Final.
     FAILED: No new generation can help. Final.
@@ -81,14 +82,14 @@ class JobEvent(StrEnum):
 class NodeState(StrEnum):
     """The states of a node in its fleet.
 
-    JOINING: EC2 has the instance, and its agent has not connected. Left when it connects or is too late, or the instance
-        ends.
+    JOINING: EC2 has the instance, and its agent has not connected. Left when it connects or is too late, or the
+        instance ends.
     SPARE: The agent is connected and the node is free. Left by assignment, a scale-down or a fault.
     ASSIGNED: The node belongs to one job. Left when the job ends or excludes it.
-    HELD: The node is neither used nor ended: unreachable, distrusted, or kept for inspection. An unreachable node is left
-        alone until it is heard again, any other until a person decides.
-    REBOOTING: EC2 reboots the node for a fault that a reboot repairs. Left when its agent is back without the fault, or is
-        too late.
+    HELD: The node is neither used nor ended: unreachable, distrusted, or kept for inspection. An unreachable node is
+        left alone until it is heard again, any other until a person decides.
+    REBOOTING: EC2 reboots the node for a fault that a reboot repairs. Left when its agent is back without the fault, or
+        is too late.
     DRAINING: The node is excluded or surplus, and EC2 ends it. Left when EC2 reports that.
     GONE: The instance has ended. Final.
     """
@@ -158,7 +159,10 @@ class IncidentEvent(StrEnum):
 
 
 class IncidentPhase(StrEnum):
-    """What of a recovery goes on, as users are told: the same as `IncidentState`, by the measured phase. CLOSED: none does any more."""
+    """What of a recovery goes on, as users are told: the same as `IncidentState`, by the measured phase.
+
+    CLOSED: none does any more.
+    """
 
     REPLACE = "replace"
     RESTORE = "restore"
@@ -177,8 +181,8 @@ INCIDENT_PHASES: Mapping[IncidentState, IncidentPhase] = {
 class FleetStatus(StrEnum):
     """Whether a fleet may act on its group; derived at every pass from what is observed, so it has no transitions.
 
-    ACTIVE: all actions. FROZEN: the group is not as the contract says, or most agents are silent at once: nothing is ended until that passes.
-    DELETING: nodes are ended one by one; then the fleet is forgotten.
+    ACTIVE: all actions. FROZEN: the group is not as the contract says, or most agents are silent at once: nothing is
+    ended until that passes. DELETING: nodes are ended one by one; then the fleet is forgotten.
     """
 
     ACTIVE = "active"
@@ -262,7 +266,9 @@ S = TypeVar("S", bound=StrEnum)
 E = TypeVar("E", bound=StrEnum)
 
 ENDED_JOBS = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.STOPPED})
-LAUNCHED_JOBS = frozenset({JobState.PREPARING, JobState.LOADING, JobState.STARTING, JobState.RUNNING, JobState.PAUSING, JobState.STOPPING})
+LAUNCHED_JOBS = frozenset(
+    {JobState.PREPARING, JobState.LOADING, JobState.STARTING, JobState.RUNNING, JobState.PAUSING, JobState.STOPPING}
+)
 """States in which a job has a generation, and so nodes that know of it."""
 HOLDING_JOBS = LAUNCHED_JOBS | {JobState.ALLOCATING}
 """States in which a job's nodes count towards the fleet's size."""
@@ -303,7 +309,8 @@ class TrainingJobStatus(StrEnum):
 class ProtectionState(StrEnum):
     """How well a job's state is kept in memory right now.
 
-    PROTECTED: every shard has all its copies. DEGRADED: some shard has fewer, or snapshots are refused. UNPROTECTED: no step is kept in memory.
+    PROTECTED: every shard has all its copies. DEGRADED: some shard has fewer, or snapshots are refused. UNPROTECTED: no
+    step is kept in memory.
     """
 
     PROTECTED = "Protected"
@@ -383,8 +390,9 @@ def secondary_status(
         is_pause_requested: a person paused it and has not resumed it since.
 
     Returns:
-        The status. A request to stop or to pause shows at once. A launch counts as training from its first new step on: before, it is a start, or
-        a restart of a job that has made steps. A job that waits for nodes again is interrupted.
+        The status. A request to stop or to pause shows at once. A launch counts as training from its first new step on:
+        before, it is a start, or a restart of a job that has made steps. A job that waits for nodes again is
+        interrupted.
     """
     if state in ENDED_JOBS:
         return _SECONDARY[state]
@@ -392,7 +400,9 @@ def secondary_status(
         return SecondaryStatus.STOPPING
     if is_pause_requested:
         return SecondaryStatus.PAUSED if state is JobState.QUEUED else SecondaryStatus.PAUSING
-    is_launching = state in (JobState.PREPARING, JobState.LOADING, JobState.STARTING) or (state is JobState.RUNNING and not is_stepping)
+    is_launching = state in (JobState.PREPARING, JobState.LOADING, JobState.STARTING) or (
+        state is JobState.RUNNING and not is_stepping
+    )
     if is_launching and has_stepped:
         return SecondaryStatus.RESTARTING
     if is_launching and state is JobState.RUNNING:

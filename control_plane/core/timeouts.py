@@ -1,9 +1,10 @@
 """The ladder of timeouts (docs/design.md#timeouts): every waiting time of the system, derived from how fast a failure is to be detected.
 
-Limits that do not derive from it are here, too, where the control plane has them, with the reason: they are times of AWS, of devices or of people.
+Limits that do not derive from it are here, too, where the control plane has them, with the reason: they are times of
+AWS, of devices or of people.
 
-Invariant: each rung is above the one below it, so that a lower layer has always given up before a higher one acts; a fixed limit that has to outlast
-a rung does.
+Invariant: each rung is above the one below it, so that a lower layer has always given up before a higher one acts; a
+fixed limit that has to outlast a rung does.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ GANG_PATIENCE_SECONDS = 900.0
 
 FIXED = (
     _Fixed(
-        "hello", HELLO_SECONDS, "a connection that says nothing by then is closed", "nobody is known by it yet, so that nothing is detected by it"
+        "hello",
+        HELLO_SECONDS,
+        "a connection that says nothing by then is closed",
+        "nobody is known by it yet, so that nothing is detected by it",
     ),
     _Fixed(
         "send",
@@ -72,12 +76,16 @@ FIXED = (
         outlasts="final_round",
     ),
     _Fixed(
-        "reboot", REBOOT_SECONDS, "an instance that is not back by then is replaced", "bare metal and large GPU instances take a quarter of an hour"
+        "reboot",
+        REBOOT_SECONDS,
+        "an instance that is not back by then is replaced",
+        "bare metal and large GPU instances take a quarter of an hour",
     ),
     _Fixed(
         "join",
         JOIN_SECONDS,
-        "an instance whose agent has not dialled in by then is replaced; each further one in a row is given twice as long as the one before",
+        "an instance whose agent has not dialled in by then is replaced; each further one in a row is given "
+        "twice as long as the one before",
         "a boot takes as long as a reboot; what keeps every instance from joining is not mended by new ones",
     ),
     _Fixed(
@@ -93,18 +101,28 @@ _RUNGS = (
     _Rung(
         "lease",
         1,
-        "an agent that says nothing for this long is silent, and a server that does not answer it is left for the next one",
+        "an agent that says nothing for this long is silent, and a server that does not answer it is left "
+        "for the next one",
         "this is what detecting a failure means",
     ),
     _Rung(
-        "holder_deadline", 1, "a holder that does not acknowledge leaves the view", "commits wait for a holder no longer than the fleet for its agent"
+        "holder_deadline",
+        1,
+        "a holder that does not acknowledge leaves the view",
+        "commits wait for a holder no longer than the fleet for its agent",
     ),
-    _Rung("prepare_deadline", 2, "who has not promised by then is absent or unreachable", "a member that was only late has been heard again by then"),
+    _Rung(
+        "prepare_deadline",
+        2,
+        "who has not promised by then is absent or unreachable",
+        "a member that was only late has been heard again by then",
+    ),
     _Rung(
         "gone",
         5,
         "killed ranks that are still there after this long make their node unusable",
-        "large processes give their memory back in seconds; waited for once to end and once to be gone, both before T_max",
+        "large processes give their memory back in seconds; waited for once to end and once to be gone, "
+        "both before T_max",
     ),
     _Rung(
         "coordinator_deadline",
@@ -112,7 +130,12 @@ _RUNGS = (
         "a coordinator not back by then is replaced by a new generation",
         "an agent restarts in less; a new generation takes two prepares and restarts every rank",
     ),
-    _Rung("final_round", 10, "the last snapshot of a stopping job may take this long", "a coordinator may be lost and replaced meanwhile"),
+    _Rung(
+        "final_round",
+        10,
+        "the last snapshot of a stopping job may take this long",
+        "a coordinator may be lost and replaced meanwhile",
+    ),
     _Rung(
         "welcome",
         10,
@@ -167,7 +190,12 @@ def ladder(detection_seconds: float) -> Timeouts:
     """
     if not 0 < detection_seconds < float("inf"):
         raise InvalidTimeouts(f"detection_seconds is {detection_seconds}; it must be a positive number")
-    return check(Timeouts(detection_seconds=detection_seconds, **{f"{rung.name}_seconds": detection_seconds * rung.times for rung in _RUNGS}))
+    return check(
+        Timeouts(
+            detection_seconds=detection_seconds,
+            **{f"{rung.name}_seconds": detection_seconds * rung.times for rung in _RUNGS},
+        )
+    )
 
 
 def check(timeouts: Timeouts) -> Timeouts:
@@ -190,7 +218,10 @@ def check(timeouts: Timeouts) -> Timeouts:
         below_name, below = rung.name, seconds
     for limit in FIXED:
         if limit.outlasts and limit.seconds < (least := getattr(timeouts, f"{limit.outlasts}_seconds")):
-            raise InvalidTimeouts(f"{limit.outlasts}_seconds is {least:g}, above {limit.name}, which is {limit.seconds:g} whatever else is")
+            raise InvalidTimeouts(
+                f"{limit.outlasts}_seconds is {least:g}, above {limit.name}, which is {limit.seconds:g} "
+                "whatever else is"
+            )
     return timeouts
 
 
@@ -201,7 +232,9 @@ def grace_seconds(timeouts: Timeouts) -> float:
 
 def rungs(timeouts: Timeouts) -> tuple[str, ...]:
     """Return the ladder as lines to print at start, lowest rung first."""
-    return tuple(f"{getattr(timeouts, f'{rung.name}_seconds'):>8.1f} s  {rung.name:<20}  {rung.meaning}" for rung in _RUNGS)
+    return tuple(
+        f"{getattr(timeouts, f'{rung.name}_seconds'):>8.1f} s  {rung.name:<20}  {rung.meaning}" for rung in _RUNGS
+    )
 
 
 def explained(timeouts: Timeouts) -> tuple[str, ...]:
@@ -209,7 +242,9 @@ def explained(timeouts: Timeouts) -> tuple[str, ...]:
     knob = "the one knob: how soon a failure is to be noticed; all others are multiples of it"
     first = f"{timeouts.detection_seconds:>8.1f} s  {'detection_seconds':<20}  {knob}"
     told = zip(rungs(timeouts), _RUNGS, strict=True)
-    ladder_lines = (line for said, rung in told for line in (said, f"{'':>12}{rung.times} × detection_seconds: {rung.reason}"))
+    ladder_lines = (
+        line for said, rung in told for line in (said, f"{'':>12}{rung.times} × detection_seconds: {rung.reason}")
+    )
     return first, *ladder_lines, *(line for limit in FIXED for line in _told(limit))
 
 

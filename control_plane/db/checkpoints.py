@@ -24,7 +24,10 @@ COMPLETE = "complete"
 DELETING = "deleting"
 """It is to go, at a person's word or by its job's limits: nobody restores from it, its objects are being deleted."""
 DELETED = "deleted"
-"""Its objects are gone. The row stays with its job's, so that agents that still report its shards do not bring it back."""
+"""Its objects are gone.
+
+The row stays with its job's, so that agents that still report its shards do not bring it back.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,9 @@ def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> bool
     if row is not None and row.completed_at is not None:
         return False  # complete, or deleted: an agent that reports its shards once more does not bring it back
     if row is None:
-        row = Checkpoint(run_id=lease.key, generation=checkpoint.generation, step=checkpoint.step, created_at=checkpoint.created_at)
+        row = Checkpoint(
+            run_id=lease.key, generation=checkpoint.generation, step=checkpoint.step, created_at=checkpoint.created_at
+        )
         session.add(row)
     row.state = checkpoint.state
     row.bucket = checkpoint.bucket
@@ -83,11 +88,17 @@ def record(session: Session, lease: Lease, checkpoint: CheckpointRecord) -> bool
 
 def of_run(session: Session, run_id: str) -> tuple[CheckpointRecord, ...]:
     """Return all checkpoints of a run, deleted ones included, the newest step first."""
-    query = select(Checkpoint).where(Checkpoint.run_id == run_id).order_by(Checkpoint.step.desc(), Checkpoint.generation.desc())
+    query = (
+        select(Checkpoint)
+        .where(Checkpoint.run_id == run_id)
+        .order_by(Checkpoint.step.desc(), Checkpoint.generation.desc())
+    )
     return tuple(record_of(row, CheckpointRecord) for row in session.scalars(query))
 
 
-def page(session: Session, run_id: str, *, min_step: int, before: tuple[int, int] | None, limit: int) -> tuple[CheckpointRecord, ...]:
+def page(
+    session: Session, run_id: str, *, min_step: int, before: tuple[int, int] | None, limit: int
+) -> tuple[CheckpointRecord, ...]:
     """Return checkpoints of a run that have not been deleted, the newest step first, from behind a position on.
 
     Args:
@@ -100,7 +111,9 @@ def page(session: Session, run_id: str, *, min_step: int, before: tuple[int, int
     Returns:
         The checkpoints as stored.
     """
-    query = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.step >= min_step, Checkpoint.state != DELETED)
+    query = select(Checkpoint).where(
+        Checkpoint.run_id == run_id, Checkpoint.step >= min_step, Checkpoint.state != DELETED
+    )
     if before is not None:
         query = query.where(tuple_(Checkpoint.step, Checkpoint.generation) < before)
     query = query.order_by(Checkpoint.step.desc(), Checkpoint.generation.desc()).limit(limit)
@@ -114,7 +127,8 @@ def find(session: Session, run_id: str, *, step: int, generation: int | None) ->
         session: any.
         run_id: the job's run.
         step: of it.
-        generation: that made it; None: the newest that made that step and whose checkpoint was not deleted, else the newest.
+        generation: that made it; None: the newest that made that step and whose checkpoint was not deleted, else the
+            newest.
 
     Returns:
         The checkpoint as stored.
@@ -123,10 +137,14 @@ def find(session: Session, run_id: str, *, step: int, generation: int | None) ->
         NotFound: there is none.
     """
     best_first = (Checkpoint.state == DELETED, Checkpoint.generation.desc())
-    query = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.step == step).order_by(*best_first).limit(1)
+    query = (
+        select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.step == step).order_by(*best_first).limit(1)
+    )
     row = session.scalar(query if generation is None else query.where(Checkpoint.generation == generation))
     if row is None:
-        raise NotFound("checkpoint", f"step {step}" if generation is None else f"step {step} of generation {generation}")
+        raise NotFound(
+            "checkpoint", f"step {step}" if generation is None else f"step {step} of generation {generation}"
+        )
     return record_of(row, CheckpointRecord)
 
 
@@ -143,16 +161,29 @@ def set_state(session: Session, run_id: str, checkpoint: CheckpointRecord, state
 
 def runs_to_look_after(session: Session) -> tuple[str, ...]:
     """Return the runs of which something is being deleted, or may have become too much: those with limits and two or more complete ones."""
-    has_limit = or_(*(Job.spec[limit].as_string().is_not(None) for limit in ("checkpoint_max_count", "checkpoint_max_age_seconds")))
-    several = select(Checkpoint.run_id).join(Job, Job.run_id == Checkpoint.run_id).where(Checkpoint.state == COMPLETE, has_limit)
+    has_limit = or_(
+        *(Job.spec[limit].as_string().is_not(None) for limit in ("checkpoint_max_count", "checkpoint_max_age_seconds"))
+    )
+    several = (
+        select(Checkpoint.run_id)
+        .join(Job, Job.run_id == Checkpoint.run_id)
+        .where(Checkpoint.state == COMPLETE, has_limit)
+    )
     several = several.group_by(Checkpoint.run_id).having(func.count() > 1)
     deleting = select(Checkpoint.run_id).where(Checkpoint.state == DELETING)
     return tuple(session.scalars(union(several, deleting)))
 
 
 def ask_to_verify(session: Session, run_id: str, checkpoint: CheckpointRecord, now: datetime) -> CheckpointRecord:
-    """Note that a person wants a checkpoint read back; asking again while it is changes nothing. Return it as it is now."""
-    return checkpoint if checkpoint.verify_requested_at is not None else _set(session, run_id, checkpoint, verify_requested_at=now)
+    """Note that a person wants a checkpoint read back; asking again while it is changes nothing.
+
+    Return it as it is now.
+    """
+    return (
+        checkpoint
+        if checkpoint.verify_requested_at is not None
+        else _set(session, run_id, checkpoint, verify_requested_at=now)
+    )
 
 
 def to_verify(session: Session) -> tuple[str, CheckpointRecord] | None:
@@ -188,7 +219,11 @@ def _set(session: Session, run_id: str, checkpoint: CheckpointRecord, **columns:
 
 def pinned_steps(session: Session, run_id: str) -> tuple[int, ...]:
     """Return the steps of a run's pinned checkpoints, oldest first."""
-    query = select(Checkpoint.step).where(Checkpoint.run_id == run_id, Checkpoint.pinned_at.is_not(None)).order_by(Checkpoint.step)
+    query = (
+        select(Checkpoint.step)
+        .where(Checkpoint.run_id == run_id, Checkpoint.pinned_at.is_not(None))
+        .order_by(Checkpoint.step)
+    )
     return tuple(session.scalars(query))
 
 

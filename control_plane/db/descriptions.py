@@ -3,8 +3,8 @@
     job ─ its newest generation ─ what its incidents come to ─ its drill that is not over        one row, joined by the database
     node                                                                                          as many as it has
 
-DescribeTrainingJob is what waiters and scripts ask for most. The questions name tables instead of classes: putting a class's objects together takes
-longer than the database takes to answer.
+DescribeTrainingJob is what waiters and scripts ask for most. The questions name tables instead of classes: putting a
+class's objects together takes longer than the database takes to answer.
 
 Invariant: what is said here of a job is of one moment.
 """
@@ -28,13 +28,19 @@ from everstep.protocol.plan import GenerationPlan
 _JOB: Final = Job.__table__.c
 _GENERATION: Final = Generation.__table__.c
 _DRILL: Final = Drill.__table__.c
-_TOTALS: Final = incidents.totals_where_run(select(_JOB.run_id).where(_JOB.name == bindparam("of_name")).scalar_subquery()).subquery()
+_TOTALS: Final = incidents.totals_where_run(
+    select(_JOB.run_id).where(_JOB.name == bindparam("of_name")).scalar_subquery()
+).subquery()
 _ASKED: Final = (
     select(
         *_JOB,
         _GENERATION.plan,
         _GENERATION.revision.label("observed_revision"),
-        select(_DRILL.id).where(_DRILL.run_id == _JOB.run_id, _DRILL.ended_at.is_(None)).limit(1).scalar_subquery().label("open_drill_id"),
+        select(_DRILL.id)
+        .where(_DRILL.run_id == _JOB.run_id, _DRILL.ended_at.is_(None))
+        .limit(1)
+        .scalar_subquery()
+        .label("open_drill_id"),
         *_TOTALS.c,
     )
     .select_from(Job.__table__)

@@ -89,7 +89,9 @@ class DiskWatch:
         now = self._monotonic()
         with self._lock:
             found = {place: self._free_bytes(place) for place in self._records}
-            self._records = {place: each for place, each in self._records.items() if full_disk.is_full(each, now, found[place])}
+            self._records = {
+                place: each for place, each in self._records.items() if full_disk.is_full(each, now, found[place])
+            }
             return tuple(
                 FullDisk(place=place, free_bytes=found[place], words=record.words, seconds=now - record.since)
                 for place, record in sorted(self._records.items())

@@ -117,7 +117,9 @@ def change(session: Session, lease: Lease, drill_id: str, **changes: Unpack[Dril
     session.execute(update(Drill).where(Drill.id == drill_id, Drill.run_id == lease.key).values(**changes))
 
 
-def page(session: Session, *, job_name: str | None, project: str | None, after: tuple[datetime, str] | None, limit: int) -> tuple[DrillRecord, ...]:
+def page(
+    session: Session, *, job_name: str | None, project: str | None, after: tuple[datetime, str] | None, limit: int
+) -> tuple[DrillRecord, ...]:
     """Return drills in the order they were asked for.
 
     Args:

@@ -1,7 +1,8 @@
 """Events: what happened, in order. Append-only.
 
-Readers go on from the last id that they have seen, so no id may appear below one that was seen. A database gives ids when rows are inserted, and
-shows them when their transaction commits: they become visible in order because one transaction writes at a time (`control_plane.db.session`).
+Readers go on from the last id that they have seen, so no id may appear below one that was seen. A database gives ids
+when rows are inserted, and shows them when their transaction commits: they become visible in order because one
+transaction writes at a time (`control_plane.db.session`).
 
 Invariant: an event is never changed; ids become visible in order.
 """
@@ -78,7 +79,9 @@ class EventFilter:
     """Only events that happened before."""
 
 
-def newest_of(session: Session, event_type: str, *, job_name: str, since: datetime, until: datetime | None) -> int | None:
+def newest_of(
+    session: Session, event_type: str, *, job_name: str, since: datetime, until: datetime | None
+) -> int | None:
     """Return the id of a job's newest event of a type within a time, both ends included; None where there is none, or none any more.
 
     Args:
@@ -107,7 +110,12 @@ def page(session: Session, which: EventFilter, *, limit: int, is_ascending: bool
     Returns:
         At most `limit` events.
     """
-    query = select(Event).where(Event.id > which.after_id).order_by(Event.id if is_ascending else Event.id.desc()).limit(limit)
+    query = (
+        select(Event)
+        .where(Event.id > which.after_id)
+        .order_by(Event.id if is_ascending else Event.id.desc())
+        .limit(limit)
+    )
     if which.job_name is not None:
         query = query.where(Event.job_name == which.job_name)
     if which.fleet_name is not None:

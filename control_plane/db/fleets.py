@@ -231,7 +231,9 @@ def lift_blindness(session: Session, name: str, now: datetime) -> FleetRecord:
         NotFound: there is no such fleet.
     """
     get(session, name)
-    session.execute(update(Fleet).where(Fleet.name == name, Fleet.blindness_lifted_at.is_(None)).values(blindness_lifted_at=now))
+    session.execute(
+        update(Fleet).where(Fleet.name == name, Fleet.blindness_lifted_at.is_(None)).values(blindness_lifted_at=now)
+    )
     return get(session, name)
 
 
@@ -268,7 +270,9 @@ def request_delete(session: Session, name: str, now: datetime) -> FleetRecord:
     """
     get(session, name)
     _require_idle(session, name)
-    session.execute(update(Fleet).where(Fleet.name == name, Fleet.delete_requested_at.is_(None)).values(delete_requested_at=now))
+    session.execute(
+        update(Fleet).where(Fleet.name == name, Fleet.delete_requested_at.is_(None)).values(delete_requested_at=now)
+    )
     return get(session, name)
 
 
@@ -293,6 +297,8 @@ def remove(session: Session, lease: Lease, now: datetime) -> None:
 
 
 def _require_idle(session: Session, name: str) -> None:
-    unfinished = session.scalar(select(func.count()).select_from(Job).where(Job.fleet_name == name, Job.ended_at.is_(None)))
+    unfinished = session.scalar(
+        select(func.count()).select_from(Job).where(Job.fleet_name == name, Job.ended_at.is_(None))
+    )
     if unfinished:
         raise Conflict(f"the fleet {name!r} has training jobs that have not ended: {unfinished}")

@@ -1,6 +1,7 @@
 """Implications: what incidents say of nodes, a line each; the history that remedies are chosen by.
 
-Invariant: a line is written once, under the lease of the job or fleet that found it, and never changed; a node keeps at most `KEPT` of them.
+Invariant: a line is written once, under the lease of the job or fleet that found it, and never changed; a node keeps at
+most `KEPT` of them.
 """
 
 from __future__ import annotations
@@ -51,7 +52,12 @@ def record(session: Session, lease: Lease, lines: Iterable[ImplicationRecord]) -
         if session.get(Implication, (line.node_id, line.incident_id)) is None:
             session.add(Implication(**values_of(line)))
             session.flush()
-            newest = select(Implication.incident_id).where(Implication.node_id == line.node_id).order_by(Implication.at.desc()).limit(KEPT)
+            newest = (
+                select(Implication.incident_id)
+                .where(Implication.node_id == line.node_id)
+                .order_by(Implication.at.desc())
+                .limit(KEPT)
+            )
             stale = Implication.incident_id.not_in(list(session.scalars(newest)))
             session.execute(delete(Implication).where(Implication.node_id == line.node_id, stale))
 
@@ -59,7 +65,11 @@ def record(session: Session, lease: Lease, lines: Iterable[ImplicationRecord]) -
 def of_fleet(session: Session, fleet_name: str) -> Mapping[str, tuple[ImplicationRecord, ...]]:
     """Return the histories of all nodes of a fleet that have one, by node, oldest line first."""
     found: dict[str, tuple[ImplicationRecord, ...]] = {}
-    for row in session.scalars(select(Implication).where(Implication.fleet_name == fleet_name).order_by(Implication.at, Implication.incident_id)):
+    for row in session.scalars(
+        select(Implication)
+        .where(Implication.fleet_name == fleet_name)
+        .order_by(Implication.at, Implication.incident_id)
+    ):
         found[row.node_id] = (*found.get(row.node_id, ()), record_of(row, ImplicationRecord))
     return found
 

@@ -159,7 +159,9 @@ def change(session: Session, lease: Lease, incident_id: str, **changes: Unpack[I
     values: dict[str, Any] = dict(changes)
     if "detail" in values:
         values["detail"] = dict(values["detail"])
-    found = session.execute(update(Incident).where(Incident.id == incident_id, Incident.run_id == lease.key).values(**values))
+    found = session.execute(
+        update(Incident).where(Incident.id == incident_id, Incident.run_id == lease.key).values(**values)
+    )
     if not changed_rows(found):
         raise NotFound("incident", incident_id)
 
@@ -210,7 +212,9 @@ class IncidentTotals:
 def _totals() -> Select[int, int, int, int, float, int, int, float | None]:
     incident = Incident.__table__.c
     phases = (incident.detect_seconds, incident.replace_seconds, incident.restore_seconds, incident.rework_seconds)
-    is_failure = or_(*(incident.cause == cause.value for cause in Cause if cause.is_failure))  # SQLAlchemy writes an IN anew for each question
+    is_failure = or_(
+        *(incident.cause == cause.value for cause in Cause if cause.is_failure)
+    )  # SQLAlchemy writes an IN anew for each question
     is_recovered = and_(is_failure, incident.closed_at.is_not(None))
     return select(
         func.count(),
@@ -285,13 +289,21 @@ def recoveries(session: Session, run_ids: Collection[str]) -> tuple[Recoveries, 
     keys = (Incident.job_name, Incident.cause, Incident.restore_source)
     query = select(*keys, func.count(), func.coalesce(func.sum(Incident.lost_steps), 0)).group_by(*keys).order_by(*keys)
     found = session.execute(query.where(Incident.closed_at.is_not(None), Incident.run_id.in_(run_ids)))
-    return tuple(Recoveries(job_name=job, cause=cause, source=source, count=count, lost_steps=lost or 0) for job, cause, source, count, lost in found)
+    return tuple(
+        Recoveries(job_name=job, cause=cause, source=source, count=count, lost_steps=lost or 0)
+        for job, cause, source, count, lost in found
+    )
 
 
 def acknowledge(session: Session, incident_id: str, *, who: str, note: str, now: datetime) -> bool:
-    """Note that a person has seen an incident, and say whether this is the first; the first stays. It takes no lease: the loop never writes this."""
+    """Note that a person has seen an incident, and say whether this is the first; the first stays.
+
+    It takes no lease: the loop never writes this.
+    """
     query = update(Incident).where(Incident.id == incident_id, Incident.acknowledged_at.is_(None))
-    return bool(changed_rows(session.execute(query.values(acknowledged_at=now, acknowledged_by=who, acknowledgement=note))))
+    return bool(
+        changed_rows(session.execute(query.values(acknowledged_at=now, acknowledged_by=who, acknowledgement=note)))
+    )
 
 
 def find(session: Session, incident_id: str) -> IncidentRecord | None:
@@ -306,7 +318,10 @@ def count_of_run(session: Session, run_id: str) -> int:
 
 
 def counts(session: Session, run_ids: Collection[str]) -> dict[str, tuple[int, int]]:
-    """Return how many incidents each of several runs has had, and how many are open, in one query; for lists. Runs without any are missing."""
+    """Return how many incidents each of several runs has had, and how many are open, in one query; for lists.
+
+    Runs without any are missing.
+    """
     is_open = func.sum(case((Incident.closed_at.is_(None), 1), else_=0))
     query = select(Incident.run_id, func.count(), is_open).where(Incident.run_id.in_(run_ids)).group_by(Incident.run_id)
     return {run_id: (count, open_count) for run_id, count, open_count in session.execute(query)}
@@ -322,7 +337,12 @@ class IncidentFilter:
 
 
 def page(
-    session: Session, which: IncidentFilter, *, after: tuple[datetime, str] | None, limit: int, is_ascending: bool = True
+    session: Session,
+    which: IncidentFilter,
+    *,
+    after: tuple[datetime, str] | None,
+    limit: int,
+    is_ascending: bool = True,
 ) -> tuple[IncidentRecord, ...]:
     """Return incidents in the order they were opened, or the newest first.
 
@@ -338,7 +358,11 @@ def page(
     """
     position = tuple_(Incident.opened_at, Incident.id)
     query = select(Incident).limit(limit)
-    query = query.order_by(Incident.opened_at, Incident.id) if is_ascending else query.order_by(Incident.opened_at.desc(), Incident.id.desc())
+    query = (
+        query.order_by(Incident.opened_at, Incident.id)
+        if is_ascending
+        else query.order_by(Incident.opened_at.desc(), Incident.id.desc())
+    )
     if which.job_name is not None:
         query = query.where(Incident.job_name == which.job_name)
     if which.project is not None:

@@ -1,6 +1,7 @@
 """Intents: every effect on the world is written down before it is tried.
 
-A pass that dies between the two leaves an open intent; the next pass finds it, sees from the world whether it took effect, and finishes it.
+A pass that dies between the two leaves an open intent; the next pass finds it, sees from the world whether it took
+effect, and finishes it.
 
 Invariant: an intent is opened under a lease, and a finished one is never opened again: its key is spent.
 """
@@ -25,7 +26,8 @@ from control_plane.db.session import columns_of
 class IntentState(StrEnum):
     """How far an effect has come.
 
-    OPEN: written, perhaps tried; left when its outcome is known. DONE: it took effect. FAILED: it was refused; what follows is another intent.
+    OPEN: written, perhaps tried; left when its outcome is known. DONE: it took effect. FAILED: it was refused; what
+    follows is another intent.
     """
 
     OPEN = "open"
@@ -48,7 +50,9 @@ class IntentRecord:
     finished_at: datetime | None
 
 
-def begin(session: Session, lease: Lease, *, key: str, action: str, detail: Mapping[str, Any], now: datetime) -> IntentRecord:
+def begin(
+    session: Session, lease: Lease, *, key: str, action: str, detail: Mapping[str, Any], now: datetime
+) -> IntentRecord:
     """Write down what is about to be tried, or count another attempt of it.
 
     Args:
@@ -68,7 +72,15 @@ def begin(session: Session, lease: Lease, *, key: str, action: str, detail: Mapp
     leases.guard(session, lease)
     row = session.get(Intent, key)
     if row is None:
-        row = Intent(key=key, subject=subject_of(lease), action=action, detail=dict(detail), state=IntentState.OPEN, attempt_count=0, created_at=now)
+        row = Intent(
+            key=key,
+            subject=subject_of(lease),
+            action=action,
+            detail=dict(detail),
+            state=IntentState.OPEN,
+            attempt_count=0,
+            created_at=now,
+        )
         session.add(row)
     if row.state == IntentState.OPEN:
         row.lease_owner = lease.owner
@@ -104,7 +116,11 @@ def done_at(session: Session, keys: Collection[str]) -> dict[str, datetime]:
 
 def unfinished(session: Session, lease: Lease) -> tuple[IntentRecord, ...]:
     """Return the open intents of a job or fleet, oldest first."""
-    query = select(Intent).where(Intent.subject == subject_of(lease), Intent.state == IntentState.OPEN).order_by(Intent.created_at, Intent.key)
+    query = (
+        select(Intent)
+        .where(Intent.subject == subject_of(lease), Intent.state == IntentState.OPEN)
+        .order_by(Intent.created_at, Intent.key)
+    )
     return tuple(map(_record_of, session.scalars(query)))
 
 

@@ -1,9 +1,10 @@
 """Lists of jobs: filtered, sorted, a page at a time.
 
-A page begins after a position, which is the last job's value of the sorted column and its run: an index leads straight there, however many jobs come
-before. A job that is deleted between two pages leaves no hole.
+A page begins after a position, which is the last job's value of the sorted column and its run: an index leads straight
+there, however many jobs come before. A job that is deleted between two pages leaves no hole.
 
-Invariant: the columns that can be sorted by are indexed, each with the run as its last column, so that no page is ever sorted.
+Invariant: the columns that can be sorted by are indexed, each with the run as its last column, so that no page is ever
+sorted.
 """
 
 from __future__ import annotations
@@ -79,7 +80,12 @@ def page(
     """
     column = _COLUMNS[sort_by]
     keys = (column, Job.run_id)
-    query = select(Job).where(*_conditions(which, sort_by)).order_by(*(key.asc() if is_ascending else key.desc() for key in keys)).limit(limit)
+    query = (
+        select(Job)
+        .where(*_conditions(which, sort_by))
+        .order_by(*(key.asc() if is_ascending else key.desc() for key in keys))
+        .limit(limit)
+    )
     if after is not None:
         there = tuple_(*keys)
         query = query.where(there > tuple_(*after) if is_ascending else there < tuple_(*after))
@@ -103,7 +109,10 @@ def _conditions(which: JobFilter, sort_by: SortBy) -> list[ColumnElement[bool]]:
         found.append(_column(Job.fleet_name, is_indexed=is_indexed) == which.fleet_name)
     if which.project is not None:
         found.append(Job.project == which.project)
-    bounds = ((Job.created_at, which.created_after, which.created_before), (Job.modified_at, which.modified_after, which.modified_before))
+    bounds = (
+        (Job.created_at, which.created_after, which.created_before),
+        (Job.modified_at, which.modified_after, which.modified_before),
+    )
     for column, after, before in bounds:
         found += [column > after] if after is not None else []
         found += [column < before] if before is not None else []

@@ -356,7 +356,9 @@ def totals(session: Session, fleet_name: str, buckets: Collection[str]) -> JobTo
     """
     names = tuple(buckets)
     spent = [func.coalesce(func.sum(Job.accounting[name].as_integer()), 0) for name in names]
-    query = select(*spent, func.coalesce(func.sum(Job.node_microseconds), 0), func.sum(Job.cost_usd)).where(Job.fleet_name == fleet_name)
+    query = select(*spent, func.coalesce(func.sum(Job.node_microseconds), 0), func.sum(Job.cost_usd)).where(
+        Job.fleet_name == fleet_name
+    )
     *sums, node_microseconds, cost_usd = session.execute(query).one()
     by_bucket = {name: int(total) for name, total in zip(names, sums, strict=True) if total}
     return JobTotals(spent=by_bucket, node_microseconds=int(node_microseconds), cost_usd=cost_usd)
@@ -447,7 +449,9 @@ def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> 
         step: the newest committed.
         now: when.
     """
-    session.execute(update(Job).where(Job.run_id == run_id).values(checkpoint_wanted_step=step, checkpoint_wanted_at=now))
+    session.execute(
+        update(Job).where(Job.run_id == run_id).values(checkpoint_wanted_step=step, checkpoint_wanted_at=now)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -479,10 +483,17 @@ def require_ended(session: Session, job: JobRecord) -> None:
         Conflict: it has not ended, or a node has not let go of it yet.
     """
     if job.ended_at is None:
-        raise Conflict(f"the training job {job.name!r} has not ended; stop it first (StopTrainingJob) and wait until it is Stopped")
-    busy = session.scalars(select(Node.id).where(Node.run_id == job.run_id, Node.ended_at.is_(None)).order_by(Node.id)).all()
+        raise Conflict(
+            f"the training job {job.name!r} has not ended; stop it first (StopTrainingJob) and wait until it is Stopped"
+        )
+    busy = session.scalars(
+        select(Node.id).where(Node.run_id == job.run_id, Node.ended_at.is_(None)).order_by(Node.id)
+    ).all()
     if busy:
-        raise Conflict(f"the training job {job.name!r} has ended, and its nodes are letting go of it: {', '.join(busy)}; try again in a moment")
+        raise Conflict(
+            f"the training job {job.name!r} has ended, and its nodes are letting go of it: {', '.join(busy)}; "
+            "try again in a moment"
+        )
 
 
 def remove(session: Session, run_id: str) -> None:
@@ -527,7 +538,9 @@ def change(session: Session, lease: Lease, **changes: Unpack[JobUpdate]) -> None
         session.execute(update(Job).where(Job.run_id == lease.key).values(**_columns(changes)))
 
 
-def transition(session: Session, lease: Lease, *, before: str, after: str, now: datetime, **changes: Unpack[JobUpdate]) -> None:
+def transition(
+    session: Session, lease: Lease, *, before: str, after: str, now: datetime, **changes: Unpack[JobUpdate]
+) -> None:
     """Move the job from one state to another and append to its story.
 
     Args:
@@ -542,14 +555,20 @@ def transition(session: Session, lease: Lease, *, before: str, after: str, now: 
         StaleLease: the lease was taken over, or the state is not `before`; nothing was written.
     """
     leases.guard(session, lease)
-    found = session.execute(select(Job.transitions, Job.pause_requested_at).where(Job.run_id == lease.key, Job.state == before)).one_or_none()
+    found = session.execute(
+        select(Job.transitions, Job.pause_requested_at).where(Job.run_id == lease.key, Job.state == before)
+    ).one_or_none()
     if found is None:
         raise StaleLease(f"the job of run {lease.key} is not {before} any more")
     story, paused_at = found
     longer = [*story, _transition(after, changes["reason"], now, is_paused=paused_at is not None)]
     if len(longer) > TRANSITIONS_LIMIT:
         longer = [longer[0], *longer[1 - TRANSITIONS_LIMIT :]]
-    session.execute(update(Job).where(Job.run_id == lease.key).values(state=after, transitions=longer, modified_at=now, **_columns(changes)))
+    session.execute(
+        update(Job)
+        .where(Job.run_id == lease.key)
+        .values(state=after, transitions=longer, modified_at=now, **_columns(changes))
+    )
 
 
 def note_first_step(session: Session, lease: Lease, stepped_at: datetime) -> None:
@@ -564,7 +583,10 @@ def note_first_step(session: Session, lease: Lease, stepped_at: datetime) -> Non
         StaleLease: the lease was taken over; nothing was written.
     """
     leases.guard(session, lease)
-    story = [msgspec.convert(entry, JobTransition) for entry in session.scalars(select(Job.transitions).where(Job.run_id == lease.key)).one()]
+    story = [
+        msgspec.convert(entry, JobTransition)
+        for entry in session.scalars(select(Job.transitions).where(Job.run_id == lease.key)).one()
+    ]
     number = max((index for index, entry in enumerate(story) if entry.state == "running"), default=None)
     if number is not None:
         story[number] = replace(story[number], stepped_at=stepped_at)
@@ -608,7 +630,10 @@ def add_generation(session: Session, lease: Lease, plan: GenerationPlan, now: da
 def launches(session: Session, run_id: str) -> tuple[Launch, ...]:
     """Return the newest `LAUNCHES_LIMIT` generations of a run and their nodes, oldest first; no plan is read for it."""
     query = (
-        select(Generation.created_at, Generation.node_ids).where(Generation.run_id == run_id).order_by(Generation.number.desc()).limit(LAUNCHES_LIMIT)
+        select(Generation.created_at, Generation.node_ids)
+        .where(Generation.run_id == run_id)
+        .order_by(Generation.number.desc())
+        .limit(LAUNCHES_LIMIT)
     )
     return tuple(Launch(at, node_ids) for at, node_ids in reversed(session.execute(query).all()))
 
@@ -627,7 +652,9 @@ def mark_generation_started(session: Session, lease: Lease, number: int, now: da
     """
     leases.guard(session, lease)
     session.execute(
-        update(Generation).where(Generation.run_id == lease.key, Generation.number == number, Generation.started_at.is_(None)).values(started_at=now)
+        update(Generation)
+        .where(Generation.run_id == lease.key, Generation.number == number, Generation.started_at.is_(None))
+        .values(started_at=now)
     )
 
 
@@ -672,7 +699,9 @@ def lineage(session: Session, run_id: str) -> tuple[LineageEntry, ...]:
 
 def planned_nodes(session: Session, run_id: str, generation: int) -> frozenset[str]:
     """Return the nodes that a generation was planned with; none where no such generation was planned."""
-    found = session.scalar(select(Generation.node_ids).where(Generation.run_id == run_id, Generation.number == generation))
+    found = session.scalar(
+        select(Generation.node_ids).where(Generation.run_id == run_id, Generation.number == generation)
+    )
     return frozenset(found or ())
 
 
@@ -684,9 +713,12 @@ def planned(session: Session, run_id: str) -> tuple[GenerationRecord, ...]:
 
 def launched(session: Session, run_id: str, *, since: int = 0) -> tuple[GenerationRecord, ...]:
     """Return the generations of a run whose ranks may have run, oldest first, from one on, as far as their plans are kept."""
-    query = select(Generation.number).where(Generation.run_id == run_id, Generation.started_at.is_not(None), Generation.plan != b"")
+    query = select(Generation.number).where(
+        Generation.run_id == run_id, Generation.started_at.is_not(None), Generation.plan != b""
+    )
     return tuple(
-        generation(session, run_id, number) for number in session.scalars(query.where(Generation.number >= since).order_by(Generation.number))
+        generation(session, run_id, number)
+        for number in session.scalars(query.where(Generation.number >= since).order_by(Generation.number))
     )
 
 

@@ -4,8 +4,8 @@
     contender   watches owner and counter; when both stood still for `ttl_seconds` on its own monotonic clock, it takes the row over
     successor   takes the row over at once from an earlier process in its own place, which is known to be dead (`control_plane.replica`)
 
-Clocks of two machines are never compared, and nothing expires by itself: what was worked out under a lease counts only if `guard` still finds
-owner and counter as they were, in the transaction that writes it.
+Clocks of two machines are never compared, and nothing expires by itself: what was worked out under a lease counts only
+if `guard` still finds owner and counter as they were, in the transaction that writes it.
 
 Invariant: of two writers guarded by leases of one row, at most one commits.
 """
@@ -118,7 +118,11 @@ class Leaser:
 
     def _take(self, session: Session, kind: LeaseKind, key: str, owner: str | None, counter: int) -> Lease | None:
         table, row, taken_at = *_row(kind, key), self._monotonic()
-        taken = update(table).where(row, _held(table, owner, counter)).values(lease_owner=self.owner, lease_counter=counter + 1)
+        taken = (
+            update(table)
+            .where(row, _held(table, owner, counter))
+            .values(lease_owner=self.owner, lease_counter=counter + 1)
+        )
         return Lease(kind, key, self.owner, counter + 1, taken_at) if changed_rows(session.execute(taken)) else None
 
     def _stood_still(self, kind: LeaseKind, key: str, owner: str, counter: int) -> bool:
@@ -135,7 +139,8 @@ class Leaser:
 def guard(session: Session, lease: Lease) -> None:
     """Make everything that this transaction writes depend on the lease: nothing of it is committed once the lease is lost.
 
-    The row is written, not only read, so that a claim that comes at the same time waits for this transaction on any database.
+    The row is written, not only read, so that a claim that comes at the same time waits for this transaction on any
+    database.
 
     Args:
         session: the one that writes.
@@ -145,7 +150,11 @@ def guard(session: Session, lease: Lease) -> None:
         StaleLease: the row's owner or counter is another one, or the row is gone.
     """
     table, row = _row(lease.kind, lease.key)
-    if not changed_rows(session.execute(update(table).where(row, _held(table, lease.owner, lease.counter)).values(lease_counter=lease.counter))):
+    if not changed_rows(
+        session.execute(
+            update(table).where(row, _held(table, lease.owner, lease.counter)).values(lease_counter=lease.counter)
+        )
+    ):
         raise StaleLease(f"the lease of {lease.kind} {lease.key} was taken over")
 
 

@@ -9,8 +9,8 @@
 
     Points over several nodes are packed as the other ones at every width; the names of nodes stand beside them.
 
-Invariant: storing the same batch twice is storing it once, and values of steps that a later generation does again are gone as soon as it has
-logged one.
+Invariant: storing the same batch twice is storing it once, and values of steps that a later generation does again are
+gone as soon as it has logged one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class MetricRecord:
     last_value: float
 
 
-def store(session: Session, agent_id: str, batch: MetricBatch, measured: Mapping[NodeId, Mapping[str, float]] = NOBODY) -> None:
+def store(
+    session: Session, agent_id: str, batch: MetricBatch, measured: Mapping[NodeId, Mapping[str, float]] = NOBODY
+) -> None:
     """Store what an agent has sent.
 
     Called once a second for each run that logs. Idempotent.
@@ -62,14 +64,17 @@ def store(session: Session, agent_id: str, batch: MetricBatch, measured: Mapping
         session: a writing one.
         agent_id: the sender's; its numbers say what is new.
         batch: as it was sent; of a run that is deleted nothing is stored.
-        measured: by node of the newest point's generation, what was measured there last: stored with the newest point of ours. Names that rank 0's
-            node does not have are left out: what one node says cannot fill up a run's names.
+        measured: by node of the newest point's generation, what was measured there last: stored with the newest point
+            of ours. Names that rank 0's node does not have are left out: what one node says cannot fill up a run's
+            names.
     """
     if session.get(Job, batch.run) is None:
         return
     log = session.get(MetricLog, batch.run)
     if log is None:
-        log = MetricLog(run_id=batch.run, generation=0, agent_id=agent_id, next_number=batch.first_number, dropped_count=0)
+        log = MetricLog(
+            run_id=batch.run, generation=0, agent_id=agent_id, next_number=batch.first_number, dropped_count=0
+        )
         session.add(log)
         session.flush()
     if log.agent_id != agent_id:
@@ -80,15 +85,22 @@ def store(session: Session, agent_id: str, batch: MetricBatch, measured: Mapping
     by_generation: defaultdict[int, list[MetricPoint]] = defaultdict(list)
     for point in fresh:
         by_generation[point.generation].append(point)
-    ours = next((point for point in reversed(fresh) if any(name.startswith(OWN_METRICS) for name in point.values)), None)
+    ours = next(
+        (point for point in reversed(fresh) if any(name.startswith(OWN_METRICS) for name in point.values)), None
+    )
     for generation, points in sorted(by_generation.items()):
-        found = [(point, measured if point is ours and generation == fresh[-1].generation else NOBODY) for point in points]
+        found = [
+            (point, measured if point is ours and generation == fresh[-1].generation else NOBODY) for point in points
+        ]
         log.dropped_count += _store_generation(session, log, generation, found)
     session.flush()
 
 
 def _store_generation(
-    session: Session, log: MetricLog, generation: int, points: Sequence[tuple[MetricPoint, Mapping[NodeId, Mapping[str, float]]]]
+    session: Session,
+    log: MetricLog,
+    generation: int,
+    points: Sequence[tuple[MetricPoint, Mapping[NodeId, Mapping[str, float]]]],
 ) -> int:
     """Store values of one generation; return how many were dropped."""
     if generation > log.generation:
@@ -105,10 +117,18 @@ def _store_generation(
         if superseded_after is not None and point.step > superseded_after:
             continue
         for name, value in point.values.items():
-            if name not in held and name not in by_name and (len(held.keys() | by_name.keys()) >= MAX_NAMES or not _can_be_named(name)):
+            if (
+                name not in held
+                and name not in by_name
+                and (len(held.keys() | by_name.keys()) >= MAX_NAMES or not _can_be_named(name))
+            ):
                 dropped_count += 1
             else:
-                of_nodes = {node_id: each[name] for node_id, each in measured.items() if name in each} if name.startswith(OWN_METRICS) else {}
+                of_nodes = (
+                    {node_id: each[name] for node_id, each in measured.items() if name in each}
+                    if name.startswith(OWN_METRICS)
+                    else {}
+                )
                 spread = metrics.across(point.step, point.at_seconds, of_nodes)
                 by_name[name][point.step] = spread or metrics.logged(point.step, point.at_seconds, value)
     for name, found in by_name.items():
@@ -122,7 +142,11 @@ def _can_be_named(name: str) -> bool:
 
 def _base_after(session: Session, run_id: str, before: int, upto: int) -> int | None:
     """Return the lowest step that any generation after `before`, up to `upto`, went on from; None without one."""
-    is_later = (Generation.number > before) & (Generation.number <= upto) & (Generation.started_at.is_not(None) | (Generation.number == upto))
+    is_later = (
+        (Generation.number > before)
+        & (Generation.number <= upto)
+        & (Generation.started_at.is_not(None) | (Generation.number == upto))
+    )
     return session.scalar(select(func.min(Generation.base_step)).where(Generation.run_id == run_id, is_later))
 
 
@@ -132,7 +156,9 @@ def _append(session: Session, run_id: str, name: str, metric: Metric | None, fre
     if not fresh:
         return
     if metric is None:
-        metric = Metric(run_id=run_id, name=name, fine_from_step=0, last_step=-1, last_at=_moment(fresh[0].at), last_value="nan")
+        metric = Metric(
+            run_id=run_id, name=name, fine_from_step=0, last_step=-1, last_at=_moment(fresh[0].at), last_value="nan"
+        )
         session.add(metric)
         session.flush()
     by_chunk: defaultdict[int, list[Point]] = defaultdict(list)
@@ -225,8 +251,14 @@ def _report_difference(session: Session, run_id: str, base: int, repeated: Seque
 
 def _forget_after(session: Session, run_id: str, step: int) -> None:
     """Let go of what was logged for later steps: they are done again."""
-    start, end = MetricChunk.number * MetricChunk.width * POINTS_PER_CHUNK, (MetricChunk.number + 1) * MetricChunk.width * POINTS_PER_CHUNK
-    session.execute(delete(MetricChunk).where(MetricChunk.run_id == run_id, start > step), execution_options={"synchronize_session": False})
+    start, end = (
+        MetricChunk.number * MetricChunk.width * POINTS_PER_CHUNK,
+        (MetricChunk.number + 1) * MetricChunk.width * POINTS_PER_CHUNK,
+    )
+    session.execute(
+        delete(MetricChunk).where(MetricChunk.run_id == run_id, start > step),
+        execution_options={"synchronize_session": False},
+    )
     for row in session.scalars(select(MetricChunk).where(MetricChunk.run_id == run_id, end > step)).all():
         points = metrics.until(_points(row), step)
         if points:
@@ -252,7 +284,10 @@ def _note_last(metric: Metric, point: Point) -> None:
 def names(session: Session, run_id: str) -> tuple[MetricRecord, ...]:
     """Return the metrics of a run, by name."""
     rows = session.scalars(select(Metric).where(Metric.run_id == run_id).order_by(Metric.name))
-    return tuple(MetricRecord(name=row.name, last_step=row.last_step, last_at=row.last_at, last_value=float(row.last_value)) for row in rows)
+    return tuple(
+        MetricRecord(name=row.name, last_step=row.last_step, last_at=row.last_at, last_value=float(row.last_value))
+        for row in rows
+    )
 
 
 def dropped_count(session: Session, run_id: str) -> int:
@@ -260,7 +295,9 @@ def dropped_count(session: Session, run_id: str) -> int:
     return session.scalar(select(MetricLog.dropped_count).where(MetricLog.run_id == run_id)) or 0
 
 
-def read(session: Session, run_id: str, *, name: str | None, first_step: int, last_step: int | None) -> Mapping[str, tuple[Point, ...]]:
+def read(
+    session: Session, run_id: str, *, name: str | None, first_step: int, last_step: int | None
+) -> Mapping[str, tuple[Point, ...]]:
     """Return points of a run's metrics.
 
     Args:
@@ -273,7 +310,9 @@ def read(session: Session, run_id: str, *, name: str | None, first_step: int, la
     Returns:
         By name, in order of steps.
     """
-    query = select(MetricChunk.name, MetricChunk.width, MetricChunk.points, MetricChunk.nodes).where(MetricChunk.run_id == run_id)
+    query = select(MetricChunk.name, MetricChunk.width, MetricChunk.points, MetricChunk.nodes).where(
+        MetricChunk.run_id == run_id
+    )
     query = query.where((MetricChunk.number + 1) * MetricChunk.width * POINTS_PER_CHUNK > first_step)
     if name is not None:
         query = query.where(MetricChunk.name == name)
@@ -282,17 +321,27 @@ def read(session: Session, run_id: str, *, name: str | None, first_step: int, la
     found: defaultdict[str, list[Point]] = defaultdict(list)
     for each, width, packed, nodes in session.execute(query):
         found[each] += (
-            point for point in unpack(packed, width, nodes) if point.last_step >= first_step and (last_step is None or point.step <= last_step)
+            point
+            for point in unpack(packed, width, nodes)
+            if point.last_step >= first_step and (last_step is None or point.step <= last_step)
         )
-    return {each: tuple(sorted(points, key=lambda point: point.step)) for each, points in sorted(found.items()) if points}
+    return {
+        each: tuple(sorted(points, key=lambda point: point.step)) for each, points in sorted(found.items()) if points
+    }
 
 
 def pack(points: Sequence[Point], width: int) -> tuple[bytes, tuple[str, ...]]:
     """Return points as they are stored: packed, and the names of nodes beside them."""
-    nodes = tuple(getattr(point, field) for field in _NODES for point in points) if any(point.least_on for point in points) else ()
+    nodes = (
+        tuple(getattr(point, field) for field in _NODES for point in points)
+        if any(point.least_on for point in points)
+        else ()
+    )
     if width == 1 and not nodes:
         values = ([point.step for point in points], [point.at for point in points], [point.last for point in points])
-        return struct.pack(f"<{len(points)}q{2 * len(points)}d", *(value for column in values for value in column)), nodes
+        return struct.pack(
+            f"<{len(points)}q{2 * len(points)}d", *(value for column in values for value in column)
+        ), nodes
     ints = [getattr(point, field) for field in _INTS for point in points]
     floats = [getattr(point, field) for field in _FLOATS for point in points]
     return struct.pack(f"<{len(ints)}q{len(floats)}d", *ints, *floats), nodes
@@ -303,7 +352,10 @@ def unpack(packed: bytes, width: int, nodes: Sequence[str] = ()) -> tuple[Point,
     if width == 1 and not nodes:
         n = len(packed) // 24
         row = struct.unpack(f"<{n}q{2 * n}d", packed)
-        return tuple(metrics.logged(step, at, value) for step, at, value in zip(row[:n], row[n : 2 * n], row[2 * n :], strict=True))
+        return tuple(
+            metrics.logged(step, at, value)
+            for step, at, value in zip(row[:n], row[n : 2 * n], row[2 * n :], strict=True)
+        )
     fields: tuple[str, ...] = (*_INTS, *_FLOATS)
     n = len(packed) // (8 * len(fields))
     row = struct.unpack(f"<{len(_INTS) * n}q{len(_FLOATS) * n}d", packed)

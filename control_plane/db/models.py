@@ -1,7 +1,7 @@
 """Tables of the control plane, as SQLAlchemy sees them.
 
-Invariant: a row of this module never leaves `control_plane.db`; the nouns' modules turn rows into frozen dataclasses. Nothing here is known
-to one database only: SQLite and PostgreSQL create the same tables from it.
+Invariant: a row of this module never leaves `control_plane.db`; the nouns' modules turn rows into frozen dataclasses.
+Nothing here is known to one database only: SQLite and PostgreSQL create the same tables from it.
 
     fleet ─ node ─┬─ notice          job ─┬─ generation
                   └─ implication          ├─ shard ─ replica
@@ -12,7 +12,8 @@ to one database only: SQLite and PostgreSQL create the same tables from it.
                                           ├─ metric_log, metric, metric_chunk
                                           └─ log_export
 
-A job's fleet is a name, not a foreign key: jobs are history and outlive the fleet that they ran on. A token may name a fleet that is yet to be made.
+A job's fleet is a name, not a foreign key: jobs are history and outlive the fleet that they ran on. A token may name a
+fleet that is yet to be made.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class PlainText(TypeDecorator[str]):
-    """Text of any length, what ranks print included. PostgreSQL keeps every character but NUL, so that no database is given one."""
+    """Text of any length, what ranks print included.
+
+    PostgreSQL keeps every character but NUL, so that no database is given one.
+    """
 
     impl = Text
     cache_ok = True
@@ -552,7 +556,10 @@ class MetricChunk(Base):
 
 
 class Event(Base):
-    """Something that happened; never changed. An id is never given twice, not even once the newest events are let go: clients go on from it."""
+    """Something that happened; never changed.
+
+    An id is never given twice, not even once the newest events are let go: clients go on from it.
+    """
 
     __tablename__ = "event"
     __table_args__ = ({"sqlite_autoincrement": True},)

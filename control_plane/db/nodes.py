@@ -119,7 +119,9 @@ def _of_fleet(fleet_name: str | None, *, with_ended: bool) -> Select[Node]:
     return query if with_ended else query.where(Node.ended_at.is_(None))
 
 
-def page(session: Session, fleet_name: str | None, *, with_ended: bool, after: tuple[datetime, str] | None, limit: int) -> tuple[NodeRecord, ...]:
+def page(
+    session: Session, fleet_name: str | None, *, with_ended: bool, after: tuple[datetime, str] | None, limit: int
+) -> tuple[NodeRecord, ...]:
     """Return nodes, oldest first, from after a position on.
 
     Args:
@@ -140,11 +142,18 @@ def page(session: Session, fleet_name: str | None, *, with_ended: bool, after: t
 
 def of_run(session: Session, run_id: str) -> tuple[NodeRecord, ...]:
     """Return the nodes that belong to a run, oldest first."""
-    return tuple(record_of(row, NodeRecord) for row in session.scalars(select(Node).where(Node.run_id == run_id).order_by(Node.created_at, Node.id)))
+    return tuple(
+        record_of(row, NodeRecord)
+        for row in session.scalars(select(Node).where(Node.run_id == run_id).order_by(Node.created_at, Node.id))
+    )
 
 
-_BY_RUN: Final = select(Node.run_id, Node.id).where(Node.run_id.in_(bindparam("run_ids", expanding=True))).order_by(Node.id)
-_IDS_OF_RUN: Final = select(Node.__table__.c.id).where(Node.__table__.c.run_id == bindparam("of_run")).order_by(Node.__table__.c.id)
+_BY_RUN: Final = (
+    select(Node.run_id, Node.id).where(Node.run_id.in_(bindparam("run_ids", expanding=True))).order_by(Node.id)
+)
+_IDS_OF_RUN: Final = (
+    select(Node.__table__.c.id).where(Node.__table__.c.run_id == bindparam("of_run")).order_by(Node.__table__.c.id)
+)
 """Put together once: every description of a job asks for it."""
 
 
@@ -164,14 +173,18 @@ def by_run(session: Session, run_ids: Collection[str]) -> dict[str, tuple[str, .
 
 def failure_domains(session: Session, node_ids: Collection[str]) -> dict[str, str]:
     """Return the failure domains of nodes, as far as AWS has told them; for one job's nodes."""
-    rows = session.execute(select(Node.id, Node.failure_domain).where(Node.id.in_(node_ids), Node.failure_domain.is_not(None)))
+    rows = session.execute(
+        select(Node.id, Node.failure_domain).where(Node.id.in_(node_ids), Node.failure_domain.is_not(None))
+    )
     return {node_id: domain for node_id, domain in rows if domain is not None}
 
 
 def arrivals(session: Session, fleet_name: str) -> tuple[int, float]:
     """Return of how many instances of a fleet it is known how long they took to come, and how long that was, all together."""
     taken = Node.arrival_seconds
-    count, total = session.execute(select(func.count(taken), func.sum(taken)).where(Node.fleet_name == fleet_name)).one()
+    count, total = session.execute(
+        select(func.count(taken), func.sum(taken)).where(Node.fleet_name == fleet_name)
+    ).one()
     return count, total or 0.0
 
 
@@ -221,14 +234,25 @@ def reset_joined(session: Session, node_id: str) -> None:
 
 def replaced_since(session: Session, fleet_name: str, moment: datetime) -> tuple[datetime, ...]:
     """Return when nodes of a fleet were replaced by Everstep's own verdict, from a moment on; ended ones count."""
-    query = select(Node.replaced_at).where(Node.fleet_name == fleet_name, Node.replaced_at.is_not(None), Node.replaced_at >= moment)
+    query = select(Node.replaced_at).where(
+        Node.fleet_name == fleet_name, Node.replaced_at.is_not(None), Node.replaced_at >= moment
+    )
     return tuple(at for at in session.scalars(query.order_by(Node.replaced_at)) if at is not None)
 
 
 def failed_join_count(session: Session, fleet_name: str) -> int:
     """Return how many replaced instances of a fleet never joined, of those that came after the newest one that did; all of them have ended."""
-    joined = select(func.max(Node.created_at)).where(Node.fleet_name == fleet_name, Node.connected_at.is_not(None)).scalar_subquery()
-    failed = (Node.fleet_name == fleet_name, Node.connected_at.is_(None), Node.replaced_at.is_not(None), Node.ended_at.is_not(None))
+    joined = (
+        select(func.max(Node.created_at))
+        .where(Node.fleet_name == fleet_name, Node.connected_at.is_not(None))
+        .scalar_subquery()
+    )
+    failed = (
+        Node.fleet_name == fleet_name,
+        Node.connected_at.is_(None),
+        Node.replaced_at.is_not(None),
+        Node.ended_at.is_not(None),
+    )
     query = select(func.count()).select_from(Node).where(*failed, or_(joined.is_(None), Node.created_at > joined))
     return session.scalar(query) or 0
 
@@ -251,13 +275,20 @@ def ask_release(session: Session, node_id: str, *, state: str, release: str, now
         Conflict: it is not in that state.
     """
     node = get(session, node_id)
-    if not changed_rows(session.execute(update(Node).where(Node.id == node_id, Node.state == state).values(release=release, returned_at=now))):
+    if not changed_rows(
+        session.execute(
+            update(Node).where(Node.id == node_id, Node.state == state).values(release=release, returned_at=now)
+        )
+    ):
         raise Conflict(f"the node {node_id} is {node.state}, not {state}")
     return get(session, node_id)
 
 
 def ask(session: Session, node_id: str, request: str, words: str) -> bool:
-    """Note what a person wants done with a node, and say whether that is new; the fleet loop does it. Nothing takes it back but `call_off`."""
+    """Note what a person wants done with a node, and say whether that is new; the fleet loop does it.
+
+    Nothing takes it back but `call_off`.
+    """
     query = update(Node).where(Node.id == node_id, Node.request == "")
     return bool(changed_rows(session.execute(query.values(request=request, request_words=words))))
 
@@ -268,7 +299,9 @@ def call_off(session: Session, node_id: str) -> bool:
     return bool(changed_rows(session.execute(query.values(request="", request_words=""))))
 
 
-def change(session: Session, lease: Lease, node_id: str, *, initial_state: str, now: datetime, **changes: Unpack[NodeUpdate]) -> None:
+def change(
+    session: Session, lease: Lease, node_id: str, *, initial_state: str, now: datetime, **changes: Unpack[NodeUpdate]
+) -> None:
     """Write what the fleet loop decided about a node; one that is not in the table appears.
 
     Args:

@@ -1,7 +1,7 @@
 """Notices: what AWS has announced for instances, whoever heard of it.
 
-Any replica of the control plane may read an event or poll AWS; the one that owns the node's job finds it here. Level-triggered: a row stays as long
-as what it announces may still come, and is read in every pass.
+Any replica of the control plane may read an event or poll AWS; the one that owns the node's job finds it here.
+Level-triggered: a row stays as long as what it announces may still come, and is read in every pass.
 
 Invariant: an event is one row per node and kind, however often it is delivered.
 """
@@ -21,7 +21,10 @@ from control_plane.db.session import changed_rows, record_of, values_of
 
 
 class NoticeSource(StrEnum):
-    """Who told. EVENT: EventBridge, once. STATUS: DescribeInstanceStatus. GROUP: the Auto Scaling group. The last two are polled and end with it."""
+    """Who told. EVENT: EventBridge, once. STATUS: DescribeInstanceStatus. GROUP: the Auto Scaling group.
+
+    The last two are polled and end with it.
+    """
 
     EVENT = "event"
     STATUS = "status"
@@ -63,7 +66,9 @@ def record(session: Session, notice: NoticeRecord, now: datetime) -> bool:
     return True
 
 
-def replace_polled(session: Session, source: NoticeSource, node_ids: Collection[str], found: Sequence[NoticeRecord], now: datetime) -> bool:
+def replace_polled(
+    session: Session, source: NoticeSource, node_ids: Collection[str], found: Sequence[NoticeRecord], now: datetime
+) -> bool:
     """Make the notices of a polled source what it says now, for the nodes that it was asked about.
 
     Args:
@@ -74,8 +79,8 @@ def replace_polled(session: Session, source: NoticeSource, node_ids: Collection[
         now: when.
 
     Returns:
-        Whether anything changed. The time of a notice that is known already changes with what is found, except by GROUP: a hook's runs from its
-        first sight and is moved by `hold` alone.
+        Whether anything changed. The time of a notice that is known already changes with what is found, except by
+        GROUP: a hook's runs from its first sight and is moved by `hold` alone.
     """
     keys = {(notice.node_id, notice.kind, notice.event_id): notice for notice in found}
     known = {
@@ -90,7 +95,10 @@ def replace_polled(session: Session, source: NoticeSource, node_ids: Collection[
     for key, notice in keys.items():
         if key not in known:
             changed = record(session, notice, now) or changed
-        elif source is not NoticeSource.GROUP and (known[key].ends_at, known[key].message) != (notice.ends_at, notice.message):
+        elif source is not NoticeSource.GROUP and (known[key].ends_at, known[key].message) != (
+            notice.ends_at,
+            notice.message,
+        ):
             known[key].ends_at, known[key].message = notice.ends_at, notice.message
             changed = True
     return changed
@@ -104,8 +112,15 @@ def hold(session: Session, node_id: str, ends_at: datetime) -> bool:
 
 def of_fleet(session: Session, fleet_name: str) -> tuple[NoticeRecord, ...]:
     """Return the notices for the living nodes of a fleet, by node, kind and event."""
-    query = select(Notice).join(Node, Node.id == Notice.node_id).where(Node.fleet_name == fleet_name, Node.ended_at.is_(None))
-    return tuple(record_of(row, NoticeRecord) for row in session.scalars(query.order_by(Notice.node_id, Notice.kind, Notice.event_id)))
+    query = (
+        select(Notice)
+        .join(Node, Node.id == Notice.node_id)
+        .where(Node.fleet_name == fleet_name, Node.ended_at.is_(None))
+    )
+    return tuple(
+        record_of(row, NoticeRecord)
+        for row in session.scalars(query.order_by(Notice.node_id, Notice.kind, Notice.event_id))
+    )
 
 
 def forget(session: Session, node_ids: Collection[str]) -> None:

@@ -1,6 +1,7 @@
 """Protection: who holds which shard, as the owners' agents report it.
 
-Invariant: a replica row is written when a holder joins, leaves or changes its view, never for a step; steps live in the shard's row and in the job's.
+Invariant: a replica row is written when a holder joins, leaves or changes its view, never for a step; steps live in the
+shard's row and in the job's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from control_plane.db import leases
 from control_plane.db.leases import Lease
 from control_plane.db.models import Node, Replica, Shard
 
-_IN_VIEW = and_(Replica.is_in_view, ~exists().where(Node.id == Replica.holder_node_id, Node.ended_at.is_not(None)).correlate(Replica))
+_IN_VIEW = and_(
+    Replica.is_in_view,
+    ~exists().where(Node.id == Replica.holder_node_id, Node.ended_at.is_not(None)).correlate(Replica),
+)
 """Its owner last saw it there, and its instance has not ended since: an owner that is itself gone says nothing any more."""
 
 
@@ -95,7 +99,12 @@ def totals(session: Session, generations: Mapping[str, int]) -> dict[str, ShardT
         By run; runs no shard of which was reported in that generation are missing.
     """
     in_view = func.sum(case((_IN_VIEW, 1), else_=0)).label("in_view")
-    held = select(Replica.run_id, Replica.rank, in_view).where(Replica.run_id.in_(generations)).group_by(Replica.run_id, Replica.rank).subquery()
+    held = (
+        select(Replica.run_id, Replica.rank, in_view)
+        .where(Replica.run_id.in_(generations))
+        .group_by(Replica.run_id, Replica.rank)
+        .subquery()
+    )
     fewest, reasons = func.min(func.coalesce(held.c.in_view, 0)), func.sum(case((Shard.reason != "", 1), else_=0))
     query = (
         select(Shard.run_id, Shard.generation, func.count(), fewest, reasons)
@@ -115,7 +124,9 @@ def of_run(session: Session, run_id: str) -> tuple[ShardRecord, ...]:
     holders: dict[int, list[HolderRecord]] = {}
     found = select(Replica, _IN_VIEW).where(Replica.run_id == run_id).order_by(Replica.rank, Replica.position)
     for row, is_in_view in session.execute(found):
-        holders.setdefault(row.rank, []).append(HolderRecord(node_id=row.holder_node_id, is_in_view=is_in_view, changed_at=row.changed_at))
+        holders.setdefault(row.rank, []).append(
+            HolderRecord(node_id=row.holder_node_id, is_in_view=is_in_view, changed_at=row.changed_at)
+        )
     return tuple(
         ShardRecord(
             rank=row.rank,
@@ -126,7 +137,8 @@ def of_run(session: Session, run_id: str) -> tuple[ShardRecord, ...]:
             reason=row.reason,
             holders=tuple(holders.get(row.rank, ())),
             verified=tuple(
-                VerifiedRecord(node_id=each["node_id"], step=each["step"], at=datetime.fromtimestamp(each["at"], UTC)) for each in row.verified
+                VerifiedRecord(node_id=each["node_id"], step=each["step"], at=datetime.fromtimestamp(each["at"], UTC))
+                for each in row.verified
             ),
         )
         for row in session.scalars(select(Shard).where(Shard.run_id == run_id).order_by(Shard.rank))
@@ -148,11 +160,16 @@ def _record_shard(session: Session, run_id: str, shard: ShardRecord, now: dateti
     session.flush()
 
     known = {
-        replica.holder_node_id: replica for replica in session.scalars(select(Replica).where(Replica.run_id == run_id, Replica.rank == shard.rank))
+        replica.holder_node_id: replica
+        for replica in session.scalars(select(Replica).where(Replica.run_id == run_id, Replica.rank == shard.rank))
     }
     gone = known.keys() - {holder.node_id for holder in shard.holders}
     if gone:
-        session.execute(delete(Replica).where(Replica.run_id == run_id, Replica.rank == shard.rank, Replica.holder_node_id.in_(gone)))
+        session.execute(
+            delete(Replica).where(
+                Replica.run_id == run_id, Replica.rank == shard.rank, Replica.holder_node_id.in_(gone)
+            )
+        )
     change_count = len(gone)
     for position, holder in enumerate(shard.holders):
         replica = known.get(holder.node_id)

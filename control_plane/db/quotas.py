@@ -84,4 +84,6 @@ def remove(session: Session, project: str) -> None:
 
 def live_job_count(session: Session, project: str) -> int:
     """Return how many jobs of a project have not ended."""
-    return session.scalar(select(func.count()).select_from(Job).where(Job.project == project, Job.ended_at.is_(None))) or 0
+    return (
+        session.scalar(select(func.count()).select_from(Job).where(Job.project == project, Job.ended_at.is_(None))) or 0
+    )

@@ -11,8 +11,8 @@
 
 Jobs, incidents, checkpoints, sources and fleets are kept.
 
-Invariant: a pass deletes at most `batch_rows` rows of a kind in one short transaction, and nothing that a loop still reads; any number of replicas
-may make one at any time.
+Invariant: a pass deletes at most `batch_rows` rows of a kind in one short transaction, and nothing that a loop still
+reads; any number of replicas may make one at any time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,20 @@ from datetime import datetime, timedelta
 from sqlalchemy import ColumnElement, and_, delete, inspect, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from control_plane.db.models import Base, Event, Generation, Implication, Intent, Job, Metric, MetricChunk, Node, Shard, SpentNonce, Token
+from control_plane.db.models import (
+    Base,
+    Event,
+    Generation,
+    Implication,
+    Intent,
+    Job,
+    Metric,
+    MetricChunk,
+    Node,
+    Shard,
+    SpentNonce,
+    Token,
+)
 
 LET_GO = b""
 """In place of a plan."""
@@ -70,13 +83,22 @@ def prune(session: Session, retention: Retention, now: datetime) -> Mapping[str,
     silent = select(Job.run_id).where(Job.ended_at < before(retention.protection))
     unread = select(Job.run_id).where(Job.ended_at < before(retention.metrics))
     newest = select(Job.generation).where(Job.run_id == Generation.run_id).scalar_subquery()
-    is_of_a_node_that_is_gone = and_(Token.node_id.is_not(None), Token.node_id.not_in(alive), Token.created_at < before(retention.tokens))
+    is_of_a_node_that_is_gone = and_(
+        Token.node_id.is_not(None), Token.node_id.not_in(alive), Token.created_at < before(retention.tokens)
+    )
     rules: dict[str, tuple[type[Base], ColumnElement[bool]]] = {
         "intents": (Intent, Intent.created_at < before(retention.intents)),
         "events": (Event, Event.at < before(retention.events)),
         "nodes": (Node, Node.ended_at < before(retention.nodes)),
         "histories": (Implication, and_(Implication.at < before(retention.nodes), Implication.node_id.not_in(alive))),
-        "tokens": (Token, or_(Token.revoked_at < before(retention.tokens), Token.expires_at < before(retention.tokens), is_of_a_node_that_is_gone)),
+        "tokens": (
+            Token,
+            or_(
+                Token.revoked_at < before(retention.tokens),
+                Token.expires_at < before(retention.tokens),
+                is_of_a_node_that_is_gone,
+            ),
+        ),
         "nonces": (SpentNonce, SpentNonce.ends_at < now),
         "generations": (Generation, and_(Generation.run_id.in_(ended), Generation.number < newest)),
         "protection": (Shard, Shard.run_id.in_(silent)),
@@ -87,7 +109,9 @@ def prune(session: Session, retention: Retention, now: datetime) -> Mapping[str,
     old = and_(Generation.number <= newest - retention.plans_per_job, Generation.plan != LET_GO)
     found = _keys(session, Generation, old, retention.batch_rows)
     for run_id, number in found:
-        session.execute(update(Generation).where(Generation.run_id == run_id, Generation.number == number).values(plan=LET_GO))
+        session.execute(
+            update(Generation).where(Generation.run_id == run_id, Generation.number == number).values(plan=LET_GO)
+        )
     return {**counts, "plans": len(found)}
 
 

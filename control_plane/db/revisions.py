@@ -45,7 +45,14 @@ class RevisionRecord:
 
 
 def revise(
-    session: Session, job: JobRecord, *, spec: JobSpec, priority: int, tags: Mapping[str, str], changes: tuple[Change, ...], now: datetime
+    session: Session,
+    job: JobRecord,
+    *,
+    spec: JobSpec,
+    priority: int,
+    tags: Mapping[str, str],
+    changes: tuple[Change, ...],
+    now: datetime,
 ) -> JobRecord:
     """Make the job's next revision.
 
@@ -67,10 +74,20 @@ def revise(
     if job.ended_at is not None:
         raise Conflict(f"the training job {job.name!r} has ended: {job.reason}")
     number = job.revision + 1
-    values: dict[str, Any] = {"spec": msgspec.to_builtins(spec), "priority": priority, "tags": dict(tags), "revision": number, "modified_at": now}
-    if not changed_rows(session.execute(update(Job).where(Job.run_id == job.run_id, Job.revision == job.revision).values(**values))):
+    values: dict[str, Any] = {
+        "spec": msgspec.to_builtins(spec),
+        "priority": priority,
+        "tags": dict(tags),
+        "revision": number,
+        "modified_at": now,
+    }
+    if not changed_rows(
+        session.execute(update(Job).where(Job.run_id == job.run_id, Job.revision == job.revision).values(**values))
+    ):
         raise Conflict(f"the training job {job.name!r} was changed by another request at the same time")
-    session.add(Revision(run_id=job.run_id, number=number, at=now, changes=[msgspec.to_builtins(change) for change in changes]))
+    session.add(
+        Revision(run_id=job.run_id, number=number, at=now, changes=[msgspec.to_builtins(change) for change in changes])
+    )
     session.flush()
     return jobs.get_run(session, job.run_id)
 
@@ -88,9 +105,16 @@ def page(session: Session, job: JobRecord, *, after: int, limit: int) -> tuple[R
         At most `limit` revisions.
     """
     first = () if after else (RevisionRecord(number=1, at=job.created_at, changes=()),)
-    query = select(Revision).where(Revision.run_id == job.run_id, Revision.number > after).order_by(Revision.number).limit(limit - len(first))
+    query = (
+        select(Revision)
+        .where(Revision.run_id == job.run_id, Revision.number > after)
+        .order_by(Revision.number)
+        .limit(limit - len(first))
+    )
     later = (
-        RevisionRecord(number=row.number, at=row.at, changes=tuple(msgspec.convert(each, Change) for each in row.changes))
+        RevisionRecord(
+            number=row.number, at=row.at, changes=tuple(msgspec.convert(each, Change) for each in row.changes)
+        )
         for row in session.scalars(query)
     )
     return (*first, *later)

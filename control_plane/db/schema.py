@@ -83,7 +83,9 @@ def require_current(database: Database) -> None:
     _refuse_unknown(found)
     where = database.url.render_as_string(hide_password=True)
     state = "has no Everstep tables" if found is None else f"has schema {found}; this version needs {wanted}"
-    raise SchemaMismatch(f"the database {where} {state}: start once with --migrate (back it up first if it holds anything)")
+    raise SchemaMismatch(
+        f"the database {where} {state}: start once with --migrate (back it up first if it holds anything)"
+    )
 
 
 def _refuse_unknown(revision: str | None) -> None:
@@ -93,7 +95,8 @@ def _refuse_unknown(revision: str | None) -> None:
         ScriptDirectory.from_config(_config()).get_revision(revision)
     except CommandError as error:
         raise SchemaMismatch(
-            f"the database has schema {revision}, which this version of Everstep does not know: a newer one has migrated it. "
+            f"the database has schema {revision}, which this version of Everstep does not know: a newer one has "
+            "migrated it. "
             "Start that version, or restore a backup"
         ) from error
 

@@ -3,11 +3,12 @@
     SQLite        serves replicas on one machine
     PostgreSQL    serves replicas anywhere (`everstep[postgres]`)
 
-What a writer reads is true until it commits, on either: SQLite has one writer at a time, and PostgreSQL is made to have one by a lock that is held
-from the transaction's beginning to its end. What looks first and writes then needs nothing more, wherever its twin runs; ids become visible in order.
+What a writer reads is true until it commits, on either: SQLite has one writer at a time, and PostgreSQL is made to have
+one by a lock that is held from the transaction's beginning to its end. What looks first and writes then needs nothing
+more, wherever its twin runs; ids become visible in order.
 
-Invariant: a transaction is short and stays in its thread; nothing outside the database is called while one is open. The asyncio shell reaches
-it from threads.
+Invariant: a transaction is short and stays in its thread; nothing outside the database is called while one is open. The
+asyncio shell reaches it from threads.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ POSTGRESQL: Final[dict[str, str | int]] = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
     "tcp_user_timeout": SILENCE_MILLISECONDS,
-    "options": f"-c lock_timeout={BUSY_TIMEOUT_MILLISECONDS} -c idle_in_transaction_session_timeout={SILENCE_MILLISECONDS} "
+    "options": f"-c lock_timeout={BUSY_TIMEOUT_MILLISECONDS} -c "
+    f"idle_in_transaction_session_timeout={SILENCE_MILLISECONDS} "
     f"-c tcp_user_timeout={SILENCE_MILLISECONDS} -c statement_timeout=30000",
 }
 """How libpq connects, unless the URL says otherwise."""
@@ -60,7 +62,8 @@ class Database:
     """One database and the two ways into it.
 
     Args:
-        url: SQLAlchemy's URL, for instance `sqlite:////var/lib/everstep/everstep.db` or `postgresql://everstep@database.internal/everstep`.
+        url: SQLAlchemy's URL, for instance `sqlite:////var/lib/everstep/everstep.db` or
+            `postgresql://everstep@database.internal/everstep`.
 
     Raises:
         ArgumentError: it is none, or its driver is not installed.
@@ -82,7 +85,9 @@ class Database:
         self._reading, self._writing = self.engine, self.engine.execution_options(everstep_writes=True)
         if not self.is_sqlite:  # whatever the database's own default is
             self._reading = self._reading.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-            self._writing = self._writing.execution_options(isolation_level="READ COMMITTED")  # what was committed before the lock was had is seen
+            self._writing = self._writing.execution_options(
+                isolation_level="READ COMMITTED"
+            )  # what was committed before the lock was had is seen
 
     @property
     def is_sqlite(self) -> bool:
@@ -127,7 +132,9 @@ def record_of(row: Base, kind: type[R]) -> R:
     return kind(**columns_of(row, kind))
 
 
-def columns_of(row: Base | Row[*tuple[Any, ...]], kind: type[DataclassInstance], leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
+def columns_of(
+    row: Base | Row[*tuple[Any, ...]], kind: type[DataclassInstance], leave_out: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Return the row's columns that have the names of a dataclass's fields, without those to be converted by hand."""
     return {field.name: getattr(row, field.name) for field in fields(kind) if field.name not in leave_out}
 
@@ -156,7 +163,9 @@ def _read(url: str) -> URL:
         case "postgresql":
             return found.set(drivername="postgresql+psycopg")
         case other:
-            raise ArgumentError(f"the database URL begins with {other!r}: Everstep keeps what it knows in sqlite or postgresql")
+            raise ArgumentError(
+                f"the database URL begins with {other!r}: Everstep keeps what it knows in sqlite or postgresql"
+            )
 
 
 def _directory(url: URL) -> Path | None:
@@ -169,7 +178,11 @@ def _directory(url: URL) -> Path | None:
 def _place(url: URL) -> str:
     """Return where the database's disk is, for people; never its password."""
     directory = _directory(url)
-    return str(directory) if directory is not None else f"the {url.get_backend_name()} database {url.database} at {url.host or 'this machine'}"
+    return (
+        str(directory)
+        if directory is not None
+        else f"the {url.get_backend_name()} database {url.database} at {url.host or 'this machine'}"
+    )
 
 
 def postgresql_arguments(url: URL) -> dict[str, str | int]:
@@ -184,7 +197,9 @@ def postgresql_arguments(url: URL) -> dict[str, str | int]:
 def _postgresql(url: URL) -> Engine:
     """Return an engine whose writers wait for each other."""
     try:
-        engine = create_engine(url, pool_pre_ping=True, connect_args=postgresql_arguments(url), json_serializer=_plain_json)
+        engine = create_engine(
+            url, pool_pre_ping=True, connect_args=postgresql_arguments(url), json_serializer=_plain_json
+        )
     except ModuleNotFoundError as error:
         raise ArgumentError("PostgreSQL's driver is not installed: pip install 'everstep[postgres]'") from error
 
@@ -208,12 +223,18 @@ def _make_sqlite_strict(engine: Engine) -> None:
     def configure(connection: Any, _record: object) -> None:
         connection.isolation_level = None  # the driver would begin transactions of its own, and only before a write
         cursor = connection.cursor()
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MILLISECONDS}"):
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+            f"busy_timeout={BUSY_TIMEOUT_MILLISECONDS}",
+        ):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A transaction that reads first and writes later cannot wait for another writer; one that will write takes the lock at once.
+        # A transaction that reads first and writes later cannot wait for another writer; one that will write takes the
+        # lock at once.
         writes = connection.get_execution_options().get("everstep_writes", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -88,7 +88,9 @@ def used_bytes(session: Session, project: str, now: datetime, *, besides: str) -
     return int(session.scalar(select(func.coalesce(func.sum(both.c.archive_bytes), 0))) or 0)
 
 
-def put_upload(session: Session, sha256: str, project: str, *, archive_bytes: int, now: datetime, expires_at: datetime) -> None:
+def put_upload(
+    session: Session, sha256: str, project: str, *, archive_bytes: int, now: datetime, expires_at: datetime
+) -> None:
     """Keep room for an archive under way, in place of the room that was kept for it before.
 
     Expired uploads of all projects are removed.

@@ -41,8 +41,8 @@ class TokenKind(StrEnum):
 class Role(StrEnum):
     """What a caller may do.
 
-    ADMIN: everything, in every project. SUBMITTER: everything with jobs of its project, reading elsewhere in it. VIEWER: reading in its project.
-    AGENT: the agents' connection alone.
+    ADMIN: everything, in every project. SUBMITTER: everything with jobs of its project, reading elsewhere in it.
+    VIEWER: reading in its project. AGENT: the agents' connection alone.
     """
 
     ADMIN = "admin"
@@ -109,13 +109,23 @@ def mint(session: Session, new: NewToken, now: datetime, *, secret: str | None =
 def has_admin(session: Session) -> bool:
     """Say whether anybody can administer this service."""
     return (
-        session.scalar(select(Token.id).where(Token.kind == TokenKind.USER, Token.role == Role.ADMIN, Token.revoked_at.is_(None)).limit(1))
+        session.scalar(
+            select(Token.id)
+            .where(Token.kind == TokenKind.USER, Token.role == Role.ADMIN, Token.revoked_at.is_(None))
+            .limit(1)
+        )
         is not None
     )
 
 
 def page(
-    session: Session, *, project: str | None, with_ended: bool, now: datetime, after: tuple[datetime, str] | None, limit: int
+    session: Session,
+    *,
+    project: str | None,
+    with_ended: bool,
+    now: datetime,
+    after: tuple[datetime, str] | None,
+    limit: int,
 ) -> tuple[TokenRecord, ...]:
     """Return the tokens that people handle, oldest first: users' and join tokens; those of agents' sessions are nobody's business.
 
@@ -130,14 +140,21 @@ def page(
     Returns:
         At most `limit` tokens.
     """
-    query = select(Token).where(Token.kind.in_((TokenKind.USER, TokenKind.JOIN))).order_by(Token.created_at, Token.id).limit(limit)
+    query = (
+        select(Token)
+        .where(Token.kind.in_((TokenKind.USER, TokenKind.JOIN)))
+        .order_by(Token.created_at, Token.id)
+        .limit(limit)
+    )
     if project is not None:
         query = query.where(Token.project == project, Token.kind == TokenKind.USER)
     if not with_ended:
         query = query.where(Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > now))
     if after is not None:
         created_at, token_id = after
-        query = query.where(or_(Token.created_at > created_at, and_(Token.created_at == created_at, Token.id > token_id)))
+        query = query.where(
+            or_(Token.created_at > created_at, and_(Token.created_at == created_at, Token.id > token_id))
+        )
     return tuple(record_of(row, TokenRecord) for row in session.scalars(query))
 
 
@@ -167,7 +184,8 @@ _BY_DIGEST: Final = select(Token).where(Token.digest == bindparam("digest"))
 def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
     """Return the record of a token that is good now, or None.
 
-    The row is found by digest, which says nothing about the token; the comparison that counts takes the same time wherever it fails.
+    The row is found by digest, which says nothing about the token; the comparison that counts takes the same time
+    wherever it fails.
     """
     digest = _digest(token)
     row = session.scalar(_BY_DIGEST, {"digest": digest})
@@ -177,7 +195,10 @@ def find(session: Session, token: str, now: datetime) -> TokenRecord | None:
 
 
 def find_by_id(session: Session, token_id: str, now: datetime) -> TokenRecord | None:
-    """Return the record of a token that is good now, or None. For those who have proven by other means that the token was shown."""
+    """Return the record of a token that is good now, or None.
+
+    For those who have proven by other means that the token was shown.
+    """
     row = session.get(Token, token_id)
     return None if row is None else _good(row, now)
 
@@ -204,7 +225,12 @@ def require_another_admin(session: Session, token_id: str) -> None:
     Raises:
         Conflict: it is the last administrator's that does not expire.
     """
-    lasting = (Token.kind == TokenKind.USER, Token.role == Role.ADMIN, Token.revoked_at.is_(None), Token.expires_at.is_(None))
+    lasting = (
+        Token.kind == TokenKind.USER,
+        Token.role == Role.ADMIN,
+        Token.revoked_at.is_(None),
+        Token.expires_at.is_(None),
+    )
     ids = set(session.scalars(select(Token.id).where(*lasting).limit(2)))
     if ids == {token_id}:
         raise Conflict(f"the token {token_id} is the last administrator's that does not expire: make another one first")
@@ -212,7 +238,13 @@ def require_another_admin(session: Session, token_id: str) -> None:
 
 def revoke(session: Session, token_id: str, now: datetime) -> bool:
     """End a token, and say whether it was good until now."""
-    return bool(changed_rows(session.execute(update(Token).where(Token.id == token_id, Token.revoked_at.is_(None)).values(revoked_at=now))))
+    return bool(
+        changed_rows(
+            session.execute(
+                update(Token).where(Token.id == token_id, Token.revoked_at.is_(None)).values(revoked_at=now)
+            )
+        )
+    )
 
 
 def revoke_sessions(session: Session, node_id: str, now: datetime, *, but: str | None = None) -> None:
@@ -225,7 +257,9 @@ def revoke_sessions(session: Session, node_id: str, now: datetime, *, but: str |
 
 def revoke_sessions_of_fleet(session: Session, fleet_name: str, now: datetime) -> None:
     """Revoke the session tokens of all nodes of a fleet. Called when the fleet is deleted."""
-    query = update(Token).where(Token.fleet_name == fleet_name, Token.kind == TokenKind.SESSION, Token.revoked_at.is_(None))
+    query = update(Token).where(
+        Token.fleet_name == fleet_name, Token.kind == TokenKind.SESSION, Token.revoked_at.is_(None)
+    )
     session.execute(query.values(revoked_at=now))
 
 

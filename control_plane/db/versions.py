@@ -32,7 +32,9 @@ class Versions:
         try:
             if self._connection is None:
                 assert self._database.url.database is not None
-                self._connection = sqlite3.connect(self._database.url.database, timeout=0, isolation_level=None, check_same_thread=False)
+                self._connection = sqlite3.connect(
+                    self._database.url.database, timeout=0, isolation_level=None, check_same_thread=False
+                )
             (version,) = self._connection.execute("PRAGMA data_version").fetchone()
         except sqlite3.Error:
             return None

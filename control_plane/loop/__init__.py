@@ -4,6 +4,6 @@
     cloud_watch ───┼─▶ observer ──▶ core.job | core.fleets ──▶ executor       one pass of `runner`, under the entity's lease
     database ──────┘
 
-Invariant: nothing is decided here. A pass sees, asks the core, does and stores what it says; it may die anywhere, and the next one
-makes it good.
+Invariant: nothing is decided here. A pass sees, asks the core, does and stores what it says; it may die anywhere, and
+the next one makes it good.
 """

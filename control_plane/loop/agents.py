@@ -6,8 +6,8 @@
       connection.next_message()       ◀──         wait_for_change()  wakes the loops
       connection.close()
 
-Everything here is level-triggered: a report replaces the one before it, and a message that is still queued is not queued twice. So nothing is
-lost when a connection breaks: the loop says again what a report does not yet show.
+Everything here is level-triggered: a report replaces the one before it, and a message that is still queued is not
+queued twice. So nothing is lost when a connection breaks: the loop says again what a report does not yet show.
 
 Invariant: at most one connection per node counts, the newest. All methods run on the server's event loop; none blocks.
 """
@@ -51,7 +51,10 @@ class AgentView:
 
 
 class AgentConnection:
-    """One websocket of one agent, for as long as it lives. Made by `AgentRegistry.accept`; the websocket route owns it."""
+    """One websocket of one agent, for as long as it lives.
+
+    Made by `AgentRegistry.accept`; the websocket route owns it.
+    """
 
     def __init__(self, registry: AgentRegistry, node_id: NodeId) -> None:
         self.node_id = node_id
@@ -91,7 +94,8 @@ class AgentConnection:
         """Wait for what is to be sent next.
 
         Returns:
-            The message, or None when this connection is over (closed, or superseded by a newer one): close the websocket.
+            The message, or None when this connection is over (closed, or superseded by a newer one): close the
+            websocket.
         """
         while self.is_open and not self._queue:
             self._filled.clear()
@@ -126,7 +130,9 @@ class AgentRegistry:
         unix: seconds since the epoch, of the clock that the loops read; for what is shown and for phases of incidents.
     """
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic, unix: Callable[[], float] = steady_seconds) -> None:
+    def __init__(
+        self, monotonic: Callable[[], float] = time.monotonic, unix: Callable[[], float] = steady_seconds
+    ) -> None:
         self._monotonic = monotonic
         self._unix = unix
         self._views: dict[NodeId, AgentView] = {}
@@ -201,8 +207,14 @@ class AgentRegistry:
 
     def measured(self, run: RunId, generation: Generation) -> Mapping[NodeId, Mapping[str, float]]:
         """Return what each node that is connected and works for this generation of a run measured last, by the name of its metric."""
-        members = ((node_id, view.report.member) for node_id, view in self.connected().items() if view.report is not None)
-        return {node_id: member.measured for node_id, member in members if member and (member.run, member.generation) == (run, generation)}
+        members = (
+            (node_id, view.report.member) for node_id, view in self.connected().items() if view.report is not None
+        )
+        return {
+            node_id: member.measured
+            for node_id, member in members
+            if member and (member.run, member.generation) == (run, generation)
+        }
 
     def send(self, node_id: NodeId, message: ControlToAgent) -> bool:
         """Queue a message unless the same one is queued already.
@@ -221,7 +233,10 @@ class AgentRegistry:
         return True
 
     def forget(self, node_id: NodeId) -> None:
-        """Drop a node that will not come back. A connection it still has ends; its last word stays for the incident that it may belong to."""
+        """Drop a node that will not come back.
+
+        A connection it still has ends; its last word stays for the incident that it may belong to.
+        """
         connection = self._connections.pop(node_id, None)
         if connection is not None:
             connection._end()
@@ -248,7 +263,10 @@ class AgentRegistry:
         return self._refused[node_id]
 
     def hint(self) -> None:
-        """Wake the loops: something outside of the agents changed (a request, a notice). Must run on the server's event loop."""
+        """Wake the loops: something outside of the agents changed (a request, a notice).
+
+        Must run on the server's event loop.
+        """
         self._wake()
 
     async def wait_for_change(self, seen: int, timeout_seconds: float) -> int:
@@ -266,7 +284,10 @@ class AgentRegistry:
         return self._change_count
 
     def watch_closely(self, runs: frozenset[RunId]) -> None:
-        """Wake the loops at every report of these runs, steps included: they are on their way back to training. Of others, news alone wakes them."""
+        """Wake the loops at every report of these runs, steps included: they are on their way back to training.
+
+        Of others, news alone wakes them.
+        """
         self._watched = runs
 
     def take_lost(self) -> Iterator[NodeId]:

@@ -2,7 +2,8 @@
 
     complete ──▶ deleting, in the database: nobody restores from it any more ──▶ its manifest, then its other objects ──▶ deleted, and an event
 
-A server that dies in between leaves it in deleting, and the next pass of any replica goes on. Deleting twice is deleting once.
+A server that dies in between leaves it in deleting, and the next pass of any replica goes on. Deleting twice is
+deleting once.
 
 Invariant: what is pinned, what a job would be restored from next, and the newest are not begun with.
 """
@@ -68,7 +69,9 @@ class CheckpointKeeper:
             try:
                 self._begin(run_id)
                 with self._database.read() as session:
-                    deleting = [each for each in checkpoints.of_run(session, run_id) if each.state == checkpoints.DELETING]
+                    deleting = [
+                        each for each in checkpoints.of_run(session, run_id) if each.state == checkpoints.DELETING
+                    ]
                 for each in reversed(deleting):
                     delete(self._database, self._objects, run_id, each, self._now())
             except CloudError as error:
@@ -84,19 +87,27 @@ class CheckpointKeeper:
                 return
             if job.state in _RESTORING:
                 return
-            found = [each for each in checkpoints.of_run(session, run_id) if each.state == checkpoints.COMPLETE and each.completed_at is not None]
+            found = [
+                each
+                for each in checkpoints.of_run(session, run_id)
+                if each.state == checkpoints.COMPLETE and each.completed_at is not None
+            ]
             needed = restorable(session, job)
             kept = [
                 KeptCheckpoint(
                     generation=each.generation,
                     step=each.step,
                     completed_at=(each.completed_at or each.created_at).timestamp(),
-                    is_needed=each.pinned_at is not None or each.verify_requested_at is not None or is_same(each, needed),
+                    is_needed=each.pinned_at is not None
+                    or each.verify_requested_at is not None
+                    or is_same(each, needed),
                     is_counted=each.pinned_at is None,
                 )
                 for each in found
             ]
-            going = surplus(kept, job.spec.checkpoint_max_count, job.spec.checkpoint_max_age_seconds, self._now().timestamp())[:AT_ONCE]
+            going = surplus(
+                kept, job.spec.checkpoint_max_count, job.spec.checkpoint_max_age_seconds, self._now().timestamp()
+            )[:AT_ONCE]
             by_key = {(each.generation, each.step): each for each in found}
             for key in going:
                 checkpoints.set_state(session, run_id, by_key[key], checkpoints.DELETING)
@@ -114,10 +125,13 @@ def is_same(checkpoint: CheckpointRecord, other: RestorableCheckpoint | None) ->
     return other is not None and (checkpoint.generation, checkpoint.step) == (other.generation, other.step)
 
 
-def delete(database: Database, objects: ObjectStore, run_id: str, checkpoint: CheckpointRecord, now: datetime) -> CheckpointRecord:
+def delete(
+    database: Database, objects: ObjectStore, run_id: str, checkpoint: CheckpointRecord, now: datetime
+) -> CheckpointRecord:
     """Delete the objects of a checkpoint that is in deleting, and tell of it once. Blocks on S3; may be repeated.
 
-    The manifest goes first: an incomplete set never looks complete. All that lies beside it is of the same generation and step.
+    The manifest goes first: an incomplete set never looks complete. All that lies beside it is of the same generation
+    and step.
 
     Args:
         database: where it is listed.
@@ -145,6 +159,13 @@ def delete(database: Database, objects: ObjectStore, run_id: str, checkpoint: Ch
             return before
         after = checkpoints.set_state(session, run_id, before, checkpoints.DELETED)
         message = f"The checkpoint of step {before.step} was deleted: {before.object_bytes:,} bytes."
-        event = NewEvent(at=now, type="CheckpointDeleted", message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name)
+        event = NewEvent(
+            at=now,
+            type="CheckpointDeleted",
+            message=message,
+            project=job.project,
+            fleet_name=job.fleet_name,
+            job_name=job.name,
+        )
         events.append(session, event)
     return after

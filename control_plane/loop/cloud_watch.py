@@ -1,11 +1,13 @@
 """What AWS says, looked up in the background: the loops read the newest answer and never wait for one.
 
-Polled every `POLL_SECONDS`, and at once when an agent's line breaks, an event came or a change was asked for. What EC2 has scheduled and where
-instances hang in the network changes seldom and is asked every `CLOSE_SECONDS`, at once for instances that are new. How EC2's status checks go is
-asked with it, and every `SUSPECT_SECONDS` of instances whose agents are silent: of nobody else does it matter.
+Polled every `POLL_SECONDS`, and at once when an agent's line breaks, an event came or a change was asked for. What EC2
+has scheduled and where instances hang in the network changes seldom and is asked every `CLOSE_SECONDS`, at once for
+instances that are new. How EC2's status checks go is asked with it, and every `SUSPECT_SECONDS` of instances whose
+agents are silent: of nobody else does it matter.
 
-Invariant: an answer says when the question was asked; one asked before a change is not used to decide about that change again. What AWS announces
-for an instance goes to the database, where the loop that owns its job finds it, whichever replica asked.
+Invariant: an answer says when the question was asked; one asked before a change is not used to decide about that change
+again. What AWS announces for an instance goes to the database, where the loop that owns its job finds it, whichever
+replica asked.
 """
 
 from __future__ import annotations
@@ -147,7 +149,9 @@ class CloudWatch:
         """
         for fleet in await asyncio.to_thread(self._fleets):
             if (name := FleetName(fleet.name)) not in self._asking:
-                task = self._asking[name] = asyncio.create_task(self._poll_fleet(name, fleet), name=f"ask AWS about {name}")
+                task = self._asking[name] = asyncio.create_task(
+                    self._poll_fleet(name, fleet), name=f"ask AWS about {name}"
+                )
                 task.add_done_callback(partial(self._answered, name))
         if self._asking:
             await asyncio.wait(self._asking.values(), timeout=patience_seconds)
@@ -173,7 +177,10 @@ class CloudWatch:
             self._when_changed()
 
     async def survey(self) -> None:
-        """Ask what EC2 has scheduled and where instances hang, where that is due. Apart from `poll`: what is rare must not hold up what is urgent."""
+        """Ask what EC2 has scheduled and where instances hang, where that is due.
+
+        Apart from `poll`: what is rare must not hold up what is urgent.
+        """
         for name, view in list(self._views.items()):
             about = self._known.setdefault(name, _Known())
             try:
@@ -216,7 +223,10 @@ class CloudWatch:
         return condition, words
 
     def suspect(self, fleet: FleetName, node_id: NodeId) -> None:
-        """Say that a node's agent is silent: EC2's status checks of its instance are of interest. Said again in every pass while it is."""
+        """Say that a node's agent is silent: EC2's status checks of its instance are of interest.
+
+        Said again in every pass while it is.
+        """
         self._known.setdefault(fleet, _Known()).suspects[node_id] = self._monotonic()
 
     def complaint(self, fleet: FleetName, node_id: NodeId) -> str:
@@ -310,7 +320,9 @@ class CloudWatch:
             is_news = self._ask_status(fleet, ids, about, asked_at)
             about.looked_closely_at = asked_at  # what was said is stored, or AWS said nothing
         elif asked_at - about.looked_at_suspects_at >= SUSPECT_SECONDS:
-            suspects = {node_id for node_id, said_at in list(about.suspects.items()) if asked_at - said_at <= SUSPECT_SECONDS}
+            suspects = {
+                node_id for node_id, said_at in list(about.suspects.items()) if asked_at - said_at <= SUSPECT_SECONDS
+            }
             if suspects & ids:
                 is_news = self._ask_status(fleet, suspects & ids, about, asked_at)
         unknown = ids - about.domains.keys()
@@ -320,9 +332,15 @@ class CloudWatch:
         try:
             networks = self._operator.network_nodes(sorted(unknown))
         except CloudError as error:
-            self._tell_once(f"{fleet}/topology", f"fleet {fleet}: the network nodes of its instances are unknown: {_first_line(error)}")
+            self._tell_once(
+                f"{fleet}/topology",
+                f"fleet {fleet}: the network nodes of its instances are unknown: {_first_line(error)}",
+            )
             return is_news
-        about.domains = {**about.domains, **{node_id: network[-1] for node_id, network in networks.items()}}  # a new one: others may be reading
+        about.domains = {
+            **about.domains,
+            **{node_id: network[-1] for node_id, network in networks.items()},
+        }  # a new one: others may be reading
         return is_news or bool(networks)
 
     def _ask_status(self, fleet: FleetName, ids: set[NodeId], about: _Known, asked_at: float) -> bool:
@@ -331,7 +349,9 @@ class CloudWatch:
             found = self._operator.statuses(sorted(ids))
         except CloudError as error:
             about.looked_at_suspects_at = asked_at
-            self._tell_once(f"{fleet}/events", f"fleet {fleet}: what EC2 has scheduled is unknown: {_first_line(error)}")
+            self._tell_once(
+                f"{fleet}/events", f"fleet {fleet}: what EC2 has scheduled is unknown: {_first_line(error)}"
+            )
             return False
         self._failing.pop(f"{fleet}/events", None)
         failed = {node_id: (asked_at, found[node_id].failed_checks if node_id in found else ()) for node_id in ids}
@@ -341,7 +361,9 @@ class CloudWatch:
         with self._database.write() as session:
             is_news = notices.replace_polled(session, NoticeSource.STATUS, ids, scheduled, self._now())
         about.looked_at_suspects_at = asked_at
-        return is_news or any(before.get(node_id, (asked_at, ()))[1] != checks for node_id, (_, checks) in failed.items())
+        return is_news or any(
+            before.get(node_id, (asked_at, ()))[1] != checks for node_id, (_, checks) in failed.items()
+        )
 
     def _tell_once(self, key: str, words: str) -> None:
         if self._failing.get(key) != words:
@@ -406,11 +428,14 @@ def _held(group: GroupState, instances: Mapping[NodeId, InstanceState]) -> list[
     return [
         member
         for member in group.members
-        if member.awaits_termination or (has_hook and member.lifecycle_state == "Terminating" and not instances[member.instance_id].state.has_ended)
+        if member.awaits_termination
+        or (has_hook and member.lifecycle_state == "Terminating" and not instances[member.instance_id].state.has_ended)
     ]
 
 
-def _conditions(group: GroupState, instances: Mapping[NodeId, InstanceState]) -> dict[NodeId, tuple[InstanceCondition, str]]:
+def _conditions(
+    group: GroupState, instances: Mapping[NodeId, InstanceState]
+) -> dict[NodeId, tuple[InstanceCondition, str]]:
     """Return what AWS says of each node; a group that is ending a member says so before EC2 does, unless a hook still holds it: that is a notice.
 
     EC2 may not know an id yet that a group has just launched: that is no word that it has ended.
@@ -422,9 +447,19 @@ def _conditions(group: GroupState, instances: Mapping[NodeId, InstanceState]) ->
             conditions[node_id] = (InstanceCondition.UNKNOWN, "")
             continue
         words = f"{instance.state.value} ({instance.state_reason})" if instance.state_reason else instance.state.value
-        conditions[node_id] = (InstanceCondition.ENDED if instance.state.has_ended else InstanceCondition.PRESENT, words)
+        conditions[node_id] = (
+            InstanceCondition.ENDED if instance.state.has_ended else InstanceCondition.PRESENT,
+            words,
+        )
     held = _held(group, instances)
     for member in group.members:
-        if member.is_leaving and member not in held and conditions.get(member.instance_id, (None, ""))[0] is not InstanceCondition.ENDED:
-            conditions[member.instance_id] = (InstanceCondition.ENDED, f"leaving its Auto Scaling group ({member.lifecycle_state})")
+        if (
+            member.is_leaving
+            and member not in held
+            and conditions.get(member.instance_id, (None, ""))[0] is not InstanceCondition.ENDED
+        ):
+            conditions[member.instance_id] = (
+                InstanceCondition.ENDED,
+                f"leaving its Auto Scaling group ({member.lifecycle_state})",
+            )
     return conditions

@@ -3,10 +3,11 @@
     run(node, command) ──▶ RunCommand ──▶ agent
                        ◀── CommandEnded ──      ended(node, answer)
 
-A command whose answer was lost on its way to the caller is asked for again with the same id: it waits for the same answer, or is given it. Nothing
-is repeated to an agent: running something twice is not the same as once.
+A command whose answer was lost on its way to the caller is asked for again with the same id: it waits for the same
+answer, or is given it. Nothing is repeated to an agent: running something twice is not the same as once.
 
-Invariant: an answer counts only from the node that was asked. What is kept has limits. All methods run on the server's event loop.
+Invariant: an answer counts only from the node that was asked. What is kept has limits. All methods run on the server's
+event loop.
 """
 
 from __future__ import annotations
@@ -97,7 +98,11 @@ class CommandDesk:
         asked = self._asked.get(command.command_id)
         if asked is None:
             asked = self._ask(node_id, command)
-        elif (asked.command.rank, asked.command.argv, asked.command.stdin) != (command.rank, command.argv, command.stdin):
+        elif (asked.command.rank, asked.command.argv, asked.command.stdin) != (
+            command.rank,
+            command.argv,
+            command.stdin,
+        ):
             raise AnotherCommand
         try:
             async with asyncio.timeout(max(asked.ends_at - self._monotonic(), 0.0)):

@@ -4,10 +4,11 @@
     table event ──▶ the newest few, in memory ──▶ followers that are up to date
               └───▶ a page at a time          ──▶ followers that are behind
 
-Events of other replicas of the control plane come through the table like our own. A follower pulls: one that does not read holds a position, no
-buffer.
+Events of other replicas of the control plane come through the table like our own. A follower pulls: one that does not
+read holds a position, no buffer.
 
-Invariant: a follower is given every event after its position that it may see, once and in order; nothing once its token is not good any more.
+Invariant: a follower is given every event after its position that it may see, once and in order; nothing once its token
+is not good any more.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class TooManyFollowers(Exception):
 class End(StrEnum):
     """Why a follower is given nothing more.
 
-    TOKEN: its token was revoked or has expired. SESSION: the browser's session is over. SERVER: this server stops; another one, or the same later,
-    goes on from the follower's position.
+    TOKEN: its token was revoked or has expired. SESSION: the browser's session is over. SERVER: this server stops;
+    another one, or the same later, goes on from the follower's position.
     """
 
     TOKEN = "token"
@@ -107,7 +108,12 @@ class EventFeed:
     """
 
     def __init__(
-        self, database: Database, now: Callable[[], datetime], *, poll_seconds: float = POLL_SECONDS, heartbeat_seconds: float = HEARTBEAT_SECONDS
+        self,
+        database: Database,
+        now: Callable[[], datetime],
+        *,
+        poll_seconds: float = POLL_SECONDS,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
     ) -> None:
         self._database = database
         self._now = now
@@ -130,7 +136,8 @@ class EventFeed:
             after_id: the last event that the follower has; None: it wants what comes from now on.
 
         Yields:
-            First a batch without events, as soon as the position is known; then batches; last, if the follower does not leave first, why it ends.
+            First a batch without events, as soon as the position is known; then batches; last, if the follower does not
+            leave first, why it ends.
 
         Raises:
             TooManyFollowers: at the first step, before anything is yielded.
@@ -177,7 +184,9 @@ class EventFeed:
             if not is_good:
                 self._tell(me, End.TOKEN)
             # The page was read after the last look: it may reach beyond what that look had found.
-            return Batch(page, page[-1].id if len(page) == PAGE_LIMIT else max([newest, *(event.id for event in page[-1:])]))
+            return Batch(
+                page, page[-1].id if len(page) == PAGE_LIMIT else max([newest, *(event.id for event in page[-1:])])
+            )
         found = tuple(event for event in self._recent if event.id > position and me.interest.has(event))
         return Batch(found[:PAGE_LIMIT], found[PAGE_LIMIT - 1].id if len(found) > PAGE_LIMIT else newest)
 
@@ -221,7 +230,9 @@ class EventFeed:
         follower.end = follower.end or end
         follower.changed.set()
 
-    def _look(self, after_id: int | None, token_ids: frozenset[str]) -> tuple[frozenset[str], tuple[EventRecord, ...], int]:
+    def _look(
+        self, after_id: int | None, token_ids: frozenset[str]
+    ) -> tuple[frozenset[str], tuple[EventRecord, ...], int]:
         with self._database.read() as session:
             good = tokens.good_ids(session, token_ids, self._now())
             if after_id is None:
@@ -236,5 +247,7 @@ class EventFeed:
     def _read_page(self, after_id: int, interest: Interest) -> tuple[bool, tuple[EventRecord, ...]]:
         with self._database.read() as session:
             is_good = bool(tokens.good_ids(session, [interest.token_id], self._now()))
-            which = EventFilter(job_name=interest.job_name, fleet_name=interest.fleet_name, project=interest.project, after_id=after_id)
+            which = EventFilter(
+                job_name=interest.job_name, fleet_name=interest.fleet_name, project=interest.project, after_id=after_id
+            )
             return is_good, events.page(session, which, limit=PAGE_LIMIT)

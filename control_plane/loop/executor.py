@@ -1,7 +1,7 @@
 """Does what decisions ask for: messages to agents, calls to the cloud, manifests in S3.
 
-Messages are idempotent and need no record: they say again what is stored. A call that changes the world is written down first (an intent, under
-the lease), tried, and its outcome written down; an intent that is done is not tried again.
+Messages are idempotent and need no record: they say again what is stored. A call that changes the world is written down
+first (an intent, under the lease), tried, and its outcome written down; an intent that is done is not tried again.
 
 Invariant: no database session is open during a call, and no secret is in an intent or a log line.
 """
@@ -107,7 +107,9 @@ def generation_key(secret: bytes, run: RunId, generation: Generation) -> bytes:
 
 
 class Executor:
-    """Acts for the loops. It runs on the server's event loop and begins what calls outside in threads: no pass waits for S3 or AWS.
+    """Acts for the loops.
+
+    It runs on the server's event loop and begins what calls outside in threads: no pass waits for S3 or AWS.
 
     Args:
         database: for intents and checkpoints.
@@ -142,10 +144,15 @@ class Executor:
         self._under_way: dict[str, asyncio.Task[None]] = {}
 
     def tell(self, action: JobAction | FleetAction) -> None:
-        """Queue the message that an action stands for. An agent that is not connected hears it when it is: the loop says it again."""
+        """Queue the message that an action stands for.
+
+        An agent that is not connected hears it when it is: the loop says it again.
+        """
         match action:
             case SendLoad(node_id=node_id, plan=plan):
-                self._registry.send(node_id, Load(plan=plan, key=generation_key(self._secret, plan.run, plan.generation)))
+                self._registry.send(
+                    node_id, Load(plan=plan, key=generation_key(self._secret, plan.run, plan.generation))
+                )
             case SendPrepare(node_id=node_id, job=job, run=run, generation=generation, parent=parent):
                 self._registry.send(node_id, Prepare(job=job, run=run, generation=generation, parent=parent))
             case SendStart() | SendStop() | SendHalt() | SendTakeCheckpoint() | SendTakeStacks():
@@ -158,7 +165,10 @@ class Executor:
                 pass
 
     def put_manifest(self, lease: Lease, action: PutManifest) -> None:
-        """Begin to put a manifest and to record its checkpoint, unless that is under way. S3 never holds up a job's passes."""
+        """Begin to put a manifest and to record its checkpoint, unless that is under way.
+
+        S3 never holds up a job's passes.
+        """
         key = f"manifest/{action.manifest.run}/{action.manifest.generation}/{action.manifest.step}"
         self._begin_work(key, lambda: self._put(lease, key, action))
 
@@ -169,7 +179,8 @@ class Executor:
             evidence/<node>/agent.log       by its agent, where it is heard
             evidence/<node>/shim.log
 
-        Ranks' streams are where they always are: with their job's logs. It is done when both halves are there, or the agent is not connected.
+        Ranks' streams are where they always are: with their job's logs. It is done when both halves are there, or the
+        agent is not connected.
         """
         key = f"evidence/{action.node_id}/"
         view = self._registry.view(action.node_id)
@@ -194,7 +205,9 @@ class Executor:
             self._begin_work(f"group/{lease.key}", lambda: self._change_group(lease, actions, changed))
 
     def strike(self, run: RunId, group: str, drill: DrillObserved) -> None:
-        """Begin to do what a drill is for, once: it is stored that it happens. What does not get through is not tried again.
+        """Begin to do what a drill is for, once: it is stored that it happens.
+
+        What does not get through is not tried again.
 
         Args:
             run: of the job.
@@ -225,7 +238,10 @@ class Executor:
             log.exception("%s failed; it is decided anew", key)
 
     def _call(self, action: GroupAction) -> Call:
-        """Return the call of an action. Its key holds for a minute: an effect that is not seen by then is tried again; a reboot is asked for once."""
+        """Return the call of an action.
+
+        Its key holds for a minute: an effect that is not seen by then is tried again; a reboot is asked for once.
+        """
         minute = int(self._now().timestamp() // 60)
         match action:
             case SetDesired(group=group, desired_count=desired):
@@ -296,12 +312,14 @@ class Executor:
         for action in actions:
             try:
                 if isinstance(action, MemberAction):
-                    # Void before and after: an answer to a question asked while the change was on its way does not know of it.
+                    # Void before and after: an answer to a question asked while the change was on its way does not know
+                    # of it.
                     changed()
                     await self._change(lease, action)
                     changed()
                 else:
-                    # Decided again in every pass until AWS shows an effect, and made once: no reason to void what AWS said.
+                    # Decided again in every pass until AWS shows an effect, and made once: no reason to void what AWS
+                    # said.
                     await self._change(lease, action)
             except StaleLease as stale:
                 log.info("fleet %s: %s", lease.key, stale)
@@ -334,7 +352,12 @@ class Executor:
                 await asyncio.to_thread(call.make)
             await asyncio.to_thread(self._under, lease, partial(self._record, call, action, body))
         except CloudError as error:
-            log.warning("job %s: the manifest of step %d could not be put and is tried again: %s", manifest.job, manifest.step, error)
+            log.warning(
+                "job %s: the manifest of step %d could not be put and is tried again: %s",
+                manifest.job,
+                manifest.step,
+                error,
+            )
         except StaleLease:
             log.info("job %s: another replica records the checkpoint of step %d", manifest.job, manifest.step)
         self._registry.hint()
@@ -342,7 +365,9 @@ class Executor:
     async def _put_evidence(self, lease: Lease, node_id: NodeId, key: str, report: object) -> None:
         try:
             body = await asyncio.to_thread(self._evidence, node_id, report)
-            await asyncio.to_thread(self._objects.put, ObjectReference(bucket=self._bucket, key=f"{key}node.json"), body)
+            await asyncio.to_thread(
+                self._objects.put, ObjectReference(bucket=self._bucket, key=f"{key}node.json"), body
+            )
             await asyncio.to_thread(self._under, lease, partial(self._note_evidence, node_id, key))
         except CloudError as error:
             log.warning("node %s: its evidence is not in S3 yet: %s", node_id, error)
@@ -362,10 +387,16 @@ class Executor:
         now = self._now()
         nodes.change(session, lease, node_id, initial_state=NodeState.HELD, now=now, evidence_at=now)
         message = f"what is known of {node_id} is kept in s3://{self._bucket}/{key}"
-        events.append(session, events.NewEvent(at=now, type="EvidenceKept", message=message, fleet_name=lease.key, node_id=node_id))
+        events.append(
+            session,
+            events.NewEvent(at=now, type="EvidenceKept", message=message, fleet_name=lease.key, node_id=node_id),
+        )
 
     def _under(self, lease: Lease, write: Callable[[Session, Lease], T]) -> T:
-        """Write in one transaction under a lease that the loop has gone on renewing beside a call. Blocks: called in a thread."""
+        """Write in one transaction under a lease that the loop has gone on renewing beside a call.
+
+        Blocks: called in a thread.
+        """
         while True:
             held = self._renewed(lease)
             try:
@@ -376,7 +407,9 @@ class Executor:
                     raise  # else it was renewed just now
 
     def _begin(self, lease: Lease, call: Call) -> intents.IntentRecord:
-        return self._under(lease, partial(intents.begin, key=call.key, action=call.name, detail=call.detail, now=self._now()))
+        return self._under(
+            lease, partial(intents.begin, key=call.key, action=call.name, detail=call.detail, now=self._now())
+        )
 
     def _finish(self, lease: Lease, call: Call, state: IntentState, outcome: str) -> None:
         self._under(lease, partial(intents.finish, key=call.key, state=state, outcome=outcome, now=self._now()))
@@ -403,7 +436,12 @@ class Executor:
         job = jobs.get_run(session, lease.key)
         message = f"checkpoint of step {manifest.step} is complete: {len(manifest.shards)} shards, {total:,} bytes"
         event = events.NewEvent(
-            at=now, type="CheckpointCompleted", message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name
+            at=now,
+            type="CheckpointCompleted",
+            message=message,
+            project=job.project,
+            fleet_name=job.fleet_name,
+            job_name=job.name,
         )
         events.append(session, event)
 

@@ -2,8 +2,9 @@
 
     claim the export's lease ──▶ read events after its position ──▶ send those of different jobs at once ──▶ store the position ──▶ …
 
-A server that dies between sending and storing sends again: who receives knows an event by its id. Another replica goes on from the position once the
-lease stands still. What is refused is tried again, later and later, and nothing behind it goes out before it.
+A server that dies between sending and storing sends again: who receives knows an event by its id. Another replica goes
+on from the position once the lease stands still. What is refused is tried again, later and later, and nothing behind it
+goes out before it.
 
 Invariant: a position is stored after everything up to it was taken.
 """
@@ -135,7 +136,9 @@ class EventExporter(Exporter):
         now: the time in UTC.
     """
 
-    def __init__(self, database: Database, name: str, sink: EventSink, leaser: Leaser, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, database: Database, name: str, sink: EventSink, leaser: Leaser, now: Callable[[], datetime]
+    ) -> None:
         super().__init__(database, name, leaser, now)
         self._sink = sink
 
@@ -205,4 +208,11 @@ def entry_of(event: EventRecord) -> Entry:
         "NodeId": event.node_id,
         "Detail": dict(event.detail),
     }
-    return Entry(event_id=event.id, at=event.at, type=event.type, job_name=event.job_name, project=event.project, detail=detail_of(detail))
+    return Entry(
+        event_id=event.id,
+        at=event.at,
+        type=event.type,
+        job_name=event.job_name,
+        project=event.project,
+        detail=detail_of(detail),
+    )

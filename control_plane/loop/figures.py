@@ -1,7 +1,7 @@
 """What the loops of this process count of themselves, for Prometheus: no table has it, and it begins anew with the process.
 
-Names, units and labels follow https://prometheus.io/docs/practices/naming. Invariant: series are as many as there are loops, kinds of leases and
-phases; nothing grows with jobs, fleets or time.
+Names, units and labels follow https://prometheus.io/docs/practices/naming. Invariant: series are as many as there are
+loops, kinds of leases and phases; nothing grows with jobs, fleets or time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from prometheus_client.registry import Collector
 
 from control_plane.core.incidents import PHASES
 
-# Second series beside every one, with the time of the process's start: nothing that the server's own metrics do not tell.
+# Second series beside every one, with the time of the process's start: nothing that the server's own metrics do not
+# tell.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 Loop = Literal["job", "fleet"]
@@ -28,15 +29,25 @@ class LoopFigures:
 
     def __init__(self) -> None:
         self._reconcile_seconds = Histogram(
-            "everstep_reconcile_seconds", "How long passes over a job or a fleet took.", ["loop"], buckets=PASS_SECONDS, registry=None
+            "everstep_reconcile_seconds",
+            "How long passes over a job or a fleet took.",
+            ["loop"],
+            buckets=PASS_SECONDS,
+            registry=None,
         )
         self._stale_applies = Counter(
-            "everstep_reconcile_stale_applies", "Passes of which nothing was stored, because the lease was lost meanwhile.", ["loop"], registry=None
+            "everstep_reconcile_stale_applies",
+            "Passes of which nothing was stored, because the lease was lost meanwhile.",
+            ["loop"],
+            registry=None,
         )
-        self._leases_lost = Counter("everstep_lease_lost", "Leases that this server held and another one took over.", ["kind"], registry=None)
+        self._leases_lost = Counter(
+            "everstep_lease_lost", "Leases that this server held and another one took over.", ["kind"], registry=None
+        )
         self._phase_seconds = Histogram(
             "everstep_recovery_phase_seconds",
-            "How long recoveries from failures were in each phase; no drills, nothing that people asked for, and none without a recovery.",
+            "How long recoveries from failures were in each phase; no drills, nothing that people asked for, "
+            "and none without a recovery.",
             ["phase"],
             buckets=PHASE_SECONDS,
             registry=None,

@@ -2,9 +2,10 @@
 
     stream   `<job>/<run>/<node>`        message   {"generation", "rank", "stream", "message"} as JSON
 
-Of each job that has not ended, or has ended and is not copied to its end yet: read on from its stored cursor, send, store the cursor. One replica
-does it, under the lease of the export. What a call refuses is tried again, later and later; other jobs wait as well, because what refuses one job's
-lines (a missing group, a missing permission, a rate) refuses all.
+Of each job that has not ended, or has ended and is not copied to its end yet: read on from its stored cursor, send,
+store the cursor. One replica does it, under the lease of the export. What a call refuses is tried again, later and
+later; other jobs wait as well, because what refuses one job's lines (a missing group, a missing permission, a rate)
+refuses all.
 
 Invariant: a cursor is stored after every line before it was taken, or refused for its own time.
 """
@@ -53,7 +54,15 @@ class LogExporter(Exporter):
 
     look_seconds = LOOK_SECONDS
 
-    def __init__(self, database: Database, objects: ObjectStore, group: str, sink: LogSink, leaser: Leaser, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        objects: ObjectStore,
+        group: str,
+        sink: LogSink,
+        leaser: Leaser,
+        now: Callable[[], datetime],
+    ) -> None:
         super().__init__(database, f"logs:{group}", leaser, now)
         self._objects = objects
         self._sink = sink
@@ -109,7 +118,9 @@ class LogExporter(Exporter):
             self._kept()
             refused = self._sink.put_lines(stream, batch)
             if refused:
-                log.warning("export to %s: %d lines of %s are too old, or too far ahead, for it", self._name, refused, stream)
+                log.warning(
+                    "export to %s: %d lines of %s are too old, or too far ahead, for it", self._name, refused, stream
+                )
 
 
 def text_of(cursor: Cursor) -> str:
@@ -120,9 +131,15 @@ def text_of(cursor: Cursor) -> str:
 def cursor_of(text: str) -> Cursor:
     """Return a stored cursor."""
     generation, positions, told = json.loads(text)
-    return Cursor(generation, {NodeId(node): number for node, number in positions.items()}, frozenset(NodeId(node) for node in told))
+    return Cursor(
+        generation,
+        {NodeId(node): number for node, number in positions.items()},
+        frozenset(NodeId(node) for node in told),
+    )
 
 
 def _line(event: LogEvent) -> Line:
     said = {"generation": event.generation, "rank": event.rank, "stream": event.kind, "message": event.text}
-    return Line(event.at_ms, json.dumps({name: value for name, value in said.items() if value is not None}, ensure_ascii=False))
+    return Line(
+        event.at_ms, json.dumps({name: value for name, value in said.items() if value is not None}, ensure_ascii=False)
+    )

@@ -1,6 +1,7 @@
 """Lines of ranks on their way from agents to whoever follows them. On the server's event loop.
 
-Invariant: what waits for a follower is bounded; what is dropped is in the object store, and its follower knows from the numbers that it is missing.
+Invariant: what waits for a follower is bounded; what is dropped is in the object store, and its follower knows from the
+numbers that it is missing.
 """
 
 from __future__ import annotations
@@ -81,7 +82,10 @@ class LogFeed:
             TooManyLogFollowers: as many follow as may, in all or with this token.
         """
         open_now = [follower for of_run in self._followers.values() for follower in of_run]
-        if len(open_now) >= MAX_FOLLOWERS or sum(follower.token_id == token_id for follower in open_now) >= MAX_FOLLOWERS_PER_TOKEN:
+        if (
+            len(open_now) >= MAX_FOLLOWERS
+            or sum(follower.token_id == token_id for follower in open_now) >= MAX_FOLLOWERS_PER_TOKEN
+        ):
             raise TooManyLogFollowers
         follower = LogFollower(token_id)
         self._followers.setdefault(run, set()).add(follower)

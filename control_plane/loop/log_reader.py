@@ -2,11 +2,13 @@
 
     cursor = (generation, {node: number of its next line}, nodes whose end was told)
 
-A node's lines are numbered (`everstep.protocol.log_chunks`), so a cursor means the same whatever is stored meanwhile: what a node ships late comes
-late, out of its time's order, and is not missed. A generation is left once every node of it has said that nothing follows, or cannot say it any
+A node's lines are numbered (`everstep.protocol.log_chunks`), so a cursor means the same whatever is stored meanwhile:
+what a node ships late comes late, out of its time's order, and is not missed. A generation is left once every node of
+it has said that nothing follows, or cannot say it any
 more: then a `gap` says where its lines end.
 
-Invariant: reading on from a cursor, forwards or back, gives every line once. Synchronous; one thread at a time works with a reader.
+Invariant: reading on from a cursor, forwards or back, gives every line once. Synchronous; one thread at a time works
+with a reader.
 """
 
 from __future__ import annotations
@@ -28,7 +30,16 @@ from control_plane.core.states import ENDED_JOBS
 from control_plane.db import jobs, nodes
 from control_plane.db.jobs import JobRecord
 from everstep.protocol.ids import NodeId, Rank
-from everstep.protocol.log_chunks import FLUSH_SECONDS, NO_RANK, ChunkName, LogLine, TailName, decode_chunk, parse_name, parse_tail
+from everstep.protocol.log_chunks import (
+    FLUSH_SECONDS,
+    NO_RANK,
+    ChunkName,
+    LogLine,
+    TailName,
+    decode_chunk,
+    parse_name,
+    parse_tail,
+)
 from everstep.protocol.plan import ObjectReference
 
 SCAN_LINES: Final = 100_000
@@ -80,9 +91,15 @@ class LogFilter:
 
     def has(self, event: LogEvent, ranks: Mapping[NodeId, tuple[Rank, ...]]) -> bool:
         """Say whether an event is wanted."""
-        if (self.start_ms is not None and event.at_ms < self.start_ms) or (self.end_ms is not None and event.at_ms >= self.end_ms):
+        if (self.start_ms is not None and event.at_ms < self.start_ms) or (
+            self.end_ms is not None and event.at_ms >= self.end_ms
+        ):
             return False
-        if self.rank is not None and event.rank != self.rank and not (event.rank is None and self.rank in ranks.get(event.node_id, (self.rank,))):
+        if (
+            self.rank is not None
+            and event.rank != self.rank
+            and not (event.rank is None and self.rank in ranks.get(event.node_id, (self.rank,)))
+        ):
             return False
         return event.kind == "gap" or self.text in event.text
 
@@ -206,10 +223,19 @@ class LogReader:
                 positions, told = dict(at.positions), set(at.told)
                 chunks = self._chunks(at.generation)
                 nodes = {*chunks, *facts.ranks}
-                streams = [self._after(node, chunks.get(node, _OfNode()), positions.get(node, 0), wanted.start_ms) for node in nodes]
+                streams = [
+                    self._after(node, chunks.get(node, _OfNode()), positions.get(node, 0), wanted.start_ms)
+                    for node in nodes
+                ]
                 for event, number in heapq.merge(*streams, key=_by_time):
-                    if len(found) >= limit or scanned >= SCAN_LINES or (wanted.end_ms is not None and event.at_ms >= wanted.end_ms):
-                        return Page(events=tuple(found), first=cursor, last=Cursor(at.generation, positions, frozenset(told)))
+                    if (
+                        len(found) >= limit
+                        or scanned >= SCAN_LINES
+                        or (wanted.end_ms is not None and event.at_ms >= wanted.end_ms)
+                    ):
+                        return Page(
+                            events=tuple(found), first=cursor, last=Cursor(at.generation, positions, frozenset(told))
+                        )
                     scanned += 1
                     positions[event.node_id] = number + 1
                     if event.kind != "end" and wanted.has(event, facts.ranks):
@@ -226,7 +252,9 @@ class LogReader:
             following = min((number for number in self._facts if number > at.generation), default=None)
             if following is None or wanted.generation is not None:
                 last = self._facts.get(wanted.generation or 0) or self._facts.get(max(self._facts, default=0))
-                is_over = last.over_since is not None if last is not None else self._has_ended  # it may have ended before it was first launched
+                is_over = (
+                    last.over_since is not None if last is not None else self._has_ended
+                )  # it may have ended before it was first launched
                 return Page(events=tuple(found), first=cursor, last=at, is_over=is_over)
             at = Cursor(following)
             if len(found) >= limit:
@@ -247,16 +275,25 @@ class LogReader:
                         told.discard(gap.node_id)
                         if wanted.has(gap, facts.ranks):
                             found.append(gap)
-                streams = [self._before(node, of_node, positions.get(node, 0), wanted.end_ms) for node, of_node in chunks.items()]
+                streams = [
+                    self._before(node, of_node, positions.get(node, 0), wanted.end_ms)
+                    for node, of_node in chunks.items()
+                ]
                 for event, number in heapq.merge(*streams, key=_by_time, reverse=True):
-                    if len(found) >= limit or scanned >= SCAN_LINES or (wanted.start_ms is not None and event.at_ms < wanted.start_ms):
+                    if (
+                        len(found) >= limit
+                        or scanned >= SCAN_LINES
+                        or (wanted.start_ms is not None and event.at_ms < wanted.start_ms)
+                    ):
                         at = Cursor(at.generation, positions, frozenset(told))
                         return Page(events=tuple(reversed(found)), first=at, last=cursor)
                     scanned += 1
                     positions[event.node_id] = number
                     if event.kind != "end" and wanted.has(event, facts.ranks):
                         found.append(event)
-                at = Cursor(at.generation, {node: number for node, number in positions.items() if number}, frozenset(told))
+                at = Cursor(
+                    at.generation, {node: number for node, number in positions.items() if number}, frozenset(told)
+                )
             before = max((number for number in self._facts if number < at.generation), default=None)
             if before is None or wanted.generation is not None or len(found) >= limit:
                 break
@@ -270,7 +307,9 @@ class LogReader:
     def _end_of(self, generation: int) -> Cursor:
         chunks = self._chunks(generation)
         positions = {node: self._end(of_node).end for node, of_node in chunks.items()}
-        return Cursor(generation, positions, frozenset(gap.node_id for gap in self._settle(self._facts[generation], chunks)[1]))
+        return Cursor(
+            generation, positions, frozenset(gap.node_id for gap in self._settle(self._facts[generation], chunks)[1])
+        )
 
     def _chunks(self, generation: int) -> dict[NodeId, _OfNode]:
         prefix = ObjectReference(bucket=self._place.bucket, key=f"{self._place.key}gen={generation}/")
@@ -280,7 +319,9 @@ class LogReader:
             path = info.reference.key[len(prefix.key) :]
             if (name := parse_name(path)) is not None:
                 chunks.append((name, _Stored(name, info.reference, info.etag)))
-            elif (tail := parse_tail(path)) is not None and not self._is_awaited(self._facts.get(generation), tail.node_id):
+            elif (tail := parse_tail(path)) is not None and not self._is_awaited(
+                self._facts.get(generation), tail.node_id
+            ):
                 tails.append((tail, _Stored(tail, info.reference, info.etag)))
         found: dict[NodeId, _OfNode] = {}
         for name, stored in sorted(chunks, key=itemgetter(0)):
@@ -331,7 +372,10 @@ class LogReader:
             lines = self._lines(tail)
             if lines and tail.name.first > end:
                 lost = tail.name.first - end
-                text = f"{lost} line{'s' if lost > 1 else ''} of node {tail.name.node_id} were lost with it: its peers keep only the newest."
+                text = (
+                    f"{lost} line{'s' if lost > 1 else ''} of node {tail.name.node_id} were lost with it: its peers "
+                    "keep only the newest."
+                )
                 gap = LogLine(at_ms=lines[0].at_ms, rank=NO_RANK, stream="stderr", text=text, end=0, is_gap=True)
                 found.append((tail, gap, tail.name.first - 1))
                 end = tail.name.first
@@ -345,7 +389,9 @@ class LogReader:
         beyond = self._beyond(of_node)
         return replace(own, end=beyond[-1][2] + 1, last_at_ms=beyond[-1][1].at_ms) if beyond else own
 
-    def _after(self, node: NodeId, of_node: _OfNode, position: int, start_ms: int | None) -> Iterator[tuple[LogEvent, int]]:
+    def _after(
+        self, node: NodeId, of_node: _OfNode, position: int, start_ms: int | None
+    ) -> Iterator[tuple[LogEvent, int]]:
         chunks = of_node.chunks
         for chunk, later in zip_longest(chunks, (chunk.name for chunk in chunks[1:])):
             if later is not None and (later.first <= position or (start_ms is not None and later.at_ms < start_ms)):
@@ -360,7 +406,9 @@ class LogReader:
             if number >= position:
                 yield _event(line, node, stored.reference), number
 
-    def _before(self, node: NodeId, of_node: _OfNode, position: int, end_ms: int | None) -> Iterator[tuple[LogEvent, int]]:
+    def _before(
+        self, node: NodeId, of_node: _OfNode, position: int, end_ms: int | None
+    ) -> Iterator[tuple[LogEvent, int]]:
         for stored, line, number in reversed(self._beyond(of_node)):
             if number < position:
                 yield _event(line, node, stored.reference), number
@@ -386,10 +434,17 @@ class LogReader:
                 continue
             ranks = ", ".join(str(rank) for rank in facts.ranks.get(node, ()))
             who = f"rank {ranks}" if "," not in ranks else f"ranks {ranks}"
-            why = f"has not shipped the rest of what {who} printed" if node in self._alive else f"was lost with what {who} printed last"
+            why = (
+                f"has not shipped the rest of what {who} printed"
+                if node in self._alive
+                else f"was lost with what {who} printed last"
+            )
             last_at_ms = None if last is None else last.last_at_ms
             since = "from the beginning" if last_at_ms is None else f"after {_clock(last_at_ms)}"
-            text = f"Node {node} {why}, {since}; while the object store can be reached that is at most {FLUSH_SECONDS:g} s of it."
+            text = (
+                f"Node {node} {why}, {since}; while the object store can be reached that is at most "
+                f"{FLUSH_SECONDS:g} s of it."
+            )
             at_ms = max(last_at_ms or 0, 0) or over_ms
             gaps.append(LogEvent(at_ms=at_ms, generation=facts.number, node_id=node, rank=None, kind="gap", text=text))
         return is_settled, gaps
@@ -397,7 +452,10 @@ class LogReader:
 
 def facts_of(session: Session, job: JobRecord) -> tuple[tuple[GenerationFacts, ...], frozenset[str], bool]:
     """Return what the database says of a job's generations, none before it was first planned, which nodes live, and whether it has ended."""
-    ranks = {record.number: {node.node_id: node.ranks for node in record.plan.nodes} for record in jobs.planned(session, job.run_id)}
+    ranks = {
+        record.number: {node.node_id: node.ranks for node in record.plan.nodes}
+        for record in jobs.planned(session, job.run_id)
+    }
     lineage = jobs.lineage(session, job.run_id)
     has_ended = job.state in ENDED_JOBS
     ended_at = job.ended_at if has_ended else None

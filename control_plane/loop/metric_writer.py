@@ -3,12 +3,14 @@
     report ──▶ MetricInbox.take         one batch per node, in memory; nothing waits for it
     about once a second ──▶ store, one short transaction per batch ──▶ MetricsStored to the agent, which then sends the next batch
 
-What Everstep measures itself comes with rank 0's values; beside the newest of a batch stands what all nodes of the job say they measured last.
+What Everstep measures itself comes with rank 0's values; beside the newest of a batch stands what all nodes of the job
+say they measured last.
 
-An agent keeps what is not confirmed and sends it again, to whichever replica it is connected to. So a server that dies here loses nothing, and a
-database that is slow or away makes agents wait, not heartbeats.
+An agent keeps what is not confirmed and sends it again, to whichever replica it is connected to. So a server that dies
+here loses nothing, and a database that is slow or away makes agents wait, not heartbeats.
 
-Invariant: a batch is confirmed after the transaction that holds it. Nothing is stored that a node says of a generation it was not planned in.
+Invariant: a batch is confirmed after the transaction that holds it. Nothing is stored that a node says of a generation
+it was not planned in.
 """
 
 from __future__ import annotations
@@ -71,21 +73,37 @@ class MetricWriter:
                 measured = self._registry.measured(batch.run, batch.points[-1].generation) if batch.points else {}
                 await asyncio.to_thread(self._store, node_id, received, measured)
             except SQLAlchemyError as error:
-                log.warning("run %s: logged values could not be stored, their agent sends them again: %s", batch.run, error)
+                log.warning(
+                    "run %s: logged values could not be stored, their agent sends them again: %s", batch.run, error
+                )
                 continue
             except Exception:  # what cannot be stored at all must not come again for ever
                 log.exception("run %s: %d logged values were dropped", batch.run, len(batch.points))
-            self._registry.send(node_id, MetricsStored(agent_id=received.agent_id, next_number=batch.first_number + len(batch.points)))
+            self._registry.send(
+                node_id, MetricsStored(agent_id=received.agent_id, next_number=batch.first_number + len(batch.points))
+            )
 
     def _store(self, node_id: NodeId, received: Received, measured: Mapping[NodeId, Mapping[str, float]]) -> None:
         batch = received.batch
         with self._database.write() as session:
-            planned = {number: jobs.planned_nodes(session, batch.run, number) for number in {point.generation for point in batch.points}}
+            planned = {
+                number: jobs.planned_nodes(session, batch.run, number)
+                for number in {point.generation for point in batch.points}
+            }
             foreign = sorted(number for number, nodes in planned.items() if node_id not in nodes)
             if foreign:
                 log.warning(
-                    "run %s: node %s has no part in generation %d, its %d values are dropped", batch.run, node_id, foreign[0], len(batch.points)
+                    "run %s: node %s has no part in generation %d, its %d values are dropped",
+                    batch.run,
+                    node_id,
+                    foreign[0],
+                    len(batch.points),
                 )
                 return
             members = planned[batch.points[-1].generation] if batch.points else frozenset()
-            metrics.store(session, received.agent_id, batch, {node: values for node, values in measured.items() if node in members})
+            metrics.store(
+                session,
+                received.agent_id,
+                batch,
+                {node: values for node, values in measured.items() if node in members},
+            )

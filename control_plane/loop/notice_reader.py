@@ -1,8 +1,9 @@
 """Reads the queue of events: notices into the database, and everything as a hint to look at AWS now.
 
-Invariant: a message is deleted after what it says is stored, or after it is recorded that it says nothing; so a replica that dies in between has it
-delivered again, and the second delivery changes nothing. A server that stops counts on that as well: it does not wait for the end of a long poll,
-since until then its jobs and its address would be nobody's. A queue that fails is tried again ever more slowly: AWS is polled all the same.
+Invariant: a message is deleted after what it says is stored, or after it is recorded that it says nothing; so a replica
+that dies in between has it delivered again, and the second delivery changes nothing. A server that stops counts on that
+as well: it does not wait for the end of a long poll, since until then its jobs and its address would be nobody's. A
+queue that fails is tried again ever more slowly: AWS is polled all the same.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class NoticeReader:
                 await self.read()
                 pause_seconds = FIRST_PAUSE_SECONDS
             except CloudError as error:
-                log.warning("the queue of events cannot be read, AWS is polled; tried again in %.0f s: %s", pause_seconds, error)
+                log.warning(
+                    "the queue of events cannot be read, AWS is polled; tried again in %.0f s: %s", pause_seconds, error
+                )
             except Exception:
                 log.exception("events could not be taken; they are delivered again")
             else:
@@ -175,7 +178,9 @@ class NoticeReader:
                 )
                 if notices.record(session, notice, now):
                     fleet = nodes.get(session, node_id).fleet_name
-                    told = events.NewEvent(at=now, type="NoticeReceived", message=event.message, fleet_name=fleet, node_id=node_id)
+                    told = events.NewEvent(
+                        at=now, type="NoticeReceived", message=event.message, fleet_name=fleet, node_id=node_id
+                    )
                     events.append(session, told)
 
     def _in_block(self, reservation: str) -> tuple[NodeId, ...]:

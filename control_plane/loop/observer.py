@@ -1,6 +1,7 @@
 """What the loops see: the database, the agents and the cloud's last answer, put together for one pass.
 
-Invariant: no database session is open while anything else is waited for, and silence counts only from when this server could have heard.
+Invariant: no database session is open while anything else is waited for, and silence counts only from when this server
+could have heard.
 """
 
 from __future__ import annotations
@@ -134,7 +135,8 @@ class Hearing:
     def beat(self) -> None:
         """Note that the server is awake: after a standstill of its process, in which no agent could be heard, silence begins anew.
 
-        Called from the server's event loop several times in a lease, whatever the loops are at: one that is busy hears agents all the same.
+        Called from the server's event loop several times in a lease, whatever the loops are at: one that is busy hears
+        agents all the same.
         """
         now = self._monotonic()
         if now - self._last_beat > self._timeouts.lease_seconds / 2:
@@ -144,12 +146,19 @@ class Hearing:
     def silent_seconds(self, fleet: FleetName, view: AgentView | None) -> float:
         """Return how long an agent has been silent; one that has not connected yet is silent since the end of the grace."""
         heard_at = view.heard_at if view is not None else 0.0
-        return max(0.0, self._monotonic() - max(heard_at, self._listens_since, self._serves_since.get(fleet, self._listens_since)))
+        return max(
+            0.0,
+            self._monotonic() - max(heard_at, self._listens_since, self._serves_since.get(fleet, self._listens_since)),
+        )
 
     def verdict_in(self, views: Iterable[AgentView]) -> float:
         """Return in how many seconds the next silence outlasts its lease, infinity while nobody is silent for long: then a pass is due."""
         lease = self._timeouts.lease_seconds
-        left = [lease - silent for view in views if WATCHED_FROM_LEASES * lease < (silent := self.silent_seconds(view.fleet, view)) <= lease]
+        left = [
+            lease - silent
+            for view in views
+            if WATCHED_FROM_LEASES * lease < (silent := self.silent_seconds(view.fleet, view)) <= lease
+        ]
         return min(left, default=float("inf"))
 
 
@@ -212,10 +221,16 @@ class Observer:
                 lineage=tuple(records.generation_record(entry) for entry in jobs.lineage(session, run)),
                 checkpoints=tuple(checkpoint for checkpoint in complete if checkpoint is not None),
                 dropped_checkpoints=frozenset(
-                    (Generation(each.generation), Step(each.step)) for each in kept if each.state in (checkpoints.DELETING, checkpoints.DELETED)
+                    (Generation(each.generation), Step(each.step))
+                    for each in kept
+                    if each.state in (checkpoints.DELETING, checkpoints.DELETED)
                 ),
                 around=around,
-                open_fleets=frozenset(name for name, fleet in around.fleets.items() if name in job.spec.fleet_names and _takes_in(fleet, job)),
+                open_fleets=frozenset(
+                    name
+                    for name, fleet in around.fleets.items()
+                    if name in job.spec.fleet_names and _takes_in(fleet, job)
+                ),
                 drill=drills.open_of_run(session, run),
             )
         if plan is not None:
@@ -227,7 +242,10 @@ class Observer:
         self._plans.pop(run, None)
 
     def observe_job(self, stored: StoredJob, now: float) -> tuple[JobSpec, JobObserved]:
-        """Return what a pass over a job decides about at `now`, Unix seconds. Runs on the server's event loop; waits for nothing."""
+        """Return what a pass over a job decides about at `now`, Unix seconds.
+
+        Runs on the server's event loop; waits for nothing.
+        """
         around, run = stored.around, RunId(stored.job.run_id)
         fleet, told = around.name, _Told(around.notices, around.implications)
         sight = self._sight(around, now)
@@ -243,7 +261,10 @@ class Observer:
             checkpoints=stored.checkpoints,
             dropped_checkpoints=stored.dropped_checkpoints,
             assigned=assigned,
-            nodes={node_id: self._node(fleet, node_id, around.nodes.get(node_id), self._registry.view(node_id), told) for node_id in team},
+            nodes={
+                node_id: self._node(fleet, node_id, around.nodes.get(node_id), self._registry.view(node_id), told)
+                for node_id in team
+            },
             price_usd_per_hour=stored.fleet.price_usd_per_hour if stored.fleet is not None else None,
             drill=None if stored.drill is None else records.drill(stored.drill),
             is_admitted=run in turns.admitted,
@@ -263,8 +284,13 @@ class Observer:
         if known is not None and known.of is around:
             return known
         told = _Told(around.notices, around.implications)
-        in_use = {node_id: row for node_id, row in around.nodes.items() if row.state in (NodeState.SPARE, NodeState.ASSIGNED)}
-        seen = {node_id: self._node(around.name, node_id, row, self._registry.view(node_id), told) for node_id, row in in_use.items()}
+        in_use = {
+            node_id: row for node_id, row in around.nodes.items() if row.state in (NodeState.SPARE, NodeState.ASSIGNED)
+        }
+        seen = {
+            node_id: self._node(around.name, node_id, row, self._registry.view(node_id), told)
+            for node_id, row in in_use.items()
+        }
         assigned: dict[RunId, tuple[NodeId, ...]] = {}
         for node_id, row in in_use.items():
             if row.state == NodeState.ASSIGNED and row.run_id is not None:
@@ -274,13 +300,19 @@ class Observer:
             turns=schedule_of(around.fleets.get(around.name), around.jobs, around.nodes.values(), now),
             assigned=assigned,
             newest_node_at=max((row.created_at.timestamp() for row in around.nodes.values()), default=None),
-            spare_count=sum(row.state == NodeState.SPARE and is_ready(seen[node_id], now, self._timeouts) for node_id, row in in_use.items()),
+            spare_count=sum(
+                row.state == NodeState.SPARE and is_ready(seen[node_id], now, self._timeouts)
+                for node_id, row in in_use.items()
+            ),
             is_blind=is_fleet_blind(seen.values(), self._timeouts),
         )
         return sight
 
     def read_history(self, name: FleetName) -> FleetHistory:
-        """Read what a fleet has seen of failures and replacements, at most once a minute. Blocks: called in a thread."""
+        """Read what a fleet has seen of failures and replacements, at most once a minute.
+
+        Blocks: called in a thread.
+        """
         kept = self._histories.get(name)
         if kept is None or self._monotonic() - kept[0] > HISTORY_SECONDS:
             with self._database.read() as session:
@@ -309,7 +341,11 @@ class Observer:
         """
         with self._database.read() as session:
             rows = nodes.of_fleet(session, name)
-            keys = {reboot_key(row.node_id, row.since): row.node_id for row in map(records.node_record, rows) if row.state is NodeState.REBOOTING}
+            keys = {
+                reboot_key(row.node_id, row.since): row.node_id
+                for row in map(records.node_record, rows)
+                if row.state is NodeState.REBOOTING
+            }
             return StoredFleet(
                 fleet=fleets.get(session, name),
                 nodes=rows,
@@ -321,13 +357,17 @@ class Observer:
                 rebooted={keys[key]: at for key, at in intents.done_at(session, keys).items()} if keys else {},
             )
 
-    def observe_fleet(self, stored: StoredFleet, view: CloudView, history: FleetHistory) -> tuple[FleetSpec, FleetObserved]:
+    def observe_fleet(
+        self, stored: StoredFleet, view: CloudView, history: FleetHistory
+    ) -> tuple[FleetSpec, FleetObserved]:
         """Return what a pass over a fleet decides about. Runs on the server's event loop; waits for nothing."""
         name = FleetName(stored.fleet.name)
         views = self._registry.views()
         by_id = {NodeId(row.id): row for row in stored.nodes}
         told = _Told(records.notices_of(stored.notices), stored.implications)
-        table: tuple[NodeRecord, ...] = tuple(records.node_record(row) for row in by_id.values() if row.state != NodeState.GONE)
+        table: tuple[NodeRecord, ...] = tuple(
+            records.node_record(row) for row in by_id.values() if row.state != NodeState.GONE
+        )
         ids = dict.fromkeys([*(row.node_id for row in table), *(member.node_id for member in view.group.members)])
         return records.fleet_spec(stored.fleet), FleetObserved(
             group=view.group,
@@ -341,7 +381,9 @@ class Observer:
             rebooted={node_id: moment.timestamp() for node_id, moment in stored.rebooted.items()},
         )
 
-    def _node(self, fleet: FleetName, node_id: NodeId, row: nodes.NodeRecord | None, view: AgentView | None, told: _Told) -> NodeObserved:
+    def _node(
+        self, fleet: FleetName, node_id: NodeId, row: nodes.NodeRecord | None, view: AgentView | None, told: _Told
+    ) -> NodeObserved:
         condition, words = self._cloud.condition(fleet, node_id)
         if row is not None and row.state == NodeState.GONE and condition is not InstanceCondition.ENDED:
             condition, words = InstanceCondition.ENDED, row.reason.removeprefix("EC2: ")
@@ -349,7 +391,10 @@ class Observer:
         lines = [line for line in told.implications.get(node_id, ()) if returned_at is None or line.at > returned_at]
         report = view.report if view is not None else None
         silent_seconds = self._hearing.silent_seconds(fleet, view)
-        if silent_seconds > WATCHED_FROM_LEASES * self._timeouts.lease_seconds and condition is not InstanceCondition.ENDED:
+        if (
+            silent_seconds > WATCHED_FROM_LEASES * self._timeouts.lease_seconds
+            and condition is not InstanceCondition.ENDED
+        ):
             self._cloud.suspect(fleet, node_id)
         return NodeObserved(
             node_id=node_id,
@@ -411,7 +456,11 @@ def schedule_of(
 
 
 def _takes_in(fleet: fleets.FleetRecord, job: jobs.JobRecord) -> bool:
-    is_open = fleet.state == FleetStatus.ACTIVE and fleet.delete_requested_at is None and job.spec.node_count <= fleet.max_node_count
+    is_open = (
+        fleet.state == FleetStatus.ACTIVE
+        and fleet.delete_requested_at is None
+        and job.spec.node_count <= fleet.max_node_count
+    )
     return is_open and (job.spec.max_cost_usd is None or fleet.price_usd_per_hour is not None)
 
 

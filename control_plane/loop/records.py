@@ -15,7 +15,17 @@ from control_plane.core import incidents as core_incidents
 from control_plane.core.observed.drills import DrillKind, DrillObserved, DrillState
 from control_plane.core.observed.fleets import FleetJob, FleetSpec, Hold, NodeRecord, NodeRequest
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
-from control_plane.core.observed.jobs import Departure, Exclusion, Impairment, JobRecord, JobSpec, Pace, Silence, Suspicion, Trial
+from control_plane.core.observed.jobs import (
+    Departure,
+    Exclusion,
+    Impairment,
+    JobRecord,
+    JobSpec,
+    Pace,
+    Silence,
+    Suspicion,
+    Trial,
+)
 from control_plane.core.observed.nodes import Implication, Notice, Remedy
 from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord, RefusedSource
 from control_plane.core.states import INCIDENT_PHASES, JobState, NodeState
@@ -233,7 +243,9 @@ def checkpoint_record(stored: checkpoints.CheckpointRecord) -> CheckpointRecord 
     manifest = stored.contents()
     if manifest is None or stored.state != checkpoints.COMPLETE:
         return None
-    return CheckpointRecord(generation=Generation(stored.generation), step=Step(stored.step), bucket=stored.bucket, shards=manifest.shards)
+    return CheckpointRecord(
+        generation=Generation(stored.generation), step=Step(stored.step), bucket=stored.bucket, shards=manifest.shards
+    )
 
 
 def new_incident(incident: IncidentRecord, job: jobs.JobRecord, now: float) -> incidents.NewIncident:
@@ -306,7 +318,11 @@ def fleet_spec(fleet: fleets.FleetRecord) -> FleetSpec:
 
 
 def _source(spec: jobs.JobSpec) -> SourceArchive:
-    return SourceArchive(object=ObjectReference(bucket=spec.source_bucket, key=spec.source_key), sha256=spec.source_sha256, bytes=spec.source_bytes)
+    return SourceArchive(
+        object=ObjectReference(bucket=spec.source_bucket, key=spec.source_key),
+        sha256=spec.source_sha256,
+        bytes=spec.source_bytes,
+    )
 
 
 def fleet_job(job: jobs.JobRecord) -> FleetJob:
@@ -461,7 +477,9 @@ def own_notices(report: AgentReport | None) -> tuple[Notice, ...]:
     """Return what a node's own metadata announces, by its agent's newest report."""
     if report is None:
         return ()
-    return tuple(Notice(kind=notice.kind, message=notice.message, ends_at=notice.ends_at_seconds) for notice in report.notices)
+    return tuple(
+        Notice(kind=notice.kind, message=notice.message, ends_at=notice.ends_at_seconds) for notice in report.notices
+    )
 
 
 def _seconds(moment: datetime | None) -> float | None:

@@ -12,7 +12,9 @@ from control_plane.cloud.errors import CloudError
 log = logging.getLogger(__name__)
 
 
-async def repeat(work: Callable[[], object], stop: asyncio.Event, *, seconds: float, trouble: str, more_seconds: float = 0.0) -> None:
+async def repeat(
+    work: Callable[[], object], stop: asyncio.Event, *, seconds: float, trouble: str, more_seconds: float = 0.0
+) -> None:
     """Do a piece of work in a thread, again and again; what it runs into ends nothing: the next turn begins anew.
 
     Args:

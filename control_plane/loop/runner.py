@@ -9,8 +9,9 @@
     uploads      deletes those of sources that nobody completed, once an hour
     notices      reads AWS's events, where there is a queue of them: hints for the cloud watch, and notices for the database
 
-Invariant: what a pass stores is stored under its lease in one transaction, or not at all; what it sends follows from what was stored before, so a
-pass that dies anywhere is made good by the next one. One entity that fails does not hold up the others.
+Invariant: what a pass stores is stored under its lease in one transaction, or not at all; what it sends follows from
+what was stored before, so a pass that dies anywhere is made good by the next one. One entity that fails does not hold
+up the others.
 """
 
 from __future__ import annotations
@@ -106,18 +107,31 @@ class Runner:
 
     def __init__(self, context: LoopContext) -> None:
         self._context = context
-        self.cloud = CloudWatch(context.database, context.operator, context.registry.hint, context.monotonic, context.now)
+        self.cloud = CloudWatch(
+            context.database, context.operator, context.registry.hint, context.monotonic, context.now
+        )
         self.hearing = Hearing(context.timeouts, context.monotonic)
-        self.observer = Observer(context.database, context.registry, self.cloud, self.hearing, context.timeouts, context.monotonic)
+        self.observer = Observer(
+            context.database, context.registry, self.cloud, self.hearing, context.timeouts, context.monotonic
+        )
         self.executor = Executor(
-            context.database, context.registry, context.operator, context.objects, context.secret, context.bucket, context.now, self._renewed
+            context.database,
+            context.registry,
+            context.operator,
+            context.objects,
+            context.secret,
+            context.bucket,
+            context.now,
+            self._renewed,
         )
         self.verifier = Verifier(context.database, context.objects, context.now)
         self.keeper = CheckpointKeeper(context.database, context.objects, context.now)
         self.uploads = UploadKeeper(context.objects, context.bucket, context.now)
         self.notices: NoticeReader | None = None
         if context.events is not None:
-            self.notices = NoticeReader(context.events, context.database, context.operator, context.registry, self.cloud, context.now)
+            self.notices = NoticeReader(
+                context.events, context.database, context.operator, context.registry, self.cloud, context.now
+            )
         self._job_leases = _Leases(context, "job")
         self._fleet_leases = _Leases(context, "fleet")
         self._policy = Policy(timeouts=context.timeouts)
@@ -170,14 +184,19 @@ class Runner:
                 self._job_leases.drop(job.run_id)
             except Exception:
                 log.exception("job %s (run %s): the pass failed; it is made again", job.name, job.run_id)
-        closely = (job for job in live if job.state not in (JobState.QUEUED, JobState.RUNNING) or job.memo.get("incident") is not None)
+        closely = (
+            job
+            for job in live
+            if job.state not in (JobState.QUEUED, JobState.RUNNING) or job.memo.get("incident") is not None
+        )
         self._context.registry.watch_closely(frozenset(RunId(job.run_id) for job in closely))
 
     async def sweep_fleets(self) -> None:
         """Make a pass over every fleet, and leave the agents of those that another replica serves to it.
 
-        Whose lease could not be renewed in time, because the database is out of this replica's reach alone, may be served by another one unseen. Its
-        agents would be heard by nobody who decides, and taken for silent there: they are left, too, and dial the next address.
+        Whose lease could not be renewed in time, because the database is out of this replica's reach alone, may be
+        served by another one unseen. Its agents would be heard by nobody who decides, and taken for silent there: they
+        are left, too, and dial the next address.
         """
         failed = set(self._fleets)
         try:
@@ -195,7 +214,9 @@ class Runner:
                 except Exception:
                     log.exception("fleet %s: the pass failed; it is made again", name)
                     failed.add(name)
-                    if self._fleet_leases.has_lapsed(name):  # the others' may have, too, and each may take as long to fail
+                    if self._fleet_leases.has_lapsed(
+                        name
+                    ):  # the others' may have, too, and each may take as long to fail
                         self._leave(self._fleets)
         finally:
             self._leave(failed)
@@ -203,7 +224,9 @@ class Runner:
     def _leave(self, failed: Collection[FleetName]) -> None:
         """Leave the agents of fleets that another replica serves, and of those that failed here and that one may serve by now."""
         leases = self._fleet_leases
-        elsewhere = frozenset(name for name in self._fleets if leases.sees_another(name) or (name in failed and leases.has_lapsed(name)))
+        elsewhere = frozenset(
+            name for name in self._fleets if leases.sees_another(name) or (name in failed and leases.has_lapsed(name))
+        )
         self._context.registry.leave(elsewhere)
         self.hearing.begin_anew(elsewhere)
 
@@ -212,7 +235,8 @@ class Runner:
 
         Args:
             run: the job's.
-            around: what passes over other jobs have just read, to be added to; emptied when what they look at changes. None: nothing is known.
+            around: what passes over other jobs have just read, to be added to; emptied when what they look at changes.
+                None: nothing is known.
 
         Returns:
             The last decision, or None while another replica holds the job.
@@ -223,7 +247,9 @@ class Runner:
         """
         decision, around = None, around if around is not None else {}
         for _ in range(AGAIN_LIMIT):
-            lease = await asyncio.to_thread(partial(self._job_leases.hold, run, at_once=True))  # who serves the fleet has the right to it
+            lease = await asyncio.to_thread(
+                partial(self._job_leases.hold, run, at_once=True)
+            )  # who serves the fleet has the right to it
             if lease is None:
                 return None
             with self._reconciling("job"):
@@ -238,12 +264,26 @@ class Runner:
                     else:
                         self.executor.tell(action)
                 shards = self._shards(stored, observed, now)
-                if decision.record != observed.record or decision.events or decision.incidents or decision.implications or shards:
+                if (
+                    decision.record != observed.record
+                    or decision.events
+                    or decision.incidents
+                    or decision.implications
+                    or shards
+                ):
                     await asyncio.to_thread(self._apply_job, lease, stored, decision, shards, now)
-                if decision.record.state is not observed.record.state or decision.plan is not None or decision.fleet is not None:
+                if (
+                    decision.record.state is not observed.record.state
+                    or decision.plan is not None
+                    or decision.fleet is not None
+                ):
                     around.clear()
                 for incident in decision.incidents:
-                    if incident.state is IncidentState.CLOSED and incident.cause.is_failure and incident.restored_at is not None:
+                    if (
+                        incident.state is IncidentState.CLOSED
+                        and incident.cause.is_failure
+                        and incident.restored_at is not None
+                    ):
                         self._context.figures.recovered(core_incidents.phase_seconds(incident, now))
                 await self._follow_drill(lease, stored, observed, decision, now)
             if decision.requeue_after_seconds > 0 or decision.record.state in ENDED_JOBS or decision.fleet is not None:
@@ -290,7 +330,9 @@ class Runner:
         if decision.records:
             self._context.registry.hint()
         self.executor.change_group(
-            lease, [action for action in decision.actions if isinstance(action, GroupAction)], partial(self.cloud.changed, name)
+            lease,
+            [action for action in decision.actions if isinstance(action, GroupAction)],
+            partial(self.cloud.changed, name),
         )
         for action in decision.actions:
             if isinstance(action, SendKeepEvidence):
@@ -329,7 +371,13 @@ class Runner:
             await pause(self._context.timeouts.lease_seconds / BEATS_PER_LEASE, until=stop)
 
     async def _prune(self, stop: asyncio.Event) -> None:
-        await repeat(self.prune, stop, seconds=PRUNE_SECONDS, trouble="what is old could not be let go", more_seconds=SWEEP_SECONDS)
+        await repeat(
+            self.prune,
+            stop,
+            seconds=PRUNE_SECONDS,
+            trouble="what is old could not be let go",
+            more_seconds=SWEEP_SECONDS,
+        )
 
     def prune(self) -> bool:
         """Let go of what is older than its limit, and say whether there may be more. Blocks: called in a thread."""
@@ -339,7 +387,9 @@ class Runner:
             log.info("let go: %s", ", ".join(f"{count} {kind}" for kind, count in counts.items() if count))
         return max(counts.values()) >= self._context.retention.batch_rows
 
-    async def _follow_drill(self, lease: Lease, stored: StoredJob, observed: JobObserved, decision: Decision, now: float) -> None:
+    async def _follow_drill(
+        self, lease: Lease, stored: StoredJob, observed: JobObserved, decision: Decision, now: float
+    ) -> None:
         """Let a drill go on: that it strikes is stored first, then it does; one whose server dies in between never strikes."""
         if observed.drill is None:
             return
@@ -374,7 +424,14 @@ class Runner:
         with self._context.database.read() as session:
             return tuple(FleetName(fleet.name) for fleet in fleets.every(session))
 
-    def _apply_job(self, lease: Lease, stored: StoredJob, decision: Decision, shards: tuple[protection.ShardRecord, ...], now: float) -> None:
+    def _apply_job(
+        self,
+        lease: Lease,
+        stored: StoredJob,
+        decision: Decision,
+        shards: tuple[protection.ShardRecord, ...],
+        now: float,
+    ) -> None:
         """Store what a pass decided, all of it or nothing."""
         moment = records.at(now)
         before, after = stored.job, decision.record
@@ -420,7 +477,9 @@ class Runner:
         if before.state != after.state.value or before.reason != after.reason:
             log.info("job %s: %s: %s", before.name, after.state.value, after.reason.partition("\n")[0])
 
-    def _apply_fleet(self, lease: Lease, stored: StoredFleet, decision: FleetDecision, view: CloudView, now: float) -> None:
+    def _apply_fleet(
+        self, lease: Lease, stored: StoredFleet, decision: FleetDecision, view: CloudView, now: float
+    ) -> None:
         moment, fleet = records.at(now), stored.fleet
         state = FleetStatus.FROZEN if decision.is_frozen else FleetStatus.ACTIVE
         if fleet.delete_requested_at is not None:
@@ -439,7 +498,11 @@ class Runner:
             changes["blindness_lifted_at"] = None  # else left alone: a person may have said it since it was read
         is_same = all(getattr(fleet, column) == value for column, value in changes.items())
         told = self.cloud.domains(FleetName(fleet.name))
-        domains = {row.id: told[NodeId(row.id)] for row in stored.nodes if row.failure_domain is None and NodeId(row.id) in told}
+        domains = {
+            row.id: told[NodeId(row.id)]
+            for row in stored.nodes
+            if row.failure_domain is None and NodeId(row.id) in told
+        }
         has_news = decision.records or decision.events or decision.implications or decision.is_empty or domains
         if is_same and not has_news:
             return
@@ -453,7 +516,9 @@ class Runner:
             for row in decision.records:
                 before = known.get(row.node_id)
                 columns = records.node_update(
-                    row, before=None if before is None else before.state, had_request=before is not None and before.request != ""
+                    row,
+                    before=None if before is None else before.state,
+                    had_request=before is not None and before.request != "",
                 )
                 columns["instance_type"], columns["availability_zone"] = view.instance_type, view.availability_zone
                 columns["ended_at"] = moment if row.state is NodeState.GONE else None
@@ -461,22 +526,40 @@ class Runner:
                 if row.state is NodeState.GONE:
                     tokens.revoke_sessions(session, row.node_id, moment)
             for node_id, domain in domains.items():
-                nodes.change(session, lease, node_id, initial_state=NodeState.JOINING, now=moment, failure_domain=domain)
+                nodes.change(
+                    session, lease, node_id, initial_state=NodeState.JOINING, now=moment, failure_domain=domain
+                )
             notices.forget(session, decision.forgotten)
             if decision.implications:
-                implications.record(session, lease, [records.new_implication(line, fleet.name) for line in decision.implications])
+                implications.record(
+                    session, lease, [records.new_implication(line, fleet.name) for line in decision.implications]
+                )
             owners = jobs.owners(session, {draft.run for draft in decision.events if draft.run is not None})
             for draft in decision.events:
                 owner = None if draft.run is None else owners.get(draft.run)
-                project = "" if owner is None else owner.project  # what befell nobody's node may speak of whoever had it: for those who see all
+                project = (
+                    "" if owner is None else owner.project
+                )  # what befell nobody's node may speak of whoever had it: for those who see all
                 event = events.NewEvent(
-                    at=moment, type=draft.type, message=draft.message, project=project, fleet_name=fleet.name, node_id=draft.node_id
+                    at=moment,
+                    type=draft.type,
+                    message=draft.message,
+                    project=project,
+                    fleet_name=fleet.name,
+                    node_id=draft.node_id,
                 )
                 events.append(session, event)
             if fleet.state != state.value:
                 message = f"{fleet.state} → {state.value}: {decision.reason}"
                 events.append(
-                    session, events.NewEvent(at=moment, type="FleetStateChanged", message=message, project=fleet.project, fleet_name=fleet.name)
+                    session,
+                    events.NewEvent(
+                        at=moment,
+                        type="FleetStateChanged",
+                        message=message,
+                        project=fleet.project,
+                        fleet_name=fleet.name,
+                    ),
                 )
 
     def _shards(self, stored: StoredJob, observed: JobObserved, now: float) -> tuple[protection.ShardRecord, ...]:
@@ -484,7 +567,9 @@ class Runner:
         run = RunId(stored.job.run_id)
         if stored.plan is None or stored.job.state not in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
             return ()
-        silent = unvouched(observed.nodes.values(), committed_at=observed.record.committed_at, now=now, timeouts=self._context.timeouts)
+        silent = unvouched(
+            observed.nodes.values(), committed_at=observed.record.committed_at, now=now, timeouts=self._context.timeouts
+        )
         current = tuple(
             _unvouched(shard, view.node_id, silent)
             for node in stored.plan.nodes
@@ -521,7 +606,9 @@ class _Held:
 
 
 class _Leases:
-    """The leases that this replica holds of one kind. A held one is renewed when a third of its time is over, not at every pass.
+    """The leases that this replica holds of one kind.
+
+    A held one is renewed when a third of its time is over, not at every pass.
 
     Used in one thread at a time: each loop waits for its own passes. Only `renewed` is asked in others, too.
     """
@@ -536,7 +623,10 @@ class _Leases:
         self._held: dict[str, _Held] = {}
 
     def hold(self, key: str, *, at_once: bool = False) -> Lease | None:
-        """Return the lease, claimed or renewed if it has to be; None while another replica has it. `at_once`: as for `Leaser.claim`."""
+        """Return the lease, claimed or renewed if it has to be; None while another replica has it.
+
+        `at_once`: as for `Leaser.claim`.
+        """
         held = self._held.get(key)
         if held is not None and not self._leaser.is_due(held.lease):
             return held.lease
@@ -593,7 +683,9 @@ def _shard_records(report: MemberReport, stored: StoredJob) -> list[protection.S
             committed_step=shard.committed,
             payload_bytes=shard.payload_bytes,
             reason=shard.reason,
-            holders=tuple(protection.HolderRecord(node_id=holder, is_in_view=holder in shard.in_view) for holder in shard.holders),
+            holders=tuple(
+                protection.HolderRecord(node_id=holder, is_in_view=holder in shard.in_view) for holder in shard.holders
+            ),
             verified=tuple(
                 protection.VerifiedRecord(node_id=holder, step=step, at=records.at(at))
                 for holder, (step, at) in zip(shard.holders, shard.verified, strict=False)  # an older agent tells none
@@ -607,9 +699,18 @@ def _shard_records(report: MemberReport, stored: StoredJob) -> list[protection.S
 
 def _unvouched(shard: protection.ShardRecord, owner: NodeId, silent: frozenset[NodeId]) -> protection.ShardRecord:
     """Return a shard without silent holders in view: while no step is committed, what a silent agent held may be lost with its node."""
-    quiet = next((node for node in (owner, *(holder.node_id for holder in shard.holders if holder.is_in_view)) if node in silent), None)
+    quiet = next(
+        (
+            node
+            for node in (owner, *(holder.node_id for holder in shard.holders if holder.is_in_view))
+            if node in silent
+        ),
+        None,
+    )
     reason = shard.reason if quiet is None else f"the agent of {quiet} says nothing, and no step is committed"
-    holders = tuple(replace(holder, is_in_view=holder.is_in_view and holder.node_id not in silent) for holder in shard.holders)
+    holders = tuple(
+        replace(holder, is_in_view=holder.is_in_view and holder.node_id not in silent) for holder in shard.holders
+    )
     return replace(shard, reason=reason, holders=holders)
 
 

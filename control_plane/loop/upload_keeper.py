@@ -4,9 +4,11 @@
                       ├─ CompleteSource: checked, stored under sources/, the upload deleted
                       └─ never completed: deleted here, `KEPT` after it was put
 
-An address is good for minutes, so that nobody comes back to an upload of yesterday; whoever does asks for another address.
+An address is good for minutes, so that nobody comes back to an upload of yesterday; whoever does asks for another
+address.
 
-Invariant: only what lies under `PREFIX` is ever deleted here. A source that was completed lies elsewhere, so that none can be lost.
+Invariant: only what lies under `PREFIX` is ever deleted here. A source that was completed lies elsewhere, so that none
+can be lost.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class UploadKeeper:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Delete what was left until `stop` is set."""
-        await repeat(self.look, stop, seconds=LOOK_SECONDS, trouble="uploads that nobody completed could not be deleted")
+        await repeat(
+            self.look, stop, seconds=LOOK_SECONDS, trouble="uploads that nobody completed could not be deleted"
+        )
 
     def look(self) -> int:
         """Delete what was put longer ago than `KEPT`, and say how many that were. Blocks: called in a thread."""

@@ -1,9 +1,10 @@
 """Reads checkpoints back, when a person asks for it, and stores what is found.
 
-    a shard is intact: its object is there, its header is ours, and the payload that would be restored from it hashes to the manifest's digest
+    a shard is intact: its object is there, its header is ours, and the payload that would be restored from it hashes to
+    the manifest's digest
 
-One checkpoint at a time, in a thread, its objects streamed. What is asked for is in the database: a server that dies meanwhile begins again when it
-is back, and two replicas that read the same one find the same.
+One checkpoint at a time, in a thread, its objects streamed. What is asked for is in the database: a server that dies
+meanwhile begins again when it is back, and two replicas that read the same one find the same.
 
 Invariant: nothing is written but the verdict, and a cloud that does not answer is none.
 """
@@ -51,7 +52,12 @@ class Verifier:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Verify what is asked for until `stop` is set; what is being read then is read again by the next server."""
-        await repeat(partial(self.verify_next, stop.is_set), stop, seconds=LOOK_SECONDS, trouble="a checkpoint could not be verified")
+        await repeat(
+            partial(self.verify_next, stop.is_set),
+            stop,
+            seconds=LOOK_SECONDS,
+            trouble="a checkpoint could not be verified",
+        )
 
     def verify_next(self, is_stopped: Callable[[], bool] = lambda: False) -> bool:
         """Verify the checkpoint that was asked for first. Blocks, for hours where it is large: called in a thread.
@@ -85,7 +91,10 @@ class Verifier:
             yield "there is no manifest"
             return
         try:
-            if self._objects.get(ObjectReference(bucket=checkpoint.bucket, key=checkpoint.manifest_key)) != checkpoint.manifest:
+            if (
+                self._objects.get(ObjectReference(bucket=checkpoint.bucket, key=checkpoint.manifest_key))
+                != checkpoint.manifest
+            ):
                 yield "the manifest in S3 is not the one that was put"
         except CloudError as error:
             if error.retryable:
@@ -106,7 +115,9 @@ class _Stopped(Exception):
     """The server ends: nothing is read on."""
 
 
-def verify_shard(objects: ObjectStore, where: ObjectReference, shard: ManifestShard, is_stopped: Callable[[], bool]) -> None:
+def verify_shard(
+    objects: ObjectStore, where: ObjectReference, shard: ManifestShard, is_stopped: Callable[[], bool]
+) -> None:
     """Read one shard's object, whole, and hold it against the manifest.
 
     Args:

@@ -17,7 +17,10 @@ def hours(spent_seconds: float) -> str:
 
 def job_time(shown: Json) -> str | None:
     """Return the seconds of a job, or of a fleet's jobs, by bucket."""
-    return ", ".join(f"{bucket} {seconds(spent)} s" for bucket, spent in shown["AccountingSeconds"].items() if spent) or None
+    return (
+        ", ".join(f"{bucket} {seconds(spent)} s" for bucket, spent in shown["AccountingSeconds"].items() if spent)
+        or None
+    )
 
 
 def ettr_words(shown: Json) -> str | None:

@@ -1,4 +1,6 @@
-"""What `jobs top` shows: jobs that have not ended, how fast they step, what happened last. Pure; `top` keeps it up to date and draws it.
+"""What `jobs top` shows: jobs that have not ended, how fast they step, what happened last.
+
+Pure; `top` keeps it up to date and draws it.
 
 Invariant: a figure is what the service said last, and the head says when that was.
 """
@@ -78,7 +80,9 @@ def picture(board: Board, now: datetime, width: int) -> RenderableType:
     """Return what a terminal of `width` columns shows of a board at a time."""
     seconds = 0 if board.looked_at is None else int((now - board.looked_at).total_seconds())
     age = "not asked yet" if board.looked_at is None else "now" if seconds < 1 else f"{seconds} s ago"
-    head = Text.assemble((f"everstep · {when(now)} UTC", "bold"), f" · {counted(len(board.jobs), 'job')} under way, as of {age}")
+    head = Text.assemble(
+        (f"everstep · {when(now)} UTC", "bold"), f" · {counted(len(board.jobs), 'job')} under way, as of {age}"
+    )
     if board.trouble:
         head.append(safe_cell(f" · {board.trouble}"), style="red")
     return Group(head, Text(), _jobs(board, now, width), Text(), _events(board))
@@ -132,5 +136,9 @@ def _events(board: Board) -> RenderableType:
     for name in ("time", "type", "message"):
         table.add_column(name, no_wrap=True, overflow="ellipsis")
     for event in board.events:
-        table.add_row(Text(event["Time"].astimezone(UTC).strftime("%H:%M:%S"), style="dim"), cell(event["Type"]), cell(event["Message"]))
+        table.add_row(
+            Text(event["Time"].astimezone(UTC).strftime("%H:%M:%S"), style="dim"),
+            cell(event["Type"]),
+            cell(event["Message"]),
+        )
     return table

@@ -13,7 +13,9 @@ from everstep.cli.output import size, when, without_none
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 Step = Annotated[int, typer.Argument(min=0, help="Step of the checkpoint.")]
-OfGeneration = Annotated[int | None, typer.Option("--generation", min=1, help="Where the job made that step twice; by default the newest.")]
+OfGeneration = Annotated[
+    int | None, typer.Option("--generation", min=1, help="Where the job made that step twice; by default the newest.")
+]
 
 
 @command(app, "list")
@@ -35,7 +37,10 @@ def list_checkpoints(
         "VERIFIED": Prose(_verified),
         "WHERE": Detail("S3Uri"),
     }
-    return Shown(answer, Rows(answer["Checkpoints"], columns, empty=f"No checkpoints. Make one: everstep checkpoints create {name}"))
+    return Shown(
+        answer,
+        Rows(answer["Checkpoints"], columns, empty=f"No checkpoints. Make one: everstep checkpoints create {name}"),
+    )
 
 
 @command(app)
@@ -44,7 +49,11 @@ def create(service: Service, name: JobName) -> Shown:
     answer = service.create_checkpoint(TrainingJobName=name)
     if answer["Status"] == "Complete":
         return Shown(answer, f"step {answer['Step']} is in S3 already")
-    return Shown(answer, f"a checkpoint of step {answer['Step']} or the next one is asked for", f"next: everstep checkpoints list {name}")
+    return Shown(
+        answer,
+        f"a checkpoint of step {answer['Step']} or the next one is asked for",
+        f"next: everstep checkpoints list {name}",
+    )
 
 
 def _add(verb: str, explanation: str, done: str, note: str = "", asks: Asks | None = None) -> None:
@@ -70,7 +79,8 @@ _add("pin", "Keep a checkpoint: it is not deleted until it is unpinned.", "is pi
 _add("unpin", "Let a pinned checkpoint be deleted again.", "is not pinned")
 _add(
     "delete",
-    "Delete a checkpoint from S3, for good; not a pinned one, nor the one that a job which has not ended would be restored from.",
+    "Delete a checkpoint from S3, for good; not a pinned one, nor the one that a job which has not "
+    "ended would be restored from.",
     "is deleted",
     asks=lambda given: f"Delete the checkpoint of step {given['step']} of {given['name']} from S3, for good?",
 )

@@ -5,8 +5,9 @@
         answer = pages.of(service, "list_project_quotas")
         return Shown(answer, Rows(answer["Quotas"], {"PROJECT": "Project"}, empty="No project has a quota."))
 
-A command says what the service answered and what a person should see of it. `--output` and `--query` come with every command; one that asks for
-`service` has the options that say which, one that asks for `pages` those of a list. One that does what cannot be undone says what to ask first:
+A command says what the service answered and what a person should see of it. `--output` and `--query` come with every
+command; one that asks for `service` has the options that say which, one that asks for `pages` those of a list. One that
+does what cannot be undone says what to ask first:
 
     @command(app, asks=lambda given: f"Revoke the token {given['token_id']}, for good?")
 
@@ -30,7 +31,22 @@ from everstep.cli.output import FAILED, Facts, Json, Part, Rows, echo, leave_std
 from everstep.cli.tables import Columns, Detail, Prose
 from everstep.errors import ConfigurationError, FileFailed
 
-__all__ = ["Asks", "Columns", "Detail", "Facts", "Json", "Output", "OutputFormat", "Pages", "Prose", "Query", "Rows", "Service", "Shown", "command"]
+__all__ = [
+    "Asks",
+    "Columns",
+    "Detail",
+    "Facts",
+    "Json",
+    "Output",
+    "OutputFormat",
+    "Pages",
+    "Prose",
+    "Query",
+    "Rows",
+    "Service",
+    "Shown",
+    "command",
+]
 
 if TYPE_CHECKING:
     from everstep.service import EverstepClient as Service
@@ -52,52 +68,98 @@ _LISTS = "Options of lists"
 
 Output = Annotated[
     OutputFormat,
-    typer.Option("--output", "-o", help="table for people; json, yaml, text for programs: the service's own answer.", rich_help_panel=_EVERYWHERE),
+    typer.Option(
+        "--output",
+        "-o",
+        help="table for people; json, yaml, text for programs: the service's own answer.",
+        rich_help_panel=_EVERYWHERE,
+    ),
 ]
-Query = Annotated[str | None, typer.Option("--query", help="JMESPath: what of the answer is shown.", rich_help_panel=_EVERYWHERE)]
+Query = Annotated[
+    str | None, typer.Option("--query", help="JMESPath: what of the answer is shown.", rich_help_panel=_EVERYWHERE)
+]
 
 _SHOWING: Final = {"output": (Output, OutputFormat.TABLE), "query": (Query, None)}
 _CONNECTION: Final = {
     "profile": (
-        Annotated[str | None, typer.Option(help="Which of the services that everstep configure wrote down.", rich_help_panel=_EVERYWHERE)],
+        Annotated[
+            str | None,
+            typer.Option(help="Which of the services that everstep configure wrote down.", rich_help_panel=_EVERYWHERE),
+        ],
         None,
     ),
     "endpoint_url": (
-        Annotated[str | None, typer.Option(help="URL of the service, instead of the one that is configured.", rich_help_panel=_EVERYWHERE)],
+        Annotated[
+            str | None,
+            typer.Option(
+                help="URL of the service, instead of the one that is configured.", rich_help_panel=_EVERYWHERE
+            ),
+        ],
         None,
     ),
     "region": (
-        Annotated[str | None, typer.Option(help="Region that the client says it is for; Everstep itself has none.", rich_help_panel=_EVERYWHERE)],
+        Annotated[
+            str | None,
+            typer.Option(
+                help="Region that the client says it is for; Everstep itself has none.", rich_help_panel=_EVERYWHERE
+            ),
+        ],
         None,
     ),
     "debug": (
         Annotated[
             bool,
             typer.Option(
-                "--debug", help="Every exchange with the service, its retries and request ids, to stderr; no secrets.", rich_help_panel=_EVERYWHERE
+                "--debug",
+                help="Every exchange with the service, its retries and request ids, to stderr; no secrets.",
+                rich_help_panel=_EVERYWHERE,
             ),
         ],
         False,
     ),
 }
-_ASKING: Final = {"yes": (Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking first; needed where there is no terminal.")], False)}
+_ASKING: Final = {
+    "yes": (
+        Annotated[
+            bool, typer.Option("--yes", "-y", help="Do it without asking first; needed where there is no terminal.")
+        ],
+        False,
+    )
+}
 _PAGING: Final = {
     "max_items": (
         Annotated[
             int | None,
-            typer.Option(min=1, help=f"At most this many; unless said {TABLE_ITEMS} in a table, {MAX_ITEMS:,} else.", rich_help_panel=_LISTS),
+            typer.Option(
+                min=1,
+                help=f"At most this many; unless said {TABLE_ITEMS} in a table, {MAX_ITEMS:,} else.",
+                rich_help_panel=_LISTS,
+            ),
         ],
         None,
     ),
     "page_size": (
-        Annotated[int, typer.Option(min=1, max=LARGEST_PAGE, help="At most this many in one call of the service.", rich_help_panel=_LISTS)],
+        Annotated[
+            int,
+            typer.Option(
+                min=1, max=LARGEST_PAGE, help="At most this many in one call of the service.", rich_help_panel=_LISTS
+            ),
+        ],
         LARGEST_PAGE,
     ),
     "starting_token": (
-        Annotated[str | None, typer.Option(help="NextToken of a list that ended early: go on there.", rich_help_panel=_LISTS)],
+        Annotated[
+            str | None, typer.Option(help="NextToken of a list that ended early: go on there.", rich_help_panel=_LISTS)
+        ],
         None,
     ),
-    "paginate": (Annotated[bool, typer.Option("--paginate/--no-paginate", help="Ask for all pages, or for one.", rich_help_panel=_LISTS)], True),
+    "paginate": (
+        Annotated[
+            bool,
+            typer.Option("--paginate/--no-paginate", help="Ask for all pages, or for one.", rich_help_panel=_LISTS),
+        ],
+        True,
+    ),
 }
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -147,7 +209,9 @@ class Pages:
             answer: dict[str, Any] = getattr(service, operation)(**asked, MaxResults=min(most, self.page_size), **first)
             return answer
         settings = {"MaxItems": most, "PageSize": min(most, self.page_size), "StartingToken": self.starting_token}
-        whole: dict[str, Any] = service.get_paginator(operation).paginate(**asked, PaginationConfig=settings).build_full_result()
+        whole: dict[str, Any] = (
+            service.get_paginator(operation).paginate(**asked, PaginationConfig=settings).build_full_result()
+        )
         return whole
 
 
@@ -241,7 +305,9 @@ def _refusing(query: str) -> Iterator[None]:
     try:
         yield
     except JMESPathError as error:
-        raise ConfigurationError(f"--query {query!r}: {' '.join(str(error).split())}", hint="See https://jmespath.org") from error
+        raise ConfigurationError(
+            f"--query {query!r}: {' '.join(str(error).split())}", hint="See https://jmespath.org"
+        ) from error
 
 
 def present(shown: Shown, output: OutputFormat, query: str | None) -> None:
@@ -288,7 +354,9 @@ def _with_options(function: Callable[..., Any], asks: Asks | None) -> Callable[.
             raise typer.Exit(0) from None
         except OSError as error:
             named = "" if error.filename is None else f"{error.filename}: "
-            raise FileFailed(f"{named}{error.strerror or error}.", hint="Check the path, its permissions and the free space.") from error
+            raise FileFailed(
+                f"{named}{error.strerror or error}.", hint="Check the path, its permissions and the free space."
+            ) from error
 
     def obey(given: dict[str, Any]) -> None:
         options = {parameter.name: given.pop(parameter.name) for parameter in added}
@@ -300,13 +368,18 @@ def _with_options(function: Callable[..., Any], asks: Asks | None) -> Callable[.
         with ExitStack() as stack:
             if "pages" in own:
                 given["pages"] = Pages(
-                    **{name: options[name] for name in _PAGING}, default_items=TABLE_ITEMS if output is OutputFormat.TABLE else MAX_ITEMS
+                    **{name: options[name] for name in _PAGING},
+                    default_items=TABLE_ITEMS if output is OutputFormat.TABLE else MAX_ITEMS,
                 )
             if "service" in own:
                 if options["debug"]:
                     stack.enter_context(_exchanges_on_stderr())
                 given["service"] = stack.enter_context(
-                    connect(endpoint_url=options["endpoint_url"], profile_name=options["profile"], region_name=options["region"])
+                    connect(
+                        endpoint_url=options["endpoint_url"],
+                        profile_name=options["profile"],
+                        region_name=options["region"],
+                    )
                 )
             question = None if asks is None else asks(said)
             if question is not None and not confirmed(question, yes=options["yes"]):

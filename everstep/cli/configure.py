@@ -22,13 +22,22 @@ app = typer.Typer(add_completion=False)
 @command(app)
 def configure(
     endpoint_url: Annotated[str | None, typer.Option(help="URL of the service; asked for unless given.")] = None,
-    token: Annotated[str | None, typer.Option(help="Bearer token; better left out: then it is asked for, or read from standard input.")] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(help="Bearer token; better left out: then it is asked for, or read from standard input."),
+    ] = None,
     profile: Annotated[
         str, typer.Option(help="Name for this service, where you use more than one; commands take it as --profile.")
     ] = config.DEFAULT_PROFILE,
-    region: Annotated[str, typer.Option(help="What the profile has for AWS's own services; Everstep needs none.")] = "us-east-1",
-    ca_bundle: Annotated[str | None, typer.Option(help="PEM file with the authority of the service's certificate, where it is your own.")] = None,
-    check: Annotated[bool, typer.Option("--check/--no-check", help="Whether to ask the service if it takes the token.")] = True,
+    region: Annotated[
+        str, typer.Option(help="What the profile has for AWS's own services; Everstep needs none.")
+    ] = "us-east-1",
+    ca_bundle: Annotated[
+        str | None, typer.Option(help="PEM file with the authority of the service's certificate, where it is your own.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Whether to ask the service if it takes the token.")
+    ] = True,
 ) -> Shown:
     """Set up this user: the command line, the SDK, plain boto3 and the AWS CLI speak to a service from now on."""
     url = checked_endpoint(endpoint_url or _ask("Endpoint URL", hide=False))
@@ -38,16 +47,37 @@ def configure(
             service.list_fleets()
     path = config.write(configuration, profile=profile)
     others = config.profiles()
-    models = aws_models.install(aws_models.default_directory(Path.home()), others.pop(config.DEFAULT_PROFILE, None), *others.values())
+    models = aws_models.install(
+        aws_models.default_directory(Path.home()), others.pop(config.DEFAULT_PROFILE, None), *others.values()
+    )
     aws_profile = AWS_PROFILE if profile == config.DEFAULT_PROFILE else f"{AWS_PROFILE}-{profile}"
-    unsaid = _add_profile(Path.home() / ".aws" / "config", aws_profile, region, ca_bundle, None if profile == config.DEFAULT_PROFILE else url)
-    by_hand = f"\nthe profile {aws_profile!r} is yours; change it by hand: it must say this, and no other ca_bundle:\n{unsaid}" if unsaid else ""
+    unsaid = _add_profile(
+        Path.home() / ".aws" / "config",
+        aws_profile,
+        region,
+        ca_bundle,
+        None if profile == config.DEFAULT_PROFILE else url,
+    )
+    by_hand = (
+        f"\nthe profile {aws_profile!r} is yours; change it by hand: it must say this, and no other "
+        f"ca_bundle:\n{unsaid}"
+        if unsaid
+        else ""
+    )
     named = "" if profile == config.DEFAULT_PROFILE else f" --profile {profile}"
     return Shown(
-        {"Profile": profile, "EndpointUrl": url, "Path": str(path), "ModelDirectory": str(models[0].parent), "AwsProfile": aws_profile},
+        {
+            "Profile": profile,
+            "EndpointUrl": url,
+            "Path": str(path),
+            "ModelDirectory": str(models[0].parent),
+            "AwsProfile": aws_profile,
+        },
         f"configured {url}",
-        f"written: {path}, {models[0].parent}, the profile {aws_profile!r} in ~/.aws/config\nnow: everstep jobs list{named}   "
-        f"aws --profile {aws_profile} everstep list-training-jobs   AWS_PROFILE={aws_profile} python your_boto3_script.py{by_hand}",
+        f"written: {path}, {models[0].parent}, the profile {aws_profile!r} in ~/.aws/config\nnow: everstep "
+        f"jobs list{named}   "
+        f"aws --profile {aws_profile} everstep list-training-jobs   AWS_PROFILE={aws_profile} python "
+        f"your_boto3_script.py{by_hand}",
     )
 
 
@@ -63,11 +93,16 @@ def _ask(what: str, *, hide: bool) -> str:
 
 def _add_profile(path: Path, name: str, region: str, ca_bundle: str | None, endpoint_url: str | None) -> str:
     """Add the profile at the file's end, with the endpoint that it means unless that is the default; one that is there is the user's and stays,
-    but for that endpoint where it stands as it is written here. Return what it has to say and does not, as lines of the file.
+    but for that endpoint where it stands as it is written here. Return what it has to say and does not, as lines of the
+    file.
     """
     text = path.read_text() if path.exists() else ""
     bundle = f"ca_bundle = {Path(ca_bundle).resolve()}\n" if ca_bundle else ""
-    services = f"services = {name}\n\n[services {name}]\n{aws_models.SERVICE} =\n  endpoint_url = {endpoint_url}\n" if endpoint_url else ""
+    services = (
+        f"services = {name}\n\n[services {name}]\n{aws_models.SERVICE} =\n  endpoint_url = {endpoint_url}\n"
+        if endpoint_url
+        else ""
+    )
     if re.search(rf"^\[profile {re.escape(name)}\]", text, re.MULTILINE):
         if endpoint_url:
             written = re.compile(rf"(?<=\[services {re.escape(name)}\]\n{aws_models.SERVICE} =\n  endpoint_url = ).*")

@@ -18,10 +18,15 @@ app = typer.Typer(add_completion=False)
 @command(app)
 def doctor(
     node: Annotated[bool, typer.Option("--node", help="Judge this machine as a node that is to run ranks.")] = False,
-    aws: Annotated[bool | None, typer.Option("--aws/--no-aws", help="Whether AWS is asked; of a node unless said. Nothing is changed there.")] = None,
+    aws: Annotated[
+        bool | None,
+        typer.Option("--aws/--no-aws", help="Whether AWS is asked; of a node unless said. Nothing is changed there."),
+    ] = None,
     instance_type: Annotated[str | None, typer.Option(help="Instance type whose quota is looked up.")] = None,
     node_count: Annotated[int, typer.Option(min=1, help="How many of them are to be launched.")] = 1,
-    profile: Annotated[str | None, typer.Option(help="Which of the services that everstep configure wrote down.")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Which of the services that everstep configure wrote down.")
+    ] = None,
     region: Annotated[str | None, typer.Option(help="In which AWS is asked.")] = None,
 ) -> Shown:
     """Check this machine, the service and AWS, and say what to do about what is wrong. Exit code 1 if anything is."""
@@ -30,15 +35,27 @@ def doctor(
 
     is_aws_asked = node if aws is None else aws
     facts = doctor_facts.gather(
-        is_node=node, with_aws=is_aws_asked, instance_type=instance_type, node_count=node_count, profile_name=profile, region_name=region
+        is_node=node,
+        with_aws=is_aws_asked,
+        instance_type=instance_type,
+        node_count=node_count,
+        profile_name=profile,
+        region_name=region,
     )
     findings = judging.judge(facts)
     rows = [
-        {"Check": finding.check, "Level": finding.level.value, "Message": finding.message, **({"Advice": finding.advice} if finding.advice else {})}
+        {
+            "Check": finding.check,
+            "Level": finding.level.value,
+            "Message": finding.message,
+            **({"Advice": finding.advice} if finding.advice else {}),
+        }
         for finding in findings
     ]
     is_wrong = judging.is_wrong(findings)
-    return Shown({"Findings": rows, "IsWrong": is_wrong}, tuple(map(_line, findings)), exit_code=FAILED if is_wrong else 0)
+    return Shown(
+        {"Findings": rows, "IsWrong": is_wrong}, tuple(map(_line, findings)), exit_code=FAILED if is_wrong else 0
+    )
 
 
 def _line(finding: Finding) -> str:

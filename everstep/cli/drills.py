@@ -28,7 +28,9 @@ def start(
     kind: Annotated[Kind, typer.Argument(help="What is broken.")],
     job: Annotated[str, typer.Option(help="Training job that is struck; its fleet must allow drills.")],
     node: Annotated[str | None, typer.Option(help="One of its nodes; the last unless said.")] = None,
-    rank: Annotated[int | None, typer.Option(min=0, help="For kill-rank: a rank on that node; its first unless said.")] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="For kill-rank: a rank on that node; its first unless said.")
+    ] = None,
 ) -> Shown:
     """Break something of a training job that trains, once."""
     drill = service.start_drill(TrainingJobName=job, DrillType=kind.value, **without_none(NodeId=node, Rank=rank))

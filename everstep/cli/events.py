@@ -40,19 +40,33 @@ def list_events(
     pages: Pages,
     job: OnlyJob = None,
     fleet: OnlyFleet = None,
-    after: Annotated[int | None, typer.Option(min=0, help="Only events after this id; -f without it begins with what happens from now on.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print events as they happen, until --max-items have come, or ^C.")] = False,
+    after: Annotated[
+        int | None,
+        typer.Option(min=0, help="Only events after this id; -f without it begins with what happens from now on."),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print events as they happen, until --max-items have come, or ^C.")
+    ] = False,
     output: Output = OutputFormat.TABLE,
     query: Query = None,
 ) -> Shown | None:
     """List events, oldest first, or follow them as they happen."""
     if follow:
         if pages.starting_token is not None:
-            raise ConfigurationError("--follow has no pages to go on from with --starting-token.", hint="--after ID begins behind an event.")
-        with closing(following.events(service, without_none(TrainingJobName=job, FleetName=fleet, AfterEventId=after))) as happening:
+            raise ConfigurationError(
+                "--follow has no pages to go on from with --starting-token.", hint="--after ID begins behind an event."
+            )
+        with closing(
+            following.events(service, without_none(TrainingJobName=job, FleetName=fleet, AfterEventId=after))
+        ) as happening:
             for event in itertools.islice(happening, pages.max_items):
                 if output is OutputFormat.TABLE and query is None:
-                    echo(safe_line(f"{when(event['Time'])}  {event['EventId']}  {event['Type']}  {_about(event) or '-'}  {event['Message']}"))
+                    echo(
+                        safe_line(
+                            f"{when(event['Time'])}  {event['EventId']}  {event['Type']}  "
+                            f"{_about(event) or '-'}  {event['Message']}"
+                        )
+                    )
                 else:
                     show_value(searched(event, query), output, is_one_of_many=True)
                 sys.stdout.flush()

@@ -7,7 +7,21 @@ from typing import Annotated
 import typer
 
 from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, job_time
-from everstep.cli.commands import Columns, Detail, Facts, Json, Output, OutputFormat, Pages, Prose, Query, Rows, Service, Shown, command
+from everstep.cli.commands import (
+    Columns,
+    Detail,
+    Facts,
+    Json,
+    Output,
+    OutputFormat,
+    Pages,
+    Prose,
+    Query,
+    Rows,
+    Service,
+    Shown,
+    command,
+)
 from everstep.cli.confirm import confirmed
 from everstep.cli.names import FleetName
 from everstep.cli.output import FAILED, counted, moment, pairs, say, without_none
@@ -19,24 +33,48 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 def create(
     service: Service,
     name: Annotated[str, typer.Option(help="Name of the fleet.")],
-    auto_scaling_group: Annotated[str, typer.Option(help="The group: tagged everstep:fleet, one Availability Zone, one launch template.")],
+    auto_scaling_group: Annotated[
+        str, typer.Option(help="The group: tagged everstep:fleet, one Availability Zone, one launch template.")
+    ],
     spare_count: Annotated[int, typer.Option(min=0, help="Nodes that wait to take over.")] = 1,
-    min_node_count: Annotated[int, typer.Option(min=0, help="Nodes kept even when no job runs, spares not included.")] = 0,
-    spare_probability: Annotated[float | None, typer.Option(help="Instead of a count: how probably a spare is free when a failure comes.")] = None,
-    price_usd_per_hour: Annotated[float | None, typer.Option(help="What one instance costs you; jobs and incidents are valued at it.")] = None,
-    hold_failed_instances: Annotated[bool, typer.Option("--hold-failed-instances", help="Keep failed instances running for inspection.")] = False,
-    max_replacements_per_hour: Annotated[int | None, typer.Option(min=0, help="Nodes taken out by Everstep's own verdicts within an hour.")] = None,
-    node_role_name: Annotated[str | None, typer.Option(help="IAM role of the group's instances: their agents join by it, without a token.")] = None,
-    allow_drills: Annotated[bool, typer.Option("--allow-drills", help="Let administrators break its nodes on purpose.")] = False,
-    allow_commands: Annotated[bool, typer.Option("--allow-commands", help="Let submitters run programs beside their ranks.")] = False,
+    min_node_count: Annotated[
+        int, typer.Option(min=0, help="Nodes kept even when no job runs, spares not included.")
+    ] = 0,
+    spare_probability: Annotated[
+        float | None, typer.Option(help="Instead of a count: how probably a spare is free when a failure comes.")
+    ] = None,
+    price_usd_per_hour: Annotated[
+        float | None, typer.Option(help="What one instance costs you; jobs and incidents are valued at it.")
+    ] = None,
+    hold_failed_instances: Annotated[
+        bool, typer.Option("--hold-failed-instances", help="Keep failed instances running for inspection.")
+    ] = False,
+    max_replacements_per_hour: Annotated[
+        int | None, typer.Option(min=0, help="Nodes taken out by Everstep's own verdicts within an hour.")
+    ] = None,
+    node_role_name: Annotated[
+        str | None, typer.Option(help="IAM role of the group's instances: their agents join by it, without a token.")
+    ] = None,
+    allow_drills: Annotated[
+        bool, typer.Option("--allow-drills", help="Let administrators break its nodes on purpose.")
+    ] = False,
+    allow_commands: Annotated[
+        bool, typer.Option("--allow-commands", help="Let submitters run programs beside their ranks.")
+    ] = False,
     project: Annotated[str | None, typer.Option(help="Project that the fleet belongs to.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="name=value; may be repeated.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be changed of the group.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Change the group without asking first; needed where there is no terminal.")] = False,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", "-y", help="Change the group without asking first; needed where there is no terminal."),
+    ] = False,
     output: Output = OutputFormat.TABLE,
     query: Query = None,
 ) -> Shown:
-    """Register an Auto Scaling group: from now on only Everstep changes its size and ends its instances. What changes of it is shown first."""
+    """Register an Auto Scaling group: from now on only Everstep changes its size and ends its instances.
+
+    What changes of it is shown first.
+    """
     request = {
         "FleetName": name,
         "AutoScalingGroupName": auto_scaling_group,
@@ -62,21 +100,34 @@ def create(
             nothing = f"Nothing of {auto_scaling_group} would be changed."
             checks = [f"{check['Setting']}: {check['Message']}" for check in planned["Checks"]]
             person = (*checks, *(map(_in_words, changes) if changes else [nothing]))
-            return Shown(planned, person, f"{name} can be made of it as asked; nothing was changed. next: the same command without --dry-run")
+            return Shown(
+                planned,
+                person,
+                f"{name} can be made of it as asked; nothing was changed. next: the same command without --dry-run",
+            )
         for change in changes:
             say(_in_words(change))
-        if changes and not confirmed(f"Change this of {auto_scaling_group}, and let Everstep keep it as the fleet {name}?", yes=yes):
+        if changes and not confirmed(
+            f"Change this of {auto_scaling_group}, and let Everstep keep it as the fleet {name}?", yes=yes
+        ):
             raise typer.Exit(FAILED)
         request["ExpectedChanges"] = changes  # what was shown is what is done
     created: Json = service.create_fleet(**request)
     made = sum(change["Applies"] == "Now" for change in created["Changes"])
-    told = f"Everstep changed {counted(made, 'setting')} of {auto_scaling_group}" if made else f"{auto_scaling_group} was as it has to be"
+    told = (
+        f"Everstep changed {counted(made, 'setting')} of {auto_scaling_group}"
+        if made
+        else f"{auto_scaling_group} was as it has to be"
+    )
     return Shown(created, _facts(created["Fleet"]), f"{told}. next: everstep nodes list --fleet {name}")
 
 
 def _in_words(change: Json) -> str:
     """Return one change of the group, with the time at which it applies and the reason."""
-    return f"{change['Setting']}: {change.get('Before', 'none')} → {change['After']} ({change['Applies'].lower()}). {change['Reason']}"
+    return (
+        f"{change['Setting']}: {change.get('Before', 'none')} → {change['After']} "
+        f"({change['Applies'].lower()}). {change['Reason']}"
+    )
 
 
 @command(app, "list")
@@ -93,7 +144,9 @@ def list_fleets(service: Service, pages: Pages) -> Shown:
         "ZONE": Detail("AvailabilityZone"),
         "REASON": Prose("Reason"),
     }
-    return Shown(answer, Rows(answer["Fleets"], columns, empty="No fleets. Register one: everstep fleets create --help"))
+    return Shown(
+        answer, Rows(answer["Fleets"], columns, empty="No fleets. Register one: everstep fleets create --help")
+    )
 
 
 @command(app)
@@ -108,19 +161,37 @@ def update(
     service: Service,
     name: FleetName,
     spare_count: Annotated[int | None, typer.Option(min=0, help="Nodes that wait to take over.")] = None,
-    min_node_count: Annotated[int | None, typer.Option(min=0, help="Nodes kept even when no job runs, spares not included.")] = None,
-    spare_probability: Annotated[float | None, typer.Option(help="Instead of a count: how probably a spare is free when a failure comes.")] = None,
-    price_usd_per_hour: Annotated[float | None, typer.Option(help="What one instance costs you; jobs and incidents are valued at it.")] = None,
-    hold_failed_instances: Annotated[
-        bool | None, typer.Option("--hold-failed-instances/--end-failed-instances", help="Keep failed instances running for inspection, or end them.")
+    min_node_count: Annotated[
+        int | None, typer.Option(min=0, help="Nodes kept even when no job runs, spares not included.")
     ] = None,
-    max_replacements_per_hour: Annotated[int | None, typer.Option(min=0, help="Nodes taken out by Everstep's own verdicts within an hour.")] = None,
-    node_role_name: Annotated[str | None, typer.Option(help="IAM role of the group's instances: their agents join by it, without a token.")] = None,
+    spare_probability: Annotated[
+        float | None, typer.Option(help="Instead of a count: how probably a spare is free when a failure comes.")
+    ] = None,
+    price_usd_per_hour: Annotated[
+        float | None, typer.Option(help="What one instance costs you; jobs and incidents are valued at it.")
+    ] = None,
+    hold_failed_instances: Annotated[
+        bool | None,
+        typer.Option(
+            "--hold-failed-instances/--end-failed-instances",
+            help="Keep failed instances running for inspection, or end them.",
+        ),
+    ] = None,
+    max_replacements_per_hour: Annotated[
+        int | None, typer.Option(min=0, help="Nodes taken out by Everstep's own verdicts within an hour.")
+    ] = None,
+    node_role_name: Annotated[
+        str | None, typer.Option(help="IAM role of the group's instances: their agents join by it, without a token.")
+    ] = None,
     allow_drills: Annotated[
-        bool | None, typer.Option("--allow-drills/--forbid-drills", help="Let administrators break its nodes on purpose, or not.")
+        bool | None,
+        typer.Option("--allow-drills/--forbid-drills", help="Let administrators break its nodes on purpose, or not."),
     ] = None,
     allow_commands: Annotated[
-        bool | None, typer.Option("--allow-commands/--forbid-commands", help="Let submitters run programs beside their ranks, or not.")
+        bool | None,
+        typer.Option(
+            "--allow-commands/--forbid-commands", help="Let submitters run programs beside their ranks, or not."
+        ),
     ] = None,
 ) -> Shown:
     """Change how many nodes and spares a fleet keeps, what they cost, and what becomes of nodes that fail."""
@@ -139,7 +210,13 @@ def update(
     return _shown(fleet)
 
 
-@command(app, asks=lambda given: f"Take the silent nodes of {given['name']} for lost? Their instances are ended, and what only they hold is gone.")
+@command(
+    app,
+    asks=lambda given: (
+        f"Take the silent nodes of {given['name']} for lost? Their instances are ended, and what only they "
+        "hold is gone."
+    ),
+)
 def unfreeze(service: Service, name: FleetName) -> Shown:
     """Say of a fleet most of which is silent: who is silent is gone. Holds until most of it is heard again."""
     fleet = service.unfreeze_fleet(FleetName=name)
@@ -157,11 +234,17 @@ def delete(service: Service, name: FleetName) -> Shown:
 def join_token(
     service: Service,
     name: FleetName,
-    expires_in_seconds: Annotated[int | None, typer.Option(min=60, help="Good for this long; by default until it is revoked.")] = None,
+    expires_in_seconds: Annotated[
+        int | None, typer.Option(min=60, help="Good for this long; by default until it is revoked.")
+    ] = None,
 ) -> Shown:
-    """Make a token for the user data of a fleet's launch template; each instance may use it once. The fleet may be created later."""
+    """Make a token for the user data of a fleet's launch template; each instance may use it once.
+
+    The fleet may be created later.
+    """
     token = service.create_join_token(FleetName=name, **without_none(ExpiresInSeconds=expires_in_seconds))
-    how = "EVERSTEP_JOIN_TOKEN=TOKEN everstep agent --control-plane-url URL"  # as an option every process of the node could read it
+    # as an option every process of the node could read it
+    how = "EVERSTEP_JOIN_TOKEN=TOKEN everstep agent --control-plane-url URL"
     return Shown(token, token["JoinToken"], f"It is shown this once. User data: {how}")
 
 
@@ -171,7 +254,11 @@ def _policy(probability: float | None) -> Json | None:
 
 def _spares(fleet: Json) -> str:
     policy = fleet.get("SparePolicy")
-    return f"{fleet['SpareCount']} spares" if policy is None else f"as many spares as make it {policy['Probability']:.4%} probable that one is free"
+    return (
+        f"{fleet['SpareCount']} spares"
+        if policy is None
+        else f"as many spares as make it {policy['Probability']:.4%} probable that one is free"
+    )
 
 
 def _shown(fleet: Json) -> Shown:
@@ -180,7 +267,12 @@ def _shown(fleet: Json) -> Shown:
 
 def _facts(fleet: Json) -> Facts:
     price, cost = fleet.get("PriceUsdPerHour"), fleet.get("CostUsd")
-    counts = (("connected", "ConnectedNodeCount"), ("known", "NodeCount"), ("wanted", "DesiredNodeCount"), ("at most", "MaxNodeCount"))
+    counts = (
+        ("connected", "ConnectedNodeCount"),
+        ("known", "NodeCount"),
+        ("wanted", "DesiredNodeCount"),
+        ("at most", "MaxNodeCount"),
+    )
     return Facts(
         [
             ("name", fleet["FleetName"]),

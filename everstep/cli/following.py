@@ -1,7 +1,7 @@
 """Following something that the service sends as it comes, through connections that break.
 
-Invariant: what a connection has given is given on once; the next one is asked to go on behind it. A minute in which the service has said nothing, not
-even that it is there, is the end, whether or not it takes connections.
+Invariant: what a connection has given is given on once; the next one is asked to go on behind it. A minute in which the
+service has said nothing, not even that it is there, is the end, whether or not it takes connections.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def kept_up(
     Args:
         connect: makes one; called again after one has ended or broken, so it knows itself where to go on.
         is_over: whether nothing follows a connection that has ended well: a server that stops ends it, too.
-        has_spoken: whether the newest connection has said anything that it did not give. One that was only opened is no sign of life: what stands
-            between here and the service opens it as well.
+        has_spoken: whether the newest connection has said anything that it did not give. One that was only opened is no
+            sign of life: what stands between here and the service opens it as well.
         pause: waits for so many seconds.
         monotonic: seconds of a clock that never jumps.
 
@@ -122,5 +122,7 @@ def kept_up(
             if isinstance(trouble, ServiceFailed):
                 raise trouble
             told = f"The service has said nothing for {UNANSWERED_SECONDS:.0f} s on the connections that it takes"
-            raise ServiceFailed(f"{told}: {trouble or 'it ends them'}", hint=_HELD_BACK, code=failures.UNAVAILABLE) from trouble
+            raise ServiceFailed(
+                f"{told}: {trouble or 'it ends them'}", hint=_HELD_BACK, code=failures.UNAVAILABLE
+            ) from trouble
         pause(RETRY_SECONDS)

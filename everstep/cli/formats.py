@@ -1,7 +1,7 @@
 """An answer of the service as JSON, YAML, text or rows: what `--output` and `--query` make of it. Pure.
 
-`text` is what the AWS CLI makes of it: values of one thing on one line, by the names of its fields, tabs between them; what lies deeper follows on
-lines that begin with its name.
+`text` is what the AWS CLI makes of it: values of one thing on one line, by the names of its fields, tabs between them;
+what lies deeper follows on lines that begin with its name.
 
 Invariant: what is rendered is the service's own answer, times as text and nothing left out but the response's metadata.
 """

@@ -86,7 +86,10 @@ def _stacks(incident: Json) -> str | None:
 
 
 def _facts(incident: Json) -> list[tuple[str, object]]:
-    phases = ", ".join(f"{phase.lower()} {seconds(incident.get(f'{phase}Seconds'))} s" for phase in ("Detect", "Replace", "Restore", "Rework"))
+    phases = ", ".join(
+        f"{phase.lower()} {seconds(incident.get(f'{phase}Seconds'))} s"
+        for phase in ("Detect", "Replace", "Restore", "Rework")
+    )
     after, cost = incident.get("GenerationAfter"), incident.get("CostUsd")
     return [
         ("incident", incident["IncidentId"]),

@@ -33,7 +33,21 @@ from everstep.cli.commands import (
     show_value,
 )
 from everstep.cli.names import JobName, OnlyFleet
-from everstep.cli.output import FAILED, condition_words, copies_of_shards, counted, moment, pairs, say, show, size, stdout, step, when, without_none
+from everstep.cli.output import (
+    FAILED,
+    condition_words,
+    copies_of_shards,
+    counted,
+    moment,
+    pairs,
+    say,
+    show,
+    size,
+    stdout,
+    step,
+    when,
+    without_none,
+)
 from everstep.cli.progress import Progress
 from everstep.cli.top import jobs_under_way, live
 from everstep.cli.waiting import ended
@@ -57,54 +71,106 @@ class Stream(StrEnum):
 def submit(
     service: Service,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="The job as YAML or JSON, in the API's words, - for stdin; options win over it.")
+        Path | None,
+        typer.Option(
+            "--file", "-f", help="The job as YAML or JSON, in the API's words, - for stdin; options win over it."
+        ),
     ] = None,
-    set_field: Annotated[list[str] | None, typer.Option("--set", help="Field=value, changes the file: NodeCount=8, HyperParameters.lr=1e-3.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the job; made of the entry point and the time where it is left out.")] = None,
-    source_dir: Annotated[Path | None, typer.Option(help="Directory with the code; packed and uploaded, without what .everstepignore names.")] = None,
-    entry_point: Annotated[str | None, typer.Option(help="Python file in the source directory that every rank runs.")] = None,
+    set_field: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Field=value, changes the file: NodeCount=8, HyperParameters.lr=1e-3."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the job; made of the entry point and the time where it is left out.")
+    ] = None,
+    source_dir: Annotated[
+        Path | None,
+        typer.Option(help="Directory with the code; packed and uploaded, without what .everstepignore names."),
+    ] = None,
+    entry_point: Annotated[
+        str | None, typer.Option(help="Python file in the source directory that every rank runs.")
+    ] = None,
     node_count: Annotated[int | None, typer.Option(help="How many nodes.")] = None,
     ranks_per_node: Annotated[int | None, typer.Option(help="How many ranks on each node; 1 unless said.")] = None,
-    copies: Annotated[int | None, typer.Option(help="Nodes that keep every shard in memory, its own included; 2 unless there is one node.")] = None,
+    copies: Annotated[
+        int | None,
+        typer.Option(help="Nodes that keep every shard in memory, its own included; 2 unless there is one node."),
+    ] = None,
     max_slowdown: Annotated[
         float | None,
         typer.Option(
-            help="What snapshots may cost training, as a part of an iteration; above it they come less often. 0.01 unless said, 1 on a local cluster."
+            help="What snapshots may cost training, as a part of an iteration; above it they come less often. 0.01 "
+            "unless said, 1 on a local cluster."
         ),
     ] = None,
-    checkpoint_every_steps: Annotated[int | None, typer.Option(help="A checkpoint in S3 every so many steps; 0: only when the job stops.")] = None,
+    checkpoint_every_steps: Annotated[
+        int | None, typer.Option(help="A checkpoint in S3 every so many steps; 0: only when the job stops.")
+    ] = None,
     checkpoint_max_count: Annotated[
         int | None, typer.Option(help="Keep so many of the newest checkpoints, pinned ones besides; all unless said.")
     ] = None,
     checkpoint_max_age_seconds: Annotated[
-        int | None, typer.Option(help="Delete checkpoints that are older; never the newest, nor what the job would be restored from.")
+        int | None,
+        typer.Option(
+            help="Delete checkpoints that are older; never the newest, nor what the job would be restored from."
+        ),
     ] = None,
-    hyperparameter: Annotated[list[str] | None, typer.Option(help="name=value, given to the script; may be repeated.")] = None,
-    environment: Annotated[list[str] | None, typer.Option(help="NAME=value, environment variable of the ranks; may be repeated.")] = None,
+    hyperparameter: Annotated[
+        list[str] | None, typer.Option(help="name=value, given to the script; may be repeated.")
+    ] = None,
+    environment: Annotated[
+        list[str] | None, typer.Option(help="NAME=value, environment variable of the ranks; may be repeated.")
+    ] = None,
     secret: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=secretsmanager:ID, NAME=ssm:ID or NAME=ARN: a variable that the nodes read from AWS; may be repeated."),
+        typer.Option(
+            help="NAME=secretsmanager:ID, NAME=ssm:ID or NAME=ARN: a variable that the nodes read from AWS; may be "
+            "repeated."
+        ),
     ] = None,
-    role_arn: Annotated[str | None, typer.Option(help="IAM role that the ranks have, and that secrets and inputs are read with.")] = None,
+    role_arn: Annotated[
+        str | None, typer.Option(help="IAM role that the ranks have, and that secrets and inputs are read with.")
+    ] = None,
     input_channel: Annotated[
         list[str] | None,
-        typer.Option("--input", help="name=s3://bucket/prefix, fetched to every node, or name=/directory that is there; may be repeated."),
+        typer.Option(
+            "--input",
+            help="name=s3://bucket/prefix, fetched to every node, or name=/directory that is there; may be repeated.",
+        ),
     ] = None,
-    requirements: Annotated[str | None, typer.Option(help="requirements.txt in the source directory: nodes install what they lack of it.")] = None,
+    requirements: Annotated[
+        str | None, typer.Option(help="requirements.txt in the source directory: nodes install what they lack of it.")
+    ] = None,
     fleet: Annotated[str | None, typer.Option(help="Fleet to run on; may be left out where there is one.")] = None,
     priority: Annotated[int | None, typer.Option(help="Higher first; of equal ones the oldest.")] = None,
     preemptible: Annotated[
-        bool, typer.Option("--preemptible", help="A job of higher priority may pause this one; it is checkpointed first and resumes by itself.")
+        bool,
+        typer.Option(
+            "--preemptible",
+            help="A job of higher priority may pause this one; it is checkpointed first and resumes by itself.",
+        ),
     ] = False,
     project: Annotated[str | None, typer.Option(help="Project that the job belongs to.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="name=value; may be repeated.")] = None,
-    max_attempts: Annotated[int | None, typer.Option(help="The same failure at the same step this many times, and the job has failed.")] = None,
+    max_attempts: Annotated[
+        int | None, typer.Option(help="The same failure at the same step this many times, and the job has failed.")
+    ] = None,
     max_runtime_seconds: Annotated[int | None, typer.Option(help="Stop the job after this long.")] = None,
-    max_pending_seconds: Annotated[int | None, typer.Option(help="Give up when the job has not started after this long.")] = None,
-    checkpoint_s3_uri: Annotated[str | None, typer.Option(help="s3://bucket/prefix for checkpoints; the service's bucket by default.")] = None,
-    output_s3_path: Annotated[str | None, typer.Option(help="s3://bucket/prefix for outputs; the service's bucket by default.")] = None,
-    third_slot: Annotated[bool, typer.Option("--third-slot", help="Keep a third slot per shard, so that uploads never delay snapshots.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Upload the code, show the plan, and start nothing.")] = False,
+    max_pending_seconds: Annotated[
+        int | None, typer.Option(help="Give up when the job has not started after this long.")
+    ] = None,
+    checkpoint_s3_uri: Annotated[
+        str | None, typer.Option(help="s3://bucket/prefix for checkpoints; the service's bucket by default.")
+    ] = None,
+    output_s3_path: Annotated[
+        str | None, typer.Option(help="s3://bucket/prefix for outputs; the service's bucket by default.")
+    ] = None,
+    third_slot: Annotated[
+        bool, typer.Option("--third-slot", help="Keep a third slot per shard, so that uploads never delay snapshots.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Upload the code, show the plan, and start nothing.")
+    ] = False,
     output: Output = OutputFormat.TABLE,
     query: Query = None,
 ) -> Shown:
@@ -135,38 +201,51 @@ def submit(
         )
         or None,
         OutputDataConfig=without_none(S3OutputPath=output_s3_path) or None,
-        StoppingCondition=without_none(MaxRuntimeInSeconds=max_runtime_seconds, MaxPendingTimeInSeconds=max_pending_seconds) or None,
+        StoppingCondition=without_none(
+            MaxRuntimeInSeconds=max_runtime_seconds, MaxPendingTimeInSeconds=max_pending_seconds
+        )
+        or None,
         RetryStrategy=without_none(MaxAttempts=max_attempts) or None,
     )
     written = submission.changed(submission.from_file(file) if file is not None else {}, set_field or [])
     if source_dir is not None:
         written.pop("Source", None)
     if input_channel:
-        options["InputDataConfig"] = submission.channels(written.get("InputDataConfig"), pairs("--input", input_channel))
+        options["InputDataConfig"] = submission.channels(
+            written.get("InputDataConfig"), pairs("--input", input_channel)
+        )
     request = submission.named(submission.joined(written, options))
     dry_run = bool(request.pop("DryRun", False)) or dry_run
     directory = submission.directory_of(request)
     if directory is not None:
         request["Source"] = service.upload_source(Directory=directory)
     name = request["TrainingJobName"]
-    planned: Json = service.create_training_job(**{**request, "DryRun": True}) if dry_run or output is OutputFormat.TABLE else {}
+    planned: Json = (
+        service.create_training_job(**{**request, "DryRun": True}) if dry_run or output is OutputFormat.TABLE else {}
+    )
     plan = Facts(plans.facts(planned["Plan"])) if planned else Facts(())
     if dry_run:
-        return Shown(planned, plan, f"{name} can run as asked; nothing was started. next: the same command without --dry-run")
+        return Shown(
+            planned, plan, f"{name} can run as asked; nothing was started. next: the same command without --dry-run"
+        )
     if planned and query is None:
         show(plan)  # before anything is started: a refusal comes after what was refused
     created = service.create_training_job(**request)
     shape = (planned["Plan"]["NodeCount"], planned["Plan"]["RanksPerNode"]) if planned else (0, 0)
     ranks = f"{counted(shape[0], 'node')} × {counted(shape[1], 'rank')}" if planned else ""
     commands = ("jobs top", "jobs wait", "jobs logs -f", "protection describe")
-    return Shown(created, f"submitted {name}: {ranks}", f"next: {'   '.join(f'everstep {each} {name}' for each in commands)}")
+    return Shown(
+        created, f"submitted {name}: {ranks}", f"next: {'   '.join(f'everstep {each} {name}' for each in commands)}"
+    )
 
 
 @command(app, "list")
 def list_jobs(
     service: Service,
     pages: Pages,
-    status: Annotated[str | None, typer.Option(help="Only with this status: InProgress, Completed, Failed, Stopping, Stopped.")] = None,
+    status: Annotated[
+        str | None, typer.Option(help="Only with this status: InProgress, Completed, Failed, Stopping, Stopped.")
+    ] = None,
     name_contains: Annotated[str | None, typer.Option(help="Only with this text in the name.")] = None,
     fleet: OnlyFleet = None,
     project: Annotated[str | None, typer.Option(help="Only of this project.")] = None,
@@ -199,7 +278,12 @@ def list_jobs(
         "CREATED (UTC)": Detail(lambda job: when(job["CreationTime"])),
         "REASON": Prose("Reason"),
     }
-    return Shown(answer, Rows(answer["TrainingJobSummaries"], columns, empty="No training jobs. Submit one: everstep jobs submit --help"))
+    return Shown(
+        answer,
+        Rows(
+            answer["TrainingJobSummaries"], columns, empty="No training jobs. Submit one: everstep jobs submit --help"
+        ),
+    )
 
 
 @command(app)
@@ -216,7 +300,10 @@ def top(
     output: Output = OutputFormat.TABLE,
     query: Query = None,
 ) -> Shown | None:
-    """Watch the jobs that are under way: steps, pace, status and what happens, until ^C. Where stdout is not a terminal, as they are now."""
+    """Watch the jobs that are under way: steps, pace, status and what happens, until ^C.
+
+    Where stdout is not a terminal, as they are now.
+    """
     console = stdout()
     if output is not OutputFormat.TABLE or query is not None:
         return Shown({"TrainingJobSummaries": jobs_under_way(service, name)}, ())
@@ -250,27 +337,47 @@ def logs(
     service: Service,
     name: JobName,
     rank: Annotated[int | None, typer.Option(min=0, help="Only of this rank.")] = None,
-    generation: Annotated[int | None, typer.Option(min=1, help="Only of this generation (launch of all ranks).")] = None,
+    generation: Annotated[
+        int | None, typer.Option(min=1, help="Only of this generation (launch of all ranks).")
+    ] = None,
     stream: Annotated[Stream, typer.Option(help="Which stream.")] = Stream.BOTH,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print what all ranks print, merged, as it comes, until the job has ended.")] = False,
-    since: Annotated[str | None, typer.Option(help="From this time on: 90s, 10m, 2h, 1d ago, or 2026-03-01T12:00:00.")] = None,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow", "-f", help="Print what all ranks print, merged, as it comes, until the job has ended."
+        ),
+    ] = False,
+    since: Annotated[
+        str | None, typer.Option(help="From this time on: 90s, 10m, 2h, 1d ago, or 2026-03-01T12:00:00.")
+    ] = None,
     grep: Annotated[str | None, typer.Option(help="Only lines that have this in them.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="The stored streams as ranks wrote them, without times, one after another.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="The stored streams as ranks wrote them, without times, one after another.")
+    ] = False,
     output: Output = OutputFormat.TABLE,
     query: Query = None,
 ) -> Shown | None:
     """Print what the ranks have printed so far, merged, with times. Their stdout goes to stdout, all else to stderr."""
     is_printed = output is OutputFormat.TABLE and query is None
     if raw and (follow or since is not None or grep is not None):
-        raise typer.BadParameter("streams have no lines with times: leave out --follow, --since and --grep", param_hint="--raw")
+        raise typer.BadParameter(
+            "streams have no lines with times: leave out --follow, --since and --grep", param_hint="--raw"
+        )
     if not raw:
         begin = None if since is None else lines.since_when(since, datetime.now(UTC))
         wanted = without_none(Rank=rank, Generation=generation, FilterPattern=grep, StartTime=begin)
         found = lines.follow(service, name, wanted) if follow else lines.read(service, name, wanted)
         of_stream = (event for event in found if stream is Stream.BOTH or event["Stream"] in (stream.value, "gap"))
-        lines.show(of_stream, None if is_printed else lambda event: show_value(searched(event, query), output, is_one_of_many=True))
+        lines.show(
+            of_stream,
+            None if is_printed else lambda event: show_value(searched(event, query), output, is_one_of_many=True),
+        )
         return None
-    there = [entry for entry in service.get_paginator("list_logs").paginate(TrainingJobName=name).search("Logs[]") if entry.get("Bytes") != 0]
+    there = [
+        entry
+        for entry in service.get_paginator("list_logs").paginate(TrainingJobName=name).search("Logs[]")
+        if entry.get("Bytes") != 0
+    ]
     entries = [
         entry
         for entry in there
@@ -281,7 +388,11 @@ def logs(
     if not is_printed:
         return Shown({"Logs": entries}, ())
     if not entries:
-        say(f"Nothing matches; there are logs of {_extent(there)}." if there else "Nothing has been printed or uploaded yet.")
+        say(
+            f"Nothing matches; there are logs of {_extent(there)}."
+            if there
+            else "Nothing has been printed or uploaded yet."
+        )
     for entry in entries:
         _print_log(service, name, entry)
     return None
@@ -291,14 +402,22 @@ def logs(
 def execute(
     service: Service,
     name: JobName,
-    words: Annotated[list[str], typer.Argument(metavar="-- PROGRAM [ARGUMENT]…", help="What to run; {pid} is the rank's process.")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="-- PROGRAM [ARGUMENT]…", help="What to run; {pid} is the rank's process.")
+    ],
     rank: Annotated[int, typer.Option(min=0, help="Beside which rank.")],
     timeout: Annotated[int, typer.Option(min=1, max=50, help="It is ended after so many seconds.")] = 30,
     stdin: Annotated[
-        bool, typer.Option("--stdin", "-i", help="Give it this command's stdin, once that has ended: 65,536 characters at most.")
+        bool,
+        typer.Option(
+            "--stdin", "-i", help="Give it this command's stdin, once that has ended: 65,536 characters at most."
+        ),
     ] = False,
 ) -> Shown:
-    """Run a program beside a rank: jobs exec gpt --rank 0 -- py-spy dump. Without a shell; where the fleet allows it, and told in the history."""
+    """Run a program beside a rank: jobs exec gpt --rank 0 -- py-spy dump.
+
+    Without a shell; where the fleet allows it, and told in the history.
+    """
     given = without_none(Stdin=_stdin_text() if stdin else None)
     answer = service.execute_command(TrainingJobName=name, Rank=rank, Command=words, TimeoutInSeconds=timeout, **given)
     cut = ["the rest of what it said is cut off"] if answer["IsOutputCut"] else []
@@ -321,7 +440,9 @@ def download_output(
     service: Service,
     name: JobName,
     to: Annotated[Path, typer.Option("--to", help="Directory to write to, as rank=<r>/…; made if it is missing.")],
-    generation: Annotated[int | None, typer.Option(min=1, help="Which generation's; by default the newest that left anything.")] = None,
+    generation: Annotated[
+        int | None, typer.Option(min=1, help="Which generation's; by default the newest that left anything.")
+    ] = None,
 ) -> Shown:
     """Download the files that the ranks left in EVERSTEP_OUTPUT_DIR."""
     written = service.download_outputs(TrainingJobName=name, Directory=to, Generation=generation)
@@ -345,9 +466,13 @@ def pause(
     """Ask a training job to pause: all ranks stop at one agreed step, kept in S3, and its nodes are free until it is resumed."""
     job: Json = service.pause_training_job(TrainingJobName=name)
     if wait:
-        service.get_waiter("training_job_paused").wait(TrainingJobName=name, WaiterConfig={"Delay": 1, "MaxAttempts": 3600})
+        service.get_waiter("training_job_paused").wait(
+            TrainingJobName=name, WaiterConfig={"Delay": 1, "MaxAttempts": 3600}
+        )
         job = service.describe_training_job(TrainingJobName=name)
-    return Shown(job, f"{name} is {job['SecondaryStatus']}", f"next: everstep jobs describe {name}   everstep jobs resume {name}")
+    return Shown(
+        job, f"{name} is {job['SecondaryStatus']}", f"next: everstep jobs describe {name}   everstep jobs resume {name}"
+    )
 
 
 @command(app)
@@ -362,9 +487,15 @@ def update(
     service: Service,
     name: JobName,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="The job as YAML or JSON, - for stdin; what differs from the job is changed.")
+        Path | None,
+        typer.Option(
+            "--file", "-f", help="The job as YAML or JSON, - for stdin; what differs from the job is changed."
+        ),
     ] = None,
-    set_field: Annotated[list[str] | None, typer.Option("--set", help="Field=value: Priority=5, StoppingCondition.MaxRuntimeInSeconds=0.")] = None,
+    set_field: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Field=value: Priority=5, StoppingCondition.MaxRuntimeInSeconds=0."),
+    ] = None,
 ) -> Shown:
     """Change a training job that has not ended: a new revision. What cannot change is refused by name."""
     job: Json = service.describe_training_job(TrainingJobName=name)
@@ -382,7 +513,10 @@ def diff(
     service: Service,
     name: JobName,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="A job as YAML or JSON, - for stdin: show what an update with it would change.")
+        Path | None,
+        typer.Option(
+            "--file", "-f", help="A job as YAML or JSON, - for stdin: show what an update with it would change."
+        ),
     ] = None,
 ) -> Shown:
     """Show what each revision of a training job has changed, or what a file would change."""
@@ -390,9 +524,19 @@ def diff(
         job: Json = service.describe_training_job(TrainingJobName=name)
         changes: list[Json] = list(submission.lines(job, submission.difference(job, submission.from_file(file))))
     else:
-        revisions: Sequence[Json] = list(service.get_paginator("list_training_job_revisions").paginate(TrainingJobName=name).search("Revisions[]"))
-        changes = [{"REVISION": str(each["Revision"]), "Time": each["Time"], **change} for each in revisions for change in each["Changes"]]
-    columns: Columns = _CHANGES if file is not None else {"REVISION": "REVISION", "TIME (UTC)": lambda change: when(change["Time"]), **_CHANGES}
+        revisions: Sequence[Json] = list(
+            service.get_paginator("list_training_job_revisions").paginate(TrainingJobName=name).search("Revisions[]")
+        )
+        changes = [
+            {"REVISION": str(each["Revision"]), "Time": each["Time"], **change}
+            for each in revisions
+            for change in each["Changes"]
+        ]
+    columns: Columns = (
+        _CHANGES
+        if file is not None
+        else {"REVISION": "REVISION", "TIME (UTC)": lambda change: when(change["Time"]), **_CHANGES}
+    )
     empty = "Nothing differs." if file is not None else "Nothing was changed since it was created."
     return Shown({"Changes": changes}, Rows(changes, columns, empty))
 
@@ -401,14 +545,19 @@ def _goes(given: Json) -> str | None:
     """Return what is asked before a job is deleted."""
     if given["dry_run"]:
         return None
-    return f"Forget the training job {given['name']}{', with all that it has in S3' if given['delete_objects'] else ''}, for good?"
+    return (
+        "Forget the training job "
+        f"{given['name']}{', with all that it has in S3' if given['delete_objects'] else ''}, for good?"
+    )
 
 
 @command(app, asks=_goes)
 def delete(
     service: Service,
     name: JobName,
-    delete_objects: Annotated[bool, typer.Option("--delete-objects", help="Its checkpoints, logs and outputs in S3, too; for good.")] = False,
+    delete_objects: Annotated[
+        bool, typer.Option("--delete-objects", help="Its checkpoints, logs and outputs in S3, too; for good.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
 ) -> Shown:
     """Forget a training job that has ended; what it left in S3 stays unless asked."""
@@ -419,11 +568,15 @@ def delete(
         gone = service.delete_training_job(TrainingJobName=name, DeleteObjects=delete_objects)
         count, total = count + gone["ObjectCount"], total + gone["ObjectBytes"]
     whole = {**gone, "ObjectCount": count, "ObjectBytes": total}
-    rows = ", ".join(counted(gone[f"{noun.capitalize()}Count"], noun) for noun in ("generation", "checkpoint", "incident"))
+    rows = ", ".join(
+        counted(gone[f"{noun.capitalize()}Count"], noun) for noun in ("generation", "checkpoint", "incident")
+    )
     more = "more than " if gone["HasMoreObjects"] else ""
     objects = f"{more}{counted(count, 'object')}, {size(total)}, below {', '.join(gone['S3Uris'])}"
     if dry_run:
-        return Shown(whole, f"{name} would be forgotten, with {rows}; {'deleted' if delete_objects else 'kept'} in S3: {objects}")
+        return Shown(
+            whole, f"{name} would be forgotten, with {rows}; {'deleted' if delete_objects else 'kept'} in S3: {objects}"
+        )
     left = f"deleted in S3: {objects}" if delete_objects else f"what it left in S3 stays: {', '.join(gone['S3Uris'])}"
     return Shown(whole, f"{name} is forgotten, with {rows}; {left}")
 
@@ -432,7 +585,9 @@ _CHANGES: Columns = {"FIELD": "Field", "BEFORE": "Before", "AFTER": "After", "AP
 
 
 @command(app, "take-over")
-def take_over(service: Service, name: JobName, reason: Annotated[str, typer.Option(help="Why; told in the history.")] = "") -> Shown:
+def take_over(
+    service: Service, name: JobName, reason: Annotated[str, typer.Option(help="Why; told in the history.")] = ""
+) -> Shown:
     """Look after a training job yourself: Everstep observes it and decides nothing until it is handed back."""
     job = service.take_over_training_job(TrainingJobName=name, Reason=reason)
     return Shown(job, f"{name} is yours", f"next: everstep jobs describe {name}   everstep jobs hand-back {name}")
@@ -448,7 +603,10 @@ def hand_back(service: Service, name: JobName) -> Shown:
 def _extent(entries: Sequence[Json]) -> str:
     """Say in words of which ranks and generations there are logs."""
     found = [(what, sorted({entry[what.capitalize()] for entry in entries})) for what in ("rank", "generation")]
-    return ", ".join(f"{what} {numbers[0]}" if len(numbers) == 1 else f"{what}s {numbers[0]} to {numbers[-1]}" for what, numbers in found)
+    return ", ".join(
+        f"{what} {numbers[0]}" if len(numbers) == 1 else f"{what}s {numbers[0]} to {numbers[-1]}"
+        for what, numbers in found
+    )
 
 
 def _print_log(service: Any, name: str, entry: Json) -> None:
@@ -476,7 +634,11 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("run", job["RunId"]),
         ("fleet", job["FleetName"]),
         ("project", job["Project"]),
-        ("ranks", f"{counted(job['NodeCount'], 'node')} × {job['RanksPerNode']}, {copies_of_shards(job['Protection']['Copies'])}"),
+        (
+            "ranks",
+            f"{counted(job['NodeCount'], 'node')} × {job['RanksPerNode']}, "
+            f"{copies_of_shards(job['Protection']['Copies'])}",
+        ),
         ("generation", f"{job['Generation']} (from step {job['BaseStep']})" if job["Generation"] else "none yet"),
         ("progress", steps.words(job)),
         ("committed step", step(job["CommittedStep"])),
@@ -488,7 +650,9 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("hyperparameters", ", ".join(f"{name}={value}" for name, value in job["HyperParameters"].items()) or None),
         (
             "checkpoints",
-            f"every {counted(job['CheckpointConfig']['EverySteps'], 'step')}" if job["CheckpointConfig"]["EverySteps"] else "only when it stops",
+            f"every {counted(job['CheckpointConfig']['EverySteps'], 'step')}"
+            if job["CheckpointConfig"]["EverySteps"]
+            else "only when it stops",
         ),
         ("outputs", job["OutputDataConfig"]["S3OutputPath"]),
         ("limits", ", ".join(f"{name} {value}" for name, value in stopping.items() if value is not None) or None),

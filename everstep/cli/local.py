@@ -1,4 +1,7 @@
-"""`everstep local …`: a whole Everstep on this machine. The work is done by `python -P -m infra.local_cloud`; here its options are passed on."""
+"""`everstep local …`: a whole Everstep on this machine.
+
+The work is done by `python -P -m infra.local_cloud`; here its options are passed on.
+"""
 
 from __future__ import annotations
 

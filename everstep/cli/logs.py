@@ -1,6 +1,7 @@
 """What ranks print, merged over all ranks, as lines of a terminal: read, or followed through broken connections.
 
-Invariant: a connection that breaks loses and doubles nothing: following goes on with the token of the last lines that were shown.
+Invariant: a connection that breaks loses and doubles nothing: following goes on with the token of the last lines that
+were shown.
 """
 
 from __future__ import annotations
@@ -20,7 +21,18 @@ from everstep.cli.output import Json, colored, echo, say
 from everstep.cli.terminal import safe_line
 from everstep.cli.waiting import ENDED
 
-_COLORS: Final = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow", "bright_magenta", "bright_blue")
+_COLORS: Final = (
+    "cyan",
+    "green",
+    "yellow",
+    "magenta",
+    "blue",
+    "bright_cyan",
+    "bright_green",
+    "bright_yellow",
+    "bright_magenta",
+    "bright_blue",
+)
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -42,7 +54,9 @@ def since_when(text: str, now: datetime) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is neither a time as 2026-03-01T12:00:00 nor a span as 90s, 10m, 2h, 1d", param_hint="--since") from error
+        raise typer.BadParameter(
+            f"{text!r} is neither a time as 2026-03-01T12:00:00 nor a span as 90s, 10m, 2h, 1d", param_hint="--since"
+        ) from error
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 

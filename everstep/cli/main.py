@@ -2,7 +2,8 @@
 
 Each entry of the table is imported when it is called. `everstep --help` imports none of them.
 
-Invariant: an expected error prints one sentence on stderr and ends with an exit code of the table in `output`, never with a traceback.
+Invariant: an expected error prints one sentence on stderr and ends with an exit code of the table in `output`, never
+with a traceback.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ NOUNS: Final[Mapping[str, tuple[str, str]]] = {
 VERBS: Final[Mapping[str, tuple[str, str]]] = {
     "configure": ("configure", "Connect this user's command line, SDK, boto3 and AWS CLI to a service."),
     "whoami": ("whoami", "Show the role and the project of your token, and when it expires."),
-    "doctor": ("doctor", "Check this machine, the service and AWS, and say how to fix what is wrong. Exit code 1 if anything is."),
+    "doctor": (
+        "doctor",
+        "Check this machine, the service and AWS, and say how to fix what is wrong. Exit code 1 if anything is.",
+    ),
 }
 """Single commands, likewise."""
 
@@ -94,7 +98,8 @@ app = typer.Typer(
     name="everstep",
     cls=_Everstep,
     help="Train large models on EC2 Auto Scaling groups, every optimizer step kept in cluster memory.",
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong command or request, 130 interrupted, 254 refused by the service, 255 timed out.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong command or request, 130 interrupted, 254 refused by the "
+    "service, 255 timed out.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -109,7 +114,9 @@ def _print_version(is_wanted: bool) -> None:
 
 @app.callback()
 def _top(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     pass
 

@@ -24,7 +24,9 @@ def _names(operation: str, query: str) -> Offer:
 
         try:
             given = context.params
-            with connect(endpoint_url=given.get("endpoint_url"), profile_name=given.get("profile"), config=sdk.IMPATIENT) as service:
+            with connect(
+                endpoint_url=given.get("endpoint_url"), profile_name=given.get("profile"), config=sdk.IMPATIENT
+            ) as service:
                 found: list[str] = searched(getattr(service, operation)(), query) or []
         except EverstepError:
             return []

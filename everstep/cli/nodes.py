@@ -60,7 +60,11 @@ def describe(service: Service, node_id: NodeId) -> Shown:
         ("reason", node["Reason"] or None),
         (
             "incidents",
-            "\n".join(f"{when(line['Time'])}  {line['Cause']} → {line['Remedy']}: {line['Evidence']}" for line in node["Incidents"]) or None,
+            "\n".join(
+                f"{when(line['Time'])}  {line['Cause']} → {line['Remedy']}: {line['Evidence']}"
+                for line in node["Incidents"]
+            )
+            or None,
         ),
         ("known since", moment(node["CreationTime"])),
         ("ended", moment(node.get("EndTime"))),
@@ -72,7 +76,9 @@ def describe(service: Service, node_id: NodeId) -> Shown:
 def release(
     service: Service,
     node_id: NodeId,
-    terminate: Annotated[bool, typer.Option("--terminate", help="End the instance instead of letting it work again.")] = False,
+    terminate: Annotated[
+        bool, typer.Option("--terminate", help="End the instance instead of letting it work again.")
+    ] = False,
 ) -> Shown:
     """Let a held node work again, or end its instance; or call off what was asked for and is not done."""
     node = service.release_node(NodeId=node_id, Terminate=terminate)
@@ -92,7 +98,12 @@ def _add(verb: str, explanation: str, asks: Asks | None = None) -> None:
         node: Json = operation(NodeId=node_id, Reason=reason)
         job = node.get("TrainingJobName")
         waits = f"; {job} leaves it first, once another node is there" if job else ""
-        return Shown(node, f"{node_id} is to be: {node['Request']}{waits}" if "Request" in node else f"{node_id} is {node['NodeStatus']}")
+        return Shown(
+            node,
+            f"{node_id} is to be: {node['Request']}{waits}"
+            if "Request" in node
+            else f"{node_id} is {node['NodeStatus']}",
+        )
 
     ask.__doc__ = explanation
     command(app, verb, asks=asks)(ask)
@@ -104,11 +115,19 @@ _add(
     "Have its job leave a node like drain; then end its instance, and another one comes.",
     lambda given: f"End the instance {given['node_id']} and have another one come?",
 )
-_add("reboot", "Have its job leave a node like drain; then reboot it.", lambda given: f"Reboot {given['node_id']}? What it holds in memory is gone.")
+_add(
+    "reboot",
+    "Have its job leave a node like drain; then reboot it.",
+    lambda given: f"Reboot {given['node_id']}? What it holds in memory is gone.",
+)
 _add("hold", "Keep a node that works for nobody out of use until it is released.")
 
 
-@command(app, "reset-session", asks=lambda given: f"Revoke the session of {given['node_id']} and let the node join once more?")
+@command(
+    app,
+    "reset-session",
+    asks=lambda given: f"Revoke the session of {given['node_id']} and let the node join once more?",
+)
 def reset_session(service: Service, node_id: NodeId, reason: Reason = "") -> Shown:
     """Revoke the session of a node's agent; the node may join once more with a join token."""
     node = service.reset_node_session(NodeId=node_id, Reason=reason)
@@ -118,7 +137,10 @@ def reset_session(service: Service, node_id: NodeId, reason: Reason = "") -> Sho
 def _agent(node: Json) -> str:
     if not node["Connected"]:
         return "not connected"
-    return f"connected, version {node['AgentVersion']}, {'ranks start warm' if node['Warm'] else 'ranks would import first'}"
+    return (
+        f"connected, version {node['AgentVersion']}, "
+        f"{'ranks start warm' if node['Warm'] else 'ranks would import first'}"
+    )
 
 
 def _share(node: Json) -> str:
@@ -132,14 +154,26 @@ def _memory(node: Json) -> str | None:
     if memory is None:
         return None
     limit = ", the limit of its cgroup" if "CgroupLimitBytes" in memory else ""
-    return f"{size(memory['UsedBytes'])} used of {size(memory['TotalBytes'])}{limit}; {size(memory['AvailableBytes'])} available"
+    return (
+        f"{size(memory['UsedBytes'])} used of {size(memory['TotalBytes'])}{limit}; "
+        f"{size(memory['AvailableBytes'])} available"
+    )
 
 
 def _rank_memory(node: Json) -> str | None:
     ranks = node.get("Memory", {}).get("Ranks", [])
-    return "\n".join(f"rank {rank['Rank']}: {size(rank['ResidentBytes'])}, peak {size(rank['PeakResidentBytes'])}" for rank in ranks) or None
+    return (
+        "\n".join(
+            f"rank {rank['Rank']}: {size(rank['ResidentBytes'])}, peak {size(rank['PeakResidentBytes'])}"
+            for rank in ranks
+        )
+        or None
+    )
 
 
 def _refusals(node: Json) -> str | None:
-    said = [(node["RefusedMessageCount"], "of its messages by the control plane"), (node["RefusedSessionCount"], "sessions by its agent")]
+    said = [
+        (node["RefusedMessageCount"], "of its messages by the control plane"),
+        (node["RefusedSessionCount"], "sessions by its agent"),
+    ]
     return ", ".join(f"{count} {what}" for count, what in said if count) or None

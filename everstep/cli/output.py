@@ -36,7 +36,13 @@ PIPE_WIDTH = 240
 """Columns where stdout is not a terminal: nothing is cut."""
 
 FAILED, WRONG, SERVICE_FAILED, TIMED_OUT = 1, 2, 254, 255
-_THE_CALLERS = ("ValidationException", "ResourceNotFoundException", "AccessDeniedException", "ConflictException", "ThrottlingException")
+_THE_CALLERS = (
+    "ValidationException",
+    "ResourceNotFoundException",
+    "AccessDeniedException",
+    "ConflictException",
+    "ThrottlingException",
+)
 """What the service's log need not be asked about."""
 
 
@@ -65,7 +71,9 @@ def show(person: Part | Sequence[Part]) -> None:
     """Print what a person sees of an answer to stdout."""
     for part in (person,) if isinstance(person, (str, Rows, Facts)) else person:
         if isinstance(part, Facts):
-            show_cells((), [[name, str(value)] for name, value in part.facts if value is not None], is_first_a_name=True)
+            show_cells(
+                (), [[name, str(value)] for name, value in part.facts if value is not None], is_first_a_name=True
+            )
         elif isinstance(part, Rows) and part.rows:
             for line in tables.lines(tables.cells_of(part.rows, part.columns), part.columns, _table_width()):
                 stdout().print(line, soft_wrap=True)
@@ -89,7 +97,11 @@ class _Pipe(Console):
 
 def stdout() -> Console:
     """Return a console on stdout as it is now."""
-    return _Pipe(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else PIPE_WIDTH, highlight=False, soft_wrap=False)
+    return _Pipe(
+        width=None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else PIPE_WIDTH,
+        highlight=False,
+        soft_wrap=False,
+    )
 
 
 def stderr() -> Console:
@@ -127,7 +139,10 @@ def echo(text: str, *, err: bool = False) -> None:
 
 
 def leave_stdout() -> None:
-    """Let go of stdout: whoever read us has seen enough. Without this Python complains once more when it flushes at exit."""
+    """Let go of stdout: whoever read us has seen enough.
+
+    Without this Python complains once more when it flushes at exit.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -158,7 +173,10 @@ def step(value: int | None) -> str:
 
 def condition_words(shown: Json) -> str | None:
     """Return what is wrong now with a job or a node, one line each; None while nothing is."""
-    lines = (f"{each['Type']}{' on ' + each['NodeId'] if 'NodeId' in each else ''}: {each['Message']}" for each in shown.get("Conditions", []))
+    lines = (
+        f"{each['Type']}{' on ' + each['NodeId'] if 'NodeId' in each else ''}: {each['Message']}"
+        for each in shown.get("Conditions", [])
+    )
     return "\n".join(lines) or None
 
 

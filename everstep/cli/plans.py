@@ -20,16 +20,30 @@ def facts(plan: Json) -> list[tuple[str, Any]]:
     ratio, cost, most = plan.get("ExpectedEttrRatio"), plan.get("CostUsdPerHour"), plan.get("MostCostUsd")
     return [
         ("fleet", plan["FleetName"]),
-        ("ranks", f"{counted(plan['NodeCount'], 'node')} × {plan['RanksPerNode']} = {plan['WorldSize']}, {copies_of_shards(plan['Copies'])}"),
+        (
+            "ranks",
+            f"{counted(plan['NodeCount'], 'node')} × {plan['RanksPerNode']} = {plan['WorldSize']}, "
+            f"{copies_of_shards(plan['Copies'])}",
+        ),
         ("memory per node", _memory(plan)),
-        ("memory survives", "; ".join(f"{odds['LostNodes']} lost: {odds['Probability']:.4%}" for odds in plan["RecoveryOdds"])),
+        (
+            "memory survives",
+            "; ".join(f"{odds['LostNodes']} lost: {odds['Probability']:.4%}" for odds in plan["RecoveryOdds"]),
+        ),
         ("starts", "at once" if plan["CanStartNow"] else f"later; it waits for {plan.get('WaitsFor', 'its turn')}"),
-        ("cost", ", ".join(words for words in (cost and f"{dollars(cost)} an hour", most and f"{dollars(most)} at most") if words) or None),
+        (
+            "cost",
+            ", ".join(
+                words for words in (cost and f"{dollars(cost)} an hour", most and f"{dollars(most)} at most") if words
+            )
+            or None,
+        ),
         (
             "expected ETTR",
             None
             if ratio is None
-            else f"{ratio:.2%}: a failure every {_long(plan['ExpectedMttfSeconds'])}, recovered in {_long(plan['ExpectedRecoverySeconds'])}",
+            else f"{ratio:.2%}: a failure every {_long(plan['ExpectedMttfSeconds'])}, recovered in "
+            f"{_long(plan['ExpectedRecoverySeconds'])}",
         ),
     ]
 

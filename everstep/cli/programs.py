@@ -42,7 +42,11 @@ def become(module: str, arguments: Sequence[str], *, extra: str, needs: Sequence
         typer.Exit: code 2, when the extra is not installed.
     """
     if any(importlib.util.find_spec(needed) is None for needed in (module, *needs)):
-        typer.echo(f"`everstep {extra if extra == 'server' else 'agent'}` needs more than the client: pip install 'everstep[{extra}]'", err=True)
+        typer.echo(
+            f"`everstep {extra if extra == 'server' else 'agent'}` needs more than the client: pip install "
+            f"'everstep[{extra}]'",
+            err=True,
+        )
         raise typer.Exit(2)
     # -P: a file of the user's in the working directory must not shadow a module.
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])

@@ -34,7 +34,14 @@ class Progress:
         monotonic: seconds of a clock that never jumps.
     """
 
-    def __init__(self, service: Any, name: str, *, console: Console | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        service: Any,
+        name: str,
+        *,
+        console: Console | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._service = service
         self._name = name
         self._console = console or stderr()
@@ -49,7 +56,9 @@ class Progress:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -84,7 +93,10 @@ def line_of(job: Json) -> str:
     incidents = f", {counted(job['IncidentCount'], 'incident')}" if job["IncidentCount"] else ""
     committed = f"committed {step(job['CommittedStep'])}"
     reason = "" if job["Reason"].startswith(_TRAINS) else f"; {job['Reason']}"
-    return f"{job['TrainingJobName']}: {status}, {steps.words(job)}, {committed}, generation {job['Generation']}{incidents}{reason}"
+    return (
+        f"{job['TrainingJobName']}: {status}, {steps.words(job)}, {committed}, generation "
+        f"{job['Generation']}{incidents}{reason}"
+    )
 
 
 def incident_line(incident: Json) -> str:

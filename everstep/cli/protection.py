@@ -29,7 +29,12 @@ def describe(service: Service, name: JobName) -> Shown:
         ("committed", moment(protection.get("CommittedAt"))),
         ("copies", protection["Copies"]),
         ("memory survives", _odds(protection["RecoveryOdds"])),
-        ("last checkpoint", f"step {checkpoint['Step']}, {size(checkpoint['Bytes'])}, {moment(checkpoint['CompletedAt'])}" if checkpoint else "none"),
+        (
+            "last checkpoint",
+            f"step {checkpoint['Step']}, {size(checkpoint['Bytes'])}, {moment(checkpoint['CompletedAt'])}"
+            if checkpoint
+            else "none",
+        ),
     ]
     columns: Columns = {
         "RANK": "Rank",

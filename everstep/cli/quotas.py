@@ -24,7 +24,9 @@ def list_quotas(service: Service, pages: Pages) -> Shown:
         "JOBS": lambda quota: str(quota.get("MaxJobCount", "any")),
         "SOURCES": lambda quota: size(quota["MaxSourceBytes"]) if "MaxSourceBytes" in quota else "any",
         "PRIORITY": lambda quota: str(quota["MaxPriority"]),
-        "MAY NAME": lambda quota: ", ".join((*quota["AllowedRoleArns"], *quota["AllowedSecrets"], *quota["AllowedData"])) or "-",
+        "MAY NAME": lambda quota: (
+            ", ".join((*quota["AllowedRoleArns"], *quota["AllowedSecrets"], *quota["AllowedData"])) or "-"
+        ),
     }
     return Shown(answer, Rows(answer["Quotas"], columns, empty="No project has a quota."))
 
@@ -33,14 +35,27 @@ def list_quotas(service: Service, pages: Pages) -> Shown:
 def set_quota(
     service: Service,
     project: Project,
-    max_node_count: Annotated[int | None, typer.Option(min=0, help="Nodes of each fleet that all its jobs may hold; no limit unless said.")] = None,
-    max_job_count: Annotated[int | None, typer.Option(min=0, help="Jobs that have not ended; no limit unless said.")] = None,
-    max_source_bytes: Annotated[int | None, typer.Option(min=0, help="What its source archives may take together; no limit unless said.")] = None,
+    max_node_count: Annotated[
+        int | None, typer.Option(min=0, help="Nodes of each fleet that all its jobs may hold; no limit unless said.")
+    ] = None,
+    max_job_count: Annotated[
+        int | None, typer.Option(min=0, help="Jobs that have not ended; no limit unless said.")
+    ] = None,
+    max_source_bytes: Annotated[
+        int | None, typer.Option(min=0, help="What its source archives may take together; no limit unless said.")
+    ] = None,
     max_priority: Annotated[int, typer.Option(help="The highest priority that its submitters may set.")] = 0,
-    allow_role: Annotated[list[str] | None, typer.Option(help="ARN of a role that its submitters may name; may be repeated, and end with *.")] = None,
-    allow_secret: Annotated[list[str] | None, typer.Option(help="Secret that they may name without a role; may be repeated, and end with *.")] = None,
+    allow_role: Annotated[
+        list[str] | None,
+        typer.Option(help="ARN of a role that its submitters may name; may be repeated, and end with *."),
+    ] = None,
+    allow_secret: Annotated[
+        list[str] | None,
+        typer.Option(help="Secret that they may name without a role; may be repeated, and end with *."),
+    ] = None,
     allow_data: Annotated[
-        list[str] | None, typer.Option(help="S3 URI (without a role) or directory that they may read; may be repeated, and end with *.")
+        list[str] | None,
+        typer.Option(help="S3 URI (without a role) or directory that they may read; may be repeated, and end with *."),
     ] = None,
 ) -> Shown:
     """Set a project's quota, in place of the one that it had: what is left out is not allowed, or has no limit."""

@@ -1,4 +1,6 @@
-"""What a person wants to submit, put together: a file, changes of it, and options. `jobs submit` and `jobs diff` read it.
+"""What a person wants to submit, put together: a file, changes of it, and options.
+
+`jobs submit` and `jobs diff` read it.
 
 The file says what the API says, in its words, as YAML or as JSON; `-` is stdin:
 
@@ -8,9 +10,11 @@ The file says what the API says, in its words, as YAML or as JSON; `-` is stdin:
     NodeCount: 4
     HyperParameters: {lr: 1e-3}     # taken as it is written: values are text
 
-It is what the AWS CLI's `--cli-input-json` takes for CreateTrainingJob, and a directory besides; there is no second option for it.
+It is what the AWS CLI's `--cli-input-json` takes for CreateTrainingJob, and a directory besides; there is no second
+option for it.
 
-Invariant: what is wrong with a field is said by the client, in the service's words; here only what cannot be sent at all is refused.
+Invariant: what is wrong with a field is said by the client, in the service's words; here only what cannot be sent at
+all is refused.
 """
 
 from __future__ import annotations
@@ -82,7 +86,10 @@ def changed(request: Request, changes: Sequence[str]) -> Request:
         path, equals, text = change.partition("=")
         names = path.split(".", 1) if path.split(".", 1)[0] in TEXTS else path.split(".")
         if not equals or not all(names):
-            raise ConfigurationError(f"--set {change!r} is not of the form Field=value, as --set NodeCount=8 or --set HyperParameters.lr=1e-3.")
+            raise ConfigurationError(
+                f"--set {change!r} is not of the form Field=value, as --set NodeCount=8 or --set "
+                "HyperParameters.lr=1e-3."
+            )
         value: Any = text if names[0] in TEXTS and len(names) > 1 else _parsed(text, f"--set {path}")
         for name in reversed(names):
             value = {name: value}
@@ -100,7 +107,9 @@ def texts_of(job: Mapping[str, Any], changes: Sequence[str]) -> Request:
     Returns:
         A request to change.
     """
-    return {name: job[name] for name in TEXTS if name in job and any(change.startswith(f"{name}.") for change in changes)}
+    return {
+        name: job[name] for name in TEXTS if name in job and any(change.startswith(f"{name}.") for change in changes)
+    }
 
 
 def joined(below: Mapping[str, Any], above: Mapping[str, Any]) -> Request:
@@ -122,7 +131,11 @@ def channels(below: Any, given: Mapping[str, str]) -> list[Any]:
     Returns:
         InputDataConfig.
     """
-    others = [each for each in below if not (isinstance(each, dict) and each.get("ChannelName") in given)] if isinstance(below, list) else []
+    others = (
+        [each for each in below if not (isinstance(each, dict) and each.get("ChannelName") in given)]
+        if isinstance(below, list)
+        else []
+    )
     return others + [{"ChannelName": name, "DataSource": _data_source(where)} for name, where in given.items()]
 
 
@@ -145,7 +158,10 @@ def named(request: Request, *, now: datetime | None = None, token: str | None = 
     """
     if request.get("TrainingJobName"):
         return request
-    stem = re.sub(r"[^A-Za-z0-9]+", "-", Path(str(request.get("EntryPoint", "job"))).stem).strip("-")[:32].strip("-") or "job"
+    stem = (
+        re.sub(r"[^A-Za-z0-9]+", "-", Path(str(request.get("EntryPoint", "job"))).stem).strip("-")[:32].strip("-")
+        or "job"
+    )
     import secrets  # no --help needs them
 
     when = (now or datetime.now(UTC)).strftime("%Y%m%d-%H%M%S")
@@ -188,7 +204,9 @@ def difference(job: Mapping[str, Any], wanted: Request) -> Request:
 def _is_so(job: Mapping[str, Any], there: Mapping[str, Any], key: str, asked: Any) -> bool:
     if key in _LIMITS and not asked:
         return key not in there
-    placed = f"{asked.rstrip('/')}/{_PLACES[key].format_map(job)}" if key in _PLACES and isinstance(asked, str) else asked
+    placed = (
+        f"{asked.rstrip('/')}/{_PLACES[key].format_map(job)}" if key in _PLACES and isinstance(asked, str) else asked
+    )
     return there.get(key) in (asked, placed)
 
 
@@ -205,8 +223,15 @@ def lines(job: Mapping[str, Any], different: Request) -> list[dict[str, str]]:
     rows = []
     for name, value in different.items():
         inner = isinstance(value, dict) and name not in TEXTS
-        pairs = [(f"{name}.{key}", job.get(name, {}).get(key), each) for key, each in value.items()] if inner else [(name, job.get(name), value)]
-        rows += [{"Field": path, "Before": "" if before is None else str(before), "After": str(after)} for path, before, after in pairs]
+        pairs = (
+            [(f"{name}.{key}", job.get(name, {}).get(key), each) for key, each in value.items()]
+            if inner
+            else [(name, job.get(name), value)]
+        )
+        rows += [
+            {"Field": path, "Before": "" if before is None else str(before), "After": str(after)}
+            for path, before, after in pairs
+        ]
     return rows
 
 
@@ -221,7 +246,10 @@ def _parsed(text: str, where: str) -> Any:
 
 
 def _of_json(text: str) -> tuple[Any, Any]:
-    """Return what JSON says, and the same with each scalar as the text that it is written as. YAML as PyYAML reads it is no superset: 1e-3, tabs."""
+    """Return what JSON says, and the same with each scalar as the text that it is written as.
+
+    YAML as PyYAML reads it is no superset: 1e-3, tabs.
+    """
 
     def refused(constant: str) -> Any:
         raise ValueError(constant)

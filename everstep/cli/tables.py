@@ -1,7 +1,7 @@
 """How a table fits a terminal: which columns are printed, and how wide each is. Pure.
 
-A cell is one line. An id or a name is never cut, because people copy it. Where the terminal is too narrow, `Prose` columns
-are cut first, then `Detail` columns are left out, the last one first.
+A cell is one line. An id or a name is never cut, because people copy it. Where the terminal is too narrow, `Prose`
+columns are cut first, then `Detail` columns are left out, the last one first.
 
 Invariant: the lines of a table are at most as wide as the terminal, unless the columns that are never cut need more.
 """
@@ -70,7 +70,10 @@ def widths(cells: Sequence[Sequence[str]], columns: Columns, width: int | None) 
     Returns:
         By the column's number, its width in terminal columns. Columns that are left out are missing.
     """
-    natural = {number: max(cell_len(heading), *(cell_len(row[number]) for row in cells)) for number, heading in enumerate(columns)}
+    natural = {
+        number: max(cell_len(heading), *(cell_len(row[number]) for row in cells))
+        for number, heading in enumerate(columns)
+    }
     if width is None:
         return natural
     kinds = list(columns.values())

@@ -1,10 +1,11 @@
 """Text of other people, made safe for the terminal of whoever reads it. Pure.
 
-Jobs choose what they print, what they call themselves and why they failed. A terminal obeys control sequences in such text: OSC 52 writes the
-clipboard, others move the cursor, retitle the window or answer as if the reader had typed. Only colors (SGR) pass.
+Jobs choose what they print, what they call themselves and why they failed. A terminal obeys control sequences in such
+text: OSC 52 writes the clipboard, others move the cursor, retitle the window or answer as if the reader had typed. Only
+colors (SGR) pass.
 
-Invariant: in what these functions return, the only control characters are newline, tab and those of complete SGR sequences.
-Source: ECMA-48; xterm control sequences.
+Invariant: in what these functions return, the only control characters are newline, tab and those of complete SGR
+sequences. Source: ECMA-48; xterm control sequences.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _RESET: Final = "\x1b[0m"
 def safe(text: str) -> str:
     """Return text that a terminal shows and does not obey, with its colors.
 
-    Called for all text of a job that is printed as lines. One pass over the text: what is left of a removed sequence never forms a new one.
+    Called for all text of a job that is printed as lines. One pass over the text: what is left of a removed sequence
+    never forms a new one.
 
     Args:
         text: of a job, a user or an instance.

@@ -24,14 +24,23 @@ class Role(StrEnum):
 @command(app)
 def create(
     service: Service,
-    role: Annotated[Role, typer.Option(help="viewer reads, submitter also runs jobs, admin does everything in every project.")],
-    project: Annotated[str | None, typer.Option(help="The only project that it opens; every project unless said.")] = None,
+    role: Annotated[
+        Role, typer.Option(help="viewer reads, submitter also runs jobs, admin does everything in every project.")
+    ],
+    project: Annotated[
+        str | None, typer.Option(help="The only project that it opens; every project unless said.")
+    ] = None,
     description: Annotated[str, typer.Option(help="Whose it is, or what for.")] = "",
     expires_in_seconds: Annotated[int | None, typer.Option(min=60, help="It does not expire unless said.")] = None,
 ) -> Shown:
     """Make a token. It is printed once and known nowhere else."""
-    made = service.create_token(Role=role.value, Description=description, **without_none(Project=project, ExpiresInSeconds=expires_in_seconds))
-    note = f"It is shown this once. Its id is {made['Token']['TokenId']}; everstep configure writes it down, everstep tokens revoke ends it."
+    made = service.create_token(
+        Role=role.value, Description=description, **without_none(Project=project, ExpiresInSeconds=expires_in_seconds)
+    )
+    note = (
+        f"It is shown this once. Its id is {made['Token']['TokenId']}; everstep configure writes it down, "
+        "everstep tokens revoke ends it."
+    )
     return Shown(made, made["Secret"], note)
 
 
@@ -56,8 +65,12 @@ def list_tokens(
     return Shown(answer, Rows(answer["Tokens"], columns, empty="No tokens."))
 
 
-@command(app, asks=lambda given: f"End the token {given['token_id']} for all who use it? It cannot be made valid again.")
-def revoke(service: Service, token_id: Annotated[str, typer.Argument(help="Id of the token, as tokens list shows it.")]) -> Shown:
+@command(
+    app, asks=lambda given: f"End the token {given['token_id']} for all who use it? It cannot be made valid again."
+)
+def revoke(
+    service: Service, token_id: Annotated[str, typer.Argument(help="Id of the token, as tokens list shows it.")]
+) -> Shown:
     """End a token at once: for requests, for browsers signed in with it, and for answers that still go on."""
     token = service.revoke_token(TokenId=token_id)
     return Shown(token, f"{token_id} is revoked since {moment(token.get('RevocationTime'))}")

@@ -1,6 +1,7 @@
 """`jobs top` on a terminal: the board, drawn again whenever something happens, and every two seconds.
 
-An event makes it look at once; how far training is, no event tells. Invariant: trouble with the service is shown and not an end: it looks again.
+An event makes it look at once; how far training is, no event tells. Invariant: trouble with the service is shown and
+not an end: it looks again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def jobs_under_way(service: Any, name: str | None) -> list[Json]:
     if name is not None:
         return [service.describe_training_job(TrainingJobName=name)]
     found = [
-        job for status in ("InProgress", "Stopping") for job in Pages().of(service, "list_training_jobs", StatusEquals=status)["TrainingJobSummaries"]
+        job
+        for status in ("InProgress", "Stopping")
+        for job in Pages().of(service, "list_training_jobs", StatusEquals=status)["TrainingJobSummaries"]
     ]
     return sorted(found, key=lambda job: job["CreationTime"], reverse=True)
 
@@ -57,7 +60,9 @@ def live(service: Any, name: str | None, console: Console) -> None:
             drawn.update(board.picture(seen, now, console.width), refresh=True)
 
 
-def boards(service: Any, name: str | None, *, wait: Wait, now: Callable[[], datetime]) -> Iterator[tuple[board.Board, datetime]]:
+def boards(
+    service: Any, name: str | None, *, wait: Wait, now: Callable[[], datetime]
+) -> Iterator[tuple[board.Board, datetime]]:
     """Yield the board after each look, without an end.
 
     Args:

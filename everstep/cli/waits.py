@@ -1,4 +1,7 @@
-"""`everstep wait …`: until something is so. One command for each waiter of the service model; boto3 and the AWS CLI have the same."""
+"""`everstep wait …`: until something is so.
+
+One command for each waiter of the service model; boto3 and the AWS CLI have the same.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,18 @@ def _add(waiter: str, settings: Json) -> None:
         service: Service,
         name: Annotated[str, typer.Argument(help="Name of what is waited for.")],
         delay: Annotated[int, typer.Option(min=1, help="Seconds between two looks.")] = settings["delay"],
-        max_attempts: Annotated[int, typer.Option(min=1, help="Looks, before it has taken too long.")] = settings["maxAttempts"],
+        max_attempts: Annotated[int, typer.Option(min=1, help="Looks, before it has taken too long.")] = settings[
+            "maxAttempts"
+        ],
     ) -> Shown:
         asked = {argument: name}
         any_service: Any = service
         with Progress(service, name) as progress:
             if settings["operation"] == "DescribeTrainingJob":
                 _show_looks(any_service, progress)
-            any_service.get_waiter(_words(waiter, "_")).wait(**asked, WaiterConfig={"Delay": delay, "MaxAttempts": max_attempts})
+            any_service.get_waiter(_words(waiter, "_")).wait(
+                **asked, WaiterConfig={"Delay": delay, "MaxAttempts": max_attempts}
+            )
         answer: Json = getattr(service, _words(settings["operation"], "_"))(**asked)
         return Shown(answer, f"{name}: {_words(waiter.removeprefix('TrainingJob'), ' ')}")
 

@@ -1,7 +1,8 @@
 """Between an agent and the control plane, over one websocket that the agent opens; level-triggered both ways.
 
-The agent sends `AgentReport`, its whole state, on every change and at least every `lease_seconds / 3`; the newest replaces all before it. The
-control plane sends commands that are idempotent: it repeats one until a report shows its effect. Nothing else is acknowledged.
+The agent sends `AgentReport`, its whole state, on every change and at least every `lease_seconds / 3`; the newest
+replaces all before it. The control plane sends commands that are idempotent: it repeats one until a report shows its
+effect. Nothing else is acknowledged.
 
     agent                                     control plane
     Hello (join token or session token in the HTTP request's Authorization)
@@ -67,9 +68,10 @@ class MemberPhase(StrEnum):
 class ExitClass(StrEnum):
     """What a rank's exit means.
 
-    SUCCESS: code 0. ERROR: a code of its own, an exception in the script. KILLED: a signal that somebody sent. CRASHED: a signal that the program
-    caused (SEGV, BUS, ABRT, ILL, FPE). OUT_OF_MEMORY: the kernel killed the rank for lack of memory, or the rank's last exception is one of lack of
-    memory; `RankExit.memory` holds the evidence. HALTED: stopped by the agent because the generation was over.
+    SUCCESS: code 0. ERROR: a code of its own, an exception in the script. KILLED: a signal that somebody sent. CRASHED:
+    a signal that the program caused (SEGV, BUS, ABRT, ILL, FPE). OUT_OF_MEMORY: the kernel killed the rank for lack of
+    memory, or the rank's last exception is one of lack of memory; `RankExit.memory` holds the evidence. HALTED: stopped
+    by the agent because the generation was over.
     """
 
     SUCCESS = "success"
@@ -90,8 +92,9 @@ class MemoryKind(StrEnum):
 class MemorySource(StrEnum):
     """What says that a rank ran out of memory.
 
-    KERNEL_LOG: the kernel logged that it killed this process. CGROUP: the kill counter of the rank's memory cgroup rose. NODE: only the node's kill
-    counter rose, so the killed process may be another one. EXCEPTION: the rank's own last exception.
+    KERNEL_LOG: the kernel logged that it killed this process. CGROUP: the kill counter of the rank's memory cgroup
+    rose. NODE: only the node's kill counter rose, so the killed process may be another one. EXCEPTION: the rank's own
+    last exception.
     """
 
     KERNEL_LOG = "kernel_log"
@@ -101,7 +104,10 @@ class MemorySource(StrEnum):
 
 
 class MemoryEnd(Message, frozen=True):
-    """The evidence that a rank ran out of memory, with the last figures from before its end. Sizes are bytes; None: not measured."""
+    """The evidence that a rank ran out of memory, with the last figures from before its end.
+
+    Sizes are bytes; None: not measured.
+    """
 
     source: MemorySource
     kind: MemoryKind
@@ -157,7 +163,10 @@ class RankStacks(Message, frozen=True):
     number: int
     """Of the `TakeStacks` that it answers."""
     text: str
-    """Python stacks, the main thread's first, innermost frame first; at most 8 KiB. Empty when they could not be read."""
+    """Python stacks, the main thread's first, innermost frame first; at most 8 KiB.
+
+    Empty when they could not be read.
+    """
     same_seconds: float
     """For how long these very stacks have been found by every look of this agent; 0 at its first."""
     cpu_seconds: float
@@ -225,7 +234,10 @@ class MetricPoint(Message, frozen=True):
 
 
 class MetricBatch(Message, frozen=True):
-    """Values of one run that the control plane has not said to have stored. An agent counts all that its ranks log, from 0, lost ones included."""
+    """Values of one run that the control plane has not said to have stored.
+
+    An agent counts all that its ranks log, from 0, lost ones included.
+    """
 
     run: RunId
     first_number: int
@@ -240,13 +252,14 @@ by its driver takes seconds."""
 class FaultCode(StrEnum):
     """Codes of a `NodeFault` that more than one place speaks of; there are others, and a newer agent may have more.
 
-    Of a job's member. SOURCE_MISMATCH: what should have been loaded is not what the plan says, wherever it was looked for. SOURCE_UNAVAILABLE: a
-    shard was not to be had, and at least one place was out of reach. MEMORY_FULL: there was no room for a shard or a rank's pages. ROLE_UNAVAILABLE:
-    there are no keys of the job's role. RANKS_NOT_GONE: processes of an older generation will not end. COORDINATOR_UNREACHABLE: it takes no part in
-    the rounds.
+    Of a job's member. SOURCE_MISMATCH: what should have been loaded is not what the plan says, wherever it was looked
+    for. SOURCE_UNAVAILABLE: a shard was not to be had, and at least one place was out of reach. MEMORY_FULL: there was
+    no room for a shard or a rank's pages. ROLE_UNAVAILABLE: there are no keys of the job's role. RANKS_NOT_GONE:
+    processes of an older generation will not end. COORDINATOR_UNREACHABLE: it takes no part in the rounds.
 
-    Of a node's devices (docs/reference/metrics.md#node-faults). GPU_XID, GPU_ECC, GPU_LOST, GPU_THROTTLED, GPU_SILENT: of a GPU or its driver.
-    NIC_DOWN, NIC_ERRORS: of a network card. DISK_FULL, DISK_READ_ONLY, DISK_SILENT: of a volume. MEMORY_LOW, MEMORY_KILLED: of the node's memory.
+    Of a node's devices (docs/reference/metrics.md#node-faults). GPU_XID, GPU_ECC, GPU_LOST, GPU_THROTTLED, GPU_SILENT:
+    of a GPU or its driver. NIC_DOWN, NIC_ERRORS: of a network card. DISK_FULL, DISK_READ_ONLY, DISK_SILENT: of a
+    volume. MEMORY_LOW, MEMORY_KILLED: of the node's memory.
     """
 
     SOURCE_MISMATCH = "source_mismatch"
@@ -288,8 +301,9 @@ class NodeFault(Message, frozen=True):
 class NoticeKind(StrEnum):
     """What AWS has announced for an instance.
 
-    SPOT_INTERRUPTION: taken back in two minutes. REBALANCE: more likely than others to be interrupted soon. MAINTENANCE: a scheduled event: reboot,
-    retirement, stop. CAPACITY_BLOCK_END: its reservation ends. TERMINATING: its group ends it; a lifecycle hook holds it until this is answered.
+    SPOT_INTERRUPTION: taken back in two minutes. REBALANCE: more likely than others to be interrupted soon.
+    MAINTENANCE: a scheduled event: reboot, retirement, stop. CAPACITY_BLOCK_END: its reservation ends. TERMINATING: its
+    group ends it; a lifecycle hook holds it until this is answered.
     """
 
     SPOT_INTERRUPTION = "spot_interruption"
@@ -321,8 +335,8 @@ class EndedRanks(Message, frozen=True):
 class PageCommit(Message, frozen=True):
     """The newest committed step (C) on a node's rank pages of one generation.
 
-    An agent writes C to the pages before it acts on C, and the pages survive the agent. The control plane counts a C only if it is on the path of the
-    newest started generation: an abandoned branch has commits, too.
+    An agent writes C to the pages before it acts on C, and the pages survive the agent. The control plane counts a C
+    only if it is on the path of the newest started generation: an abandoned branch has commits, too.
     """
 
     generation: Generation
@@ -363,7 +377,10 @@ class MemberReport(Message, frozen=True):
     target: Step = Step(0)
     """Steps finished when the script will be done, as its ranks say; 0: they have not."""
     measured: dict[str, float] = msgspec.field(default_factory=dict)
-    """What was measured last on this node, by the name of its metric: means of some seconds. Empty until an iteration has ended."""
+    """What was measured last on this node, by the name of its metric: means of some seconds.
+
+    Empty until an iteration has ended.
+    """
 
 
 class RankMemory(Message, frozen=True):
@@ -407,7 +424,10 @@ class AgentReport(Message, frozen=True):
     evidence_key: str = ""
     """Below which key of the object store the node's own log lies, once `KeepEvidence` asked for it."""
     is_warm: bool = True
-    """Ranks start without importing first, or there is nothing to import. False while that is being preloaded, and where it could not be."""
+    """Ranks start without importing first, or there is nothing to import.
+
+    False while that is being preloaded, and where it could not be.
+    """
     exposure: str = ""
     """What a job's code can get at here that is not the job's, in a sentence: the agent's files, the instance's metadata; empty: neither."""
     sources: tuple[str, ...] = ()
@@ -440,7 +460,10 @@ class AgentWelcome(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """Promise this generation: end the ranks, close the streams of all below it, and list the slots. Repeated until the report shows it."""
+    """Promise this generation: end the ranks, close the streams of all below it, and list the slots.
+
+    Repeated until the report shows it.
+    """
 
     job: JobName
     run: RunId
@@ -483,7 +506,10 @@ class HaltRanks(Message, frozen=True):
 
 
 class TakeCheckpoint(Message, frozen=True):
-    """To the coordinator's agent: have the next commit of `step` or a later one uploaded. Repeated until there is such a checkpoint."""
+    """To the coordinator's agent: have the next commit of `step` or a later one uploaded.
+
+    Repeated until there is such a checkpoint.
+    """
 
     job: JobName
     run: RunId
@@ -492,7 +518,10 @@ class TakeCheckpoint(Message, frozen=True):
 
 
 class TakeStacks(Message, frozen=True):
-    """Look what every rank is doing, without touching it. A number that was taken before is shown again, a higher one is a new look."""
+    """Look what every rank is doing, without touching it.
+
+    A number that was taken before is shown again, a higher one is a new look.
+    """
 
     job: JobName
     run: RunId
@@ -501,7 +530,10 @@ class TakeStacks(Message, frozen=True):
 
 
 class KillForDrill(Message, frozen=True):
-    """Kill a rank of this generation, or the agent itself: a person asked for a drill. Sent once; one that is late is not for this generation."""
+    """Kill a rank of this generation, or the agent itself: a person asked for a drill.
+
+    Sent once; one that is late is not for this generation.
+    """
 
     run: RunId
     generation: Generation
@@ -517,7 +549,10 @@ class Release(Message, frozen=True):
 
 
 class KeepEvidence(Message, frozen=True):
-    """Put what this node alone can tell of itself into the object store: a person is to look at it. Repeated until the report names the key."""
+    """Put what this node alone can tell of itself into the object store: a person is to look at it.
+
+    Repeated until the report names the key.
+    """
 
     place: ObjectReference
     """The key ends with a slash; the node adds `agent.log` and `shim.log`."""
@@ -532,13 +567,19 @@ class KeepSources(Message, frozen=True):
 
 
 class SendLines(Message, frozen=True):
-    """Send what the ranks of this run print, as they print it, for `SEND_LINES_SECONDS` from now; somebody follows it. At first the newest lines."""
+    """Send what the ranks of this run print, as they print it, for `SEND_LINES_SECONDS` from now; somebody follows it.
+
+    At first the newest lines.
+    """
 
     run: RunId
 
 
 class LogLines(Message, frozen=True):
-    """What the ranks of a node have printed. Not acknowledged: who misses some finds them in the object store within `FLUSH_SECONDS`."""
+    """What the ranks of a node have printed.
+
+    Not acknowledged: who misses some finds them in the object store within `FLUSH_SECONDS`.
+    """
 
     run: RunId
     generation: Generation
@@ -548,7 +589,10 @@ class LogLines(Message, frozen=True):
 
 
 class RunCommand(Message, frozen=True):
-    """Run a program beside a rank and say what came of it. Sent once: an id that was run already is not run again, it is answered again."""
+    """Run a program beside a rank and say what came of it.
+
+    Sent once: an id that was run already is not run again, it is answered again.
+    """
 
     run: RunId
     generation: Generation
@@ -566,7 +610,10 @@ class CommandEnded(Message, frozen=True):
 
     command_id: str
     exit_code: int | None = None
-    """None: it did not end by itself. As a shell says it: 127 for a program that is not there, 128 and the signal's number."""
+    """None: it did not end by itself.
+
+    As a shell says it: 127 for a program that is not there, 128 and the signal's number.
+    """
     stdout: bytes = b""
     stderr: bytes = b""
     """The first `MAX_COMMAND_OUTPUT_BYTES` of each."""

@@ -12,9 +12,11 @@
     content-type, host, x-amz-date, x-amz-security-token, x-everstep-nonce, x-everstep-server-id       all of them signed
     Action=GetCallerIdentity&Version=2011-06-15
 
-Who holds such a signature can do nothing with it but ask STS whose it is, and show it to the one server that it names, once, within a minute.
+Who holds such a signature can do nothing with it but ask STS whose it is, and show it to the one server that it names,
+once, within a minute.
 
-Invariant: method, host, path, body and the names of the signed headers are constants of this module, never anything that was received.
+Invariant: method, host, path, body and the names of the signed headers are constants of this module, never anything
+that was received.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@
 
 On a byte stream each message is preceded by its length as an unsigned 32-bit big-endian integer.
 
-Invariant: `decode` returns a value of the given union or raises a `ProtocolError`; it never returns a partly checked value.
+Invariant: `decode` returns a value of the given union or raises a `ProtocolError`; it never returns a partly checked
+value.
 """
 
 from __future__ import annotations
@@ -56,10 +57,13 @@ def encode(message: Message) -> bytes:
 
 
 def resolve(kind: object) -> msgspec.msgpack.Decoder[object]:
-    """Let msgspec read the annotations of a type, once. Called when a module is imported, for every type that it gives to `msgspec.convert`.
+    """Let msgspec read the annotations of a type, once.
 
-    msgspec reads a class at its first use, and lets other threads see it before it is complete: two first uses at once crash the process (seen as a
-    fault at address 0 in its `_core`). So decoders are made, and converted types resolved, when modules are imported (`tests/tidy/test_decoders.py`).
+    Called when a module is imported, for every type that it gives to `msgspec.convert`.
+
+    msgspec reads a class at its first use, and lets other threads see it before it is complete: two first uses at once
+    crash the process (seen as a fault at address 0 in its `_core`). So decoders are made, and converted types resolved,
+    when modules are imported (`tests/tidy/test_decoders.py`).
 
     Args:
         kind: a message class, a dataclass, or a union of such.
@@ -99,7 +103,11 @@ def decode(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
     decoder = _decoders.get(kind) or resolve(kind)
     try:
         return decoder.decode(memoryview(data)[_VERSION.size :])  # type: ignore[return-value]
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:  # the last: a key that is no text
+    except (
+        msgspec.ValidationError,
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+    ) as error:  # the last: a key that is no text
         raise MalformedMessage(str(error)) from error
 
 

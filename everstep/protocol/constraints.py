@@ -106,7 +106,11 @@ def unknown(field: str) -> str:
     instead = SAGEMAKER_FIELDS.get(re.sub(r"\[\d+\]", "", field))
     if field in FIXED_FIELDS:
         return "is not a field of this request; of a training job it is set at creation and cannot be changed"
-    return "is not a field of this request" if instead is None else f"is a field of SageMaker's that Everstep does not have; {instead}"
+    return (
+        "is not a field of this request"
+        if instead is None
+        else f"is a field of SageMaker's that Everstep does not have; {instead}"
+    )
 
 
 def wrong_type(kind: str, given: object) -> str:
@@ -163,7 +167,9 @@ def told(fields: Sequence[tuple[str, str]]) -> str:
     Returns:
         One sentence.
     """
-    return "The request is not valid: " + "; ".join(f"{field}: {message}" if field else message for field, message in fields)
+    return "The request is not valid: " + "; ".join(
+        f"{field}: {message}" if field else message for field, message in fields
+    )
 
 
 def path_of(parts: Sequence[str | int]) -> str:

@@ -1,7 +1,7 @@
 """Bytes of one element of each of torch's dtypes, by the name that torch prints without `torch.`.
 
-The agent checks tensors that it never loads, without torch; a test holds this table against torch's own. Dtypes that pack several values into a
-byte have a byte as their element, as in torch.
+The agent checks tensors that it never loads, without torch; a test holds this table against torch's own. Dtypes that
+pack several values into a byte have a byte as their element, as in torch.
 """
 
 from __future__ import annotations
@@ -19,4 +19,6 @@ _NAMES_BY_BYTES = {
     8: "float64 int64 uint64 complex64",
     16: "complex128",
 }
-ITEM_BYTES: Mapping[str, int] = {name: item_bytes for item_bytes, names in _NAMES_BY_BYTES.items() for name in names.split()}
+ITEM_BYTES: Mapping[str, int] = {
+    name: item_bytes for item_bytes, names in _NAMES_BY_BYTES.items() for name in names.split()
+}

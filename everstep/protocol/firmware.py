@@ -1,7 +1,7 @@
 """What this machine's firmware says of it: the one rule by which an EC2 instance is known.
 
-Invariant: a file of the kernel is read, readable by everybody; nobody is asked, for elsewhere anybody may answer at a link-local address.
-Source: Amazon EC2 User Guide, `Detect whether a host is an EC2 instance`.
+Invariant: a file of the kernel is read, readable by everybody; nobody is asked, for elsewhere anybody may answer at a
+link-local address. Source: Amazon EC2 User Guide, `Detect whether a host is an EC2 instance`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,10 @@ NodeId = NewType("NodeId", str)
 Rank = NewType("Rank", int)
 Generation = NewType("Generation", int)
 Step = NewType("Step", int)
-"""Optimizer steps finished: step k is the state after the k-th step. Step 0 is the state that the script itself builds."""
+"""Optimizer steps finished: step k is the state after the k-th step.
+
+Step 0 is the state that the script itself builds.
+"""
 FIRST_STEP = Step(0)
 
 NAME_PATTERN = r"^[a-zA-Z0-9](?:-?[a-zA-Z0-9]){0,62}$"

@@ -53,9 +53,13 @@ class LocalKeys:
                 content = json.loads(opened.read())
             keys = cls(access_key_id=content["AccessKeyId"], secret_access_key=content["SecretAccessKey"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UnusableKeys(f"{file} has no access key of a local cloud ({type(error).__name__}): run everstep local up") from error
+            raise UnusableKeys(
+                f"{file} has no access key of a local cloud ({type(error).__name__}): run everstep local up"
+            ) from error
         if status.st_uid != os.geteuid() or status.st_mode & PRIVATE:
-            raise UnusableKeys(f"{file} must belong to this user with mode 0600, not mode {status.st_mode & 0o777:04o}: chmod 600 it")
+            raise UnusableKeys(
+                f"{file} must belong to this user with mode 0600, not mode {status.st_mode & 0o777:04o}: chmod 600 it"
+            )
         return keys
 
     def encoded(self) -> bytes:

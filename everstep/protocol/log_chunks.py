@@ -7,11 +7,13 @@
     {"t":1763672500123,"r":0,"s":"stdout","m":"…","b":9135}   a line: time in ms, rank, stream, text, where it ends in its stream
     {"t":1763672590001,"r":-1,"s":"end","m":"","b":0}         the last line of a node that has shipped everything
 
-A node numbers its lines of a generation 0, 1, 2 …, whatever rank they are of; so one number says how far somebody has read a node. A chunk grows
-until it is long or old enough and is stored again each time; what was stored of it never changes.
+A node numbers its lines of a generation 0, 1, 2 …, whatever rank they are of; so one number says how far somebody has
+read a node. A chunk grows until it is long or old enough and is stored again each time; what was stored of it never
+changes.
 
-A tail has the node's newest lines. Chunks may have some or all of them: a holder stores a tail whenever the generation ends, for the
-node may be lost. Readers take from tails what the chunks of a lost node lack. Lines between the two are lost.
+A tail has the node's newest lines. Chunks may have some or all of them: a holder stores a tail whenever the generation
+ends, for the node may be lost. Readers take from tails what the chunks of a lost node lack. Lines between the two are
+lost.
 
 Invariant: times of one node and generation never decrease; a line number means the same line for ever.
 """

@@ -21,7 +21,10 @@ from typing import Final, Literal
 LogFormat = Literal["text", "json"]
 LOG_FORMATS: Final[tuple[LogFormat, ...]] = ("text", "json")
 
-_ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {0x2028: "\\u2028", 0x2029: "\\u2029"}
+_ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
+    0x2028: "\\u2028",
+    0x2029: "\\u2029",
+}
 """Control characters, and what Unicode calls the end of a line."""
 
 _about: ContextVar[Mapping[str, object]] = ContextVar("_about", default={})  # noqa: B039  # a mapping that nobody can change through its type
@@ -49,7 +52,11 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record. Called by `logging`, in any thread."""
-        first, *more = super().format(record).split("\n") if record.exc_info or record.stack_info else [_escaped(super().format(record))]
+        first, *more = (
+            super().format(record).split("\n")
+            if record.exc_info or record.stack_info
+            else [_escaped(super().format(record))]
+        )
         return "\n".join([_escaped(first), *(f"    {_escaped(line)}" for line in more)])
 
 

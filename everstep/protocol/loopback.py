@@ -1,6 +1,7 @@
 """Whether an address is this machine: the rule that local mode and unencrypted tokens rest on, one for all who must judge alike.
 
-Invariant: only an address itself counts. Names are not resolved and not trusted, but for `localhost`; what cannot be read is elsewhere.
+Invariant: only an address itself counts. Names are not resolved and not trusted, but for `localhost`; what cannot be
+read is elsewhere.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""The manifest of a checkpoint: what makes a set of shard objects in S3 one complete checkpoint. Written last, by the control plane.
+"""The manifest of a checkpoint: what makes a set of shard objects in S3 one complete checkpoint.
+
+Written last, by the control plane.
 
 Keys, below the job's checkpoint prefix:
 
     run=<run>/gen=<g>/step=<k>/<upload id>/rank=<r>.safetensors
     run=<run>/gen=<g>/step=<k>/manifest.json
 
-Invariant: an object without a manifest that names it is garbage; a manifest names only objects that were complete before it was written.
+Invariant: an object without a manifest that names it is garbage; a manifest names only objects that were complete
+before it was written.
 """
 
 from __future__ import annotations
@@ -66,7 +69,11 @@ def decode_manifest(data: bytes) -> CheckpointManifest:
     """
     try:
         manifest = _MANIFEST.decode(data)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:  # the last: a key that is no text
+    except (
+        msgspec.ValidationError,
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+    ) as error:  # the last: a key that is no text
         raise MalformedMessage(f"not a checkpoint manifest: {error}") from error
     if manifest.version != 1:
         raise UnknownVersion(f"a checkpoint manifest of version {manifest.version}")

@@ -1,6 +1,7 @@
 """Pages of a mapping, given before they are used: the first touch of a page costs twelve times its copy.
 
-Invariant: what lies on the pages stays as it is. A kernel that does not know a request leaves the work to the first touch.
+Invariant: what lies on the pages stays as it is. A kernel that does not know a request leaves the work to the first
+touch.
 """
 
 from __future__ import annotations

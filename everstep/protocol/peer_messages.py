@@ -1,7 +1,7 @@
 """Between two agents over TCP: who is there, shards in chunks, and the rounds.
 
-Every connection begins with a challenge and an answer in both directions, keyed by the generation's key, so that neither a stranger nor a
-member of another generation gets past the first message.
+Every connection begins with a challenge and an answer in both directions, keyed by the generation's key, so that
+neither a stranger nor a member of another generation gets past the first message.
 
     dialler                                   listener
     Open(nonce_a, …)              ─────▶
@@ -25,7 +25,8 @@ A chunk on a stream (integers big endian):
     12      52    zeros       a chunk stays aligned as it is in its slot
     64      size  the chunk
 
-Invariant: nothing is written into a slot that its holder has not asked for, and it seals only what hashes to the owner's digests, chunk by chunk.
+Invariant: nothing is written into a slot that its holder has not asked for, and it seals only what hashes to the
+owner's digests, chunk by chunk.
 """
 
 from __future__ import annotations
@@ -135,9 +136,12 @@ class ShardDigests(Message, frozen=True):
 
 
 class PrintedLines(Message, frozen=True):
-    """The newest lines that the owner's ranks printed, from `first` on. The holder keeps them before it acknowledges the shard that ends behind them.
+    """The newest lines that the owner's ranks printed, from `first` on.
 
-    The next such message of the session goes on where this one ends. The first may begin before lines that the holder has.
+    The holder keeps them before it acknowledges the shard that ends behind them.
+
+    The next such message of the session goes on where this one ends. The first may begin before lines that the holder
+    has.
     """
 
     first: int
@@ -155,7 +159,10 @@ class EndShard(Message, frozen=True):
 
 
 class ShardWanted(Message, frozen=True):
-    """The receiver has a slot for the shard and lacks these of the chunks that were named. Said again for chunks that came damaged."""
+    """The receiver has a slot for the shard and lacks these of the chunks that were named.
+
+    Said again for chunks that came damaged.
+    """
 
     transfer: int
     chunks: tuple[tuple[int, int], ...]
@@ -208,7 +215,14 @@ PeerMessage = (
 )  # fmt: skip
 
 
-def session_mac(key: bytes, role: Literal["dialler", "listener"], opened: Open, challenge_nonce: bytes, listener: NodeId, job: JobName) -> bytes:
+def session_mac(
+    key: bytes,
+    role: Literal["dialler", "listener"],
+    opened: Open,
+    challenge_nonce: bytes,
+    listener: NodeId,
+    job: JobName,
+) -> bytes:
     """Return the proof of `role` for one session: HMAC-SHA256 over everything both sides said, so that no proof fits another session.
 
     Args:

@@ -1,7 +1,7 @@
 """The plan of a generation: one launch of all ranks, decided once by the control plane and immutable from then on.
 
-Invariant: a plan is in the database before the first agent hears of it; any change is a new generation. Agents compare what it names for
-equality (origin generation, step, digest) and never reason about lineage.
+Invariant: a plan is in the database before the first agent hears of it; any change is a new generation. Agents compare
+what it names for equality (origin generation, step, digest) and never reason about lineage.
 """
 
 from __future__ import annotations
@@ -130,7 +130,10 @@ class ScriptPlan(Message, frozen=True):
     project: str = ""
     """The job's; empty where the control plane is older than this field."""
     secrets: dict[str, str] = msgspec.field(default_factory=dict)
-    """By variable, where its value is: `secretsmanager:NAME`, `ssm:NAME` or an ARN. Values are on no wire but that from AWS to the node."""
+    """By variable, where its value is: `secretsmanager:NAME`, `ssm:NAME` or an ARN.
+
+    Values are on no wire but that from AWS to the node.
+    """
 
 
 class CheckpointPlan(Message, frozen=True):

@@ -1,10 +1,12 @@
 """Between a rank and its node's agent: messages on a unix socket, and one shared page.
 
-The socket carries what happens rarely or must be answered; the page carries what both sides read at every boundary without a system
-call. The page is level-triggered truth; `WordChanged` and `Boundary` only say "look now" and may be lost.
+The socket carries what happens rarely or must be answered; the page carries what both sides read at every boundary
+without a system call. The page is level-triggered truth; `WordChanged` and `Boundary` only say "look now" and may be
+lost.
 
-A rank's page (`RANK_WORD_BYTES`, on tmpfs), little endian, each half written by one side only. A half has two places, and its sequence says in which
-of them it is: an odd one here, an even one 512 bytes further. The next is written where it is not, and is there as soon as the sequence says so.
+A rank's page (`RANK_WORD_BYTES`, on tmpfs), little endian, each half written by one side only. A half has two places,
+and its sequence says in which of them it is: an odd one here, an even one 512 bytes further. The next is written where
+it is not, and is there as soon as the sequence says so.
 
     offset  size  field          written by   meaning
     0       8     sequence       agent        how often it was written
@@ -30,8 +32,8 @@ of them it is: an odd one here, an even one 512 bytes further. The next is writt
     2120    8     limit          rank         seconds that its phase may take, as the script says, or 0: not told
     2128    8     first_passed   rank         when it made the first step beyond its base, monotonic µs, or 0: it has not
 
-Invariant: a reader gets one consistent half, the one before while another is written, also by who died at it; the two halves are never compared
-field by field across a restart of either side without their generation.
+Invariant: a reader gets one consistent half, the one before while another is written, also by who died at it; the two
+halves are never compared field by field across a restart of either side without their generation.
 """
 
 from __future__ import annotations
@@ -51,8 +53,11 @@ _SEQUENCE = struct.Struct("Q")
 """Of the machine's own order, little endian wherever this runs: stored in one go, where a given order is stored byte by byte."""
 _PLACES_APART = 512
 ORDERED_MACHINES = ("x86_64",)
-"""Processors that make a process's stores visible to others in their order, as `platform.machine()` names them. A page is read without a lock, and
-Python has no store with release or load with acquire order: on other processors (aarch64) a half could be seen before it is written.
+"""Processors that make a process's stores visible to others in their order, as `platform.machine()` names them.
+
+A page is read without a lock, and
+Python has no store with release or load with acquire order: on other processors (aarch64) a half could be seen before
+it is written.
 """
 NONE = -1
 FINISHED = -2
@@ -71,7 +76,10 @@ MAX_LIMIT_SECONDS = 86_400
 MAX_RANK_MESSAGE_BYTES = 1024 * 1024
 """Of one message of a rank: its agent closes a line that announces more."""
 MAX_LOGGED_BYTES = 2 * 1024 * 1024
-"""Of the values that a rank sends in a second, in as many messages as that takes. More of them wait, until there are too many."""
+"""Of the values that a rank sends in a second, in as many messages as that takes.
+
+More of them wait, until there are too many.
+"""
 
 OWN_METRICS = "everstep/"
 """How the names of values begin that Everstep logs itself."""
@@ -90,7 +98,10 @@ class Phase(IntEnum):
 
 
 class Standing(IntEnum):
-    """Whether a rank stands still at its boundary. MOVING: no. STOPPED: at a confirmed stop. CLOSING: inside `close()`. CLOSED: done."""
+    """Whether a rank stands still at its boundary. MOVING: no. STOPPED: at a confirmed stop.
+
+    CLOSING: inside `close()`. CLOSED: done.
+    """
 
     MOVING = 0
     STOPPED = 1
@@ -99,7 +110,10 @@ class Standing(IntEnum):
 
 
 class StopState(IntEnum):
-    """How far an agreed stop has come. NONE: none, or withdrawn. ANNOUNCED: ranks echo, and wait at the step. CONFIRMED: all stop there."""
+    """How far an agreed stop has come. NONE: none, or withdrawn. ANNOUNCED: ranks echo, and wait at the step.
+
+    CONFIRMED: all stop there.
+    """
 
     NONE = 0
     ANNOUNCED = 1
@@ -107,7 +121,10 @@ class StopState(IntEnum):
 
 
 class Vote(IntEnum):
-    """An owner's word on the proposed step. NONE: not yet. ACKED: all holders in view have sealed it. ABANDON: it cannot be had."""
+    """An owner's word on the proposed step. NONE: not yet. ACKED: all holders in view have sealed it.
+
+    ABANDON: it cannot be had.
+    """
 
     NONE = 0
     ACKED = 1
@@ -212,7 +229,9 @@ def read_agent_half(page: memoryview) -> AgentHalf | None:
         return None
     generation, committed, proposed, slot, stop, stop_state, vote_step, vote, load, verified = _AGENT.unpack(body)
     try:
-        return AgentHalf(generation, committed, proposed, slot, stop, StopState(stop_state), vote_step, Vote(vote), load, verified)
+        return AgentHalf(
+            generation, committed, proposed, slot, stop, StopState(stop_state), vote_step, Vote(vote), load, verified
+        )
     except ValueError:  # not written by anybody who knows this layout
         return None
 
@@ -242,7 +261,18 @@ def read_rank_half(page: memoryview) -> RankHalf | None:
     generation, boundary, phase, copying, standing, echo_step, echo, target, limit, first_passed = _RANK.unpack(body)
     target, limit = target if target <= MAX_TARGET else 0, limit if limit <= MAX_LIMIT_SECONDS else 0
     try:
-        return RankHalf(generation, boundary, Phase(phase), copying, Standing(standing), echo_step, echo, target, limit, first_passed)
+        return RankHalf(
+            generation,
+            boundary,
+            Phase(phase),
+            copying,
+            Standing(standing),
+            echo_step,
+            echo,
+            target,
+            limit,
+            first_passed,
+        )
     except ValueError:  # the script has written over it
         return None
 
@@ -260,8 +290,8 @@ class RankHello(Message, frozen=True):
 class Arriving(Message, frozen=True):
     """The agent's first answer where the base is still on its way: its index is there, and the page says how much of the rest (`verified`).
 
-    What is verified may be copied; nobody goes on with it before `Welcome` has come. Another `load` on the page than this one: the slot may be
-    written anew, all that was copied is void, and another `Arriving` follows, or `Welcome`.
+    What is verified may be copied; nobody goes on with it before `Welcome` has come. Another `load` on the page than
+    this one: the slot may be written anew, all that was copied is void, and another `Arriving` follows, or `Welcome`.
     """
 
     generation: Generation
@@ -285,7 +315,10 @@ class Welcome(Message, frozen=True):
 
 
 class SlotsRequest(Message, frozen=True):
-    """The rank's layout is known (or has changed): it needs slots of this size. Answered by `SlotsGranted` or `SlotsRefused`."""
+    """The rank's layout is known (or has changed): it needs slots of this size.
+
+    Answered by `SlotsGranted` or `SlotsRefused`.
+    """
 
     generation: Generation
     layout_hash: bytes
@@ -293,7 +326,10 @@ class SlotsRequest(Message, frozen=True):
 
 
 class SlotsGranted(Message, frozen=True):
-    """Where the slots lie now. Sent again before the page grants a slot whose file was made anew: drain the socket after reading it."""
+    """Where the slots lie now.
+
+    Sent again before the page grants a slot whose file was made anew: drain the socket after reading it.
+    """
 
     layout_hash: bytes
     capacity_bytes: int
@@ -308,7 +344,9 @@ class SlotsRefused(Message, frozen=True):
 
 
 class Capturing(Message, frozen=True):
-    """The copier has come so far. What it has written may be digested and sent ahead; whether it is a snapshot is said by `Captured` or `Abandoned`.
+    """The copier has come so far.
+
+    What it has written may be digested and sent ahead; whether it is a snapshot is said by `Captured` or `Abandoned`.
 
     Told every now and then of a large state only; any of them may be lost, for each says everything.
     """
@@ -371,7 +409,9 @@ class IdleSpan(Message, frozen=True, kw_only=False):
 
 
 class IdleSpans(Message, frozen=True):
-    """What the profiler found: when this rank's training leaves the network idle. A later one replaces it. Told by the node's lowest rank, whose
+    """What the profiler found: when this rank's training leaves the network idle. A later one replaces it.
+
+    Told by the node's lowest rank, whose
     LOCAL_RANK is 0: collectives make the iterations of a node's ranks one.
     """
 
@@ -383,7 +423,10 @@ class IdleSpans(Message, frozen=True):
 
 
 class WordChanged(Message, frozen=True):
-    """Look at the page: the agent's half changed. Said to a rank that may be waiting for that; one that moves looks at every boundary."""
+    """Look at the page: the agent's half changed.
+
+    Said to a rank that may be waiting for that; one that moves looks at every boundary.
+    """
 
 
 class LogRecord(Message, frozen=True):

@@ -1,10 +1,12 @@
 """Between agents of one generation: the rounds of the step protocol, level-triggered (docs/design.md#rounds).
 
-Every `NodeReport` is a node's whole state and every `Announcement` the coordinator's: a lost, late or doubled message is repaired by
-the next one. A report or announcement of another generation is refused. Agents between a node and the coordinator pass both on.
+Every `NodeReport` is a node's whole state and every `Announcement` the coordinator's: a lost, late or doubled message
+is repaired by the next one. A report or announcement of another generation is refused. Agents between a node and the
+coordinator pass both on.
 
-Invariant: (term, sequence) of a node's reports grows as long as the generation lasts, also when its agent restarts: by whatever way a report
-comes, it is known whether a newer one is there. A coordinator counts only what answers its own term.
+Invariant: (term, sequence) of a node's reports grows as long as the generation lasts, also when its agent restarts: by
+whatever way a report comes, it is known whether a newer one is there. A coordinator counts only what answers its own
+term.
 """
 
 from __future__ import annotations
@@ -76,7 +78,10 @@ class Announcement(Message, frozen=True, omit_defaults=True):
 
     generation: Generation
     term: int
-    """Which life of the coordinator's agent speaks: it grows when the agent restarts. 0: the sender has heard of none."""
+    """Which life of the coordinator's agent speaks: it grows when the agent restarts.
+
+    0: the sender has heard of none.
+    """
     sequence: int
     """The coordinator's own, in this term: whoever passes it on leaves it as it is, and by whatever way it comes, what was overtaken is not heard."""
     committed: Step

@@ -5,11 +5,12 @@
     8       …     JSON: tensor names → dtype, shape, data_offsets; `__metadata__`; padded with blanks to a multiple of 8
     …       …     the tensors' data, contiguous, in the order of their offsets in the slot
 
-`__metadata__` holds what the tensors alone do not say: the slot's index (with the plain values of the step), the payload's geometry and digest,
-and whose shard of which step it is. Any safetensors reader can read the file; only Everstep restores from it.
-Source: the format's description, https://github.com/huggingface/safetensors#format
+`__metadata__` holds what the tensors alone do not say: the slot's index (with the plain values of the step), the
+payload's geometry and digest, and whose shard of which step it is. Any safetensors reader can read the file; only
+Everstep restores from it. Source: the format's description, https://github.com/huggingface/safetensors#format
 
-Invariant: `plan_restore` accepts only what `encode_header` could have written for that slot geometry; the payload's digest is the caller's to check.
+Invariant: `plan_restore` accepts only what `encode_header` could have written for that slot geometry; the payload's
+digest is the caller's to check.
 """
 
 from __future__ import annotations
@@ -98,7 +99,11 @@ class Restore:
     def gaps(self) -> Iterator[tuple[int, int]]:
         """Yield what must be zero: begin and end within the payload."""
         end = 0
-        for begin, next_end in (*self.spans, (self.index_offset, self.index_offset + len(self.index)), (self.payload_bytes, self.payload_bytes)):
+        for begin, next_end in (
+            *self.spans,
+            (self.index_offset, self.index_offset + len(self.index)),
+            (self.payload_bytes, self.payload_bytes),
+        ):
             if begin > end:
                 yield end, begin
             end = max(end, next_end)
@@ -141,15 +146,23 @@ def encode_header(header: SlotHeader, packed_index: bytes) -> bytes:
     position = 0
     for entry in tensors_in_order(unpack_index(packed_index, header.index_offset)):
         name = entry.name
-        while name in described:  # the index may name two tensors alike (and anything "__metadata__"); a JSON object cannot
+        while (
+            name in described
+        ):  # the index may name two tensors alike (and anything "__metadata__"); a JSON object cannot
             name += "'"
         offsets = (position, position + entry.bytes)
-        described[name] = _Tensor(_NAMES[entry.dtype], entry.shape, offsets) if entry.dtype in _NAMES else _Tensor("U8", (entry.bytes,), offsets)
+        described[name] = (
+            _Tensor(_NAMES[entry.dtype], entry.shape, offsets)
+            if entry.dtype in _NAMES
+            else _Tensor("U8", (entry.bytes,), offsets)
+        )
         position += entry.bytes
     text = msgspec.json.encode(described)
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
-        raise OversizedMessage(f"the header of this shard would be {len(text):,} bytes; safetensors allows {MAX_HEADER_BYTES:,}")
+        raise OversizedMessage(
+            f"the header of this shard would be {len(text):,} bytes; safetensors allows {MAX_HEADER_BYTES:,}"
+        )
     return LENGTH.pack(len(text)) + text
 
 
@@ -178,7 +191,13 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
         tensors = sorted(_HEADER_TENSOR.decode(raw).data_offsets for raw in described.values())
     except (KeyError, ValueError, binascii.Error, msgspec.DecodeError, ProtocolError) as error:
         raise CorruptObject(f"the object's header is not one of a checkpoint: {error}") from error
-    found = Restore(payload_bytes, index_offset, packed, *digests, tuple((entry.offset, entry.offset + entry.bytes) for entry in entries))
+    found = Restore(
+        payload_bytes,
+        index_offset,
+        packed,
+        *digests,
+        tuple((entry.offset, entry.offset + entry.bytes) for entry in entries),
+    )
     position, expected = 0, []
     for entry in entries:
         expected.append((position, position + entry.bytes))
@@ -186,7 +205,11 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
     if tensors != sorted(expected) or any(len(value) != DIGEST_BYTES for value in digests):
         raise CorruptObject("the object's tensors are not those of its index")
     if not 0 <= index_offset <= index_offset + len(packed) <= payload_bytes:
-        raise CorruptObject(f"the object's index lies outside of its payload: {index_offset}+{len(packed)} of {payload_bytes}")
+        raise CorruptObject(
+            f"the object's index lies outside of its payload: {index_offset}+{len(packed)} of {payload_bytes}"
+        )
     if object_bytes != LENGTH.size + len(header) + found.data_bytes:
-        raise CorruptObject(f"the object has {object_bytes} bytes; its header says {LENGTH.size + len(header) + found.data_bytes}")
+        raise CorruptObject(
+            f"the object has {object_bytes} bytes; its header says {LENGTH.size + len(header) + found.data_bytes}"
+        )
     return found

@@ -22,9 +22,11 @@ A slot file is one page of header, then `capacity_bytes` of payload.
     176     16    header_digest       xxh3-128 of bytes 0..176
     192     3904  -                   zero
 
-The payload is tensors back to back, each at a multiple of 64, the gaps zero, then the index (msgpack). Integers are little endian.
+The payload is tensors back to back, each at a multiple of 64, the gaps zero, then the index (msgpack). Integers are
+little endian.
 
-A payload is digested in chunks, so that chunks can travel in any order, over several streams, and be told apart one by one:
+A payload is digested in chunks, so that chunks can travel in any order, over several streams, and be told apart one by
+one:
 
     chunk_digests    xxh3-128 of payload[i*n : (i+1)*n] for each i, n = chunk_bytes(payload_bytes), 16 bytes each, back to back
     payload_digest   xxh3-128 of chunk_digests and payload_bytes (8 bytes, big endian)
@@ -68,8 +70,9 @@ assert _FIELDS.size == 176
 class SlotState(IntEnum):
     """What a slot holds.
 
-    EMPTY: nothing; may be granted. WRITING: a rank's copier or a replica stream fills it; the agent turns it into SEALED or EMPTY.
-    SEALED: complete, its digest computed over all of it; the agent makes it EMPTY or WRITING when it grants it again.
+    EMPTY: nothing; may be granted. WRITING: a rank's copier or a replica stream fills it; the agent turns it into
+    SEALED or EMPTY. SEALED: complete, its digest computed over all of it; the agent makes it EMPTY or WRITING when it
+    grants it again.
     """
 
     EMPTY = 0
@@ -243,7 +246,22 @@ def unpack_header(page: bytes | memoryview) -> SlotHeader:
         raise CorruptSlot("no slot magic")
     if digest(fields) != bytes(page[_FIELDS.size : _FIELDS.size + DIGEST_BYTES]):
         raise CorruptSlot("the slot header does not hash to its digest")
-    _, version, state, owner, step, origin, capacity, payload, index_offset, index_bytes, payload_digest, layout, run, job = _FIELDS.unpack(fields)
+    (
+        _,
+        version,
+        state,
+        owner,
+        step,
+        origin,
+        capacity,
+        payload,
+        index_offset,
+        index_bytes,
+        payload_digest,
+        layout,
+        run,
+        job,
+    ) = _FIELDS.unpack(fields)
     if version != SLOT_VERSION:
         raise UnknownVersion(f"a slot of version {version}; this process knows {SLOT_VERSION}")
     if state not in (0, 1, 2):
@@ -333,23 +351,37 @@ def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
         The index; its `values` stay opaque bytes.
 
     Raises:
-        CorruptSlot: it does not decode, or a tensor is not aligned, lies outside its area, overlaps another, or has not the bytes of its shape.
-        UnknownVersion: of a version that this process does not know.
+        CorruptSlot: it does not decode, or a tensor is not aligned, lies outside its area, overlaps another, or has not
+        the bytes of its shape. UnknownVersion: of a version that this process does not know.
     """
     if len(data) > MAX_INDEX_BYTES:
         raise CorruptSlot(f"a slot index of {len(data)} bytes")
     try:
         index = _index_decoder.decode(data)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:  # the last: a key that is no text
+    except (
+        msgspec.ValidationError,
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+    ) as error:  # the last: a key that is no text
         raise CorruptSlot(f"the slot index does not decode: {error}") from error
     if index.version != 1:
         raise UnknownVersion(f"a slot index of version {index.version}")
     end = 0
     for entry in sorted(index.tensors, key=lambda entry: entry.offset):
-        if entry.offset < end or entry.offset % ALIGNMENT or entry.bytes < 0 or entry.offset + entry.bytes > tensor_bytes:
-            raise CorruptSlot(f"tensor {entry.name!r} at {entry.offset}+{entry.bytes} does not fit {tensor_bytes} bytes or overlaps another")
+        if (
+            entry.offset < end
+            or entry.offset % ALIGNMENT
+            or entry.bytes < 0
+            or entry.offset + entry.bytes > tensor_bytes
+        ):
+            raise CorruptSlot(
+                f"tensor {entry.name!r} at {entry.offset}+{entry.bytes} does not fit {tensor_bytes} bytes or "
+                "overlaps another"
+            )
         if not _is_sized(entry):
-            raise CorruptSlot(f"tensor {entry.name!r}: {entry.bytes} bytes are not {entry.dtype}{list(entry.shape[:MAX_DIMENSIONS])}")
+            raise CorruptSlot(
+                f"tensor {entry.name!r}: {entry.bytes} bytes are not {entry.dtype}{list(entry.shape[:MAX_DIMENSIONS])}"
+            )
         end = entry.offset + entry.bytes
     return index
 

@@ -1,7 +1,7 @@
 """What one member of a source archive may be: the rule of the server, which inspects an archive, and of the agent, which unpacks it.
 
-Invariant: pure, and nothing but the standard library: the server reads archives in a process with bounded memory. A member that passes is a
-directory or a regular file with a clean relative path.
+Invariant: pure, and nothing but the standard library: the server reads archives in a process with bounded memory. A
+member that passes is a directory or a regular file with a clean relative path.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ class RefusedMember(Exception):
 
 
 def clean_path(member: tarfile.TarInfo) -> str:
-    """Return the path of a member in its shortest form. Server and agent call this for each member, before its content is read.
+    """Return the path of a member in its shortest form.
+
+    Server and agent call this for each member, before its content is read.
 
     Args:
         member: as `tarfile` has read its headers.
@@ -31,7 +33,8 @@ def clean_path(member: tarfile.TarInfo) -> str:
         A relative path without empty names and `.`; empty for the top directory alone.
 
     Raises:
-        RefusedMember: a link, a device or a sparse file, a negative size, or a path that is absolute, too long, too deep or not clean.
+        RefusedMember: a link, a device or a sparse file, a negative size, or a path that is absolute, too long, too
+            deep or not clean.
     """
     name = member.name
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE) or member.issparse():

@@ -11,7 +11,14 @@ Invariant: the same script runs alone, under torchrun and under Everstep; only i
 
 from __future__ import annotations
 
-from everstep.training.errors import AgentUnreachable, CannotResume, RestoreMismatch, SessionMisuse, StaleGeneration, TrainingError
+from everstep.training.errors import (
+    AgentUnreachable,
+    CannotResume,
+    RestoreMismatch,
+    SessionMisuse,
+    StaleGeneration,
+    TrainingError,
+)
 from everstep.training.registration import init
 from everstep.training.script import hyperparameters, input_dir, output_dir
 from everstep.training.session import Control, TrainingSession

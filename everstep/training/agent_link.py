@@ -1,7 +1,8 @@
 """A rank's line to its node's agent: messages on a unix socket, and the shared page.
 
-Invariant: nothing here ever blocks training. What cannot be sent at once waits in memory and goes out with the next call; an agent that has gone
-is looked for again at boundaries, and until it is back no capture is begun. It knows messages, not what they mean for training.
+Invariant: nothing here ever blocks training. What cannot be sent at once waits in memory and goes out with the next
+call; an agent that has gone is looked for again at boundaries, and until it is back no capture is begun. It knows
+messages, not what they mean for training.
 """
 
 from __future__ import annotations
@@ -97,7 +98,9 @@ class AgentLink(Protocol):
         """Send what may be lost. Any thread."""
 
     def hold(self, message: Boundary | IdleSpans) -> None:
-        """Send it, in order, with the next message that `send` is given, or at `let_go`: the agent is woken once. The word of a boundary may be lost.
+        """Send it, in order, with the next message that `send` is given, or at `let_go`: the agent is woken once.
+
+        The word of a boundary may be lost.
         Any thread.
         """
 
@@ -148,14 +151,16 @@ class UnixAgentLink:
     Args:
         path: the agent's socket.
         hello: who this rank is; sent again on every new connection.
-        welcome_seconds: how long it looks for its agent at the start: an agent may be restarting just then. Once there is a line, it waits for as
-            long as its state is being fetched.
+        welcome_seconds: how long it looks for its agent at the start: an agent may be restarting just then. Once there
+            is a line, it waits for as long as its state is being fetched.
         clock: seconds, monotonic.
     """
 
     has_agent = True
 
-    def __init__(self, path: Path, hello: RankHello, welcome_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, path: Path, hello: RankHello, welcome_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._path = path
         self._hello = hello
         self._welcome_seconds = welcome_seconds
@@ -211,7 +216,9 @@ class UnixAgentLink:
         return self._welcome
 
     def watch(self, is_enough: Callable[[AgentHalf | None], bool]) -> None:
-        """Look at what `poll` returns whenever the agent may have said something. Before the first step, when nothing else is to be done.
+        """Look at what `poll` returns whenever the agent may have said something.
+
+        Before the first step, when nothing else is to be done.
 
         Args:
             is_enough: says whether to return.
@@ -286,7 +293,9 @@ class UnixAgentLink:
             if self._socket is None:
                 self._connect()
             line = self._socket
-        poller = select.poll()  # not select(): it takes no descriptor above 1023, and a mesh of a thousand ranks has used those up
+        poller = (
+            select.poll()
+        )  # not select(): it takes no descriptor above 1023, and a mesh of a thousand ranks has used those up
         if line is None:
             # Nothing to listen to: an empty poll is a plain pause.
             poller.poll(min(seconds, RECONNECT_SECONDS) * 1000)
@@ -390,10 +399,14 @@ class UnixAgentLink:
         self._heard_count += 1
         if isinstance(message, (Arriving, Welcome)):
             if message.generation != self._hello.generation:
-                if isinstance(self._welcome, Welcome):  # in mid-training: the agent has moved on and will end this rank; until then it trains
+                if isinstance(
+                    self._welcome, Welcome
+                ):  # in mid-training: the agent has moved on and will end this rank; until then it trains
                     self._disconnect()
                     return
-                raise StaleGeneration(f"the agent runs generation {message.generation}, this rank belongs to {self._hello.generation}")
+                raise StaleGeneration(
+                    f"the agent runs generation {message.generation}, this rank belongs to {self._hello.generation}"
+                )
             self._welcome = message
             self._page = _map_page(Path(message.word_path))
             if self._is_new:

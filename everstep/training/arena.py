@@ -1,6 +1,7 @@
 """Host memory for the tensors that a restore makes anew: a fresh optimizer has no state yet, and memory is slow when it is touched first.
 
-Invariant: each tensor has a storage of its own, so that a script can save, send or drop one without the others; the mapping goes with the last.
+Invariant: each tensor has a storage of its own, so that a script can save, send or drop one without the others; the
+mapping goes with the last.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     payload of a slot:  tensor 0 │ zeros to 64 │ tensor 1 │ … │ index (names, dtypes, shapes, offsets; the step's plain values)
 
-Invariant: the payload is a function of the state alone: the same state gives the same bytes, gaps and all. It knows tensors and memory,
-never the protocol.
+Invariant: the payload is a function of the state alone: the same state gives the same bytes, gaps and all. It knows
+tensors and memory, never the protocol.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ class StateTensor:
 
     name: str
     tensor: torch.Tensor
-    """The tensor itself, not a view: its version and address tell whether it changed. On the meta device: it does not exist yet."""
+    """The tensor itself, not a view: its version and address tell whether it changed.
+
+    On the meta device: it does not exist yet.
+    """
     is_deferred: bool
     """Only an optimizer step changes it, so it may be copied while forward and backward run."""
     wrapper: torch.Tensor | None = None
@@ -37,7 +40,10 @@ class StateTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CapturePlan:
-    """Where the tensors of one layout lie in a slot. Made once, and again when a tensor appears, goes, or changes its shape."""
+    """Where the tensors of one layout lie in a slot.
+
+    Made once, and again when a tensor appears, goes, or changes its shape.
+    """
 
     entries: tuple[TensorEntry, ...]
     gaps: tuple[tuple[int, int], ...]
@@ -75,7 +81,9 @@ class CapturePlan:
         """Say whether these tensors are the ones planned from the entry `first` on."""
         entries = self.entries[first : first + len(tensors)]
         return len(entries) == len(tensors) and all(
-            entry.name == state.name and entry.shape == state.tensor.shape and entry.dtype == dtype_name(state.tensor.dtype)
+            entry.name == state.name
+            and entry.shape == state.tensor.shape
+            and entry.dtype == dtype_name(state.tensor.dtype)
             for entry, state in zip(entries, tensors, strict=True)
         )
 

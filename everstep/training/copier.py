@@ -1,6 +1,7 @@
 """Copiers: they bring live tensors into slots while the script trains on.
 
-Invariant: a copy has stopped for good when its ticket is joined, whether it went well or not; until `wait` has returned its sources must not change.
+Invariant: a copy has stopped for good when its ticket is joined, whether it went well or not; until `wait` has returned
+its sources must not change.
 """
 
 from __future__ import annotations
@@ -74,7 +75,10 @@ class Copier(Protocol):
     """A copy begins when it is asked for; else when a device has done what it was asked for before."""
 
     def copy(self, copies: Copies) -> None:
-        """Copy now; returns when the calling thread may change the sources. The bytes are there when the next ticket is joined."""
+        """Copy now; returns when the calling thread may change the sources.
+
+        The bytes are there when the next ticket is joined.
+        """
 
     def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
         """Begin to copy, in order; the sources must not change until the ticket's `wait` has returned.
@@ -82,7 +86,8 @@ class Copier(Protocol):
         Args:
             copies: to make.
             done: called once, from any thread.
-            progress: called from any thread as the copy goes on, as often as the copier sees fit; every call comes before that of `done`.
+            progress: called from any thread as the copy goes on, as often as the copier sees fit; every call comes
+                before that of `done`.
 
         Returns:
             The ticket.
@@ -107,12 +112,15 @@ class Copier(Protocol):
 
 
 class CopierThread:
-    """The thread that a copier does its work in, in order. It outlives a fault of any of it: training waits for what it does next.
+    """The thread that a copier does its work in, in order.
+
+    It outlives a fault of any of it: training waits for what it does next.
 
     Args:
-        is_crowded: there are few cores for each rank. Then the thread wakes up behind whoever gave it work, on the same core, and is free to leave it
-            once it runs. The kernel would wake it on the core of a rank that is still at its boundary, in front of it, and leave it there until the
-            next tick, 4 ms: of two ranks on two cores, a boundary in twenty to thirty lasted that much longer.
+        is_crowded: there are few cores for each rank. Then the thread wakes up behind whoever gave it work, on the same
+            core, and is free to leave it once it runs. The kernel would wake it on the core of a rank that is still at
+            its boundary, in front of it, and leave it there until the next tick, 4 ms: of two ranks on two cores, a
+            boundary in twenty to thirty lasted that much longer.
     """
 
     def __init__(self, *, is_crowded: bool = False) -> None:
@@ -131,7 +139,10 @@ class CopierThread:
         self._work.put(work)
 
     def close(self, limit_seconds: float | None = None) -> bool:
-        """End the thread once all that was put is done; with a limit, wait no longer than that for it. Say whether it has ended. Idempotent."""
+        """End the thread once all that was put is done; with a limit, wait no longer than that for it.
+
+        Say whether it has ended. Idempotent.
+        """
         self._work.put(None)
         self._thread.join(limit_seconds)
         return not self._thread.is_alive()
@@ -204,7 +215,8 @@ class CpuCopier:
                 for part, complete_count, piece_bytes in parts(copies):
                     self.copy(part)
                     progress(complete_count, piece_bytes)
-        except Exception as caught:  # a failed copy, or progress that cannot be told: training waits for the end, whatever came before it
+        except Exception as caught:
+            # a failed copy, or progress that cannot be told: training waits for the end, whatever came before it
             error = caught
         try:
             done(error)

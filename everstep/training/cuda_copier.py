@@ -1,16 +1,20 @@
-"""Copies of device memory into slots, on a stream of their own. State exists in GPU time here: what counts is the order of streams.
+"""Copies of device memory into slots, on a stream of their own.
+
+State exists in GPU time here: what counts is the order of streams.
 
     training stream  … step k │ E₀ ─────────── forward, backward of k+1 ────────── wait E₁ │ step k+1 …
     copier's stream           └▶ wait E₀ │ piece │ piece │ … │ E₁ ┘
     copier's thread                        enqueues the pieces, waits for an event behind every few of them and says what is there, at last for E₁
 
-Small tensors are brought together on the device, many in one call, in a buffer that is laid out as their places in the slot are, zeros between them
-and all; what lies side by side there leaves as one piece. A tensor that is not contiguous goes the same way, in parts if it is large.
+Small tensors are brought together on the device, many in one call, in a buffer that is laid out as their places in the
+slot are, zeros between them and all; what lies side by side there leaves as one piece. A tensor that is not contiguous
+goes the same way, in parts if it is large.
 
-Slots are registered with the driver piece by piece in the background (registered pages are copied as fast as pinned ones); what is not registered
-yet goes through a ring of pinned buffers, which the guard waits for. Invariant: behind that, the training thread waits for the device only where a
-snapshot is audited or where it would run more than one boundary ahead; sources are kept alive until their copies are done; nothing is allocated
-after `__init__`. Checked with a fake of the few calls it makes; its speed on a device has not been measured.
+Slots are registered with the driver piece by piece in the background (registered pages are copied as fast as pinned
+ones); what is not registered yet goes through a ring of pinned buffers, which the guard waits for. Invariant: behind
+that, the training thread waits for the device only where a snapshot is audited or where it would run more than one
+boundary ahead; sources are kept alive until their copies are done; nothing is allocated after `__init__`. Checked with
+a fake of the few calls it makes; its speed on a device has not been measured.
 """
 
 from __future__ import annotations
@@ -42,7 +46,9 @@ NODE_RING_BYTES = 64 * 1024 * 1024
 MARKS = 64
 """Events of one copy at most that tell how far it has come."""
 REGISTERED_BYTES = 256 * 1024 * 1024
-"""At once: registration holds locks of the driver that launches need too. No copy lies across the end of such a piece: the driver refuses one of
+"""At once: registration holds locks of the driver that launches need too.
+
+No copy lies across the end of such a piece: the driver refuses one of
 which it knows a part only, and does not say that two parts known to it by themselves are one to it."""
 
 
@@ -86,7 +92,9 @@ class Device(Protocol):
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
         """Enqueue a copy to registered or pinned host memory."""
 
-    def gather(self, memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], stream: Any) -> None:
+    def gather(
+        self, memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], stream: Any
+    ) -> None:
         """Enqueue `gather_now`."""
 
     def buffer(self, size: int) -> torch.Tensor:
@@ -121,16 +129,20 @@ class CudaDevice:
 
     def enter_thread(self) -> None:
         torch.cuda.set_device(self._index)
-        # In the mode of a new thread, any of its calls that a capture forbids would spoil the capture of another thread.
+        # In the mode of a new thread, any of its calls that a capture forbids would spoil the capture of another
+        # thread.
         thread_local = ctypes.c_int(1)
         _runtime().cudaThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
 
     def new_stream(self) -> Any:
-        # One of its own: torch's come from a pool of 32 and are handed out again, to a group's collectives or to a graph that the script captures.
+        # One of its own: torch's come from a pool of 32 and are handed out again, to a group's collectives or to a
+        # graph that the script captures.
         handle = ctypes.c_void_p()
         with torch.cuda.device(self._index):
             if status := _runtime().cudaStreamCreateWithFlags(ctypes.byref(handle), ctypes.c_uint(_NON_BLOCKING)):
-                raise RuntimeError(f"no stream can be created on CUDA device {self._index}: error {status} of the CUDA runtime")
+                raise RuntimeError(
+                    f"no stream can be created on CUDA device {self._index}: error {status} of the CUDA runtime"
+                )
         return torch.cuda.ExternalStream(handle.value, self._index)  # type: ignore[no-untyped-call]
 
     def current_stream(self) -> Any:
@@ -149,7 +161,9 @@ class CudaDevice:
         with torch.cuda.stream(stream), torch.no_grad():
             target.copy_(source, non_blocking=True)
 
-    def gather(self, memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], stream: Any) -> None:
+    def gather(
+        self, memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], stream: Any
+    ) -> None:
         with torch.cuda.stream(stream):
             gather_now(memory, targets, sources)
 
@@ -157,7 +171,9 @@ class CudaDevice:
         return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", self._index))
 
     def pinned(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)  # whatever the script has made the default
+        return torch.empty(
+            size, dtype=torch.uint8, device="cpu", pin_memory=True
+        )  # whatever the script has made the default
 
     def register(self, address: int, size: int) -> bool:
         if int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0:  # type: ignore[no-untyped-call]
@@ -251,7 +267,9 @@ class _Run:
 
     def take(self, other: _Run, limit: int) -> bool:
         """Make `other` a part of this run if it lies right behind it and both are small; say whether it was."""
-        if not (other.begin == align(self.end) and other.is_small and self.is_small and other.end - self.begin <= limit):
+        if not (
+            other.begin == align(self.end) and other.is_small and self.is_small and other.end - self.begin <= limit
+        ):
             return False
         if self.targets[0].untyped_storage().data_ptr() != other.targets[0].untyped_storage().data_ptr():
             return False  # neighbours by chance: what lies between them is not the slot's
@@ -267,7 +285,9 @@ class _Run:
 
 
 class _Gather:
-    """Brings small tensors together on the device before they are copied. One for each stream: what a buffer held has left it, in the stream's order,
+    """Brings small tensors together on the device before they are copied.
+
+    One for each stream: what a buffer held has left it, in the stream's order,
     when it is filled again.
 
     Args:
@@ -299,7 +319,10 @@ class _Gather:
         for run, offset in batch:
             if run.is_gathered:
                 begins = (offset + target.data_ptr() - run.begin for target in run.targets)
-                places += (self._memory[begin : begin + target.nbytes] for begin, target in zip(begins, run.targets, strict=True))
+                places += (
+                    self._memory[begin : begin + target.nbytes]
+                    for begin, target in zip(begins, run.targets, strict=True)
+                )
                 sources += run.sources
         if sources:
             self._device.gather(self._memory[:used], places, sources, stream)
@@ -345,7 +368,13 @@ class CudaCopier:
 
     is_prompt = False
 
-    def __init__(self, device: Device, piece_bytes: int = PIECE_BYTES, gather_bytes: int = GATHER_BYTES, ring_bytes: int = NODE_RING_BYTES) -> None:
+    def __init__(
+        self,
+        device: Device,
+        piece_bytes: int = PIECE_BYTES,
+        gather_bytes: int = GATHER_BYTES,
+        ring_bytes: int = NODE_RING_BYTES,
+    ) -> None:
         self._device = device
         self._piece_bytes = piece_bytes
         self._gather, self._gather_now = _Gather(device, gather_bytes), _Gather(device, gather_bytes)
@@ -381,7 +410,9 @@ class CudaCopier:
 
     def prepare(self, memory: SlotMemory) -> None:
         """Register the slot in the background, a piece between two copies: no copy waits for all of it."""
-        self._registered[memory.span[0]] = _Registered(memory, memory.span[0])  # known from now on: no copy may lie across what is registered first
+        self._registered[memory.span[0]] = _Registered(
+            memory, memory.span[0]
+        )  # known from now on: no copy may lie across what is registered first
         self._thread.put(lambda: self._register(memory))
 
     def release(self, memory: SlotMemory) -> None:
@@ -394,7 +425,7 @@ class CudaCopier:
         self._thread.put(self._unregister_all)
         self._thread.close()
 
-    # -- in the copier's thread ---------------------------------------------------------------------------------------------------------------
+    # -- in the copier's thread
 
     def _copy(self, copies: Copies, done: Done, progress: Progress | None, ticket: CudaTicket) -> None:
         error: BaseException | None = None
@@ -410,7 +441,8 @@ class CudaCopier:
                     mark.event.synchronize()
                     progress(mark.complete_count, mark.piece_bytes)
             self._end.synchronize()
-        except Exception as caught:  # what the driver refused, or progress that cannot be told: training waits for the end all the same
+        except Exception as caught:
+            # what the driver refused, or progress that cannot be told: training waits for the end all the same
             error = caught
             self._finish()
             for buffer in self._ring:
@@ -429,12 +461,17 @@ class CudaCopier:
             self._end.synchronize()
 
     def _enqueue_all(self, copies: Copies, *, is_marked: bool) -> list[_Mark]:
-        """Enqueue what lies on the device, with a mark behind every few pieces if asked. What lies on the host is there before any mark is told."""
+        """Enqueue what lies on the device, with a mark behind every few pieces if asked.
+
+        What lies on the host is there before any mark is told.
+        """
         apart = max(self._piece_bytes, -(-sum(target.nbytes for target in copies.targets) // MARKS))
         free, marks, passed = iter(self._marks), [], 0
         for run, source in self._gather.runs(copies, self._stream):
             is_one, copied = len(run.targets) == 1, 0
-            for to, of in zip(torch.split(run.place, self._piece_bytes), torch.split(source, self._piece_bytes), strict=True):
+            for to, of in zip(
+                torch.split(run.place, self._piece_bytes), torch.split(source, self._piece_bytes), strict=True
+            ):
                 self._enqueue(to, of)
                 copied += to.numel()
                 is_out = copied == run.size
@@ -446,7 +483,10 @@ class CudaCopier:
                     mark, passed = next(free), 0
                     mark.event.record(self._stream)
                     is_complete = is_out and run.complete_count > run.number
-                    mark.complete_count, mark.piece_bytes = run.number + is_complete, 0 if is_complete else run.before_bytes + copied
+                    mark.complete_count, mark.piece_bytes = (
+                        run.number + is_complete,
+                        0 if is_complete else run.before_bytes + copied,
+                    )
                     marks.append(mark)
         return marks
 
@@ -567,7 +607,9 @@ def gather_now(memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: S
         memory.zero_()
         flat = [number for number, source in enumerate(sources) if source.is_contiguous()]
         if flat:
-            torch._foreach_copy_([targets[number] for number in flat], [tensor_bytes(sources[number]) for number in flat])
+            torch._foreach_copy_(
+                [targets[number] for number in flat], [tensor_bytes(sources[number]) for number in flat]
+            )
         for target, source in zip(targets, sources, strict=True):
             if not source.is_contiguous():
                 target.view(source.dtype).view(source.shape).copy_(source)

@@ -265,7 +265,8 @@ class PlacedSampler:
 
     def __iter__(self) -> Iterator[object]:
         # The body runs at the first `next`, when a DataLoader has drawn its base seed already: from there on the draws
-        # are the sampler's own, in the undisturbed run and here alike, whatever the kind and age of the loader's workers.
+        # are the sampler's own, in the undisturbed run and here alike, whatever the kind and age of the loader's
+        # workers.
         skip_count, self._skip_count = self._skip_count or 0, None
         if skip_count == 0:
             if self._held is not None:
@@ -286,7 +287,10 @@ class Place:
     began: rng.States
     """When the walk began."""
     walked_count: int = 0
-    """Items that were asked for, the end included. A loader whose workers fetch ahead asks for more than it hands out."""
+    """Items that were asked for, the end included.
+
+    A loader whose workers fetch ahead asks for more than it hands out.
+    """
     forks: list[Fork] = field(default_factory=list)
 
     def tree(self) -> Tree:
@@ -401,11 +405,21 @@ def _draws_once(items: object) -> bool:
     """Say whether no draw behind the first item matters to the items: true of torch's samplers, and of lists."""
     sampler = items.sampler if type(items) is BatchSampler else items
     if type(sampler) is RandomSampler and sampler.generator is not None:
-        return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)  # else it draws again and again
+        return not sampler.replacement and sampler.num_samples <= len(
+            sampler.data_source
+        )  # else it draws again and again
     return type(sampler) in _DRAW_ONCE
 
 
-_DRAW_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler, list, tuple)
+_DRAW_ONCE = (
+    SequentialSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    DistributedSampler,
+    list,
+    tuple,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -572,7 +586,10 @@ def _set_epoch(thing: object, epoch: int) -> None:
 def _source(name: str, loader: Iterable[object], seed: int) -> Resumable:
     loader = _unwrap(loader)
     if isinstance(loader, Iterator) and not isinstance(loader, Stateful):
-        raise CannotResume(name, f"{qualified_name(type(loader))} can be walked once only; give the loader or a list, not an iterator of it")
+        raise CannotResume(
+            name,
+            f"{qualified_name(type(loader))} can be walked once only; give the loader or a list, not an iterator of it",
+        )
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise CannotResume(name, f"{qualified_name(type(loader))} cannot be iterated")
     if _is_map_loader(loader):
@@ -586,7 +603,11 @@ def _source(name: str, loader: Iterable[object], seed: int) -> Resumable:
             "epoch, where no snapshot reaches them. Leave persistent_workers out, or use a loader with state_dict",
         )
     if not isinstance(loader, (list, tuple)):
-        logger.warning("%s (%s) keeps no position: after a restart its epoch is replayed up to where it stood", name, qualified_name(type(loader)))
+        logger.warning(
+            "%s (%s) keeps no position: after a restart its epoch is replayed up to where it stood",
+            name,
+            qualified_name(type(loader)),
+        )
     return _Replayed(name, loader)
 
 

@@ -4,8 +4,8 @@
     boundary, log     every record whose event is reached goes on, in the order in which records were logged
     close             all of them, after a wait
 
-Invariant: but for `close` the training thread never waits for the device. What a device that is far behind leaves no room for is dropped and
-counted. Checked with the fake device of the copier's tests; it has not met a real one.
+Invariant: but for `close` the training thread never waits for the device. What a device that is far behind leaves no
+room for is dropped and counted. Checked with the fake device of the copier's tests; it has not met a real one.
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ class DeviceNumbers:
     """
 
     def __init__(
-        self, ring: MetricRing, device_of: Callable[[torch.Tensor], Device | None] = cuda_device_of, now: Callable[[], float] = time.time
+        self,
+        ring: MetricRing,
+        device_of: Callable[[torch.Tensor], Device | None] = cuda_device_of,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._ring = ring
         self._device_of = device_of
@@ -109,18 +112,26 @@ class DeviceNumbers:
         self._records.append(_Record(step, known, coming, self._now()))
 
     def settle(self) -> None:
-        """Give on what has arrived. Waits for nothing, and does nothing while the script captures a graph, which to ask the device would spoil."""
+        """Give on what has arrived.
+
+        Waits for nothing, and does nothing while the script captures a graph, which to ask the device would spoil.
+        """
         if any(places.device.is_capturing() for places in self._places.values()):
             return
         while self._records and all(each.event.query() for each in self._records[0].coming):
             record = self._records.popleft()
-            arrived = {name: float(each.places.pinned[place]) for each in record.coming for name, place in each.taken.items()}
+            arrived = {
+                name: float(each.places.pinned[place]) for each in record.coming for name, place in each.taken.items()
+            }
             for each in record.coming:
                 each.places.free.extend(each.taken.values())
             self._ring.add(record.step, {**record.known, **arrived}, record.at_seconds)
 
     def close(self) -> None:
-        """Give on everything; waits for the device. What one that has failed does not give any more is counted as dropped."""
+        """Give on everything; waits for the device.
+
+        What one that has failed does not give any more is counted as dropped.
+        """
         try:
             for record in self._records:
                 for each in record.coming:

@@ -3,10 +3,12 @@
     no exception, code 0    close: the last step is kept
     however it ends         drain: what is under way in torch comes to its end, what a `close` that broke off has left too
 
-A thread that comes out of a call to torch when the interpreter has gone takes the process with it (SIGABRT), and so does a recording of torch's
-profiler that nobody ended (SIGSEGV): the script's own exit code, that says how it failed, would be lost.
+A thread that comes out of a call to torch when the interpreter has gone takes the process with it (SIGABRT), and so
+does a recording of torch's profiler that nobody ended (SIGSEGV): the script's own exit code, that says how it failed,
+would be lost.
 
-A `raise SystemExit(3)` of the script's own cannot be told from a good end before it is over: the session is closed, and the code is the script's.
+A `raise SystemExit(3)` of the script's own cannot be told from a good end before it is over: the session is closed, and
+the code is the script's.
 
 Invariant: a script that fails is held no longer than `drain` takes; nothing else is done for it.
 """
@@ -41,7 +43,9 @@ class ExitWatch:
         self._excepthook = sys.excepthook
         sys.excepthook = self._on_exception
         self._exits = [
-            (module, name, getattr(module, name), self._watched(getattr(module, name))) for module, name in _EXITS if hasattr(module, name)
+            (module, name, getattr(module, name), self._watched(getattr(module, name)))
+            for module, name in _EXITS
+            if hasattr(module, name)
         ]
         for module, name, _, watched in self._exits:
             setattr(module, name, watched)

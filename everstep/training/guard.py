@@ -1,9 +1,10 @@
 """The guard: no optimizer step before the copy of the state it would change is done, and no snapshot of a tensor that changed meanwhile.
 
-What the session takes for granted, "only an optimizer step changes these tensors", is a guess about the user's code. The session
-checks it on every snapshot by version and address, at the first moment behind the copy at which the training thread is inside no
-operation (`everstep.training.pauses`), here at the latest. Audited snapshots are copied whole at the boundary, and compared byte by
-byte before the next step. A tensor that fails is reported once, and copied at the boundary from then on.
+What the session takes for granted, "only an optimizer step changes these tensors", is a guess about the user's code.
+The session checks it on every snapshot by version and address, at the first moment behind the copy at which the
+training thread is inside no operation (`everstep.training.pauses`), here at the latest. Audited snapshots are copied
+whole at the boundary, and compared byte by byte before the next step. A tensor that fails is reported once, and copied
+at the boundary from then on.
 
 Invariant: at most one snapshot is in flight, and `reach` returns only when nobody reads the deferred tensors any more.
 """
@@ -75,7 +76,10 @@ class Guard:
         self._flight_count += 1
 
     def reach(self) -> None:
-        """Wait for the copy in flight and check it. Called by the training thread, at the latest before the state changes; free when idle."""
+        """Wait for the copy in flight and check it.
+
+        Called by the training thread, at the latest before the state changes; free when idle.
+        """
         flight = self._flight
         if flight is None:
             return
@@ -83,7 +87,9 @@ class Guard:
         flight.ticket.wait()
         if self._flight is not flight:
             return  # a signal handler has been here meanwhile
-        self._flight = None  # not before: what breaks the wait off, a script may catch and go on, to a step that must wait, too
+        self._flight = (
+            None  # not before: what breaks the wait off, a script may catch and go on, to a step that must wait, too
+        )
         try:
             changed = list(flight.moved())
             if flight.copies is not None:
@@ -108,6 +114,9 @@ class Guard:
         if new:
             self.unstable.update(new)
             shown = ", ".join(new[:5]) + (f" and {len(new) - 5} more" if len(new) > 5 else "")
-            message = f"{shown} changed outside an optimizer step; from now on copied at the boundary, which holds training a little longer"
+            message = (
+                f"{shown} changed outside an optimizer step; from now on copied at the boundary, which holds "
+                "training a little longer"
+            )
             logger.warning(message)
             warnings.warn(message, RuntimeWarning, stacklevel=4)

@@ -1,8 +1,8 @@
 """Saved tensors into live ones, through host memory in the pieces that the C library moves quickest.
 
-glibc copies up to the size of a core's second cache with the processor's own instruction (`rep movsb`), which does not read what it overwrites;
-beyond that, on AMD's processors, in a loop that does, as torch does at any size. Measured on an EPYC, 256 MiB out of a slot: 12.3 ms instead of 13.5;
-of two processes at once, 14.2 instead of 16.0.
+glibc copies up to the size of a core's second cache with the processor's own instruction (`rep movsb`), which does not
+read what it overwrites; beyond that, on AMD's processors, in a loop that does, as torch does at any size. Measured on
+an EPYC, 256 MiB out of a slot: 12.3 ms instead of 13.5; of two processes at once, 14.2 instead of 16.0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ PIECE_BYTES = 512 * 1024
 
 
 def copy_into_live(copies: Copies) -> None:
-    """Copy, in order, and have autograd know that the targets were changed. For a thread that waits for nothing else: each piece lets go of the
+    """Copy, in order, and have autograd know that the targets were changed.
+
+    For a thread that waits for nothing else: each piece lets go of the
     interpreter's lock, and takes it again.
 
     Args:
@@ -31,7 +33,9 @@ def copy_into_live(copies: Copies) -> None:
     for is_plain, run in groupby(pairs, lambda pair: not has_threads and _are_equal_bytes(*pair)):
         sources, targets = zip(*run, strict=True)
         if not is_plain:
-            with torch.inference_mode():  # outside of it torch lets nobody write to a tensor that was made in it, such as a teacher's weight
+            with (
+                torch.inference_mode()
+            ):  # outside of it torch lets nobody write to a tensor that was made in it, such as a teacher's weight
                 copy_now(Copies(sources, targets))
             continue
         for source, target in zip(sources, targets, strict=True):

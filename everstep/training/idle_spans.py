@@ -1,6 +1,7 @@
 """When training leaves the network alone, from when it used it. Pure: times in, spans out.
 
-Invariant: a span is reported only where most iterations agree that there is one; what differs from iteration to iteration is no pattern.
+Invariant: a span is reported only where most iterations agree that there is one; what differs from iteration to
+iteration is no pattern.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ Interval = tuple[float, float]
 def idle_spans(busy: Sequence[Interval], boundaries: Sequence[float]) -> tuple[IdleSpan, ...]:
     """Return the idle spans of a usual iteration.
 
-    Medians, where GEMINI averages (section 5.4): one iteration that something else held up moves the mean of every span behind it, and makes its
-    deviation useless.
+    Medians, where GEMINI averages (section 5.4): one iteration that something else held up moves the mean of every span
+    behind it, and makes its deviation useless.
 
     Args:
         busy: when the network was in use, in any order, overlapping or not.

@@ -1,7 +1,8 @@
 """Values that the script logs: a bounded ring, emptied to the agent at most once a second.
 
-Invariant: `add` never blocks and never grows without limit; what does not fit is counted. There is no lock: a signal handler that logs or closes in
-the middle of `add` would wait for itself, or for the thread that waits for it. One thread adds, one takes away, each by single calls of a deque.
+Invariant: `add` never blocks and never grows without limit; what does not fit is counted. There is no lock: a signal
+handler that logs or closes in the middle of `add` would wait for itself, or for the thread that waits for it. One
+thread adds, one takes away, each by single calls of a deque.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ MESSAGE_BYTES = MAX_RANK_MESSAGE_BYTES // 4
 def numbers(
     values: Mapping[str, float | torch.Tensor], *, is_later: Callable[[torch.Tensor], bool] = lambda _: False
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    """Return what a script logs as plain numbers, and apart from them what is not worked out yet. A tensor's graph is left alone.
+    """Return what a script logs as plain numbers, and apart from them what is not worked out yet.
+
+    A tensor's graph is left alone.
 
     Args:
-        values: numbers, or tensors of one element. Infinities and NaN are what they are: whoever watches a run wants to see them.
+        values: numbers, or tensors of one element. Infinities and NaN are what they are: whoever watches a run wants to
+        see them.
         is_later: whether a tensor cannot be read without waiting for its device.
 
     Returns:
@@ -72,7 +76,10 @@ def _check(name: str, value: float | torch.Tensor) -> None:
     if name.startswith(OWN_METRICS):
         raise SessionMisuse(f"log({name}=…): names that begin with {OWN_METRICS} are those that Everstep logs itself")
     if isinstance(value, torch.Tensor) and (value.numel() != 1 or value.is_complex()):
-        raise SessionMisuse(f"log({name}=…): a {value.dtype} tensor of shape {list(value.shape)}; log takes one real number, reduce it first")
+        raise SessionMisuse(
+            f"log({name}=…): a {value.dtype} tensor of shape {list(value.shape)}; log takes one real number, "
+            "reduce it first"
+        )
 
 
 def _number(name: str, value: float | torch.Tensor) -> float:
@@ -91,8 +98,8 @@ def divide(records: Iterable[LogRecord]) -> tuple[list[tuple[LogRecord, ...]], l
         records: in order.
 
     Returns:
-        Those of each message, of `MESSAGE_BYTES` at most; those that are left, from the first on with which these would exceed `MAX_LOGGED_BYTES`;
-        and how many of those before it had no place in any message.
+        Those of each message, of `MESSAGE_BYTES` at most; those that are left, from the first on with which these would
+        exceed `MAX_LOGGED_BYTES`; and how many of those before it had no place in any message.
     """
     pieces: list[list[LogRecord]] = []
     left: list[LogRecord] = []
@@ -129,7 +136,11 @@ class MetricRing:
     """
 
     def __init__(
-        self, generation: Generation, send: Callable[[Logged], None], capacity: int = RING_RECORDS, now: Callable[[], float] = time.time
+        self,
+        generation: Generation,
+        send: Callable[[Logged], None],
+        capacity: int = RING_RECORDS,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._now = now
         self._generation = generation
@@ -155,7 +166,9 @@ class MetricRing:
         if len(self._records) >= self._capacity:
             self._dropped_count += 1
         else:
-            self._records.append(LogRecord(step=step, values=dict(values), at_seconds=self._now() if at_seconds is None else at_seconds))
+            self._records.append(
+                LogRecord(step=step, values=dict(values), at_seconds=self._now() if at_seconds is None else at_seconds)
+            )
         self._begin()
 
     def drop(self) -> None:
@@ -170,7 +183,9 @@ class MetricRing:
 
     def flush(self) -> None:
         """Send what waits: as much as the agent takes in a second, the oldest first."""
-        pieces, left, too_large_count = divide([self._records.popleft() for _ in range(len(self._records))])  # others may be added meanwhile
+        pieces, left, too_large_count = divide(
+            [self._records.popleft() for _ in range(len(self._records))]
+        )  # others may be added meanwhile
         self._records.extendleft(reversed(left))
         known_count, self._told_count = self._told_count, self._dropped_count
         dropped_count = self._told_count - known_count + too_large_count

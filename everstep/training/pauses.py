@@ -1,10 +1,11 @@
 """Pauses of the training thread: moments at which it is inside no torch operation.
 
-torch counts an in-place operation in a tensor's version when the operation ends, not when it begins. A look at versions from another thread misses
-the operation that is under way. The main thread is inside no operation while it runs Python code, so a look made after such a moment misses none.
+torch counts an in-place operation in a tensor's version when the operation ends, not when it begins. A look at versions
+from another thread misses the operation that is under way. The main thread is inside no operation while it runs Python
+code, so a look made after such a moment misses none.
 
-Invariant: a callback given to `await_pause` runs at most once, in the main thread, between two instructions of its Python code. It may never run:
-callers need another moment to fall back on. It knows threads, never snapshots.
+Invariant: a callback given to `await_pause` runs at most once, in the main thread, between two instructions of its
+Python code. It may never run: callers need another moment to fall back on. It knows threads, never snapshots.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def await_pause(notify: Notify) -> bool:
     """Have `notify` called at the next pause of the main thread. Any thread; never blocks.
 
     Args:
-        notify: must be short, take no lock that the main thread takes, and not raise: it runs in the middle of the script's code.
+        notify: must be short, take no lock that the main thread takes, and not raise: it runs in the middle of the
+            script's code.
 
     Returns:
         Whether it was arranged. False when the interpreter's queue of pending calls is full.

@@ -1,8 +1,8 @@
 """Watches for some twenty iterations when this rank uses the network, then stays out of the way until iterations take another time.
 
-torch's profiler sees what hooks and patched calls miss: DDP's and FSDP's own collectives. It is asked for ranges alone, not for operators: that
-costs microseconds an iteration. Invariant: trouble with profiling ends the profile, never training, and a profiler that the script begins itself
-always wins.
+torch's profiler sees what hooks and patched calls miss: DDP's and FSDP's own collectives. It is asked for ranges alone,
+not for operators: that costs microseconds an iteration. Invariant: trouble with profiling ends the profile, never
+training, and a profiler that the script begins itself always wins.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from functools import partial
 from typing import Protocol
 
 import torch
-from torch._C._autograd import DeviceType, _disable_profiler, _enable_profiler, _prepare_profiler, _profiler_enabled, _ProfilerResult
+from torch._C._autograd import (
+    DeviceType,
+    _disable_profiler,
+    _enable_profiler,
+    _prepare_profiler,
+    _profiler_enabled,
+    _ProfilerResult,
+)
 from torch._C._profiler import RecordScope
 from torch.autograd.profiler import profile
 
@@ -68,7 +75,9 @@ class NetworkProfiler:
         self._unread: Read | None = None
 
     def boundary(self, at_seconds: float) -> None:
-        """Take note of a boundary: begins, marks and ends the recording when it is time, and reads it at the next one. Once an iteration.
+        """Take note of a boundary: begins, marks and ends the recording when it is time, and reads it at the next one.
+
+        Once an iteration.
 
         To end a recording and to read it take milliseconds each, which the script waits for: not for both at once.
 
@@ -87,7 +96,10 @@ class NetworkProfiler:
             self._look()
 
     def close(self) -> None:
-        """End a recording that is under way. Nobody reads it: that a device which has failed does not give it is no trouble."""
+        """End a recording that is under way.
+
+        Nobody reads it: that a device which has failed does not give it is no trouble.
+        """
         if self._is_recording:
             self._is_recording = False
             with contextlib.suppress(RuntimeError):  # torch's word for what the driver says
@@ -167,7 +179,8 @@ def _read(result: _ProfilerResult) -> tuple[list[Interval], list[float]]:
 def is_network(name: str, *, is_device: bool) -> bool:
     """Say whether a range is the network in use.
 
-    gloo's ranges last as long as the collective. NCCL's ranges on the CPU end when the kernel is launched: its kernels on the device count instead.
+    gloo's ranges last as long as the collective. NCCL's ranges on the CPU end when the kernel is launched: its kernels
+    on the device count instead.
 
     Args:
         name: of the range or kernel.

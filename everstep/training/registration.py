@@ -1,6 +1,7 @@
 """`init`: what a script hands over becomes a session, or is refused by name.
 
-Invariant: nothing of the script's is changed before all of it is known to be resumable; a refusal reaches the agent before it is raised.
+Invariant: nothing of the script's is changed before all of it is known to be resumable; a refusal reaches the agent
+before it is raised.
 """
 
 from __future__ import annotations
@@ -43,17 +44,21 @@ def init(
     guard: Literal["step", "forward"] = "step",
     trusted_optimizers: Sequence[type] = (),
 ) -> TrainingSession:
-    """Register what a run's state is made of. Every rank, once, after wrapping, compiling and building the optimizer, before the first forward.
+    """Register what a run's state is made of.
+
+    Every rank, once, after wrapping, compiling and building the optimizer, before the first forward.
 
     Args:
         model: one module, or several by name; wrapped as they will be called.
         optimizer: one, or several by name.
-        engine: a DeepSpeed engine, or several by name; it stands for its model and its optimizer. Others may be given beside it.
+        engine: a DeepSpeed engine, or several by name; it stands for its model and its optimizer. Others may be given
+        beside it.
         scheduler: one, or several by name; with `state_dict` and `load_state_dict` of tensors and plain values.
         data: one loader, or several by name; what kinds can be resumed is in `everstep.training.data`.
-        extra: whatever else the run depends on (a gradient scaler, an average of the weights, a record of losses), likewise stateful.
-        guard: what the background copy is waited for: "step", the next optimizer step; "forward", the next forward, for optimizers that
-            run inside backward or inside a captured CUDA graph.
+        extra: whatever else the run depends on (a gradient scaler, an average of the weights, a record of losses),
+        likewise stateful.
+        guard: what the background copy is waited for: "step", the next optimizer step; "forward", the next forward, for
+            optimizers that run inside backward or inside a captured CUDA graph.
         trusted_optimizers: classes outside torch.optim that keep all their state in `state` and `param_groups`.
 
     Returns:
@@ -69,7 +74,9 @@ def init(
     link = _link(environment)
     try:
         if environment.world_size > 1 and not (dist.is_available() and dist.is_initialized()):
-            raise SessionMisuse("init() comes after torch.distributed.init_process_group (or deepspeed.init_distributed)")
+            raise SessionMisuse(
+                "init() comes after torch.distributed.init_process_group (or deepspeed.init_distributed)"
+            )
         link.welcome()
         adapters = _adapters(_named(model), _named(optimizer), _named(engine), trusted_optimizers)
         objects = {f"scheduler/{name}" if name else "scheduler": item for name, item in _named(scheduler).items()}
@@ -79,10 +86,15 @@ def init(
                 raise CannotResume(name, f"{qualified_name(type(item))} has no state_dict and load_state_dict")
         check_bound(objects, [optimizer for adapter in adapters for optimizer in adapter.optimizers().values()])
         seed = torch.initial_seed()
-        streams = {name or "data": DataStream(f"data/{name}" if name else "data", loader, seed) for name, loader in _named(data).items()}
+        streams = {
+            name or "data": DataStream(f"data/{name}" if name else "data", loader, seed)
+            for name, loader in _named(data).items()
+        }
         check_apart(streams.values())
         state = RankState(adapters, objects, streams, environment)
-        session = TrainingSession(state, link, environment, _copier(state.devices(), environment), has_many_streams=isinstance(data, Mapping))
+        session = TrainingSession(
+            state, link, environment, _copier(state.devices(), environment), has_many_streams=isinstance(data, Mapping)
+        )
     except TrainingError as error:
         link.send(RankFault(generation=link.generation, code=error.code, message=str(error)))
         link.close()
@@ -100,7 +112,11 @@ def _copier(devices: set[int], environment: Environment) -> Copier:
         return CpuCopier(is_crowded=environment.is_crowded)
     if len(devices) > 1:
         raise CannotResume("model", f"tensors on CUDA devices {sorted(devices)} in one rank; use one device a rank")
-    from everstep.training.cuda_copier import NODE_RING_BYTES, CudaCopier, CudaDevice  # a rank without a device does not pay for it
+    from everstep.training.cuda_copier import (
+        NODE_RING_BYTES,
+        CudaCopier,
+        CudaDevice,
+    )  # a rank without a device does not pay for it
 
     return CudaCopier(CudaDevice(devices.pop()), ring_bytes=NODE_RING_BYTES // environment.ranks_per_node)
 
@@ -108,7 +124,13 @@ def _copier(devices: set[int], environment: Environment) -> Copier:
 def _link(environment: Environment) -> AgentLink:
     if environment.agent_socket is None:
         return NullLink()
-    hello = RankHello(job=environment.job, run=environment.run, generation=environment.generation, rank=environment.rank, pid=os.getpid())
+    hello = RankHello(
+        job=environment.job,
+        run=environment.run,
+        generation=environment.generation,
+        rank=environment.rank,
+        pid=os.getpid(),
+    )
     return UnixAgentLink(environment.agent_socket, hello, environment.welcome_seconds)
 
 
@@ -119,17 +141,27 @@ def _named(given: object) -> dict[str, Any]:
 
 
 def _adapters(
-    models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, Optimizer], engines: Mapping[str, torch.nn.Module], trusted: Sequence[type]
+    models: Mapping[str, torch.nn.Module],
+    optimizers: Mapping[str, Optimizer],
+    engines: Mapping[str, torch.nn.Module],
+    trusted: Sequence[type],
 ) -> list[Adapter]:
     modules = {name: model for name, model in models.items() if not is_engine(model)}
     doubled = engines.keys() & models.keys()
     engines = {**engines, **{name: model for name, model in models.items() if is_engine(model)}}
     adapters: list[Adapter] = [DeepSpeedAdapter(name, engine, trusted) for name, engine in engines.items()]
-    others = {name: optimizer for name, optimizer in optimizers.items() if not any(_is_own(optimizer, engine) for engine in engines.values())}
+    others = {
+        name: optimizer
+        for name, optimizer in optimizers.items()
+        if not any(_is_own(optimizer, engine) for engine in engines.values())
+    }
     for name, optimizer in others.items():
         _check_apart(name, optimizer, engines)
     if clashing := sorted(doubled | (engines.keys() & others.keys())):
-        raise SessionMisuse(f"an engine and what is given beside it are both called {clashing[0]!r}; give the engine a name: engine={{name: …}}")
+        raise SessionMisuse(
+            f"an engine and what is given beside it are both called {clashing[0]!r}; give the engine a name: "
+            f"engine={{name: …}}"
+        )
     if modules or others:
         adapters.append(_torch_adapter(modules, others, trusted))
     if not adapters:
@@ -147,24 +179,42 @@ def _check_apart(name: str, optimizer: Optimizer, engines: Mapping[str, Any]) ->
     members = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for engine_name, engine in engines.items():
         if any(id(parameter) in members for parameter in engine.module.parameters()):
-            where, whose = f"optimizer/{name}" if name else "optimizer", f"engine {engine_name}" if engine_name else "the engine"
+            where, whose = (
+                f"optimizer/{name}" if name else "optimizer",
+                f"engine {engine_name}" if engine_name else "the engine",
+            )
             raise CannotResume(where, f"it holds parameters of {whose}, whose own optimizer steps them; leave it out")
 
 
-def _torch_adapter(models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, Optimizer], trusted: Sequence[type]) -> Adapter:
+def _torch_adapter(
+    models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, Optimizer], trusted: Sequence[type]
+) -> Adapter:
     kinds: set[type[PlainAdapter]] = set()
     for name, model in models.items():
         for module in model.modules():
             if isinstance(module, (FullyShardedDataParallel, torch.nn.DataParallel)):
-                raise CannotResume(f"model/{name}", f"{qualified_name(type(module))} is not known to come back bit for bit; use fully_shard or DDP")
+                raise CannotResume(
+                    f"model/{name}",
+                    f"{qualified_name(type(module))} is not known to come back bit for bit; use fully_shard or DDP",
+                )
             if isinstance(module, DistributedDataParallel):
                 kinds.add(DDPAdapter)
             elif isinstance(module, FSDPModule):
                 kinds.add(FSDPAdapter)
     parameters = [parameter for model in models.values() for parameter in model.parameters()]
-    parameters += [parameter for optimizer in optimizers.values() for group in optimizer.param_groups for parameter in group["params"]]
-    if any(isinstance(parameter, DTensor) or hasattr(parameter, "_st_info") for parameter in parameters):  # the latter: as DDP leaves them
+    parameters += [
+        parameter
+        for optimizer in optimizers.values()
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+    if any(
+        isinstance(parameter, DTensor) or hasattr(parameter, "_st_info") for parameter in parameters
+    ):  # the latter: as DDP leaves them
         kinds.add(FSDPAdapter)
     if len(kinds) > 1:
-        raise CannotResume("model", "DDP with fully_shard or tensor parallel parameters in one session is not known to come back bit for bit")
+        raise CannotResume(
+            "model",
+            "DDP with fully_shard or tensor parallel parameters in one session is not known to come back bit for bit",
+        )
     return (kinds.pop() if kinds else PlainAdapter)(models, optimizers, trusted)

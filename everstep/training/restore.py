@@ -1,8 +1,8 @@
 """From a slot back into the live objects: read, agree, write.
 
-Invariant: no rank writes before every rank has said that its snapshot is of the same step and fits what the script built; a refusal anywhere is a
-refusal everywhere. Where the payload is still on its way, a tensor is copied when its bytes are verified, and no rank goes on before all of them are,
-everywhere (`Arrival`).
+Invariant: no rank writes before every rank has said that its snapshot is of the same step and fits what the script
+built; a refusal anywhere is a refusal everywhere. Where the payload is still on its way, a tensor is copied when its
+bytes are verified, and no rank goes on before all of them are, everywhere (`Arrival`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Rank, RunId, Step
 from everstep.protocol.pages import populate
 from everstep.protocol.rank_messages import AgentHalf, Arriving, Welcome
-from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotIndex, SlotState, TensorEntry, digest, unpack_header, unpack_index
+from everstep.protocol.slot import (
+    HEADER_BYTES,
+    SlotHeader,
+    SlotIndex,
+    SlotState,
+    TensorEntry,
+    digest,
+    unpack_header,
+    unpack_index,
+)
 from everstep.training.agent_link import AgentLink
 from everstep.training.arena import Arena
 from everstep.training.capture import view_of
@@ -55,7 +64,10 @@ class Snapshot:
 
     step: Step
     tensors: SavedTensors
-    """Private copies on write: the slot itself never changes. To ask for one is to wait until its bytes are verified."""
+    """Private copies on write: the slot itself never changes.
+
+    To ask for one is to wait until its bytes are verified.
+    """
     values: SlotValues
 
     def adapters(self) -> Tree:
@@ -163,7 +175,11 @@ class _Tensors(SavedTensors):
 
     def __init__(self, memory: mmap.mmap, index_offset: int, index: SlotIndex, arrival: Arrival) -> None:
         super().__init__()
-        self._payload = torch.frombuffer(memory, dtype=torch.uint8, offset=HEADER_BYTES, count=index_offset) if index_offset else torch.empty(0)
+        self._payload = (
+            torch.frombuffer(memory, dtype=torch.uint8, offset=HEADER_BYTES, count=index_offset)
+            if index_offset
+            else torch.empty(0)
+        )
         self._entries: dict[str, TensorEntry] = {entry.name: entry for entry in index.tensors}
         self._arrival = arrival
 
@@ -256,7 +272,9 @@ def read_snapshot(named: Arriving | Welcome, memory: mmap.mmap, arrival: Arrival
     except (ValueError, ProtocolError) as error:  # msgspec's errors are ValueErrors
         raise RestoreMismatch(f"the slot {named.base_slot_path} cannot be read: {error}") from error
     if values.facts != encode_facts(expected.facts)[0]:
-        raise RestoreMismatch(f"the snapshot of step {expected.step} does not fit: {_differences(values.facts, expected.facts)}")
+        raise RestoreMismatch(
+            f"the snapshot of step {expected.step} does not fit: {_differences(values.facts, expected.facts)}"
+        )
     if isinstance(named, Welcome):
         check_whole(named, memory, expected)
     return Snapshot(expected.step, _Tensors(memory, place.index_offset, index, arrival), values)
@@ -274,7 +292,9 @@ def check_whole(named: Arriving | Welcome, memory: mmap.mmap, expected: Expected
         RestoreMismatch: another run, rank, step or layout, or not a whole slot; says what differs.
     """
     if _header(named, memory, expected).layout_hash != encode_facts(expected.facts)[1]:
-        raise RestoreMismatch(f"the layout hash in the header of the slot {named.base_slot_path} is not that of its facts")
+        raise RestoreMismatch(
+            f"the layout hash in the header of the slot {named.base_slot_path} is not that of its facts"
+        )
 
 
 def _header(named: Arriving | Welcome, memory: mmap.mmap, expected: Expected) -> SlotHeader:
@@ -285,12 +305,16 @@ def _header(named: Arriving | Welcome, memory: mmap.mmap, expected: Expected) ->
     found = (header.state, header.run, header.owner_rank, header.step)
     wanted = (SlotState.SEALED, expected.run, expected.rank, expected.step)
     if found != wanted:
-        raise RestoreMismatch(f"the slot {named.base_slot_path} holds {found}, expected {wanted} (state, run, rank, step)")
+        raise RestoreMismatch(
+            f"the slot {named.base_slot_path} holds {found}, expected {wanted} (state, run, rank, step)"
+        )
     return header
 
 
 def agree(step: Step, problem: str) -> None:
-    """Return when all ranks are ready to restore the same step. Collective: every rank calls it once, with or without a problem of its own.
+    """Return when all ranks are ready to restore the same step.
+
+    Collective: every rank calls it once, with or without a problem of its own.
 
     Args:
         step: the base that this rank was given, 0 for none.
@@ -301,7 +325,11 @@ def agree(step: Step, problem: str) -> None:
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         backend = dist.get_backend()  # "cuda:nccl" where it was named so
-        device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend and "cpu" not in backend else torch.device("cpu")
+        device = (
+            torch.device("cuda", torch.cuda.current_device())
+            if "nccl" in backend and "cpu" not in backend
+            else torch.device("cpu")
+        )
         words = torch.tensor([int(bool(problem)), step, -step], dtype=torch.int64, device=device)
         dist.all_reduce(words, op=dist.ReduceOp.MAX)
         is_refused, highest, lowest = (int(word) for word in words.tolist())

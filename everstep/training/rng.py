@@ -1,6 +1,7 @@
 """Random number generators: the process's own (torch on CPU and every CUDA device, numpy's global one, Python's), and those that objects hold.
 
-Invariant: `restore(observe())` changes nothing, and numbers drawn after it are those that would have been drawn after `observe`.
+Invariant: `restore(observe())` changes nothing, and numbers drawn after it are those that would have been drawn after
+`observe`.
 """
 
 from __future__ import annotations
@@ -43,9 +44,12 @@ def observe(*, with_devices: bool = True) -> RandomState:
     version, words, gauss = random.getstate()
     numpy_state = np.random.get_state()
     state: RandomState = {
-        # Each as one piece of bytes: tensors would be planned and copied one by one, and 625 separate integers cost more than all else at a boundary.
+        # Each as one piece of bytes: tensors would be planned and copied one by one, and 625 separate integers cost
+        # more than all else at a boundary.
         "torch": torch.get_rng_state().numpy().tobytes(),
-        "numpy": (numpy_state[0], numpy_state[1].tobytes(), *numpy_state[2:]) if isinstance(numpy_state, tuple) else numpy_state,
+        "numpy": (numpy_state[0], numpy_state[1].tobytes(), *numpy_state[2:])
+        if isinstance(numpy_state, tuple)
+        else numpy_state,
         "python": (version, _PYTHON_WORDS.pack(*words), gauss),
     }
     if with_devices and torch.cuda.is_initialized() and torch.cuda.is_available():  # type: ignore[no-untyped-call]
@@ -85,7 +89,8 @@ def find_generators(roots: Iterable[object]) -> list[Generator]:
     """Return the random generators that these objects hold, in a fixed order, each once.
 
     Args:
-        roots: samplers, datasets or functions; searched through attributes, lists, dicts and closures, a few levels deep.
+        roots: samplers, datasets or functions; searched through attributes, lists, dicts and closures, a few levels
+            deep.
 
     Returns:
         Generators of torch, numpy and Python.
@@ -96,7 +101,11 @@ def find_generators(roots: Iterable[object]) -> list[Generator]:
     def search(value: object, depth: int) -> None:
         if isinstance(value, _GENERATORS):
             found.setdefault(id(value), value)
-        elif depth and id(value) not in seen and not isinstance(value, (torch.Tensor, np.ndarray, str, bytes, type, torch.nn.Module)):
+        elif (
+            depth
+            and id(value) not in seen
+            and not isinstance(value, (torch.Tensor, np.ndarray, str, bytes, type, torch.nn.Module))
+        ):
             seen.add(id(value))
             for part in _parts(value):
                 search(part, depth - 1)
@@ -168,7 +177,9 @@ def is_same(one: Tree, other: Tree) -> bool:
     if isinstance(one, np.ndarray):
         return np.array_equal(one, cast("np.ndarray[tuple[int], np.dtype[np.uint32]]", other))
     if isinstance(one, dict):
-        return isinstance(other, dict) and one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
+        return (
+            isinstance(other, dict) and one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
+        )
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(is_same, one, other))
     return one == other

@@ -1,7 +1,7 @@
 """The tensors of a snapshot, on their way into the live ones.
 
-To look a tensor up and make its view takes a few microseconds, and several times that right behind a copy that has taken the processor's caches. So
-copies are gathered, and made many to a call.
+To look a tensor up and make its view takes a few microseconds, and several times that right behind a copy that has
+taken the processor's caches. So copies are gathered, and made many to a call.
 """
 
 from __future__ import annotations

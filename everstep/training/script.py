@@ -1,6 +1,7 @@
 """What a training script is told by its environment: hyperparameters, where outputs go, who it is.
 
-Invariant: every answer has a sensible value outside Everstep too, so the same script runs alone, under torchrun and under an agent.
+Invariant: every answer has a sensible value outside Everstep too, so the same script runs alone, under torchrun and
+under an agent.
 """
 
 from __future__ import annotations
@@ -68,11 +69,15 @@ class Environment:
 
 
 def hyperparameters(
-    *, variables: Mapping[str, str] = os.environ, arguments: Sequence[str] | None = None, **defaults: bool | int | float | str
+    *,
+    variables: Mapping[str, str] = os.environ,
+    arguments: Sequence[str] | None = None,
+    **defaults: bool | int | float | str,
 ) -> SimpleNamespace:
     """Return the job's hyperparameters over the script's defaults, each of the type of its default.
 
-    Under Everstep they come from EVERSTEP_HYPERPARAMETERS; elsewhere from `--key value` arguments. Keys without a default are ignored.
+    Under Everstep they come from EVERSTEP_HYPERPARAMETERS; elsewhere from `--key value` arguments. Keys without a
+    default are ignored.
 
     Args:
         variables: the environment.
@@ -87,7 +92,9 @@ def hyperparameters(
     """
     given: dict[str, object] = dict(_pairs(sys.argv[1:] if arguments is None else arguments))
     given |= json.loads(variables.get("EVERSTEP_HYPERPARAMETERS", "{}"))
-    return SimpleNamespace(**{key: _cast(key, given[key], default) if key in given else default for key, default in defaults.items()})
+    return SimpleNamespace(
+        **{key: _cast(key, given[key], default) if key in given else default for key, default in defaults.items()}
+    )
 
 
 def output_dir(variables: Mapping[str, str] = os.environ) -> Path:

@@ -5,12 +5,12 @@
         …
     session.close()
 
-A step seen from here: `boundary` → `step_rules.decide` on the agent's word → `Snapshotter.capture` → `Copier` → the guard before the next
-change → `Captured`.
+A step seen from here: `boundary` → `step_rules.decide` on the agent's word → `Snapshotter.capture` → `Copier` → the
+guard before the next change → `Captured`.
 
-Invariant: a snapshot of step k holds the state right after the k-th optimizer step: it is taken at that boundary, or in `close` if no batch, step or
-`fence` has come since; which modules train, and the generators, it has as they were when the loop was left, whatever an evaluation did since.
-Trouble with saving costs a snapshot, never training.
+Invariant: a snapshot of step k holds the state right after the k-th optimizer step: it is taken at that boundary, or in
+`close` if no batch, step or `fence` has come since; which modules train, and the generators, it has as they were when
+the loop was left, whatever an evaluation did since. Trouble with saving costs a snapshot, never training.
 """
 
 from __future__ import annotations
@@ -53,7 +53,16 @@ from everstep.training.exit_watch import ExitWatch
 from everstep.training.guard import Guard
 from everstep.training.metrics import MetricRing, check_values
 from everstep.training.profile import NetworkProfiler, TorchTrace
-from everstep.training.restore import Arrival, Expected, LoadBegunAnew, Snapshot, agree, check_whole, map_ahead, read_snapshot
+from everstep.training.restore import (
+    Arrival,
+    Expected,
+    LoadBegunAnew,
+    Snapshot,
+    agree,
+    check_whole,
+    map_ahead,
+    read_snapshot,
+)
 from everstep.training.script import Environment, input_dir
 from everstep.training.snapshots import Snapshotter
 from everstep.training.state import RankState
@@ -66,8 +75,14 @@ QUIET_SECONDS = 0.25
 """Boundaries from which nothing follows are told together, this long after the last word at most: a small part of what people or peers wait for."""
 DRAIN_SECONDS = 5.0
 """A script that failed is held no longer than this for a copy: 33 GiB at 0.15 s each, the slowest measured; a device may never come back."""
-NOT_COMPILED = "Everstep waits here for the copy of the state: compile optimizer.step() without fullgraph=True, or call it uncompiled"
-"""The reason that torch.compile gives where a graph must be whole. Any other graph breaks at the guard, which waits in every step."""
+NOT_COMPILED = (
+    "Everstep waits here for the copy of the state: compile optimizer.step() without fullgraph=True, or "
+    "call it uncompiled"
+)
+"""The reason that torch.compile gives where a graph must be whole.
+
+Any other graph breaks at the guard, which waits in every step.
+"""
 ENDS = (StopIteration, StopAsyncIteration, GeneratorExit)
 """How iterators say that they are at their end."""
 
@@ -126,10 +141,19 @@ class TrainingSession:
         self._has_many_streams = has_many_streams
         self._clock = clock
         self._guard = Guard()
-        self._snapshotter = Snapshotter(state, link, copier, self._guard, lambda step: self._publish(copying=step), is_crowded=environment.is_crowded)
+        self._snapshotter = Snapshotter(
+            state,
+            link,
+            copier,
+            self._guard,
+            lambda step: self._publish(copying=step),
+            is_crowded=environment.is_crowded,
+        )
         self._ring = MetricRing(link.generation, link.send)
         self._logged = DeviceNumbers(self._ring)
-        self._half_lock = threading.RLock()  # the training thread and the copier both write the page; a signal handler may in the middle of that
+        self._half_lock = (
+            threading.RLock()
+        )  # the training thread and the copier both write the page; a signal handler may in the middle of that
         self._said = _Half()
         self._half = RankHalf(generation=link.generation)
         self._base = Step(0)
@@ -149,7 +173,9 @@ class TrainingSession:
         self._told_at = -math.inf
         """When the newest boundary was passed that the agent was told of at once."""
         self._profiler: NetworkProfiler | None = None
-        if link.has_agent and environment.world_size > 1 and environment.local_rank == 0:  # whose idle spans are those of the node
+        if (
+            link.has_agent and environment.world_size > 1 and environment.local_rank == 0
+        ):  # whose idle spans are those of the node
             self._profiler = NetworkProfiler(self._report_spans, TorchTrace())
         self.fence_hook = torch.compiler.disable(lambda *_: self.fence(), reason=NOT_COMPILED)  # type: ignore[no-untyped-call]
         """`fence` for torch's hooks. Compiled code leaves its graph for it every time; traced, it would not wait."""
@@ -186,15 +212,20 @@ class TrainingSession:
         return tuple(self._guard.blocked_seconds)
 
     def restore(self) -> int:
-        """Bring back the step that the agent names, in place. Collective, all or none; once, after everything is built and before the first forward.
+        """Bring back the step that the agent names, in place.
+
+        Collective, all or none; once, after everything is built and before the first forward.
 
         Returns:
-            Steps finished: the script's loop goes on behind it. 0 when there is nothing to restore. A second call changes nothing.
+            Steps finished: the script's loop goes on behind it. 0 when there is nothing to restore. A second call
+            changes nothing.
 
         Raises:
-            RestoreMismatch: a rank's snapshot does not fit, or the ranks were given different steps; nothing was written. Or what fitted is found to
-                be no snapshot when all of it has come: then the model holds a part of it, and the process must end.
-            AgentUnreachable: the agent went while the state was on its way, and did not come back; the model holds a part of it, likewise.
+            RestoreMismatch: a rank's snapshot does not fit, or the ranks were given different steps; nothing was
+                written. Or what fitted is found to be no snapshot when all of it has come: then the model holds a part
+                of it, and the process must end.
+            AgentUnreachable: the agent went while the state was on its way, and did not come back; the model holds a
+                part of it, likewise.
         """
         if self._is_restored:
             return self._boundary
@@ -226,7 +257,9 @@ class TrainingSession:
             SessionMisuse: a loader yields no batches.
         """
         self.restore()
-        self._publish(target=int(until_step) if 0 < until_step <= MAX_TARGET else 0)  # people want to know how long it will take
+        self._publish(
+            target=int(until_step) if 0 < until_step <= MAX_TARGET else 0
+        )  # people want to know how long it will take
         while self._boundary < until_step and not self._is_stopped:
             before, count = self._state.steps_made(), 0
             while count == 0 or not self._is_step_complete(before, count, accumulate):
@@ -237,7 +270,9 @@ class TrainingSession:
         self._state.keep_passing()
 
     def boundary(self) -> Control:
-        """Say that an optimizer step is finished. Every rank, once per step, after everything that belongs to it (scheduler, scaler, averages).
+        """Say that an optimizer step is finished.
+
+        Every rank, once per step, after everything that belongs to it (scheduler, scaler, averages).
 
         Returns:
             Where training stands, and whether to stop; all ranks are told to stop at the same step.
@@ -272,18 +307,23 @@ class TrainingSession:
         return Control(self._boundary, self._is_stopped)
 
     def fence(self) -> None:
-        """Wait for the copy in flight. Before the script changes registered state outside an optimizer step (weight clipping, swapped averages)."""
+        """Wait for the copy in flight.
+
+        Before the script changes registered state outside an optimizer step (weight clipping, swapped averages).
+        """
         self._has_left = True
         self._guard.reach()
 
     @contextlib.contextmanager
-    def phase(self, name: Literal["train", "eval", "checkpoint", "wait"], *, limit_seconds: float | None = None) -> Iterator[None]:
+    def phase(
+        self, name: Literal["train", "eval", "checkpoint", "wait"], *, limit_seconds: float | None = None
+    ) -> Iterator[None]:
         """Say what the script is doing, for as long as the context lasts: each phase has a time limit of its own.
 
         Args:
             name: of the phase. `wait`: this rank stands still on purpose, at a gate that something else opens.
-            limit_seconds: nobody takes the rank for stuck before it has stood there for this long, and the job's reason says that it waits; at
-                most a day. Without it the limit is the one that was learned from the job.
+            limit_seconds: nobody takes the rank for stuck before it has stood there for this long, and the job's reason
+                says that it waits; at most a day. Without it the limit is the one that was learned from the job.
 
         Yields:
             Nothing.
@@ -292,7 +332,9 @@ class TrainingSession:
             SessionMisuse: the limit is not above 0, or more than a day.
         """
         if limit_seconds is not None and not 0 < limit_seconds <= MAX_LIMIT_SECONDS:
-            raise SessionMisuse(f"limit_seconds is {limit_seconds}; it must be above 0 and at most {MAX_LIMIT_SECONDS:,}")
+            raise SessionMisuse(
+                f"limit_seconds is {limit_seconds}; it must be above 0 and at most {MAX_LIMIT_SECONDS:,}"
+            )
         before, limit_before = self._half.phase, self._half.limit
         self._publish(phase=Phase[name.upper()], limit=math.ceil(limit_seconds or 0))
         try:
@@ -306,8 +348,8 @@ class TrainingSession:
         The same values are accepted and refused with an agent, without one and after `close`. Only an agent keeps them.
 
         Args:
-            **values: numbers, or tensors of one element, which may require grad; one on a GPU is read at a later boundary. NaN and infinities are
-                logged.
+            **values: numbers, or tensors of one element, which may require grad; one on a GPU is read at a later
+                boundary. NaN and infinities are logged.
 
         Raises:
             SessionMisuse: a value is not one real number, or its name begins with `everstep/`; by name.
@@ -319,16 +361,21 @@ class TrainingSession:
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Return this rank's live model and optimizer tensors by name: what a script may write out as its result."""
-        return {item.name: item.tensor.detach() for adapter in self._state.adapters for item in adapter.observe().tensors}
+        return {
+            item.name: item.tensor.detach() for adapter in self._state.adapters for item in adapter.observe().tensors
+        }
 
     def close(self) -> None:
-        """End the session: the last step is captured and committed if that is possible soon, then the agent is told. Idempotent.
+        """End the session: the last step is captured and committed if that is possible soon, then the agent is told.
 
-        Call it right behind the loop, before results are written: a snapshot taken here must still be the state of the last boundary. Where the
-        script has gone on since (a batch, an optimizer's step, `fence`), or deals with an exception (on its way out through a `finally`, or caught
-        by the `except` clause that this is called in), nothing is captured, and a line says why. An evaluation in between leaves no trace if
-        `batches` has ended, or `boundary` has said to stop: it is modes and generators that it changes. A script that ends with code 0 without it
-        gets it at exit.
+        Idempotent.
+
+        Call it right behind the loop, before results are written: a snapshot taken here must still be the state of the
+        last boundary. Where the script has gone on since (a batch, an optimizer's step, `fence`), or deals with an
+        exception (on its way out through a `finally`, or caught by the `except` clause that this is called in), nothing
+        is captured, and a line says why. An evaluation in between leaves no trace if `batches` has ended, or `boundary`
+        has said to stop: it is modes and generators that it changes. A script that ends with code 0 without it gets it
+        at exit.
         """
         if self._is_closed:
             return
@@ -373,7 +420,11 @@ class TrainingSession:
 
     def _gone_on(self) -> str:
         has_moved = self._has_left or self._state.progress() != self._progress
-        return "the script has gone on since: say boundary() when a step is complete, and close() right behind it" if has_moved else ""
+        return (
+            "the script has gone on since: say boundary() when a step is complete, and close() right behind it"
+            if has_moved
+            else ""
+        )
 
     def _say_departure(self) -> None:
         logger.warning("step %d is not captured at the end: %s", self._boundary, self._departure)
@@ -391,7 +442,9 @@ class TrainingSession:
                 self._snapshotter.prepare()
                 self._guard.reach()
             self._link.wait(min(left, LOOK_SECONDS))
-        logger.warning("step %d was not committed within %.0f s of the end", self._boundary, self._environment.final_round_seconds)
+        logger.warning(
+            "step %d was not committed within %.0f s of the end", self._boundary, self._environment.final_round_seconds
+        )
 
     def _await_stop(self) -> Decision:
         """Stand at the announced stop until it is confirmed or withdrawn; an agent that restarts meanwhile, or cannot be read, is waited for."""
@@ -466,7 +519,9 @@ class TrainingSession:
                 check_whole(named, memory, expected)
             self._state.complete(snapshot)
 
-    def _read(self, named: Arriving | Welcome, arrival: Arrival, expected: Expected) -> tuple[tuple[mmap.mmap, Snapshot] | None, str]:
+    def _read(
+        self, named: Arriving | Welcome, arrival: Arrival, expected: Expected
+    ) -> tuple[tuple[mmap.mmap, Snapshot] | None, str]:
         """Return this rank's slot and snapshot, or why there is none; neither when there is nothing to restore."""
         mapped, self._mapped = self._mapped, None
         if not named.base_step:
@@ -474,7 +529,9 @@ class TrainingSession:
         if named.base_slot_path is None:
             return None, f"the agent names step {named.base_step} to restore, and no slot that holds it"
         try:
-            memory = mapped[1] if mapped is not None and mapped[0] is named else map_ahead(Path(named.base_slot_path), ())
+            memory = (
+                mapped[1] if mapped is not None and mapped[0] is named else map_ahead(Path(named.base_slot_path), ())
+            )
             return (memory, read_snapshot(named, memory, arrival, expected)), ""
         except OSError as error:
             return None, f"the slot {named.base_slot_path} cannot be read: {error}"
@@ -492,13 +549,22 @@ class TrainingSession:
 
     def _nudge(self) -> None:
         """Have the agent look at the page."""
-        self._link.hint(Boundary(generation=self._link.generation, boundary=Step(self._boundary), at_seconds=0.0, blocked_seconds=0.0))
+        self._link.hint(
+            Boundary(
+                generation=self._link.generation, boundary=Step(self._boundary), at_seconds=0.0, blocked_seconds=0.0
+            )
+        )
 
     def _word(self, passed_at: float) -> Boundary:
         """Return what the agent is told of a boundary that was passed just now, and what saving took since the one before."""
         blocked = self._guard.total_blocked_seconds - self._told_blocked_seconds
         self._told_blocked_seconds += blocked
-        return Boundary(generation=self._link.generation, boundary=Step(self._boundary), at_seconds=passed_at, blocked_seconds=blocked)
+        return Boundary(
+            generation=self._link.generation,
+            boundary=Step(self._boundary),
+            at_seconds=passed_at,
+            blocked_seconds=blocked,
+        )
 
     def _report_spans(self, iteration_seconds: float, spans: tuple[IdleSpan, ...]) -> None:
         self._link.hold(IdleSpans(generation=self._link.generation, iteration_seconds=iteration_seconds, spans=spans))
@@ -508,7 +574,9 @@ class TrainingSession:
         with self._half_lock:
             self._said.update(changes)  # one call, so that whoever comes in between loses nothing of it
             said = None
-            while said != self._said:  # again where a signal handler has published meanwhile: what it wrote was written over
+            while (
+                said != self._said
+            ):  # again where a signal handler has published meanwhile: what it wrote was written over
                 said = self._said.copy()
                 self._half = RankHalf(self._link.generation, **said)
                 self._link.publish(self._half)

@@ -4,8 +4,9 @@
     observe; copy what may ──────▶ the copier copies the rest, ────▶ the guard waits for it, checks it
     change any time; index         `Capturing` … `Captured`          (audited: all is copied at the boundary, `Captured` only now)
 
-Invariant: a snapshot is reported as captured only when every byte of it is of its own step, as far as torch counts the changes that the training
-thread makes. Audits find changes that torch does not count. No failure in here reaches the training script.
+Invariant: a snapshot is reported as captured only when every byte of it is of its own step, as far as torch counts the
+changes that the training thread makes. Audits find changes that torch does not count. No failure in here reaches the
+training script.
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from everstep.protocol.ids import Step
-from everstep.protocol.rank_messages import NONE, Abandoned, Captured, Capturing, SlotsGranted, SlotsRefused, SlotsRequest
+from everstep.protocol.rank_messages import (
+    NONE,
+    Abandoned,
+    Captured,
+    Capturing,
+    SlotsGranted,
+    SlotsRefused,
+    SlotsRequest,
+)
 from everstep.protocol.slot import HEADER_BYTES, chunk_count, chunk_range, digest
 from everstep.training.agent_link import AgentLink
 from everstep.training.capture import CapturePlan, SlotMemory, StateTensor
@@ -39,8 +48,9 @@ LOOK_SECONDS = 0.25
 """How often it is looked whether the first slots are still wanted; that they are granted is heard at once."""
 STREAMED_BYTES = 32 * 1024 * 1024
 """Of deferred tensors, from which on the agent is told how far the copy has come: it gains 0.1 ms a MiB by that, and each word costs as much.
-Not where cores are few, and digests and streams take the copier's: on two cores with two ranks, 1 GiB each, a commit took 1,003 ms a GiB instead of
-926, and training with little time for the copy was blocked for 186 ms instead of 5 (medians, measured in turn)."""
+Not where cores are few, and digests and streams take the copier's: on two cores with two ranks, 1 GiB each, a commit
+took 1,003 ms a GiB instead of 926, and training with little time for the copy was blocked for 186 ms instead of 5
+(medians, measured in turn)."""
 ASK_AGAIN_BOUNDARIES = 100
 """From one look at a state that had grown beyond its node's memory to the next: it may have become smaller again."""
 COLD_BYTES = 8 * 1024 * 1024
@@ -91,15 +101,19 @@ class _Capture:
 class _Verdict:
     """Decides once whether an unaudited snapshot is whole, and reports that once its copy has ended. Any thread.
 
-    A change that began before the end of the copy is in a version only when its operation has ended. So the one look that decides is made at a
-    moment when the training thread is inside no operation: at a pause behind the copy, or at the guard, whichever comes first.
+    A change that began before the end of the copy is in a version only when its operation has ended. So the one look
+    that decides is made at a moment when the training thread is inside no operation: at a pause behind the copy, or at
+    the guard, whichever comes first.
 
     Args:
         moved: returns the names of the tensors whose versions or addresses changed since the boundary.
-        settle: called once, with those names, and with the error that ended the copy, the look or the wait at the guard.
+        settle: called once, with those names, and with the error that ended the copy, the look or the wait at the
+            guard.
     """
 
-    def __init__(self, moved: Callable[[], Sequence[str]], settle: Callable[[Sequence[str], BaseException | None], None]) -> None:
+    def __init__(
+        self, moved: Callable[[], Sequence[str]], settle: Callable[[Sequence[str], BaseException | None], None]
+    ) -> None:
         self._moved = moved
         self._settle = settle
         self._lock = threading.RLock()  # a signal handler of the script may reach the guard in the middle of a look
@@ -188,7 +202,10 @@ class _WarmDigests:
         Args:
             final_bytes: the payload's first bytes, up to here, are not written any more.
         """
-        while self._next < chunk_count(self._payload_bytes) and (ends := chunk_range(self._next, self._payload_bytes))[1] <= final_bytes:
+        while (
+            self._next < chunk_count(self._payload_bytes)
+            and (ends := chunk_range(self._next, self._payload_bytes))[1] <= final_bytes
+        ):
             with self._memory.bytes_at(*ends) as chunk:
                 self._known += digest(chunk)
             self._next += 1
@@ -248,7 +265,9 @@ class Snapshotter:
         self.settled = NONE
         """The step that was captured or abandoned last."""
         self.telling = NONE
-        """The step that was captured last, if the copier's thread lets the boundary's word go. From the training thread it would wake the agent on
+        """The step that was captured last, if the copier's thread lets the boundary's word go.
+
+        From the training thread it would wake the agent on
         the core that training needs just then."""
 
     @property
@@ -290,7 +309,10 @@ class Snapshotter:
                 self._map(granted)
 
     def prepare(self) -> None:
-        """Ask for slots if that has not been done, and get those that were granted ready. At every boundary, behind a capture."""
+        """Ask for slots if that has not been done, and get those that were granted ready.
+
+        At every boundary, behind a capture.
+        """
         if self._plan is None:
             try:
                 self._request(self._state.observe())
@@ -320,7 +342,8 @@ class Snapshotter:
         begun = time.perf_counter()
         try:
             abandoned = self._capture(_Capture(step, slot, begun))
-        except Exception as error:  # registered at init in order, and changed since; or the script's own code fails when it is asked for its state
+        except Exception as error:
+            # registered at init in order, and changed since; or the script's own code fails when it is asked for its state
             abandoned = _reason(error)
             self._note(abandoned)
         if abandoned:
@@ -345,16 +368,22 @@ class Snapshotter:
         return self._write(capture, observed, self._plan, memory)
 
     def _is_planned(self, observed: Observed) -> bool:
-        """Say whether the plan is one for this state. Most boundaries find the very tensors of the one before, and then little is looked at."""
+        """Say whether the plan is one for this state.
+
+        Most boundaries find the very tensors of the one before, and then little is looked at.
+        """
         assert self._plan is not None
         if self._tensors is not None and self._tensors.are(observed.lists, self._guard.unstable):
-            return self._tensors.count + len(observed.fresh) == len(self._plan.entries) and self._plan.fits_at(self._tensors.count, observed.fresh)
+            return self._tensors.count + len(observed.fresh) == len(self._plan.entries) and self._plan.fits_at(
+                self._tensors.count, observed.fresh
+            )
         self._tensors = None
         return self._plan.fits(observed.tensors)
 
     def _write(self, capture: _Capture, observed: Observed, plan: CapturePlan, memory: SlotMemory) -> str:
         if self._ticket is not None:
-            self._ticket.join()  # on a device training may be ahead of the last copy, at whose end the page says that nobody is at a slot
+            # on a device training may be ahead of the last copy, at whose end the page says that nobody is at a slot
+            self._ticket.join()
         if self._tensors is None:
             self._tensors = _Tensors(observed.lists, self._guard.unstable)
         tensors, views = self._tensors, memory.views(plan)
@@ -370,14 +399,17 @@ class Snapshotter:
             self._on_copying(capture.step)
             self._copier.copy(now)
             if is_audited:
-                # Compared with a copy made later, a tensor that changed before it was copied would look as if it had not changed at all.
+                # Compared with a copy made later, a tensor that changed before it was copied would look as if it had
+                # not changed at all.
                 self._copier.copy(later)
             index_bytes = memory.write_values(plan, observed.values)
             written = _Written(capture.step, capture.slot, plan.index_offset, index_bytes)
             self._fly(capture, written, plan, memory, later, marks, is_audited=is_audited)
         except BaseException as error:  # what a driver says by torch, among others, or what a signal handler raises
             with contextlib.suppress(Exception):
-                self._copier.start(Copies((), ()), lambda _: None).join()  # what was asked for before may still be on its way into the slot
+                self._copier.start(
+                    Copies((), ()), lambda _: None
+                ).join()  # what was asked for before may still be on its way into the slot
             self._on_copying(NONE)
             self.telling = NONE
             if not isinstance(error, Exception):
@@ -392,11 +424,16 @@ class Snapshotter:
         self._link.send(self._abandoned(step, reason))
 
     def drain(self, limit_seconds: float) -> None:
-        """Let a copy that was begun come to its end, for so long at most, and settle it: the step may still be kept. For a script that has failed."""
+        """Let a copy that was begun come to its end, for so long at most, and settle it: the step may still be kept.
+
+        For a script that has failed.
+        """
         deadline = time.monotonic() + limit_seconds
         self._end_mapping(limit_seconds)
         if self._copier.drain(max(0.0, deadline - time.monotonic())):
-            with contextlib.suppress(RuntimeError):  # what a driver says by torch: the state is out of reach, and so is the step
+            with contextlib.suppress(
+                RuntimeError
+            ):  # what a driver says by torch: the state is out of reach, and so is the step
                 self._guard.reach()
 
     def close(self) -> None:
@@ -412,7 +449,15 @@ class Snapshotter:
             self._ahead.join(limit_seconds)
 
     def _fly(
-        self, capture: _Capture, written: _Written, plan: CapturePlan, memory: SlotMemory, later: Copies, marks: Marks, *, is_audited: bool
+        self,
+        capture: _Capture,
+        written: _Written,
+        plan: CapturePlan,
+        memory: SlotMemory,
+        later: Copies,
+        marks: Marks,
+        *,
+        is_audited: bool,
     ) -> None:
         """Start the deferred copies and put the guard before the next change."""
         assert self._tensors is not None
@@ -432,7 +477,11 @@ class Snapshotter:
             elif changed:
                 self._answer(capture, self._abandoned(written.step, f"{changed[0]} changed outside an optimizer step"))
             else:
-                told = partial(Captured, chunk_digests=chunks.all() if chunks is not None else b"", seconds=time.perf_counter() - capture.begun)
+                told = partial(
+                    Captured,
+                    chunk_digests=chunks.all() if chunks is not None else b"",
+                    seconds=time.perf_counter() - capture.begun,
+                )
                 self._answer(capture, self._told(written, told))
 
         verdict = _Verdict(partial(sources.moved, marks), settle)
@@ -461,14 +510,18 @@ class Snapshotter:
                 self._link.let_go()  # a short copy's end goes with it: the agent is woken once
             if complete_count == len(sources.positions):
                 return
-            final_bytes = plan.entries[sources.positions[complete_count]].offset + piece_bytes  # what lies in between is there since the boundary
+            final_bytes = (
+                plan.entries[sources.positions[complete_count]].offset + piece_bytes
+            )  # what lies in between is there since the boundary
             if chunks is not None:
                 chunks.reach(final_bytes)
             elif is_streamed:
                 self._hint_capturing(written, final_bytes)
 
         is_followed = is_streamed or chunks is not None or (is_prompt and is_large)
-        ticket = self._ticket = self._copier.start(Copies((), ()) if is_audited else later, copied, progress if is_followed else None)
+        ticket = self._ticket = self._copier.start(
+            Copies((), ()) if is_audited else later, copied, progress if is_followed else None
+        )
         copies = later.targets if is_audited else None
         moved = partial(sources.moved, marks) if is_audited else verdict.look
         self._guard.arm(Flight(sources, moved, copies, ticket, reached, time.perf_counter() - capture.begun))
@@ -513,7 +566,11 @@ class Snapshotter:
         self._plan = CapturePlan.make(observed.tensors)
         self._tensors = None
         capacity_bytes = self._plan.capacity_bytes(observed.values)
-        self._link.send(SlotsRequest(generation=self._link.generation, layout_hash=self._state.layout_hash, capacity_bytes=capacity_bytes))
+        self._link.send(
+            SlotsRequest(
+                generation=self._link.generation, layout_hash=self._state.layout_hash, capacity_bytes=capacity_bytes
+            )
+        )
 
     def _ask_for_less(self, refused: CapturePlan) -> None:
         """Ask for slots once more if the state is smaller than the one whose slots were refused."""

@@ -1,7 +1,8 @@
 """The live tensors of a plan as a copier and the guard see them: where their memory lies now, and whether that changed.
 
-Most boundaries find the tensors of the boundary before. Invariant: an alias keeps the memory of the newest boundary alive and in place, even if
-the script gives the live tensor other memory; thousands of tensors are looked at in a few calls, not one by one.
+Most boundaries find the tensors of the boundary before. Invariant: an alias keeps the memory of the newest boundary
+alive and in place, even if the script gives the live tensor other memory; thousands of tensors are looked at in a few
+calls, not one by one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from everstep.training.state_tree import PLAIN_CLASSES, tensor_bytes
 
 COMPARED_BYTES = 8 * 1024 * 1024
 """Of a copy, that the device of its tensor is lent memory for at once."""
-_memcmp = ctypes.CDLL(None).memcmp  # a foreign call lets other threads run; torch.equal on bytes takes eight times as long
+_memcmp = ctypes.CDLL(
+    None
+).memcmp  # a foreign call lets other threads run; torch.equal on bytes takes eight times as long
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
@@ -27,7 +30,8 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 class Marks:
     """What changes when torch changes one of some tensors in place or gives it other memory.
 
-    A write through `.data`, a numpy view or a kernel of the script's own changes neither. An in-place operation counts when it ends.
+    A write through `.data`, a numpy view or a kernel of the script's own changes neither. An in-place operation counts
+    when it ends.
     """
 
     versions: list[int]
@@ -48,7 +52,9 @@ class Sources:
         self.aliases = [tensor.detach() for tensor in self.live]
         counted = [(name, state.tensor) for name, (_, state) in zip(self.names, tensors, strict=True)]
         counted += [(state.name, state.wrapper) for _, state in tensors if state.wrapper is not None]
-        counted = [(name, tensor) for name, tensor in counted if not tensor.is_inference()]  # inference tensors have no version
+        counted = [
+            (name, tensor) for name, tensor in counted if not tensor.is_inference()
+        ]  # inference tensors have no version
         self._counted_names = [name for name, _ in counted]
         self._counted = [tensor for _, tensor in counted]
         self.has_wrappers = any(state.wrapper is not None for _, state in tensors)
@@ -78,8 +84,15 @@ class Sources:
         return [name for name in self.names if name in changed]
 
     def differing(self, copies: Sequence[torch.Tensor]) -> list[str]:
-        """Return the names of those whose bytes are not those of their copies. NaN equals itself here, and 0.0 does not equal -0.0."""
-        return [name for name, tensor, copy in zip(self.names, self.live, copies, strict=True) if not _is_equal(tensor, copy)]
+        """Return the names of those whose bytes are not those of their copies.
+
+        NaN equals itself here, and 0.0 does not equal -0.0.
+        """
+        return [
+            name
+            for name, tensor, copy in zip(self.names, self.live, copies, strict=True)
+            if not _is_equal(tensor, copy)
+        ]
 
 
 def _is_equal(tensor: torch.Tensor, copy: torch.Tensor) -> bool:

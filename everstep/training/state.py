@@ -1,7 +1,7 @@
 """All that a run's state is made of on one rank: what the adapters hold, what the script registered, where its data stands, its generators.
 
-Invariant: `load` of what `observe` returned brings back the same state, random draws included; what could not be brought back is refused when
-the state is first observed, before the first step.
+Invariant: `load` of what `observe` returned brings back the same state, random draws included; what could not be
+brought back is refused when the state is first observed, before the first step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from everstep.training.script import Environment
 from everstep.training.state_tree import Tree, encode
 
 FORMAT = 2
-"""Of what adapters and sessions keep in a slot's values. Whoever changes that raises it: what another library has kept is refused by this, before
+"""Of what adapters and sessions keep in a slot's values.
+
+Whoever changes that raises it: what another library has kept is refused by this, before
 anything is written."""
 
 
@@ -69,7 +71,11 @@ class RankState:
     """
 
     def __init__(
-        self, adapters: Sequence[Adapter], objects: Mapping[str, Stateful], streams: Mapping[str, DataStream], environment: Environment
+        self,
+        adapters: Sequence[Adapter],
+        objects: Mapping[str, Stateful],
+        streams: Mapping[str, DataStream],
+        environment: Environment,
     ) -> None:
         self.adapters = adapters
         self.objects = objects
@@ -104,7 +110,12 @@ class RankState:
 
     def devices(self) -> set[int]:
         """Return the CUDA devices that its tensors lie on."""
-        return {tensor.get_device() for adapter in self.adapters for item in adapter.observe().tensors if (tensor := item.tensor).is_cuda}
+        return {
+            tensor.get_device()
+            for adapter in self.adapters
+            for item in adapter.observe().tensors
+            if (tensor := item.tensor).is_cuda
+        }
 
     def on_device(self) -> AbstractContextManager[object]:
         """Make its CUDA device the current one: a script need not, as long as it names devices itself, and its current one is everybody's first."""
@@ -144,7 +155,10 @@ class RankState:
             "",
         )
         fresh = [item for state in of_adapters for item in state.fresh]
-        fresh += [StateTensor(VALUE_PREFIX + path, tensor, is_deferred=False) for path, tensor in (*adapters.tensors, *others.tensors)]
+        fresh += [
+            StateTensor(VALUE_PREFIX + path, tensor, is_deferred=False)
+            for path, tensor in (*adapters.tensors, *others.tensors)
+        ]
         values = msgspec.msgpack.encode(SlotValues(self._facts_data, adapters.data, others.data))
         return Observed([one for state in of_adapters for one in state.lists], fresh, values)
 
@@ -153,14 +167,20 @@ class RankState:
         return [arena for adapter in self.adapters for arena in adapter.expect_restore()]
 
     def load(self, snapshot: Snapshot) -> None:
-        """Bring models and optimizers to a snapshot, in place, as far and as fast as it arrives. Local; may be done again with the same snapshot."""
+        """Bring models and optimizers to a snapshot, in place, as far and as fast as it arrives.
+
+        Local; may be done again with the same snapshot.
+        """
         values: Any = snapshot.adapters()
         for adapter, of_adapter in zip(self.adapters, values, strict=True):
             adapter.load(snapshot.tensors, of_adapter)
         snapshot.tensors.finish()
 
     def complete(self, snapshot: Snapshot) -> None:
-        """Bring everything else to it, once `load` has ended and all of it is there. Collective: ranks rebuild what they derive from each other."""
+        """Bring everything else to it, once `load` has ended and all of it is there.
+
+        Collective: ranks rebuild what they derive from each other.
+        """
         tree: Any = snapshot.others()
         for adapter in self.adapters:
             adapter.synchronize()
@@ -175,7 +195,9 @@ class RankState:
         rng.restore(tree["rng"])  # last: everything above may draw
 
     def keep_passing(self) -> None:
-        """Have modes and generators observed as they are now until the next boundary. Called where the script leaves its loop, for it may evaluate
+        """Have modes and generators observed as they are now until the next boundary.
+
+        Called where the script leaves its loop, for it may evaluate
         before it closes; again without effect.
         """
         self._kept = self._kept or self._passing()
@@ -188,7 +210,10 @@ class RankState:
 
     def progress(self) -> tuple[int | None, ...]:
         """Return counts that grow as soon as a step is begun: steps that frameworks have made, batches that loaders have handed out."""
-        return (*(adapter.steps_made() for adapter in self.adapters), *(stream.handed_count for stream in self.streams.values()))
+        return (
+            *(adapter.steps_made() for adapter in self.adapters),
+            *(stream.handed_count for stream in self.streams.values()),
+        )
 
     def steps_made(self) -> int | None:
         """Return the framework's own count of optimizer steps, or None where only the script can tell."""

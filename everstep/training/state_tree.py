@@ -1,14 +1,14 @@
 """Plain values and tensors as bytes and back, without pickle.
 
-A tree is made of None, bool, int of any size, float, complex, str, bytes, list, tuple, dict, set, torch tensors, numpy arrays and scalars, and torch
-dtypes, sizes and devices. `encode` writes it as msgpack; tensors of more than `INLINE_BYTES` are left out and returned beside it under their
-path, to be stored wherever the caller likes.
+A tree is made of None, bool, int of any size, float, complex, str, bytes, list, tuple, dict, set, torch tensors, numpy
+arrays and scalars, and torch dtypes, sizes and devices. `encode` writes it as msgpack; tensors of more than
+`INLINE_BYTES` are left out and returned beside it under their path, to be stored wherever the caller likes.
 
     plain leaf                    itself
     anything else                 [tag, …]    the tags are those of `_Tag`
 
-Invariant: `decode(encode(tree))` equals the tree, types included (a tuple stays a tuple, NaN keeps its bits, a tensor its kind of device), or
-`encode` raises: nothing is guessed. Decoding runs no code that the bytes name.
+Invariant: `decode(encode(tree))` equals the tree, types included (a tuple stays a tuple, NaN keeps its bits, a tensor
+its kind of device), or `encode` raises: nothing is guessed. Decoding runs no code that the bytes name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ INLINE_BYTES = 1024
 """Smaller tensors stand inside the bytes: their shape may change from step to step without changing where the others lie."""
 MAX_DEPTH = 64
 PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
-"""Of tensors whose memory is their own; a buffer is of the first. Another may have none, and call that contiguous host memory at address 0."""
+"""Of tensors whose memory is their own; a buffer is of the first.
+
+Another may have none, and call that contiguous host memory at address 0.
+"""
 
 _INT64 = range(-(2**63), 2**64)
 _LEAVES = frozenset({type(None), bool, float, str, bytes})
@@ -105,7 +108,16 @@ def decode(data: bytes, tensor: Callable[[str], torch.Tensor]) -> Tree:
     """
     try:
         return _decode(msgspec.msgpack.decode(data), tensor)
-    except (msgspec.DecodeError, ValueError, TypeError, KeyError, IndexError, RuntimeError, AttributeError, struct.error) as error:
+    except (
+        msgspec.DecodeError,
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        RuntimeError,
+        AttributeError,
+        struct.error,
+    ) as error:
         raise CorruptSlot(f"the values of a slot do not decode: {error}") from error
 
 
@@ -133,7 +145,10 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def place_of(tensor: torch.Tensor) -> list[str]:
-    """Return the kind of device that a tensor lies on; nothing for host memory. Which of them is the launch's affair: a rank uses one."""
+    """Return the kind of device that a tensor lies on; nothing for host memory.
+
+    Which of them is the launch's affair: a rank uses one.
+    """
     return [] if tensor.device.type == "cpu" else [tensor.device.type]
 
 
@@ -187,11 +202,15 @@ def _is_flat(items: list[object] | tuple[object, ...]) -> bool:
     return kinds <= _FLAT and (int not in kinds or all(item in _INT64 for item in items if type(item) is int))
 
 
-def _encode_items(value: Mapping[object, object], path: str, tensors: list[tuple[str, torch.Tensor]], depth: int) -> list[object]:
+def _encode_items(
+    value: Mapping[object, object], path: str, tensors: list[tuple[str, torch.Tensor]], depth: int
+) -> list[object]:
     items: list[object] = []
     for key, item in value.items():
         if not isinstance(key, (str, int, tuple, float, bytes, type(None))):
-            raise CannotResume(path, f"a dict key of type {type(key).__qualname__}; use str, int, float, bytes, tuple or None")
+            raise CannotResume(
+                path, f"a dict key of type {type(key).__qualname__}; use str, int, float, bytes, tuple or None"
+            )
         items.append(_encode(key, f"{path}/(key)", tensors, depth + 1))
         items.append(_encode(item, f"{path}/{key if isinstance(key, str) else repr(key)}", tensors, depth + 1))
     return items
@@ -200,7 +219,9 @@ def _encode_items(value: Mapping[object, object], path: str, tensors: list[tuple
 def _encode_leaf(value: object, path: str, tensors: list[tuple[str, torch.Tensor]]) -> object:
     if isinstance(value, torch.Tensor):
         if type(value) not in PLAIN_CLASSES:
-            raise CannotResume(path, f"a tensor of class {type(value).__qualname__}; register its module or its local tensor")
+            raise CannotResume(
+                path, f"a tensor of class {type(value).__qualname__}; register its module or its local tensor"
+            )
         check_dense(value, path)
         if value.numel() * value.element_size() <= INLINE_BYTES:
             data = bytes(tensor_bytes(value).cpu().numpy())
@@ -225,7 +246,9 @@ def _encode_leaf(value: object, path: str, tensors: list[tuple[str, torch.Tensor
     if type(value) is complex:
         return [_Tag.COMPLEX, struct.pack(">dd", value.real, value.imag)]
     raise CannotResume(
-        path, f"a value of type {type(value).__module__}.{type(value).__qualname__} cannot be brought back; keep plain values and tensors"
+        path,
+        f"a value of type {type(value).__module__}.{type(value).__qualname__} cannot be brought back; keep "
+        "plain values and tensors",
     )
 
 

@@ -40,11 +40,16 @@ class Decision:
     """The stop at this very boundary is announced and not yet confirmed: stand still and look again."""
     is_stopped: bool = False
     is_quiet: bool = False
-    """Nothing follows from this boundary: the step that is proposed lies ahead. The agent need not hear of it at once."""
+    """Nothing follows from this boundary: the step that is proposed lies ahead.
+
+    The agent need not hear of it at once.
+    """
 
 
 def decide(view: RankView, half: AgentHalf) -> Decision:
-    """Return what the rank does on reading `half`. Called at every boundary, and again and again while the rank stands still.
+    """Return what the rank does on reading `half`.
+
+    Called at every boundary, and again and again while the rank stands still.
 
     Args:
         view: the rank's own state.

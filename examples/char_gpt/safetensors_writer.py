@@ -29,7 +29,11 @@ def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         data = tensor.reshape(-1).view(torch.uint8).numpy()
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [end, end + data.nbytes]}
+        header[name] = {
+            "dtype": NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [end, end + data.nbytes],
+        }
         pieces.append(data)
         end += data.nbytes
     text = json.dumps(header).encode()

@@ -1,4 +1,6 @@
-"""A char-level GPT on Python's own standard library, trained with DeepSpeed ZeRO-3. Every machine has the text; no GPU is needed.
+"""A char-level GPT on Python's own standard library, trained with DeepSpeed ZeRO-3.
+
+Every machine has the text; no GPU is needed.
 
     torchrun --nproc-per-node=2 train.py --steps 20                                      # alone
     everstep jobs submit --name gpt --source-dir . --entry-point train.py --node-count 4  # under Everstep, unchanged
@@ -24,7 +26,16 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 import everstep.training
 
 settings = everstep.training.hyperparameters(
-    steps=200, seed=7, layers=2, width=128, heads=4, context=64, batch=4, dropout=0.1, learning_rate=3e-3, text_bytes=1_000_000
+    steps=200,
+    seed=7,
+    layers=2,
+    width=128,
+    heads=4,
+    context=64,
+    batch=4,
+    dropout=0.1,
+    learning_rate=3e-3,
+    text_bytes=1_000_000,
 )
 
 
@@ -69,7 +80,9 @@ def warm_up_then_cosine(step: int) -> float:
     return 0.55 + 0.45 * math.cos(math.pi * min(1.0, (step - warm_up) / max(1, settings.steps - warm_up)))
 
 
-warnings.filterwarnings("ignore", category=FutureWarning, module="torch")  # DeepSpeed calls collectives by their former names
+warnings.filterwarnings(
+    "ignore", category=FutureWarning, module="torch"
+)  # DeepSpeed calls collectives by their former names
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
 deepspeed.init_distributed("gloo")
@@ -112,5 +125,8 @@ output = everstep.training.output_dir()
 write_safetensors(output / f"state-rank{rank}.safetensors", session.state_tensors())
 (output / f"losses-rank{rank}.json").write_text(json.dumps({"losses": losses.values}))
 if rank == 0:
-    print(f"{len(losses.values)} steps, loss {losses.values[0]:.4f} to {losses.values[-1]:.4f}, results in {output}", flush=True)
+    print(
+        f"{len(losses.values)} steps, loss {losses.values[0]:.4f} to {losses.values[-1]:.4f}, results in {output}",
+        flush=True,
+    )
 dist.destroy_process_group()

@@ -1,6 +1,7 @@
 """Are two runs of a job bit-identical? Read from what they left in S3, by nothing but this file.
 
-A run's output is one folder per rank: `rank=<r>/state-rank<r>.safetensors` (model and optimizer shard) and `rank=<r>/losses-rank<r>.json`.
+A run's output is one folder per rank: `rank=<r>/state-rank<r>.safetensors` (model and optimizer shard) and
+`rank=<r>/losses-rank<r>.json`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def read_run(folder: Path, world_size: int) -> RunResult:
     for rank in range(world_size):
         tensors = (folder / f"rank={rank}" / f"state-rank{rank}.safetensors").read_bytes()
         (header_bytes,) = struct.unpack_from("<Q", tensors)
-        header = {name: entry for name, entry in json.loads(tensors[8 : 8 + header_bytes]).items() if name != "__metadata__"}
+        header = {
+            name: entry for name, entry in json.loads(tensors[8 : 8 + header_bytes]).items() if name != "__metadata__"
+        }
         if not header:
             raise ValueError(f"rank {rank} left no tensors in {folder}")
         for name in sorted(header):

@@ -1,7 +1,8 @@
 """The main job: a training run that loses a process, an instance and a whole group, and ends bit for bit as if nothing had happened.
 
-Everything goes through public faces: the Everstep API for the job, plain boto3 for the cloud. `make demo` runs it; the report is
-`.everstep/demo/report.json`. With KEEP=1 in the environment the cluster stays up afterwards, until it is interrupted.
+Everything goes through public faces: the Everstep API for the job, plain boto3 for the cloud. `make demo` runs it; the
+report is `.everstep/demo/report.json`. With KEEP=1 in the environment the cluster stays up afterwards, until it is
+interrupted.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Demo:
         self.console = console
         self.begun = time.monotonic()
 
-    # -- telling ----------------------------------------------------------------------------------------------------------------------------
+    # -- telling
 
     def say(self, text: str) -> None:
         """Print one line of the story, with the time."""
@@ -73,14 +74,23 @@ class Demo:
             if arrived(description):
                 return description
             if description["TrainingJobStatus"] in ("Failed", "Stopped", "Completed"):
-                raise DemoFailed(f"job {job} is {description['TrainingJobStatus']} ({description['Reason']}) while waiting for {what}")
+                raise DemoFailed(
+                    f"job {job} is {description['TrainingJobStatus']} ({description['Reason']}) while waiting "
+                    f"for {what}"
+                )
             state = (description["SecondaryStatus"], description["Generation"])
             step = max(description["Boundary"], 0)
             if state != told_state:
-                self.say(f"[cyan]{job}[/] {description['SecondaryStatus'].lower()} (launch {description['Generation']}): {description['Reason']}")
+                self.say(
+                    f"[cyan]{job}[/] {description['SecondaryStatus'].lower()} (launch "
+                    f"{description['Generation']}): {description['Reason']}"
+                )
                 told_state, told_step, told_at = state, step, time.monotonic()
             elif step >= told_step + TOLD_EVERY_STEPS:
-                self.say(f"[cyan]{job}[/] step {step} of {STEPS}; step {max(description['CommittedStep'], 0)} is safe in memory on {COPIES} nodes")
+                self.say(
+                    f"[cyan]{job}[/] step {step} of {STEPS}; step {max(description['CommittedStep'], 0)} is "
+                    f"safe in memory on {COPIES} nodes"
+                )
                 told_step, told_at = step, time.monotonic()
             elif time.monotonic() - told_at > TOLD_EVERY_SECONDS:
                 what_for = "; DeepSpeed compiles a small extension at its first use on a machine" if step == 0 else ""
@@ -89,10 +99,12 @@ class Demo:
             if (now := (state, step, description["Reason"])) != last:
                 last, moved_at = now, time.monotonic()
             if time.monotonic() - moved_at > PATIENCE_SECONDS:
-                raise DemoFailed(f"nothing has moved for {PATIENCE_SECONDS:.0f} s while waiting for {what}: {description['Reason']}")
+                raise DemoFailed(
+                    f"nothing has moved for {PATIENCE_SECONDS:.0f} s while waiting for {what}: {description['Reason']}"
+                )
             _pause()
 
-    # -- the job ------------------------------------------------------------------------------------------------------------------------------
+    # -- the job
 
     def submit(self, job: str) -> None:
         """Submit the char-GPT through the public API."""
@@ -107,7 +119,10 @@ class Demo:
             Protection={"Copies": COPIES},
             CheckpointConfig={"EverySteps": CHECKPOINT_EVERY},
         )
-        self.say(f"submitted [cyan]{job}[/]: char-GPT, DeepSpeed ZeRO-3, {NODES} ranks, {STEPS} steps, every shard on {COPIES} nodes")
+        self.say(
+            f"submitted [cyan]{job}[/]: char-GPT, DeepSpeed ZeRO-3, {NODES} ranks, {STEPS} steps, every shard "
+            f"on {COPIES} nodes"
+        )
 
     def result(self, job: str) -> RunResult:
         """Download what a finished job left in S3 and read it."""
@@ -131,10 +146,13 @@ class Demo:
             if incident["RestoreSource"] != "s3"
             else f"[green]recovered[/] from {incident['Cause']} out of [bold]S3[/]"
         )
-        self.say(f"  resumed from step {incident['FromStep']}, {incident['LostSteps']} steps done again, {_total(incident):.1f} s in all")
+        self.say(
+            f"  resumed from step {incident['FromStep']}, {incident['LostSteps']} steps done again, "
+            f"{_total(incident):.1f} s in all"
+        )
         return incident
 
-    # -- the faults -----------------------------------------------------------------------------------------------------------------------------
+    # -- the faults
 
     def kill_rank(self, job: str) -> None:
         """SIGKILL one rank process in the middle of training."""
@@ -163,11 +181,16 @@ class Demo:
             raise DemoFailed(f"only {STEPS - protection['Boundary']} steps remain for the third incident")
         groups = [{holder["NodeId"] for holder in shard["Holders"]} for shard in protection["Shards"]]
         victims = sorted(next(group for group in groups if newcomer not in group))
-        self.say(f"checkpoint of step {protection['LastCheckpoint']['Step']} is in S3; shard holders read from DescribeProtection")
-        self.cluster.aws("ec2").terminate_instances(InstanceIds=victims)  # both in one call: as two faults one would be seen before the other
+        self.say(
+            f"checkpoint of step {protection['LastCheckpoint']['Step']} is in S3; shard holders read from "
+            "DescribeProtection"
+        )
+        self.cluster.aws("ec2").terminate_instances(
+            InstanceIds=victims
+        )  # both in one call: as two faults one would be seen before the other
         self.say(f"[red]terminated[/] both holders of one group at once: {', '.join(victims)}")
 
-    # -- the story --------------------------------------------------------------------------------------------------------------------------------
+    # -- the story
 
     def run(self) -> dict[str, Any]:
         """Tell the whole story and return the report.
@@ -213,7 +236,11 @@ def check(incidents: list[dict[str, Any]], report: dict[str, Any]) -> None:
     Raises:
         DemoFailed: one shows something else.
     """
-    expected = [("rank_exit", "local", 3), ("instance_terminated", "peer", 3), ("group_lost", "s3", CHECKPOINT_EVERY + 3)]
+    expected = [
+        ("rank_exit", "local", 3),
+        ("instance_terminated", "peer", 3),
+        ("group_lost", "s3", CHECKPOINT_EVERY + 3),
+    ]
     for incident, (cause, source, lost_steps) in zip(incidents, expected, strict=True):
         seen = (incident["Cause"], incident.get("RestoreSource"))
         if seen != (cause, source) or incident["LostSteps"] > lost_steps or incident["FromStep"] <= 0:
@@ -235,7 +262,10 @@ def summary(incident: dict[str, Any]) -> dict[str, Any]:
         "restore_source": incident["RestoreSource"],
         "from_step": incident["FromStep"],
         "lost_steps": incident["LostSteps"],
-        "phases": {f"{phase}_seconds": incident[f"{phase.title()}Seconds"] for phase in ("detect", "replace", "restore", "rework")},
+        "phases": {
+            f"{phase}_seconds": incident[f"{phase.title()}Seconds"]
+            for phase in ("detect", "replace", "restore", "rework")
+        },
         "instance_id": incident.get("InstanceId"),
         "replacement_instance_id": incident.get("ReplacementInstanceId"),
     }
@@ -288,11 +318,16 @@ def main() -> int:
     HOME.mkdir(parents=True)
     cluster = LocalCluster(HOME / "cluster", progress=Steps(console))
     console.print(f"[bold]Everstep demo[/]: {NODES} nodes, {SPARES} spare, one training job, three failures")
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # like an interrupt: what was started is ended
+    signal.signal(
+        signal.SIGTERM, lambda number, _: sys.exit(128 + number)
+    )  # like an interrupt: what was started is ended
     try:
         with cluster:
             cluster.up(ClusterOptions(nodes=NODES, spares=SPARES))
-            console.print(dashboard(cluster.endpoint_url, cluster.token_file, is_built=(STATIC / "index.html").is_file()), soft_wrap=True)
+            console.print(
+                dashboard(cluster.endpoint_url, cluster.token_file, is_built=(STATIC / "index.html").is_file()),
+                soft_wrap=True,
+            )
             code = told(Demo(cluster, console))
             if os.environ.get("KEEP"):
                 stay(console, cluster.endpoint_url, cluster.state_dir)
@@ -310,11 +345,16 @@ def told(demo: Demo) -> int:
             report = demo.run()
     except (DemoFailed, LocalCloudError, EverstepError, OSError, ValueError) as error:
         console.print(f"[red bold]the demo failed:[/] {error}", markup=True)
-        console.print(f"logs: {demo.cluster.logs}/*.log (control plane, local AWS), {demo.cluster.nodes_directory}/*/ (agents and ranks)")
+        console.print(
+            f"logs: {demo.cluster.logs}/*.log (control plane, local AWS), {demo.cluster.nodes_directory}/*/ "
+            "(agents and ranks)"
+        )
         return 1
     console.print(
-        f"[green bold]bit-identical[/]: weights, optimizer state and all {STEPS * NODES} losses equal the undisturbed run "
-        f"(SHA-256 {report['final_digest'][:16]}…; loss {report['first_loss']:.3f} → {report['last_loss']:.3f}; {report['seconds']:.0f} s)"
+        f"[green bold]bit-identical[/]: weights, optimizer state and all {STEPS * NODES} losses equal the "
+        "undisturbed run "
+        f"(SHA-256 {report['final_digest'][:16]}…; loss {report['first_loss']:.3f} → "
+        f"{report['last_loss']:.3f}; {report['seconds']:.0f} s)"
     )
     console.print(f"report: {HOME / 'report.json'}")
     return 0
@@ -335,7 +375,10 @@ def dashboard(address: str, token_file: Path, *, is_built: bool) -> str:
 def stay(console: Console, address: str, state: Path) -> None:
     """Keep the cluster up until somebody interrupts."""
     console.print(f"KEEP=1: the cluster stays up, its dashboard at [bold]{address}[/]; Ctrl-C ends it", soft_wrap=True)
-    console.print(f'in another terminal: eval "$(everstep local env --state-dir {state})"; everstep incidents list', soft_wrap=True)
+    console.print(
+        f'in another terminal: eval "$(everstep local env --state-dir {state})"; everstep incidents list',
+        soft_wrap=True,
+    )
     with contextlib.suppress(KeyboardInterrupt):
         threading.Event().wait()
 

@@ -18,21 +18,37 @@ def obstacles() -> list[str]:
     found = []
     if sys.version_info < (3, 11):  # noqa: UP036 -- whatever Python is there runs this, before any set-up
         found.append(f"Python 3.11 or newer is needed; this is {platform.python_version()}.")
-    tmpfs = {fields[1] for fields in (line.split() for line in Path("/proc/mounts").read_text().splitlines()) if fields[2] == "tmpfs"}
+    tmpfs = {
+        fields[1]
+        for fields in (line.split() for line in Path("/proc/mounts").read_text().splitlines())
+        if fields[2] == "tmpfs"
+    }
     if "/dev/shm" not in tmpfs:
         found.append("/dev/shm is not a tmpfs; snapshots live there. In a container, add --tmpfs /dev/shm.")
     elif shutil.disk_usage("/dev/shm").free < NEEDED_TMPFS_BYTES:
         free = shutil.disk_usage("/dev/shm").free >> 20
-        found.append(f"/dev/shm has {free} MiB free; the demo needs {NEEDED_TMPFS_BYTES >> 20} MiB. In a container, add --shm-size=1g.")
-    memory = {name: int(rest.split()[0]) * 1024 for name, rest in (line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())}
+        found.append(
+            f"/dev/shm has {free} MiB free; the demo needs {NEEDED_TMPFS_BYTES >> 20} MiB. In a container, add "
+            "--shm-size=1g."
+        )
+    memory = {
+        name: int(rest.split()[0]) * 1024
+        for name, rest in (line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    }
     if memory["MemAvailable"] < NEEDED_MEMORY_BYTES:
-        found.append(f"{memory['MemAvailable'] >> 20} MiB of memory are available; the demo needs {NEEDED_MEMORY_BYTES >> 20} MiB.")
+        found.append(
+            f"{memory['MemAvailable'] >> 20} MiB of memory are available; the demo needs "
+            f"{NEEDED_MEMORY_BYTES >> 20} MiB."
+        )
     if shutil.disk_usage(".").free < NEEDED_DISK_BYTES:
         found.append(
-            f"{shutil.disk_usage('.').free >> 20} MiB of disk are free here; set-up needs {NEEDED_DISK_BYTES >> 20} MiB (torch and DeepSpeed)."
+            f"{shutil.disk_usage('.').free >> 20} MiB of disk are free here; set-up needs "
+            f"{NEEDED_DISK_BYTES >> 20} MiB (torch and DeepSpeed)."
         )
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        found.append("No C++ compiler is on the PATH; DeepSpeed builds a small extension at its first use. Install g++.")
+        found.append(
+            "No C++ compiler is on the PATH; DeepSpeed builds a small extension at its first use. Install g++."
+        )
     if not hasattr(os, "pidfd_open"):
         found.append("This Python was built without pidfd support (Linux 5.3 or newer is needed).")
     return found

@@ -3,7 +3,8 @@
     eval "$(everstep local env)"      or: everstep configure, and AWS_PROFILE=everstep
     python with_boto3.py FLEET GROUP JOB
 
-GROUP is an Auto Scaling group with the tag `everstep:fleet` (docs/operating.md says what else it must be). The fleet and the job are made and ended.
+GROUP is an Auto Scaling group with the tag `everstep:fleet` (docs/operating.md says what else it must be). The fleet
+and the job are made and ended.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ for output in everstep.list_outputs(TrainingJobName=job)["Outputs"]:
     content = everstep.get_output(TrainingJobName=job, Key=output["Key"])["Body"].read()
     print("output:", output["Path"], len(content), "bytes")
 for incident in everstep.get_paginator("list_incidents").paginate(TrainingJobName=job).search("Incidents[]"):
-    print("incident:", incident["Cause"], "from", incident.get("RestoreSource"), "lost steps", incident.get("LostSteps"))
+    print(
+        "incident:", incident["Cause"], "from", incident.get("RestoreSource"), "lost steps", incident.get("LostSteps")
+    )
 
 # Forget it all; the fleet's nodes are ended.
 everstep.delete_training_job(TrainingJobName=job, DeleteObjects=True)

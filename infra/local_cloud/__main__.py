@@ -30,7 +30,12 @@ from infra.local_cloud.errors import LocalCloudError
 from infra.local_cloud.faults import CONDITIONS, Conditions
 from infra.local_cloud.parts import write_private
 
-app = typer.Typer(name="everstep local", help="A whole Everstep on this machine: no AWS account, no GPU.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    name="everstep local",
+    help="A whole Everstep on this machine: no AWS account, no GPU.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 app.add_typer(fault_commands.app, name="fault")
 console = Console(stderr=True, highlight=False)
 
@@ -42,7 +47,9 @@ class Network(StrEnum):
     NAMESPACES = "namespaces"
 
 
-StateDir = Annotated[Path, typer.Option(envvar="EVERSTEP_STATE_DIR", help="Where everything of this local cloud is kept.")]
+StateDir = Annotated[
+    Path, typer.Option(envvar="EVERSTEP_STATE_DIR", help="Where everything of this local cloud is kept.")
+]
 DEFAULT_STATE_DIR = Path(".everstep")
 NO_KEYS = LocalKeys(access_key_id="", secret_access_key="")
 """For the names of variables, where their values do not matter."""
@@ -54,21 +61,29 @@ MAX_WIDTH = 240
 def up(
     nodes: Annotated[int, typer.Option(min=1, max=48, help="Nodes that jobs can use.")] = 4,
     spares: Annotated[int, typer.Option(min=0, max=16, help="Nodes that wait for another one to fail.")] = 1,
-    boot_delay: Annotated[float, typer.Option(min=0, max=600, help="Seconds from an instance's launch until it runs.")] = 0.5,
+    boot_delay: Annotated[
+        float, typer.Option(min=0, max=600, help="Seconds from an instance's launch until it runs.")
+    ] = 0.5,
     node_memory_mib: Annotated[
         int | None, typer.Option(min=1, help="Memory for snapshots on each node; a share of what is there unless said.")
     ] = None,
-    detection_seconds: Annotated[float | None, typer.Option(min=0.2, help="How fast silence is noticed; all timeouts derive from it.")] = None,
+    detection_seconds: Annotated[
+        float | None, typer.Option(min=0.2, help="How fast silence is noticed; all timeouts derive from it.")
+    ] = None,
     network: Annotated[
         Network, typer.Option(help="namespaces: each node has one, so that lines can be cut and slowed (needs root).")
     ] = Network.LOOPBACK,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of all chance in the local AWS; a fresh one unless said.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of all chance in the local AWS; a fresh one unless said.")
+    ] = None,
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
     """Start a local AWS, a control plane and a fleet, and wait until its nodes have connected."""
     from infra.local_cloud.up import ClusterOptions, LocalCluster
 
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # like an interrupt: what was started is ended
+    signal.signal(
+        signal.SIGTERM, lambda number, _: sys.exit(128 + number)
+    )  # like an interrupt: what was started is ended
     began = time.monotonic()
     cluster = LocalCluster(state_dir, progress=_Printed())
     cluster.up(
@@ -83,7 +98,10 @@ def up(
         )
     )
     took = time.monotonic() - began
-    console.print(f"[bold]up[/bold] in {took:.1f} s: control plane {cluster.endpoint_url}, AWS {cluster.aws_url}, seed {cluster.seed}")
+    console.print(
+        f"[bold]up[/bold] in {took:.1f} s: control plane {cluster.endpoint_url}, AWS {cluster.aws_url}, "
+        f"seed {cluster.seed}"
+    )
     console.print('point this shell at it:  [bold]eval "$(everstep local env)"[/bold]')
 
 
@@ -109,14 +127,19 @@ def status(
     is_up = len(parts) == 2 and all(part.is_alive for part in parts)
     instances = cluster.instances() if any(part.is_alive and part.name == "aws" for part in parts) else {}
     if output == "json":
-        rows = [{"Name": part.name, "Pid": part.pid, "Alive": part.is_alive, "Url": part.url, "Log": part.log} for part in parts]
+        rows = [
+            {"Name": part.name, "Pid": part.pid, "Alive": part.is_alive, "Url": part.url, "Log": part.log}
+            for part in parts
+        ]
         print(json.dumps({"Up": is_up, "Parts": rows, "Instances": instances}, indent=1))
     elif not parts:
         console.print(f"nothing is up in {cluster.state_dir}")
     else:
         table = Table("what", "pid", "state", "where", box=None)
         for part in parts:
-            table.add_row(part.name, str(part.pid), "runs" if part.is_alive else "[red]dead[/red]", f"{part.url}  {part.log}")
+            table.add_row(
+                part.name, str(part.pid), "runs" if part.is_alive else "[red]dead[/red]", f"{part.url}  {part.log}"
+            )
         for instance_id, pid in instances.items():
             table.add_row(instance_id, str(pid), "runs", str(cluster.nodes_directory / instance_id / "console.log"))
         Console(highlight=False, width=None if sys.stdout.isatty() else MAX_WIDTH).print(table)
@@ -187,7 +210,9 @@ def serve(
     write_private(ready_file, json.dumps(ready).encode())
     cloud.run()
     logging.shutdown()
-    os._exit(0)  # Python would first take apart what moto has in memory, which takes longer than all else that ends here
+    os._exit(
+        0
+    )  # Python would first take apart what moto has in memory, which takes longer than all else that ends here
 
 
 class _Printed:

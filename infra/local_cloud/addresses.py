@@ -1,7 +1,8 @@
 """Loopback addresses for instances: unique on this machine, also between local clouds that run at the same time.
 
-All of 127.0.0.0/8 is this machine on Linux. A local cloud claims whole /24 blocks by binding an abstract unix socket of the block's name: the
-kernel grants a name once per network namespace (which is also what a loopback address belongs to) and takes it back when the process dies.
+All of 127.0.0.0/8 is this machine on Linux. A local cloud claims whole /24 blocks by binding an abstract unix socket of
+the block's name: the kernel grants a name once per network namespace (which is also what a loopback address belongs to)
+and takes it back when the process dies.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     Pending ──boot──▶ InService ──unhealthy, scale-in, by request──▶ Terminating[:Wait] ──▶ gone
 
-One pass looks at each group and takes each member one step further. Suspended processes, scale-in protection, hooks and capacity are honoured as
-AWS documents them; activities are written in AWS's words. Works under the server's lock.
+One pass looks at each group and takes each member one step further. Suspended processes, scale-in protection, hooks and
+capacity are honoured as AWS documents them; activities are written in AWS's words. Works under the server's lock.
 
-Source: Amazon EC2 Auto Scaling User Guide (lifecycle, suspended processes, instance scale-in protection, lifecycle hooks).
+Source: Amazon EC2 Auto Scaling User Guide (lifecycle, suspended processes, instance scale-in protection, lifecycle
+hooks).
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from datetime import UTC, datetime
 from typing import Final
 
 from moto.autoscaling.exceptions import AutoscalingClientError, ValidationError
-from moto.autoscaling.models import Activity, AutoScalingBackend, FakeAutoScalingGroup, InstanceState, LifecycleHook, autoscaling_backends
+from moto.autoscaling.models import (
+    Activity,
+    AutoScalingBackend,
+    FakeAutoScalingGroup,
+    InstanceState,
+    LifecycleHook,
+    autoscaling_backends,
+)
 
 from infra.local_cloud.ec2 import INSUFFICIENT_CAPACITY, Ec2
 from infra.local_cloud.events import Announcements, Owner, lifecycle_action, scaling_outcome, stamp
@@ -42,9 +50,13 @@ ACTIVITIES_KEPT: Final = 500
 LAUNCH_FAILED: Final = f"{INSUFFICIENT_CAPACITY} Launching EC2 instance failed."
 GLOBAL_TIMEOUT_SECONDS: Final = 172_800
 """However often heartbeats are recorded, a member is held no longer than this or a hundred times its hook's timeout."""
-ADMINISTRATIVE: Final = "Amazon EC2 Auto Scaling suspended this process: the group has repeatedly failed to launch instances since {since}."
+ADMINISTRATIVE: Final = (
+    "Amazon EC2 Auto Scaling suspended this process: the group has repeatedly failed to launch instances since {since}."
+)
 """AWS documents that it does this, and not in which words."""
-ALL_PROTECTED: Final = "Could not scale to desired capacity because all remaining instances are protected from scale-in."
+ALL_PROTECTED: Final = (
+    "Could not scale to desired capacity because all remaining instances are protected from scale-in."
+)
 
 
 @dataclass(slots=True)
@@ -119,18 +131,26 @@ class AutoScaling:
             ValidationError: outside the group's bounds, in AWS's words.
         """
         if desired > group.max_size:
-            raise ValidationError(f"New SetDesiredCapacity value {desired} is above max value {group.max_size} for the AutoScalingGroup.")
+            raise ValidationError(
+                f"New SetDesiredCapacity value {desired} is above max value {group.max_size} for the AutoScalingGroup."
+            )
         if desired < group.min_size:
-            raise ValidationError(f"New SetDesiredCapacity value {desired} is below min value {group.min_size} for the AutoScalingGroup.")
+            raise ValidationError(
+                f"New SetDesiredCapacity value {desired} is below min value {group.min_size} for the AutoScalingGroup."
+            )
         group.desired_capacity = desired
         self._record(group).no_launch_before = 0.0
 
-    def update(self, group: FakeAutoScalingGroup, min_size: int | None, max_size: int | None, desired: int | None) -> None:
+    def update(
+        self, group: FakeAutoScalingGroup, min_size: int | None, max_size: int | None, desired: int | None
+    ) -> None:
         """Check new bounds before moto stores them."""
         lowest = group.min_size if min_size is None else min_size
         highest = group.max_size if max_size is None else max_size
         # Without a desired capacity of its own, an update moves it into the new bounds.
-        _require_bounds(lowest, highest, min(max(group.desired_capacity, lowest), highest) if desired is None else desired)
+        _require_bounds(
+            lowest, highest, min(max(group.desired_capacity, lowest), highest) if desired is None else desired
+        )
 
     def terminate(self, group: FakeAutoScalingGroup, member: InstanceState, *, decrement: bool) -> Activity:
         """TerminateInstanceInAutoScalingGroup: end this one; without a decrement another takes its place.
@@ -150,12 +170,17 @@ class AutoScaling:
         if decrement:
             if before - 1 < group.min_size:
                 raise ValidationError(
-                    f"Currently, desiredSize equals minSize ({group.min_size}). Terminating instance without replacement will violate "
-                    f"group's min size constraint. Either set shouldDecrementDesiredCapacity flag to false or lower group's min size."
+                    f"Currently, desiredSize equals minSize ({group.min_size}). Terminating instance without "
+                    "replacement will violate "
+                    "group's min size constraint. Either set shouldDecrementDesiredCapacity flag to false or "
+                    "lower group's min size."
                 )
             group.desired_capacity = before - 1
         change = f", shrinking the capacity from {before} to {group.desired_capacity}." if decrement else "."
-        cause = f"At {_stamp()} instance {member.instance.id} was taken out of service in response to a user request{change}"
+        cause = (
+            f"At {_stamp()} instance {member.instance.id} was taken out of service in response to a user "
+            f"request{change}"
+        )
         self._begin_termination(group, member, cause)
         activity = self._member(member).termination
         assert activity is not None
@@ -174,7 +199,8 @@ class AutoScaling:
         if group.instance_states and not force:
             raise AutoscalingClientError(
                 "ResourceInUse",
-                "You cannot delete an AutoScalingGroup while there are instances or pending Spot instance request(s) still in the group.",
+                "You cannot delete an AutoScalingGroup while there are instances or pending Spot instance "
+                "request(s) still in the group.",
             )
         backend = group.autoscaling_backend
         for member in group.instance_states:
@@ -183,11 +209,17 @@ class AutoScaling:
             self._members.pop(member.instance.id, None)
         group.instance_states = []
         backend.autoscaling_groups.pop(group.name, None)
-        backend.lifecycle_hooks = {key: hook for key, hook in backend.lifecycle_hooks.items() if hook.auto_scaling_group_name != group.name}
-        backend.policies = {key: policy for key, policy in backend.policies.items() if policy.auto_scaling_group_name != group.name}
+        backend.lifecycle_hooks = {
+            key: hook for key, hook in backend.lifecycle_hooks.items() if hook.auto_scaling_group_name != group.name
+        }
+        backend.policies = {
+            key: policy for key, policy in backend.policies.items() if policy.auto_scaling_group_name != group.name
+        }
         self._records.pop(group.arn, None)
 
-    def complete_lifecycle_action(self, group: FakeAutoScalingGroup, hook: str, *, instance_id: str | None, token: str | None, result: str) -> None:
+    def complete_lifecycle_action(
+        self, group: FakeAutoScalingGroup, hook: str, *, instance_id: str | None, token: str | None, result: str
+    ) -> None:
         """CompleteLifecycleAction: let a held member go on (CONTINUE) or end it (ABANDON).
 
         Args:
@@ -204,7 +236,9 @@ class AutoScaling:
             raise ValidationError(f"Invalid lifecycle action result {result}: CONTINUE or ABANDON")
         self._held(group, hook, instance_id, token).result = result
 
-    def record_heartbeat(self, group: FakeAutoScalingGroup, hook: str, *, instance_id: str | None, token: str | None) -> None:
+    def record_heartbeat(
+        self, group: FakeAutoScalingGroup, hook: str, *, instance_id: str | None, token: str | None
+    ) -> None:
         """RecordLifecycleActionHeartbeat: hold the member for another timeout."""
         wait = self._held(group, hook, instance_id, token)
         wait.deadline = min(self._monotonic() + wait.hook.heartbeat_timeout, wait.last_deadline)
@@ -271,19 +305,24 @@ class AutoScaling:
             member.health_status = "Unhealthy"
         if member.health_status == "Unhealthy" and not {"ReplaceUnhealthy", "Terminate"} & suspended:
             cause = (
-                f"At {_stamp()} an instance was taken out of service in response to an EC2 health check indicating it has been terminated or stopped."
+                f"At {_stamp()} an instance was taken out of service in response to an EC2 health check indicating "
+                "it has been terminated or stopped."
             )
             self._begin_termination(group, member, cause)
 
     def _move(self, group: FakeAutoScalingGroup, member: InstanceState) -> None:
         own = self._member(member)
         if own.wait:
-            result = own.wait.result or (own.wait.hook.default_result if self._monotonic() >= own.wait.deadline else None)
+            result = own.wait.result or (
+                own.wait.hook.default_result if self._monotonic() >= own.wait.deadline else None
+            )
             if result is None:
                 return
             own.wait = None
             if member.lifecycle_state == "Pending:Wait" and result == "ABANDON":
-                self._begin_termination(group, member, f"At {_stamp()} the lifecycle action of the launch was abandoned.")
+                self._begin_termination(
+                    group, member, f"At {_stamp()} the lifecycle action of the launch was abandoned."
+                )
             else:
                 member.lifecycle_state = member.lifecycle_state.removesuffix(":Wait")
         if member.lifecycle_state == "Pending" and member.instance.state == "running":
@@ -299,14 +338,20 @@ class AutoScaling:
 
     def _scale(self, group: FakeAutoScalingGroup) -> None:
         suspended = set(group._suspended_processes)
-        active = [member for member in group.instance_states if member.lifecycle_state.split(":")[0] in ("Pending", "InService")]
+        active = [
+            member
+            for member in group.instance_states
+            if member.lifecycle_state.split(":")[0] in ("Pending", "InService")
+        ]
         missing = (group.desired_capacity or 0) - len(active)
         record = self._record(group)
         if missing > 0 and "Launch" not in suspended and self._monotonic() >= record.no_launch_before:
             self._launch(group, missing)
         elif missing < 0 and "Terminate" not in suspended:
             for member in [member for member in active if not member.protected_from_scale_in][:-missing]:
-                self._begin_termination(group, member, f"At {_stamp()} an instance was selected for termination: desired capacity is lower.")
+                self._begin_termination(
+                    group, member, f"At {_stamp()} an instance was selected for termination: desired capacity is lower."
+                )
                 missing += 1
             if missing < 0 and record.protected_at_desired != group.desired_capacity:
                 record.protected_at_desired = group.desired_capacity
@@ -328,7 +373,13 @@ class AutoScaling:
                 group.security_groups,
                 instance_type=instance_type,
                 is_instance_type_default=False,
-                tags={"instance": {**group.get_propagated_tags(), **group.instance_tags, "aws:autoscaling:groupName": group.name}},
+                tags={
+                    "instance": {
+                        **group.get_propagated_tags(),
+                        **group.instance_tags,
+                        "aws:autoscaling:groupName": group.name,
+                    }
+                },
                 placement=zone,
                 launch_config=group.launch_config,
                 launch_template=_template_of(group),
@@ -336,14 +387,25 @@ class AutoScaling:
             )
             for instance in reservation.instances:
                 instance.autoscaling_group = group
-                member = InstanceState(instance, lifecycle_state="Pending", protected_from_scale_in=group.new_instances_protected_from_scale_in)
+                member = InstanceState(
+                    instance,
+                    lifecycle_state="Pending",
+                    protected_from_scale_in=group.new_instances_protected_from_scale_in,
+                )
                 group.instance_states.append(member)
-                cause = f"At {_stamp()} an instance was started in response to a difference between desired and actual capacity."
-                self._member(member).launch = self._note(group, f"Launching a new EC2 instance: {instance.id}", status="InProgress", cause=cause)
+                cause = (
+                    f"At {_stamp()} an instance was started in response to a difference between desired and actual "
+                    "capacity."
+                )
+                self._member(member).launch = self._note(
+                    group, f"Launching a new EC2 instance: {instance.id}", status="InProgress", cause=cause
+                )
         if possible < count:
             record.no_launch_before = self._monotonic() + self._faults.conditions.launch_retry_seconds
             message = LAUNCH_FAILED.format(type=instance_type, zone=zone)
-            failure = self._note(group, f"Launching a new EC2 instance.  Status Reason: {message}", status="Failed", message=message)
+            failure = self._note(
+                group, f"Launching a new EC2 instance.  Status Reason: {message}", status="Failed", message=message
+            )
             self._tell(group, "", failure, is_launch=True)
             if not possible:
                 self._give_up(group, record)
@@ -360,7 +422,9 @@ class AutoScaling:
             return
         own = self._member(member)
         own.wait = None
-        own.termination = self._note(group, f"Terminating EC2 instance: {member.instance.id}", status="InProgress", cause=cause)
+        own.termination = self._note(
+            group, f"Terminating EC2 instance: {member.instance.id}", status="InProgress", cause=cause
+        )
         member.lifecycle_state = "Terminating"
         if member.instance.state != "terminated":
             self._hold(group, member, TERMINATING)
@@ -407,7 +471,10 @@ class AutoScaling:
             "Description": activity.description,
             "AutoScalingGroupName": group.name,
             "ActivityId": activity.activity_id,
-            "Details": {"Availability Zone": group.availability_zones[0], "Subnet ID": (group.vpc_zone_identifier or "").split(",")[0]},
+            "Details": {
+                "Availability Zone": group.availability_zones[0],
+                "Subnet ID": (group.vpc_zone_identifier or "").split(",")[0],
+            },
             "RequestId": activity.activity_id,
             "StatusMessage": activity.status_message or "",
             "EndTime": stamp(activity.end_time or datetime.now(UTC)),
@@ -415,12 +482,18 @@ class AutoScaling:
             "StartTime": stamp(activity.start_time),
             "Cause": activity.cause,
         }
-        self._announcements.put(scaling_outcome(_owner(group), group.arn, instance_id, detail, is_launch=is_launch, is_success=is_success))
+        self._announcements.put(
+            scaling_outcome(_owner(group), group.arn, instance_id, detail, is_launch=is_launch, is_success=is_success)
+        )
 
     def _held(self, group: FakeAutoScalingGroup, hook: str, instance_id: str | None, token: str | None) -> _Wait:
         for member in group.instance_states:
             wait = self._member(member).wait
-            if wait and wait.hook.name == hook and (member.instance.id == instance_id or (token is not None and wait.token == token)):
+            if (
+                wait
+                and wait.hook.name == hook
+                and (member.instance.id == instance_id or (token is not None and wait.token == token))
+            ):
                 return wait
         raise ValidationError(f"No active Lifecycle Action found with instance ID {instance_id}")
 
@@ -430,7 +503,9 @@ class AutoScaling:
     def _member(self, member: InstanceState) -> _Member:
         return self._members.setdefault(member.instance.id, _Member())
 
-    def _note(self, group: FakeAutoScalingGroup, description: str, *, status: str, cause: str = "", message: str | None = None) -> Activity:
+    def _note(
+        self, group: FakeAutoScalingGroup, description: str, *, status: str, cause: str = "", message: str | None = None
+    ) -> Activity:
         activity = Activity(description, cause or description, group, status_code=status)
         activity.status_message = message
         activity.details = f'{{"Availability Zone":"{group.availability_zones[0]}"}}'
@@ -486,7 +561,9 @@ def _require_bounds(min_size: int, max_size: int, desired: int | None) -> None:
     if min_size > max_size:
         raise ValidationError(f"Max bound, {max_size}, must be greater than or equal to min bound, {min_size}")
     if desired is not None and not min_size <= desired <= max_size:
-        raise ValidationError(f"Desired capacity:{desired} must be between the specified min size:{min_size} and max size:{max_size}")
+        raise ValidationError(
+            f"Desired capacity:{desired} must be between the specified min size:{min_size} and max size:{max_size}"
+        )
 
 
 def _owner(group: FakeAutoScalingGroup) -> Owner:

@@ -1,10 +1,11 @@
 """AWS's APIs on loopback: moto served in this process, the engine beside it, and the instances below.
 
-Every request passes the gate of `signatures` first: user data runs as whoever started this process, root included, so that only holders of the
-cluster's key may launch instances or inject faults.
+Every request passes the gate of `signatures` first: user data runs as whoever started this process, root included, so
+that only holders of the cluster's key may launch instances or inject faults.
 
-One lock is held around every request that is not S3's or SQS's and around every pass of the engine: moto itself has none. S3 stays concurrent, its
-backend is safe for that; so does SQS, whose receivers wait. One thread runs the engine and owns the instances.
+One lock is held around every request that is not S3's or SQS's and around every pass of the engine: moto itself has
+none. S3 stays concurrent, its backend is safe for that; so does SQS, whose receivers wait. One thread runs the engine
+and owns the instances.
 """
 
 from __future__ import annotations
@@ -111,7 +112,9 @@ class LocalAws:
             self._address, *addresses = (self._addresses.take() for _ in range(1 + CONTROL_PLANES))
             self._network = Network(options.network_name, services=(self._address, *addresses))
         try:
-            self._server = make_server(self._address, options.port, self._serve, threaded=True, request_handler=_QuietHandler)
+            self._server = make_server(
+                self._address, options.port, self._serve, threaded=True, request_handler=_QuietHandler
+            )
             self._host = f"{self._address}:{self._server.server_port}"
             self.url = f"http://{self._host}"
             if self._network:
@@ -140,7 +143,9 @@ class LocalAws:
                 control_plane_addresses=tuple(address for address, _ in self.control_planes),
             )
         )
-        self._serving = threading.Thread(target=self._server.serve_forever, args=(STOP_POLL_SECONDS,), name="serve", daemon=True)
+        self._serving = threading.Thread(
+            target=self._server.serve_forever, args=(STOP_POLL_SECONDS,), name="serve", daemon=True
+        )
 
     def start(self) -> None:
         """Begin to answer requests; `run` must follow."""
@@ -164,7 +169,8 @@ class LocalAws:
     def stop(self) -> None:
         """Make `run` return within a pass; idempotent.
 
-        Called by a signal handler, so it takes no lock: an event's own may be held by the very code that the signal interrupts.
+        Called by a signal handler, so it takes no lock: an event's own may be held by the very code that the signal
+        interrupts.
         """
         self._is_stopping = True
 
@@ -188,9 +194,19 @@ class LocalAws:
         received: Received = environ[RECEIVED]
         service = service_of(received.header("authorization"))
         if reason := stray(received, self._host):
-            return _say(start_response, "403 Forbidden", [("Content-Type", "application/json")], msgspec.json.encode({"Message": reason}))
+            return _say(
+                start_response,
+                "403 Forbidden",
+                [("Content-Type", "application/json")],
+                msgspec.json.encode({"Message": reason}),
+            )
         if environ["PATH_INFO"].startswith(MOTO_PATHS):
-            return _say(start_response, "404 Not Found", [("Content-Type", "application/json")], b'{"Message": "not a service of AWS"}')
+            return _say(
+                start_response,
+                "404 Not Found",
+                [("Content-Type", "application/json")],
+                b'{"Message": "not a service of AWS"}',
+            )
         try:
             caller = verify(received, lambda: _body(environ, service), self._issued, datetime.now(UTC))
         except Denied as error:
@@ -207,13 +223,19 @@ class LocalAws:
             return _say(start_response, *throttled(service, str(uuid.uuid4())))
         scope = f"AWS4-HMAC-SHA256 Credential=key/date/us-east-1/{service}/aws4_request"
         # moto guesses the service of a presigned URL from its path and body, which the signature need not cover.
-        application = self._moto.get_application(environ if "HTTP_AUTHORIZATION" in environ else {**environ, "HTTP_AUTHORIZATION": scope})
+        application = self._moto.get_application(
+            environ if "HTTP_AUTHORIZATION" in environ else {**environ, "HTTP_AUTHORIZATION": scope}
+        )
         if service in CONCURRENT:
             answer: Iterable[bytes] = application(environ, start_response)
             return answer
         with self._lock:
             is_recorded = service in RECORDED_SERVICES
-            body = self._recorded(service, application, environ, start_response) if is_recorded else list(application(environ, start_response))
+            body = (
+                self._recorded(service, application, environ, start_response)
+                if is_recorded
+                else list(application(environ, start_response))
+            )
         self._wake.set()
         return body
 
@@ -223,8 +245,13 @@ class LocalAws:
         with self._lock:
             return session_key(access_key_id)
 
-    def _recorded(self, service: str, application: Any, environ: dict[str, Any], start_response: StartResponse) -> list[bytes]:
-        """Let moto answer a call, and record it with the status of the answer. EC2 refuses filters that it does not document; moto does not."""
+    def _recorded(
+        self, service: str, application: Any, environ: dict[str, Any], start_response: StartResponse
+    ) -> list[bytes]:
+        """Let moto answer a call, and record it with the status of the answer.
+
+        EC2 refuses filters that it does not document; moto does not.
+        """
         at, request, statuses = time.time(), environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)), [""]
         environ["wsgi.input"] = io.BytesIO(request)
 
@@ -235,7 +262,9 @@ class LocalAws:
         refused = undocumented_filter(request) if service == "ec2" else ""
         if refused:
             message = f"The filter '{refused}' is invalid"
-            body = _say(start, *answer_of(service, "400 Bad Request", "InvalidParameterValue", message, str(uuid.uuid4())))
+            body = _say(
+                start, *answer_of(service, "400 Bad Request", "InvalidParameterValue", message, str(uuid.uuid4()))
+            )
         else:
             body = list(application(environ, start))
         self._calls.add(service, request, statuses[-1], at)
@@ -245,7 +274,12 @@ class LocalAws:
         if caller.is_owner and caller.service == ADMIN_SERVICE:
             status, body = self._answer(environ)
         else:
-            status, body = "403 Forbidden", msgspec.json.encode({"Message": f"sign it with the cluster's own key for the service {ADMIN_SERVICE!r}"})
+            status, body = (
+                "403 Forbidden",
+                msgspec.json.encode(
+                    {"Message": f"sign it with the cluster's own key for the service {ADMIN_SERVICE!r}"}
+                ),
+            )
         return _say(start_response, status, [("Content-Type", "application/json")], body)
 
     def _answer(self, environ: dict[str, Any]) -> tuple[str, bytes]:
@@ -265,7 +299,11 @@ class LocalAws:
                 case "GET", "calls":
                     answer = self._calls.every()
                 case "GET", "links":
-                    answer = {instance_id: self._network.counters(instance_id) for instance_id in self._network.links()} if self._network else {}
+                    answer = (
+                        {instance_id: self._network.counters(instance_id) for instance_id in self._network.links()}
+                        if self._network
+                        else {}
+                    )
                 case "GET", "faults":
                     answer = self._injector.history
                 case "POST", "faults":
@@ -310,9 +348,13 @@ class LocalAws:
                 if life.spot_action.how == "terminate":
                     facts["spot/termination-time"] = stamp(life.spot_action.at_time)
             if life.rebalance_at:
-                facts["events/recommendations/rebalance"] = msgspec.json.encode({"noticeTime": stamp(life.rebalance_at)}).decode()
+                facts["events/recommendations/rebalance"] = msgspec.json.encode(
+                    {"noticeTime": stamp(life.rebalance_at)}
+                ).decode()
             if life.scheduled:
-                facts["events/maintenance/scheduled"] = msgspec.json.encode([event.as_metadata() for event in life.scheduled]).decode()
+                facts["events/maintenance/scheduled"] = msgspec.json.encode(
+                    [event.as_metadata() for event in life.scheduled]
+                ).decode()
             target = self._auto_scaling.target_lifecycle_state(instance_id)
             if target:
                 facts["autoscaling/target-lifecycle-state"] = target
@@ -355,7 +397,9 @@ def _without_cors(start_response: StartResponse) -> StartResponse:
     """Return what moto answers through: no web page is allowed anything, whatever moto says."""
 
     def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> object:
-        return start_response(status, [(name, value) for name, value in headers if not name.lower().startswith("access-control-")], *rest)
+        return start_response(
+            status, [(name, value) for name, value in headers if not name.lower().startswith("access-control-")], *rest
+        )
 
     return start
 

@@ -1,7 +1,7 @@
 """What AWS documents about the parameters of its calls beyond their types: filter names and enumerations. Pure.
 
-botocore checks types only, and moto accepts filters that AWS refuses. The local cloud refuses undocumented filters as EC2 does, and the tests hold
-every call of the product against both rules.
+botocore checks types only, and moto accepts filters that AWS refuses. The local cloud refuses undocumented filters as
+EC2 does, and the tests hold every call of the product against both rules.
 
 Source: the documentation strings and enumerations of botocore's service models, which AWS publishes.
 """
@@ -39,7 +39,8 @@ def filter_names(operation: OperationModel) -> frozenset[str]:
         operation: of any service.
 
     Returns:
-        Names, and prefixes that end with a colon, such as `tag:`. Empty if the operation has no filters or documents none.
+        Names, and prefixes that end with a colon, such as `tag:`. Empty if the operation has no filters or documents
+        none.
     """
     filters = operation.input_shape.members.get("Filters") if operation.input_shape else None
     if filters is None or filters.type_name != "list" or "Name" not in getattr(filters.member, "members", {}):
@@ -65,10 +66,16 @@ def undocumented(operation: OperationModel, parameters: Mapping[str, Any]) -> li
         A sentence for each unknown filter and each value that is none of its enumeration.
     """
     names = filter_names(operation)
-    filters = [given["Name"] for given in parameters.get("Filters", ()) if isinstance(given, Mapping) and "Name" in given] if names else []
+    filters = (
+        [given["Name"] for given in parameters.get("Filters", ()) if isinstance(given, Mapping) and "Name" in given]
+        if names
+        else []
+    )
     wrong = [f"{operation.name} has no filter {name!r}" for name in filters if not is_documented(name, names)]
     shape = operation.input_shape
-    return wrong + ([] if shape is None else [f"{operation.name}: {said}" for said in _unknown_values(shape, parameters, "")])
+    return wrong + (
+        [] if shape is None else [f"{operation.name}: {said}" for said in _unknown_values(shape, parameters, "")]
+    )
 
 
 def _unknown_values(shape: Shape, value: Any, where: str) -> Iterator[str]:
@@ -82,5 +89,13 @@ def _unknown_values(shape: Shape, value: Any, where: str) -> Iterator[str]:
     elif shape.type_name == "map" and isinstance(value, Mapping):
         for item in value.values():
             yield from _unknown_values(shape.value, item, where)
-    elif isinstance(value, str) and shape.name not in GROWING and getattr(shape, "enum", None) and value not in shape.enum:
-        yield f"{where} {value!r} is none of {', '.join(shape.enum[:SHOWN_VALUES])}{', …' if len(shape.enum) > SHOWN_VALUES else ''}"
+    elif (
+        isinstance(value, str)
+        and shape.name not in GROWING
+        and getattr(shape, "enum", None)
+        and value not in shape.enum
+    ):
+        yield (
+            f"{where} {value!r} is none of "
+            f"{', '.join(shape.enum[:SHOWN_VALUES])}{', …' if len(shape.enum) > SHOWN_VALUES else ''}"
+        )

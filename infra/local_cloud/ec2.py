@@ -1,7 +1,8 @@
 """What EC2 does with time and moto does not: instances boot, have an address of this machine, fail checks, are warned, and are forgotten.
 
-Works on moto's own instances under the lock that the server holds around every request. Invariant: an instance that this has seen is `pending`
-until its boot is over, its PrivateIpAddress is a loopback address that nobody else has, and every change of its state is announced once.
+Works on moto's own instances under the lock that the server holds around every request. Invariant: an instance that
+this has seen is `pending` until its boot is over, its PrivateIpAddress is a loopback address that nobody else has, and
+every change of its state is announced once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from infra.local_cloud.instances import RunningInstance
 PENDING, RUNNING = ("pending", 0), ("running", 16)
 NO_USER_DATA = b"#!/bin/sh\n"
 INSUFFICIENT_CAPACITY: Final = (
-    "We currently do not have sufficient {type} capacity in the Availability Zone you requested ({zone}). Our system will be working on "
+    "We currently do not have sufficient {type} capacity in the Availability Zone you requested "
+    "({zone}). Our system will be working on "
     "provisioning additional capacity."
 )
 """Source: EC2 User Guide, instance launch issues."""
@@ -36,9 +38,14 @@ End = Literal["terminate", "stop", "reboot"]
 REASONS: Final = {
     "spot": StateReason("Server.SpotInstanceTermination: Spot instance termination", "Server.SpotInstanceTermination"),
     "outside": StateReason("Client.UserInitiatedShutdown: User initiated shutdown", "Client.UserInitiatedShutdown"),
-    "aws": StateReason("Server.InternalError: An internal error caused the instance to terminate during launch.", "Server.InternalError"),
+    "aws": StateReason(
+        "Server.InternalError: An internal error caused the instance to terminate during launch.",
+        "Server.InternalError",
+    ),
     "retirement": StateReason("Server.ScheduledStop: Stopped due to a scheduled retirement.", "Server.ScheduledStop"),
-    "block": StateReason("Server.CapacityBlockExpired: The Capacity Block reservation has ended.", "Server.CapacityBlockExpired"),
+    "block": StateReason(
+        "Server.CapacityBlockExpired: The Capacity Block reservation has ended.", "Server.CapacityBlockExpired"
+    ),
 }
 """Why an instance ended. `block` is worded here: AWS documents no code for it."""
 TOPOLOGY_LAYERS: Final = ((1, 1), (2, 4), (3, 16))
@@ -120,7 +127,9 @@ class Ec2:
         monotonic: seconds.
     """
 
-    def __init__(self, faults: Faults, addresses: AddressPool, announcements: Announcements, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self, faults: Faults, addresses: AddressPool, announcements: Announcements, monotonic: Callable[[], float]
+    ) -> None:
         self._faults = faults
         self._addresses = addresses
         self._announcements = announcements
@@ -152,7 +161,10 @@ class Ec2:
         self.boot(instance)
 
     def boot(self, instance: Instance) -> None:
-        """Begin a boot: the first one, or one after a stop. What ran before is gone, and so is what was wrong with it."""
+        """Begin a boot: the first one, or one after a stop.
+
+        What ran before is gone, and so is what was wrong with it.
+        """
         self._set_state(instance, PENDING)
         life = self._lives[instance.id]
         life.boot += 1
@@ -161,7 +173,10 @@ class Ec2:
         life.failed_checks = {}
 
     def ended(self, instance: Instance) -> None:
-        """Note an instance's end; at once, so that its slot is not taken for free by a launch in the same pass. Idempotent."""
+        """Note an instance's end; at once, so that its slot is not taken for free by a launch in the same pass.
+
+        Idempotent.
+        """
         life = self._lives.get(instance.id)
         if life and life.ended_at is None:
             life.ended_at = self._monotonic()
@@ -174,7 +189,9 @@ class Ec2:
         life = self._lives.get(instance.id)
         since = life.failed_checks.get(check) if life else None
         detail = (
-            {"Name": "reachability", "Status": "passed"} if since is None else {"Name": "reachability", "Status": "failed", "ImpairedSince": since}
+            {"Name": "reachability", "Status": "passed"}
+            if since is None
+            else {"Name": "reachability", "Status": "failed", "ImpairedSince": since}
         )
         return {"Details": [detail], "Status": "ok" if since is None else "impaired"}
 
@@ -194,7 +211,10 @@ class Ec2:
 
     def topology(self, instance: Instance) -> list[str]:
         """Return the network nodes above an instance, outermost first; the same for as long as it lives."""
-        return [f"nn-{hashlib.sha256(f'{layer}/{_place(instance.id) % count}'.encode()).hexdigest()[:17]}" for layer, count in TOPOLOGY_LAYERS]
+        return [
+            f"nn-{hashlib.sha256(f'{layer}/{_place(instance.id) % count}'.encode()).hexdigest()[:17]}"
+            for layer, count in TOPOLOGY_LAYERS
+        ]
 
     # What faults do
 
@@ -243,13 +263,22 @@ class Ec2:
             FaultRefused: there is no such instance.
         """
         _, _, life = self.find(instance_id)
-        life.plan = Plan(at=self._monotonic() + seconds, at_time=datetime.now(UTC) + timedelta(seconds=seconds), how=how, reason=reason)
+        life.plan = Plan(
+            at=self._monotonic() + seconds,
+            at_time=datetime.now(UTC) + timedelta(seconds=seconds),
+            how=how,
+            reason=reason,
+        )
         return life.plan
 
     def unplan(self) -> list[str]:
         """Take back every warning and every plan, and return the instances that had one."""
         lives = {instance_id: life for instance_id, life in self._lives.items() if life.ended_at is None}
-        warned = [instance_id for instance_id, life in lives.items() if life.plan or life.spot_action or life.rebalance_at or life.scheduled]
+        warned = [
+            instance_id
+            for instance_id, life in lives.items()
+            if life.plan or life.spot_action or life.rebalance_at or life.scheduled
+        ]
         for instance_id in warned:
             life = self._lives[instance_id]
             life.plan = life.spot_action = life.rebalance_at = None
@@ -258,7 +287,9 @@ class Ec2:
 
     def pass_checks(self) -> list[str]:
         """Let every status check pass of what has not crashed, and return the instances whose did not."""
-        failing = [instance_id for instance_id, life in self._lives.items() if life.failed_checks and not life.has_crashed]
+        failing = [
+            instance_id for instance_id, life in self._lives.items() if life.failed_checks and not life.has_crashed
+        ]
         for instance_id in failing:
             self._lives[instance_id].failed_checks = {}
         return failing
@@ -319,7 +350,9 @@ class Ec2:
     def running(self) -> list[RunningInstance]:
         """Return the instances that should run now."""
         return [
-            RunningInstance(instance_id=instance.id, boot=life.boot, address=life.address, user_data=_decoded(instance.user_data))
+            RunningInstance(
+                instance_id=instance.id, boot=life.boot, address=life.address, user_data=_decoded(instance.user_data)
+            )
             for _, instance in self._all()
             if instance.state == "running" and (life := self._lives.get(instance.id)) and not life.has_crashed
         ]
@@ -332,7 +365,10 @@ class Ec2:
         now = self._monotonic()
         taken: int = sum(
             instance.instance_type == instance_type
-            and (instance.state in ("pending", "running") or ((life := self._lives.get(instance.id)) is not None and now < life.slot_free_at))
+            and (
+                instance.state in ("pending", "running")
+                or ((life := self._lives.get(instance.id)) is not None and now < life.slot_free_at)
+            )
             for _, instance in self._all()
         )
         return max(0, min(wanted, limit - taken))

@@ -1,7 +1,8 @@
 """The environment of everything local: what points at the local cloud, and what keeps the user's own AWS settings out.
 
-Invariant: the local AWS can never be real AWS. Clients get endpoint, region and keys explicitly and refuse any other machine before the first
-request; processes get an environment made from nothing, in which no AWS file of the user is read.
+Invariant: the local AWS can never be real AWS. Clients get endpoint, region and keys explicitly and refuse any other
+machine before the first request; processes get an environment made from nothing, in which no AWS file of the user is
+read.
 """
 
 from __future__ import annotations
@@ -23,7 +24,19 @@ from infra.local_cloud.errors import EndpointRefused
 from infra.local_cloud.signatures import signed_headers
 
 REGION: Final = "us-east-1"
-INHERITED: Final = ("HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "TORCH_EXTENSIONS_DIR", "OMP_NUM_THREADS", "CC", "CXX")
+INHERITED: Final = (
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "TMPDIR",
+    "TORCH_EXTENSIONS_DIR",
+    "OMP_NUM_THREADS",
+    "CC",
+    "CXX",
+)
 POISONOUS: Final = (
     "AWS_PROFILE",
     "AWS_DEFAULT_PROFILE",
@@ -74,7 +87,8 @@ def process_environment(marker: str, user: Mapping[str, str] | None = None) -> d
     """Return the environment of a local process, made from nothing.
 
     Args:
-        marker: the state directory; every process of this local cloud carries it, so that it can be found after any crash.
+        marker: the state directory; every process of this local cloud carries it, so that it can be found after any
+        crash.
         user: the user's own environment, of which a few harmless variables are passed on; None for this process's.
 
     Returns:
@@ -84,7 +98,9 @@ def process_environment(marker: str, user: Mapping[str, str] | None = None) -> d
     own_bin = str(Path(sys.executable).parent)
     return {
         **{name: user[name] for name in INHERITED if name in user},
-        "PATH": os.pathsep.join([own_bin, "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]),
+        "PATH": os.pathsep.join(
+            [own_bin, "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+        ),
         "PYTHONUNBUFFERED": "1",
         "AWS_CONFIG_FILE": "/dev/null",
         "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
@@ -150,9 +166,18 @@ def ask(method: str, url: str, content: bytes, keys: LocalKeys, *, timeout_secon
     Raises:
         httpx.TransportError: no answer.
     """
-    return httpx.request(method, url, content=content, headers=signed_headers(method, url, content, keys), timeout=timeout_seconds, trust_env=False)
+    return httpx.request(
+        method,
+        url,
+        content=content,
+        headers=signed_headers(method, url, content, keys),
+        timeout=timeout_seconds,
+        trust_env=False,
+    )
 
 
 def _refuse_elsewhere(request: Any, **_: object) -> None:
     if not is_loopback(request.url):
-        raise EndpointRefused(f"a request to {url_host(request.url)} was refused: the local cloud is on this machine only")
+        raise EndpointRefused(
+            f"a request to {url_host(request.url)} was refused: the local cloud is on this machine only"
+        )

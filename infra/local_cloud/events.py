@@ -1,9 +1,10 @@
 """Events as AWS documents them, on their way to EventBridge: late, twice or never when the conditions say so.
 
-The shapes are pure functions; `Announcements` keeps what is still under way. An event goes to every rule of its region's default bus that matches,
-through moto, as if AWS had put it. Works under the server's lock.
+The shapes are pure functions; `Announcements` keeps what is still under way. An event goes to every rule of its
+region's default bus that matches, through moto, as if AWS had put it. Works under the server's lock.
 
-Source: Amazon EC2 User Guide (events), Amazon EC2 Auto Scaling User Guide (event reference), AWS Health User Guide (EventBridge schema).
+Source: Amazon EC2 User Guide (events), Amazon EC2 Auto Scaling User Guide (event reference), AWS Health User Guide
+(EventBridge schema).
 """
 
 from __future__ import annotations
@@ -23,11 +24,23 @@ from moto.sqs.models import sqs_backends
 from infra.local_cloud.faults import Faults
 
 HEALTH_WORDS: Final = {
-    "instance-reboot": ("AWS_EC2_PERSISTENT_INSTANCE_REBOOT_MAINTENANCE_SCHEDULED", "The instance is scheduled for a reboot"),
+    "instance-reboot": (
+        "AWS_EC2_PERSISTENT_INSTANCE_REBOOT_MAINTENANCE_SCHEDULED",
+        "The instance is scheduled for a reboot",
+    ),
     "instance-retirement": ("AWS_EC2_INSTANCE_RETIREMENT_SCHEDULED", "The instance is running on degraded hardware"),
-    "instance-stop": ("AWS_EC2_PERSISTENT_INSTANCE_RETIREMENT_SCHEDULED", "The instance is running on degraded hardware"),
-    "system-maintenance": ("AWS_EC2_SYSTEM_MAINTENANCE_EVENT", "The instance is scheduled for network or power maintenance"),
-    "system-reboot": ("AWS_EC2_SYSTEM_REBOOT_MAINTENANCE_SCHEDULED", "The host of the instance is scheduled for a reboot"),
+    "instance-stop": (
+        "AWS_EC2_PERSISTENT_INSTANCE_RETIREMENT_SCHEDULED",
+        "The instance is running on degraded hardware",
+    ),
+    "system-maintenance": (
+        "AWS_EC2_SYSTEM_MAINTENANCE_EVENT",
+        "The instance is scheduled for network or power maintenance",
+    ),
+    "system-reboot": (
+        "AWS_EC2_SYSTEM_REBOOT_MAINTENANCE_SCHEDULED",
+        "The host of the instance is scheduled for a reboot",
+    ),
 }
 """Of each code of a scheduled event: AWS Health's event type code, and the description that EC2 and the metadata service give."""
 
@@ -63,12 +76,19 @@ def stamp(at: datetime) -> str:
 
 def state_change(owner: Owner, instance_id: str, state: str) -> Event:
     """Return the event of an instance's new state."""
-    return _ec2(owner, "EC2 Instance State-change Notification", instance_id, {"instance-id": instance_id, "state": state})
+    return _ec2(
+        owner, "EC2 Instance State-change Notification", instance_id, {"instance-id": instance_id, "state": state}
+    )
 
 
 def spot_interruption(owner: Owner, instance_id: str, action: str) -> Event:
     """Return the warning two minutes before a Spot interruption (`terminate`, `stop` or `hibernate`)."""
-    return _ec2(owner, "EC2 Spot Instance Interruption Warning", instance_id, {"instance-id": instance_id, "instance-action": action})
+    return _ec2(
+        owner,
+        "EC2 Spot Instance Interruption Warning",
+        instance_id,
+        {"instance-id": instance_id, "instance-action": action},
+    )
 
 
 def rebalance_recommendation(owner: Owner, instance_id: str) -> Event:
@@ -88,7 +108,9 @@ def block_expiration(owner: Owner, reservation_id: str, ends_at: datetime) -> Ev
     )
 
 
-def scheduled_change(owner: Owner, instance_id: str, *, code: str, event_id: str, starts_at: datetime, ends_at: datetime) -> Event:
+def scheduled_change(
+    owner: Owner, instance_id: str, *, code: str, event_id: str, starts_at: datetime, ends_at: datetime
+) -> Event:
     """Return AWS Health's word of a scheduled event.
 
     Args:
@@ -120,7 +142,9 @@ def scheduled_change(owner: Owner, instance_id: str, *, code: str, event_id: str
             "statusCode": "upcoming",
             "eventRegion": owner.region,
             "eventDescription": [{"language": "en_US", "latestDescription": words}],
-            "affectedEntities": [{"entityValue": instance_id, "status": "IMPAIRED", "lastUpdatedTime": _http_date(datetime.now(UTC))}],
+            "affectedEntities": [
+                {"entityValue": instance_id, "status": "IMPAIRED", "lastUpdatedTime": _http_date(datetime.now(UTC))}
+            ],
             "affectedAccount": owner.account,
             "page": "1",
             "totalPages": "1",
@@ -133,14 +157,30 @@ def scheduled_change(owner: Owner, instance_id: str, *, code: str, event_id: str
 def lifecycle_action(owner: Owner, group_arn: str, detail: Mapping[str, Any], *, is_launch: bool) -> Event:
     """Return the event of an instance that a lifecycle hook holds."""
     kind = "EC2 Instance-launch Lifecycle Action" if is_launch else "EC2 Instance-terminate Lifecycle Action"
-    return Event(source="aws.autoscaling", detail_type=kind, resources=(group_arn,), detail=detail, account=owner.account, region=owner.region)
+    return Event(
+        source="aws.autoscaling",
+        detail_type=kind,
+        resources=(group_arn,),
+        detail=detail,
+        account=owner.account,
+        region=owner.region,
+    )
 
 
-def scaling_outcome(owner: Owner, group_arn: str, instance_id: str, detail: Mapping[str, Any], *, is_launch: bool, is_success: bool) -> Event:
+def scaling_outcome(
+    owner: Owner, group_arn: str, instance_id: str, detail: Mapping[str, Any], *, is_launch: bool, is_success: bool
+) -> Event:
     """Return the event of a launch or termination that has worked out or has not; `instance_id` is empty where there is none."""
     kind = f"EC2 Instance {'Launch' if is_launch else 'Terminate'} {'Successful' if is_success else 'Unsuccessful'}"
     resources = (group_arn, owner.instance_arn(instance_id)) if instance_id else (group_arn,)
-    return Event(source="aws.autoscaling", detail_type=kind, resources=resources, detail=detail, account=owner.account, region=owner.region)
+    return Event(
+        source="aws.autoscaling",
+        detail_type=kind,
+        resources=resources,
+        detail=detail,
+        account=owner.account,
+        region=owner.region,
+    )
 
 
 class Announcements:
@@ -152,7 +192,12 @@ class Announcements:
         deliver: who gets an event when its time has come, and the body as AWS would send it.
     """
 
-    def __init__(self, faults: Faults, monotonic: Callable[[], float], deliver: Callable[[Event, dict[str, Any]], None] | None = None) -> None:
+    def __init__(
+        self,
+        faults: Faults,
+        monotonic: Callable[[], float],
+        deliver: Callable[[Event, dict[str, Any]], None] | None = None,
+    ) -> None:
         self._faults = faults
         self._monotonic = monotonic
         self._deliver = deliver or to_event_bridge

@@ -1,6 +1,7 @@
 """`everstep local fault …`: one command for each kind of fault, made from the fields of its struct, and what goes with them.
 
-Every command prints one line for people on stderr, or with `--output json` what the fault has done on stdout, for whoever checks it.
+Every command prints one line for people on stderr, or with `--output json` what the fault has done on stdout, for
+whoever checks it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ def list_faults(output: Output = "text", state_dir: StateDir = DEFAULT_STATE_DIR
     cluster = _cluster(state_dir)
     effects, conditions, links = cluster.injected(), cluster.conditions(), cluster.links()
     if output == "json":
-        print(msgspec.json.encode({"Seed": cluster.seed, "Effects": effects, "Conditions": conditions, "Links": links}).decode())
+        print(
+            msgspec.json.encode(
+                {"Seed": cluster.seed, "Effects": effects, "Conditions": conditions, "Links": links}
+            ).decode()
+        )
         return
     for effect in effects:
         console.print(f"{effect.fault}: {escape(effect.did)}")
@@ -55,7 +60,9 @@ def list_faults(output: Output = "text", state_dir: StateDir = DEFAULT_STATE_DIR
 
 @app.command()
 def clear(
-    name: Annotated[str, typer.Argument(help="Of one kind of fault; all that last unless said.", show_default=False)] = "",
+    name: Annotated[
+        str, typer.Argument(help="Of one kind of fault; all that last unless said.", show_default=False)
+    ] = "",
     output: Output = "text",
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
@@ -74,7 +81,8 @@ def script(
     minutes: Annotated[float, typer.Option(min=0.2, max=1440, help="How long it goes on.")] = 10.0,
     nodes: Annotated[int, typer.Option(min=1, max=64, help="Instances that run.")] = 7,
     network: Annotated[
-        Literal["loopback", "namespaces"], typer.Option(help="As of `up`: with namespaces, lines are cut and slowed too.")
+        Literal["loopback", "namespaces"],
+        typer.Option(help="As of `up`: with namespaces, lines are cut and slowed too."),
     ] = "loopback",
 ) -> None:
     """Print a fault script: which fault happens when, made from a seed alone."""
@@ -101,7 +109,9 @@ def play(
             if output == "json":
                 print(msgspec.json.encode(_line(moment, outcome)).decode(), flush=True)
             else:
-                progress.console.print(f"{moment.at_seconds:7.1f} s  {escape(_sentence(moment, outcome))}", soft_wrap=True)
+                progress.console.print(
+                    f"{moment.at_seconds:7.1f} s  {escape(_sentence(moment, outcome))}", soft_wrap=True
+                )
 
         def wait_until(seconds: float) -> float:
             time_left = began + seconds - time.monotonic()
@@ -109,7 +119,14 @@ def play(
                 _pause(time_left)
             return time.monotonic() - began
 
-        fault_script.play(moments, aim=cluster.aim(), inject=cluster.inject, clear=cluster.clear_faults, wait_until=wait_until, tell=tell)
+        fault_script.play(
+            moments,
+            aim=cluster.aim(),
+            inject=cluster.inject,
+            clear=cluster.clear_faults,
+            wait_until=wait_until,
+            tell=tell,
+        )
 
 
 def _line(moment: Moment, outcome: Effect | FaultRefused | None) -> dict[str, Any]:
@@ -117,7 +134,11 @@ def _line(moment: Moment, outcome: Effect | FaultRefused | None) -> dict[str, An
         case None:
             return {"AtSeconds": moment.at_seconds, "Cleared": moment.clears or "all"}
         case Effect():
-            return {"AtSeconds": moment.at_seconds, **({"Role": str(role)} if (role := fault_script.role_of(moment)) else {}), "Effect": outcome}
+            return {
+                "AtSeconds": moment.at_seconds,
+                **({"Role": str(role)} if (role := fault_script.role_of(moment)) else {}),
+                "Effect": outcome,
+            }
         case refused:
             return {"AtSeconds": moment.at_seconds, "Refused": str(refused)}
 
@@ -157,7 +178,9 @@ def _add(name: str, kind: type[msgspec.Struct]) -> None:
 
     parameters = [*_parameters(kind)]
     for parameter, annotation, default in (("output", Output, "text"), ("state_dir", StateDir, DEFAULT_STATE_DIR)):
-        parameters.append(inspect.Parameter(parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
+        parameters.append(
+            inspect.Parameter(parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        )
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app.command(name, help=inspect.getdoc(kind))(command)
@@ -168,7 +191,10 @@ def _parameters(kind: type[msgspec.Struct]) -> Iterator[inspect.Parameter]:
         plain, help_text = _unwrapped(field.type)
         shown: Callable[..., Any] = typer.Argument if field.name == "target" else typer.Option
         default = field.default if isinstance(field.default, plain) or field.default is None else str(field.default)
-        annotation: Any = Annotated[plain | None if field.default is None else plain, shown(help=help_text, show_default=default not in ("", None))]
+        annotation: Any = Annotated[
+            plain | None if field.default is None else plain,
+            shown(help=help_text, show_default=default not in ("", None)),
+        ]
         yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -177,7 +203,9 @@ def _unwrapped(declared: Any) -> tuple[Any, str]:
     help_text = ""
     while get_origin(declared) is Annotated:
         declared, *notes = get_args(declared)
-        help_text = next((note.description for note in notes if isinstance(note, msgspec.Meta) and note.description), help_text)
+        help_text = next(
+            (note.description for note in notes if isinstance(note, msgspec.Meta) and note.description), help_text
+        )
     if get_origin(declared) in (Union, types.UnionType):
         choices = [choice for choice in get_args(declared) if choice is not types.NoneType]
         plain, inner = _unwrapped(choices[0]) if len(choices) == 1 else (str, "")

@@ -2,10 +2,10 @@
 
     {"fault": "kill-rank", "target": "i-0123…", "rank": 3}
 
-A target is an instance: its id, or a number n for the n-th that runs, in the order of their launch and counted around, or nothing for one that the
-seed chooses. The command line and fault scripts also take roles (`roles`), and make ids of them before they ask. Where no id is given and a fault
-needs what not every node has, a rank or a replica, the next node that has it is meant. Whatever else a fault takes are its fields; the command
-line's options are made from them.
+A target is an instance: its id, or a number n for the n-th that runs, in the order of their launch and counted around,
+or nothing for one that the seed chooses. The command line and fault scripts also take roles (`roles`), and make ids of
+them before they ask. Where no id is given and a fault needs what not every node has, a rank or a replica, the next node
+that has it is meant. Whatever else a fault takes are its fields; the command line's options are made from them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from infra.local_cloud.faults import Count, Delay, Seconds, Service, Share
 Target = Annotated[
     str,
     msgspec.Meta(
-        description="instance id; number: the n-th that runs; or role: 'job 0 node 2', 'job 0 rank 5', 'job 0 shard 1'; the seed chooses unless said"
+        description="instance id; number: the n-th that runs; or role: 'job 0 node 2', 'job 0 rank 5', 'job 0 shard 1'; "
+        "the seed chooses unless said"
     ),
 ]
 After = Annotated[Seconds, msgspec.Meta(description="seconds from the warning to the end")]
@@ -46,7 +47,9 @@ class SpotWarning(_OnInstance, frozen=True):
     """A Spot interruption: event and metadata now, the end after the notice."""
 
     after: After = 120.0
-    action: Annotated[Literal["terminate", "stop"], msgspec.Meta(description="what becomes of the instance")] = "terminate"
+    action: Annotated[Literal["terminate", "stop"], msgspec.Meta(description="what becomes of the instance")] = (
+        "terminate"
+    )
 
 
 class Rebalance(_OnInstance, frozen=True):
@@ -58,7 +61,9 @@ class Maintenance(_OnInstance, frozen=True):
 
     code: Annotated[
         Literal["instance-retirement", "instance-stop", "instance-reboot", "system-reboot", "system-maintenance"],
-        msgspec.Meta(description="EC2's code; a retirement and a stop stop the instance, reboots reboot it, maintenance leaves it"),
+        msgspec.Meta(
+            description="EC2's code; a retirement and a stop stop the instance, reboots reboot it, maintenance leaves it"
+        ),
     ] = "instance-retirement"
     after: After = 120.0
 
@@ -90,7 +95,9 @@ class Throttle(_Fault, frozen=True):
     """A share of API calls is refused with AWS's throttling errors."""
 
     share: Annotated[Share, msgspec.Meta(description="of the calls")] = 0.3
-    service: Annotated[Service | None, msgspec.Meta(description="which; autoscaling, ec2, events and sqs unless said")] = None
+    service: Annotated[
+        Service | None, msgspec.Meta(description="which; autoscaling, ec2, events and sqs unless said")
+    ] = None
 
 
 class Capacity(_Fault, frozen=True):
@@ -103,7 +110,9 @@ class Capacity(_Fault, frozen=True):
 class SlowBoot(_Fault, frozen=True):
     """Instances take longer to boot."""
 
-    delay: Annotated[Delay, msgspec.Meta(description='seconds, or JSON: {"kind":"lognormal","median_seconds":20,"sigma":0.5}')] = 30.0
+    delay: Annotated[
+        Delay, msgspec.Meta(description='seconds, or JSON: {"kind":"lognormal","median_seconds":20,"sigma":0.5}')
+    ] = 30.0
 
 
 class SlotsTaken(_Fault, frozen=True):
@@ -124,7 +133,9 @@ class SuspendLaunch(_Fault, frozen=True):
     """The Launch process of a group is suspended."""
 
     group: Annotated[str, msgspec.Meta(description="Auto Scaling group; all unless said")] = ""
-    administrative: Annotated[bool, msgspec.Meta(description="by AWS, as after long failure, instead of by a user")] = False
+    administrative: Annotated[bool, msgspec.Meta(description="by AWS, as after long failure, instead of by a user")] = (
+        False
+    )
 
 
 # Our own
@@ -155,7 +166,9 @@ class Hang(_OnInstance, frozen=True):
 class Partition(_OnInstance, frozen=True):
     """Nothing passes between a node and the rest; needs `up --network namespaces`."""
 
-    separate_from: Annotated[str, msgspec.Meta(description="rest, aws, control-plane, peers, or instance ids with commas")] = "rest"
+    separate_from: Annotated[
+        str, msgspec.Meta(description="rest, aws, control-plane, peers, or instance ids with commas")
+    ] = "rest"
 
 
 class SlowNetwork(_OnInstance, frozen=True):
@@ -167,7 +180,9 @@ class SlowNetwork(_OnInstance, frozen=True):
 class CorruptReplica(_OnInstance, frozen=True):
     """One bit of the newest sealed replica on a node changes."""
 
-    rank: Annotated[Count | None, msgspec.Meta(description="whose shard; any that does not run there unless said")] = None
+    rank: Annotated[Count | None, msgspec.Meta(description="whose shard; any that does not run there unless said")] = (
+        None
+    )
 
 
 class FillMemory(_OnInstance, frozen=True):

@@ -3,8 +3,9 @@
     [{"at_seconds": 12.5, "fault": "kill-rank", "target": "2"},
      {"at_seconds": 20, "fault": "partition", "target": "job 0 node 1", "within_seconds": 10, "lasts_seconds": 5}, …]
 
-Invariant: a script is everything: equal scripts do the same to equal clouds, whoever made them. Targets are numbers, or roles that are settled when
-they are struck (`roles`), so that a script fits a cloud whose instances it has never heard of.
+Invariant: a script is everything: equal scripts do the same to equal clouds, whoever made them. Targets are numbers, or
+roles that are settled when they are struck (`roles`), so that a script fits a cloud whose instances it has never heard
+of.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ def generate(*, seed: int, minutes: float, nodes: int, has_namespaces: bool) -> 
         has_namespaces: lines can be cut and slowed.
 
     Returns:
-        What happens, in order; the last line clears what lasts. Each kind that is used comes equally often, give or take one.
+        What happens, in order; the last line clears what lasts. Each kind that is used comes equally often, give or
+        take one.
     """
     chance = random.Random(f"{seed}/{minutes}/{nodes}/{has_namespaces}")
     ends = minutes * 60
@@ -160,7 +162,9 @@ def read(path: Path) -> list[Moment]:
         raise FaultRefused(f"{path} is no fault script: {error}") from error
     if not isinstance(content, list):
         raise FaultRefused(f"{path} is no fault script: it is no list")
-    return sorted((_moment(path, number, line) for number, line in enumerate(content, 1)), key=lambda moment: moment.at_seconds)
+    return sorted(
+        (_moment(path, number, line) for number, line in enumerate(content, 1)), key=lambda moment: moment.at_seconds
+    )
 
 
 def play(
@@ -208,7 +212,9 @@ def role_of(moment: Moment) -> roles.Role | None:
     return roles.parse(getattr(moment.fault, "target", ""))
 
 
-def _struck(fault: AnyFault, aim: Callable[[AnyFault], Sequence[AnyFault]], inject: Callable[[AnyFault], Effect]) -> Sequence[Effect | FaultRefused]:
+def _struck(
+    fault: AnyFault, aim: Callable[[AnyFault], Sequence[AnyFault]], inject: Callable[[AnyFault], Effect]
+) -> Sequence[Effect | FaultRefused]:
     """Return what came of a fault for each who is meant; raises the first refusal where nothing was done to anybody."""
     outcomes: list[Effect | FaultRefused] = []
     for one in aim(fault):
@@ -252,7 +258,12 @@ def _moment(path: Path, number: int, line: object) -> Moment:
         roles.check(fault)
         if timing.lasts_seconds is not None and name_of(fault) not in LASTING:
             raise FaultRefused(f"nothing of {name_of(fault)} lasts: leave `lasts_seconds` out")
-        return Moment(at_seconds=timing.at_seconds, fault=fault, within_seconds=timing.within_seconds, lasts_seconds=timing.lasts_seconds)
+        return Moment(
+            at_seconds=timing.at_seconds,
+            fault=fault,
+            within_seconds=timing.within_seconds,
+            lasts_seconds=timing.lasts_seconds,
+        )
     except (msgspec.ValidationError, TypeError, FaultRefused) as error:
         raise FaultRefused(f"{path}, line {number} of the script: {error}") from error
 

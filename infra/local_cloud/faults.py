@@ -1,7 +1,8 @@
 """How the local cloud behaves today: what AWS's customers cannot choose, and its tests must.
 
-Read and changed at run time at `/_everstep/config`. What happens once, to one target, is a fault (`fault_kinds`); what holds until it is changed is
-a condition, and all chance in it comes from here: one seed, one stream per purpose, so that more of one thing does not move another.
+Read and changed at run time at `/_everstep/config`. What happens once, to one target, is a fault (`fault_kinds`); what
+holds until it is changed is a condition, and all chance in it comes from here: one seed, one stream per purpose, so
+that more of one thing does not move another.
 """
 
 from __future__ import annotations
@@ -53,11 +54,17 @@ class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     capacity: dict[str, Count] = {}
     """Most instances that may exist of a type; a type that is not named is unlimited."""
     slot_release_seconds: Delay = 0.0
-    """How long an instance that has ended still takes up capacity: a reserved slot is not free at once. AWS: minutes."""
+    """How long an instance that has ended still takes up capacity: a reserved slot is not free at once.
+
+    AWS: minutes.
+    """
     launch_retry_seconds: Seconds = 1.0
     """How long a group waits after a failed launch. AWS backs off for minutes."""
     administrative_suspension_seconds: Seconds | None = None
-    """How long launches of a group may fail, none succeeding, before AWS suspends its Launch process. AWS: most often 24 hours."""
+    """How long launches of a group may fail, none succeeding, before AWS suspends its Launch process.
+
+    AWS: most often 24 hours.
+    """
     remember_terminated_seconds: Seconds = 3600.0
     """How long EC2 still describes an instance after its end. AWS: about an hour."""
     throttle: dict[Service, Share] = {}
@@ -137,7 +144,9 @@ class Faults:
                 case Uniform():
                     return stream.uniform(delay.low_seconds, delay.high_seconds)
                 case Lognormal():
-                    return min(stream.lognormvariate(math.log(delay.median_seconds), delay.sigma), delay.longest_seconds)
+                    return min(
+                        stream.lognormvariate(math.log(delay.median_seconds), delay.sigma), delay.longest_seconds
+                    )
                 case _:
                     return delay
 

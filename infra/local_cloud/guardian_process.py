@@ -1,10 +1,10 @@
 """`python -P -m infra.local_cloud.guardian_process STATE_DIR RUN`: ends a cluster whose maker has died.
 
-It does what `LocalCluster.down` does: it ends processes, network namespaces, and what instances have mounted on tmpfs. A
-cluster that another command has started in the same folder has another run's name, and the guardian leaves it alone.
+It does what `LocalCluster.down` does: it ends processes, network namespaces, and what instances have mounted on tmpfs.
+A cluster that another command has started in the same folder has another run's name, and the guardian leaves it alone.
 
-Invariant: the guardian is no part of the cluster. It runs in a session of its own, and imports only the standard library
-while it waits.
+Invariant: the guardian is no part of the cluster. It runs in a session of its own, and imports only the standard
+library while it waits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Faults happen here: one method for each kind, whoever asks, a test, a drill, a fault script or a person.
 
-Invariant: a fault either takes effect and says what can be looked up to see it, or is refused and changes nothing. What lasts is remembered until
-`clear`. Works in the local AWS's own process, under the lock of its server.
+Invariant: a fault either takes effect and says what can be looked up to see it, or is refused and changes nothing. What
+lasts is remembered until `clear`. Works in the local AWS's own process, under the lock of its server.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ BLOCK_END_LEAD: Final = timedelta(minutes=30)
 Source: Amazon EC2 User Guide (Capacity Blocks for ML)."""
 THROTTLED: Final = ("autoscaling", "ec2", "events", "sqs")
 NO_NETWORK: Final = (
-    "this local cloud has no network of its own, and a {fault} is a real one or none: `everstep local up --network namespaces` (needs root)"
+    "this local cloud has no network of its own, and a {fault} is a real one or none: `everstep local "
+    "up --network namespaces` (needs root)"
 )
 HISTORY: Final = 1000
 CONDITIONS_OF: Final = {
@@ -225,7 +226,11 @@ class Injector:
 
     def _free_memory(self) -> list[str]:
         filled, self._lasting.ballooned = sorted(self._lasting.ballooned), set()
-        return [f"the memory of {instance_id} is free again" for instance_id in filled if node_faults.free_memory(instance_id)]
+        return [
+            f"the memory of {instance_id} is free again"
+            for instance_id in filled
+            if node_faults.free_memory(instance_id)
+        ]
 
     def _heal_gpus(self) -> list[str]:
         sick, self._lasting.sick_gpus = sorted(self._lasting.sick_gpus), {}
@@ -241,7 +246,10 @@ class Injector:
             if network and fault == "partition" and link.cut_from != set():
                 counters = network.counters(instance_id)  # they end with what has counted
                 network.cut(instance_id, ())
-                said.append(f"{instance_id} is reached again; {counters['dropped_to'] + counters['dropped_from']} packets were dropped")
+                said.append(
+                    f"{instance_id} is reached again; {counters['dropped_to'] + counters['dropped_from']} "
+                    "packets were dropped"
+                )
             elif network and fault == "slow-network" and link.bits_per_second:
                 network.slow(instance_id, None)
                 said.append(f"the line of {instance_id} carries what it can")
@@ -254,21 +262,31 @@ class Injector:
         backend, _, life = self._places.ec2.find(instance_id)
         plan = life.spot_action = self._places.ec2.plan(instance_id, fault.action, "spot", fault.after)
         self._announce(events.spot_interruption(self._places.ec2.owner(backend), instance_id, fault.action))
-        return self._effect(fault, instance_id, f"{instance_id} is interrupted in {fault.after:g} s: {fault.action}", {"time": stamp(plan.at_time)})
+        return self._effect(
+            fault,
+            instance_id,
+            f"{instance_id} is interrupted in {fault.after:g} s: {fault.action}",
+            {"time": stamp(plan.at_time)},
+        )
 
     def _rebalance(self, fault: Rebalance) -> Effect:
         instance_id = self._running(fault.target)
         backend, _, life = self._places.ec2.find(instance_id)
         life.rebalance_at = datetime.now(UTC)
         self._announce(events.rebalance_recommendation(self._places.ec2.owner(backend), instance_id))
-        return self._effect(fault, instance_id, f"{instance_id} should be left", {"notice_time": stamp(life.rebalance_at)})
+        return self._effect(
+            fault, instance_id, f"{instance_id} should be left", {"notice_time": stamp(life.rebalance_at)}
+        )
 
     def _maintenance(self, fault: Maintenance) -> Effect:
         instance_id = self._running(fault.target)
         backend, _, life = self._places.ec2.find(instance_id)
         begins = datetime.now(UTC) + timedelta(seconds=fault.after)
         scheduled = ScheduledEvent(
-            event_id=f"instance-event-{uuid.uuid4().hex[:17]}", code=fault.code, not_before=begins, not_after=begins + MAINTENANCE_LASTS
+            event_id=f"instance-event-{uuid.uuid4().hex[:17]}",
+            code=fault.code,
+            not_before=begins,
+            not_after=begins + MAINTENANCE_LASTS,
         )
         life.scheduled = (*life.scheduled, scheduled)
         how = MAINTENANCE_ENDS.get(fault.code)
@@ -294,13 +312,20 @@ class Injector:
         ends_at = plan.at_time + BLOCK_END_LEAD
         self._announce(events.block_expiration(self._places.ec2.owner(backend), reservation, ends_at))
         facts = {"capacity_reservation_id": reservation, "time": stamp(plan.at_time), "end_date": stamp(ends_at)}
-        return self._effect(fault, instance_id, f"{instance_id} ends in {fault.after:g} s, and its capacity block half an hour later", facts)
+        return self._effect(
+            fault,
+            instance_id,
+            f"{instance_id} ends in {fault.after:g} s, and its capacity block half an hour later",
+            facts,
+        )
 
     def _terminate(self, fault: Terminate) -> Effect:
         instance_id = self._running(fault.target)
         pid = self._places.runner.pids().get(instance_id)
         self._places.ec2.end(instance_id, "terminate", "outside")
-        return self._effect(fault, instance_id, f"{instance_id} was terminated from outside", {"state": "terminated", "init_pid": pid})
+        return self._effect(
+            fault, instance_id, f"{instance_id} was terminated from outside", {"state": "terminated", "init_pid": pid}
+        )
 
     def _crash(self, fault: Crash) -> Effect:
         instance_id = self._running(fault.target)
@@ -308,14 +333,22 @@ class Injector:
         pid = self._places.runner.pids()[instance_id]
         life.has_crashed = True
         life.failed_checks = {"instance": datetime.now(UTC), "system": datetime.now(UTC)}
-        return self._effect(fault, instance_id, f"the host of {instance_id} died; EC2 says running", {"init_pid": pid, "state": "running"})
+        return self._effect(
+            fault,
+            instance_id,
+            f"the host of {instance_id} died; EC2 says running",
+            {"init_pid": pid, "state": "running"},
+        )
 
     def _fail_status(self, fault: FailStatus) -> Effect:
         instance_id = self._running(fault.target)
         _, _, life = self._places.ec2.find(instance_id)
         life.failed_checks[fault.check] = datetime.now(UTC)
         return self._effect(
-            fault, instance_id, f"the {fault.check} status check of {instance_id} fails", {"check": fault.check, "status": "impaired"}
+            fault,
+            instance_id,
+            f"the {fault.check} status check of {instance_id} fails",
+            {"check": fault.check, "status": "impaired"},
         )
 
     # AWS, everything
@@ -324,16 +357,30 @@ class Injector:
         services = (fault.service,) if fault.service else THROTTLED
         conditions = self._places.faults.conditions
         self._condition(throttle={**conditions.throttle, **dict.fromkeys(services, fault.share)})
-        return self._effect(fault, "", f"{fault.share:.0%} of the calls of {', '.join(services)} are throttled", {"services": list(services)})
+        return self._effect(
+            fault,
+            "",
+            f"{fault.share:.0%} of the calls of {', '.join(services)} are throttled",
+            {"services": list(services)},
+        )
 
     def _capacity(self, fault: Capacity) -> Effect:
-        types = {fault.instance_type} if fault.instance_type else {group.instance_type for group in self._places.auto_scaling.groups()}
+        types = (
+            {fault.instance_type}
+            if fault.instance_type
+            else {group.instance_type for group in self._places.auto_scaling.groups()}
+        )
         if not types:
             raise FaultRefused("there is no group yet: name an instance type")
         conditions = self._places.faults.conditions
         self._condition(capacity={**conditions.capacity, **dict.fromkeys(types, fault.count)})
         names = ", ".join(sorted(types))
-        return self._effect(fault, "", f"no more than {fault.count} of {names} can exist", {"instance_types": sorted(types), "count": fault.count})
+        return self._effect(
+            fault,
+            "",
+            f"no more than {fault.count} of {names} can exist",
+            {"instance_types": sorted(types), "count": fault.count},
+        )
 
     def _slow_boot(self, fault: SlowBoot) -> Effect:
         self._condition(boot_delay_seconds=fault.delay)
@@ -341,7 +388,9 @@ class Injector:
 
     def _slots_taken(self, fault: SlotsTaken) -> Effect:
         self._condition(slot_release_seconds=fault.delay)
-        return self._effect(fault, "", "slots of instances that end stay taken", {"delay": msgspec.to_builtins(fault.delay)})
+        return self._effect(
+            fault, "", "slots of instances that end stay taken", {"delay": msgspec.to_builtins(fault.delay)}
+        )
 
     def _bad_events(self, fault: BadEvents) -> Effect:
         self._condition(event_delay_seconds=fault.delay, event_double_share=fault.double, event_drop_share=fault.drop)
@@ -360,13 +409,17 @@ class Injector:
             self._lasting.suspended.add(group.arn)
         names = [group.name for group in groups]
         reason = self._places.auto_scaling.suspension_reason(groups[0], "Launch")
-        return self._effect(fault, names[0], f"Launch of {', '.join(names)} is suspended", {"groups": names, "reason": reason})
+        return self._effect(
+            fault, names[0], f"Launch of {', '.join(names)} is suspended", {"groups": names, "reason": reason}
+        )
 
     # Ours
 
     def _kill_rank(self, fault: KillRank) -> Effect:
         instance_id, facts = self._where_it_can(fault.target, lambda _, init: node_faults.kill_rank(init, fault.rank))
-        return self._effect(fault, instance_id, f"rank {facts['rank']} on {instance_id}, pid {facts['pid']}, was killed", facts)
+        return self._effect(
+            fault, instance_id, f"rank {facts['rank']} on {instance_id}, pid {facts['pid']}, was killed", facts
+        )
 
     def _kill_agent(self, fault: KillAgent) -> Effect:
         instance_id, facts = self._where_it_can(fault.target, lambda _, init: node_faults.kill_agent(init))
@@ -378,7 +431,9 @@ class Injector:
     def _hang(self, fault: Hang) -> Effect:
         instance_id, facts = self._where_it_can(fault.target, lambda _, init: node_faults.stop_rank(init, fault.rank))
         self._lasting.stopped.append(Process(facts["pid"], facts["start_ticks"]))
-        return self._effect(fault, instance_id, f"rank {facts['rank']} on {instance_id}, pid {facts['pid']}, stands still", facts)
+        return self._effect(
+            fault, instance_id, f"rank {facts['rank']} on {instance_id}, pid {facts['pid']}, stands still", facts
+        )
 
     def _partition(self, fault: Partition) -> Effect:
         network = self._require_network("partition")
@@ -396,14 +451,22 @@ class Injector:
                 raise FaultRefused(f"{word!r} is not rest, aws, control-plane, peers or another instance that runs")
         addresses = None if "rest" in words else [address for word in words for address in known[word]]
         network.cut(instance_id, addresses)
-        facts = {"addresses": "all" if addresses is None else addresses, "port": network.links()[instance_id].port, **network.counters(instance_id)}
+        facts = {
+            "addresses": "all" if addresses is None else addresses,
+            "port": network.links()[instance_id].port,
+            **network.counters(instance_id),
+        }
         return self._effect(fault, instance_id, f"{instance_id} is cut off from {fault.separate_from}", facts)
 
     def _slow_network(self, fault: SlowNetwork) -> Effect:
         network = self._require_network("slow line")
         instance_id = self._running(fault.target)
         network.slow(instance_id, max(1, int(fault.megabits * 1e6)))
-        facts = {"port": network.links()[instance_id].port, "bits_per_second": int(fault.megabits * 1e6), **network.counters(instance_id)}
+        facts = {
+            "port": network.links()[instance_id].port,
+            "bits_per_second": int(fault.megabits * 1e6),
+            **network.counters(instance_id),
+        }
         return self._effect(fault, instance_id, f"the line of {instance_id} carries {fault.megabits:g} Mbit/s", facts)
 
     def _corrupt_replica(self, fault: CorruptReplica) -> Effect:
@@ -412,23 +475,34 @@ class Injector:
             fault.target, lambda instance_id, init: node_faults.corrupt_replica(init, instance_id, fault.rank, chance)
         )
         return self._effect(
-            fault, instance_id, f"a bit of rank {facts['rank']}'s replica of step {facts['step']} on {instance_id} has changed", facts
+            fault,
+            instance_id,
+            f"a bit of rank {facts['rank']}'s replica of step {facts['step']} on {instance_id} has changed",
+            facts,
         )
 
     def _fill_memory(self, fault: FillMemory) -> Effect:
         instance_id = self._running(fault.target)
         facts = node_faults.fill_memory(instance_id, None if fault.mib is None else fault.mib * 1024**2)
         self._lasting.ballooned.add(instance_id)
-        return self._effect(fault, instance_id, f"{facts['bytes'] // 1024**2} MiB of the memory of {instance_id} are taken", facts)
+        return self._effect(
+            fault, instance_id, f"{facts['bytes'] // 1024**2} MiB of the memory of {instance_id} are taken", facts
+        )
 
     def _xid(self, fault: Xid) -> Effect:
         instance_id = self._running(fault.target)
         gpus = self._lasting.sick_gpus.setdefault(instance_id, {})
         xids = (fault.code,) if fault.code else ()
-        gpus[fault.gpu] = Gpu(index=fault.gpu, xids=xids, ecc_uncorrectable=fault.ecc, throttled=fault.throttled, lost=fault.lost)
-        path = node_faults.write_gpus(self._places.runner.directory(instance_id), [gpus[index] for index in sorted(gpus)])
+        gpus[fault.gpu] = Gpu(
+            index=fault.gpu, xids=xids, ecc_uncorrectable=fault.ecc, throttled=fault.throttled, lost=fault.lost
+        )
+        path = node_faults.write_gpus(
+            self._places.runner.directory(instance_id), [gpus[index] for index in sorted(gpus)]
+        )
         facts: Facts = {"file": str(path), "gpu": msgspec.to_builtins(gpus[fault.gpu])}
-        return self._effect(fault, instance_id, f"NVML of {instance_id} reports Xid {fault.code} on GPU {fault.gpu}", facts)
+        return self._effect(
+            fault, instance_id, f"NVML of {instance_id} reports Xid {fault.code} on GPU {fault.gpu}", facts
+        )
 
     # What they share
 
@@ -438,7 +512,11 @@ class Injector:
 
     def _running_from(self, target: str) -> list[str]:
         """Return the instance that is meant, and after it, where it was not named, the others around."""
-        running = [instance_id for instance_id in self._places.ec2.in_order_of_launch() if instance_id in self._places.runner.pids()]
+        running = [
+            instance_id
+            for instance_id in self._places.ec2.in_order_of_launch()
+            if instance_id in self._places.runner.pids()
+        ]
         if target in running:
             return [target]
         if not running:

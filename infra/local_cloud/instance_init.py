@@ -2,10 +2,12 @@
 
     python -P -m infra.local_cloud.instance_init PARENT_PID INSTANCE_ID SCRIPT [NETWORK_NAMESPACE]
 
-It is a subreaper, so that daemons of other sessions stay below it; it gets SIGTERM when the local cloud dies; on SIGTERM it kills all below it,
-removes the instance's directory on tmpfs (an instance's memory goes with it) and its ranks' cgroups, and exits. It lives on when the user data has
+It is a subreaper, so that daemons of other sessions stay below it; it gets SIGTERM when the local cloud dies; on
+SIGTERM it kills all below it, removes the instance's directory on tmpfs (an instance's memory goes with it) and its
+ranks' cgroups, and exits. It lives on when the user data has
 ended: a machine does.
-Standard library only; one thread, no handlers: it waits for its signals. With a network namespace, all of the instance lives in that.
+Standard library only; one thread, no handlers: it waits for its signals. With a network namespace, all of the instance
+lives in that.
 """
 
 from __future__ import annotations
@@ -40,10 +42,16 @@ def remove_memory(instance_id: str) -> None:
 def remove_cgroups(instance_id: str) -> None:
     """Remove the cgroups that an instance's agent made for its ranks; their processes have ended."""
     own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
-    for root, controllers in (("/sys/fs/cgroup", ""), ("/sys/fs/cgroup/unified", ""), ("/sys/fs/cgroup/freezer", "freezer")):
+    for root, controllers in (
+        ("/sys/fs/cgroup", ""),
+        ("/sys/fs/cgroup/unified", ""),
+        ("/sys/fs/cgroup/freezer", "freezer"),
+    ):
         folder = Path(root, own.get(controllers, "/").lstrip("/"), memory_directory(instance_id).name)
         for cgroup in (*folder.glob("*/"), folder):
-            with contextlib.suppress(OSError):  # not there, or what is killed has not quite gone: the next instance of this name tidies up
+            with contextlib.suppress(
+                OSError
+            ):  # not there, or what is killed has not quite gone: the next instance of this name tidies up
                 cgroup.rmdir()
 
 

@@ -1,7 +1,7 @@
 """Instances as process trees: started from user data when EC2 says `running`, gone at once when it does not.
 
-Invariant: what runs is what was last asked for. One thread owns the runner and must live as long as it: an instance dies with the thread that
-started it (PR_SET_PDEATHSIG is about threads).
+Invariant: what runs is what was last asked for. One thread owns the runner and must live as long as it: an instance
+dies with the thread that started it (PR_SET_PDEATHSIG is about threads).
 """
 
 from __future__ import annotations
@@ -107,7 +107,15 @@ class InstanceRunner:
         with (directory / "console.log").open("ab") as console:
             process = subprocess.Popen(
                 [
-                    *(sys.executable, "-P", "-m", "infra.local_cloud.instance_init", str(os.getpid()), instance.instance_id, str(script)),
+                    *(
+                        sys.executable,
+                        "-P",
+                        "-m",
+                        "infra.local_cloud.instance_init",
+                        str(os.getpid()),
+                        instance.instance_id,
+                        str(script),
+                    ),
                     *((str(namespace),) if namespace else ()),
                 ],
                 cwd=directory,

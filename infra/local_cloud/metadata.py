@@ -3,7 +3,8 @@
     PUT /latest/api/token                          with X-aws-ec2-metadata-token-ttl-seconds: a token
     GET /latest/meta-data/spot/instance-action     with X-aws-ec2-metadata-token: 200, or 404 while there is nothing to say, 401 without a token
 
-Invariant: it answers as AWS documents and knows nothing itself: what there is to say is asked for at every request. Source: EC2 User Guide (IMDSv2).
+Invariant: it answers as AWS documents and knows nothing itself: what there is to say is asked for at every request.
+Source: EC2 User Guide (IMDSv2).
 """
 
 from __future__ import annotations
@@ -30,11 +31,14 @@ class MetadataService:
     """One endpoint per instance.
 
     Args:
-        facts: asked at every request with the instance's id; the answer's keys are paths below `/latest/meta-data/`. Called from many threads.
+        facts: asked at every request with the instance's id; the answer's keys are paths below `/latest/meta-data/`.
+        Called from many threads.
         monotonic: seconds.
     """
 
-    def __init__(self, facts: Callable[[str], Mapping[str, str]], monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, facts: Callable[[str], Mapping[str, str]], monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._facts = facts
         self._monotonic = monotonic
         self._endpoints: dict[str, socket.socket] = {}
@@ -44,7 +48,9 @@ class MetadataService:
         self.close(instance_id)
         self._endpoints[instance_id] = listening
         tokens: dict[str, float] = {}
-        threading.Thread(target=self._accept, args=(instance_id, listening, tokens), name=f"metadata {instance_id}", daemon=True).start()
+        threading.Thread(
+            target=self._accept, args=(instance_id, listening, tokens), name=f"metadata {instance_id}", daemon=True
+        ).start()
         host, port = listening.getsockname()
         return f"http://{host}:{port}"
 
@@ -65,7 +71,11 @@ class MetadataService:
 
     def _answer(self, instance_id: str, connection: socket.socket, peer: Any, tokens: dict[str, float]) -> None:
         class Handler(_Handler):
-            known, facts, monotonic = tokens, staticmethod(lambda: self._facts(instance_id)), staticmethod(self._monotonic)
+            known, facts, monotonic = (
+                tokens,
+                staticmethod(lambda: self._facts(instance_id)),
+                staticmethod(self._monotonic),
+            )
 
         with connection:
             try:
@@ -121,7 +131,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _say(self, status: int, text: str = "", headers: list[tuple[str, str]] | None = None) -> None:
         self.send_response(status)
-        for name, value in [*(headers or []), ("Content-Type", "text/plain"), ("Content-Length", str(len(text.encode())))]:
+        for name, value in [
+            *(headers or []),
+            ("Content-Type", "text/plain"),
+            ("Content-Length", str(len(text.encode()))),
+        ]:
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(text.encode())

@@ -1,7 +1,7 @@
 """The seam to moto 5.2.5: the only file that replaces something of moto's, one entry per replaced name.
 
-moto answers what the engine has no opinion on; these answer the rest. Private names are used, so the version is pinned exactly and the contract
-suite runs against the served result.
+moto answers what the engine has no opinion on; these answer the rest. Private names are used, so the version is pinned
+exactly and the contract suite runs against the served result.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def install(ec2: Ec2, auto_scaling: AutoScaling) -> None:
 
 
 def session_key(access_key_id: str) -> IssuedKey | None:
-    """Return what moto's STS issued under an access key id: the keys of an assumed role. Called under the server's lock.
+    """Return what moto's STS issued under an access key id: the keys of an assumed role.
+
+    Called under the server's lock.
 
     Args:
         access_key_id: that a request is signed with.
@@ -70,7 +72,9 @@ def session_key(access_key_id: str) -> IssuedKey | None:
             role = backend.get_assumed_role_from_access_key(access_key_id)
             if role is not None:
                 expires_at = role.expiration if role.expiration.tzinfo else role.expiration.replace(tzinfo=UTC)
-                return IssuedKey(secret_access_key=role.secret_access_key, session_token=role.session_token, expires_at=expires_at)
+                return IssuedKey(
+                    secret_access_key=role.secret_access_key, session_token=role.session_token, expires_at=expires_at
+                )
     return None
 
 
@@ -123,7 +127,9 @@ def _install_instances(ec2: Ec2) -> None:
     def describe_instance_topology(self: InstanceResponse) -> ActionResult:
         ids = self._get_param("InstanceIds", [])
         filters = [{"name": name, "values": values} for name, values in self._filters_from_querystring().items()]
-        found = self.ec2_backend.get_multi_instances_by_id(ids, filters) if ids else self.ec2_backend.all_instances(filters)
+        found = (
+            self.ec2_backend.get_multi_instances_by_id(ids, filters) if ids else self.ec2_backend.all_instances(filters)
+        )
         return ActionResult(
             {
                 "Instances": [
@@ -203,7 +209,8 @@ def _install_groups(engine: AutoScaling) -> None:
         name = arguments["name"]
         if name in self.autoscaling_groups:
             raise AutoscalingClientError(
-                "AlreadyExists", f"AutoScalingGroup by this name already exists - A group with the name {name} already exists"
+                "AlreadyExists",
+                f"AutoScalingGroup by this name already exists - A group with the name {name} already exists",
             )
         group = create(self, **arguments)
         try:
@@ -245,14 +252,21 @@ def _install_groups(engine: AutoScaling) -> None:
         return EmptyResult()
 
     def suspended_processes(self: FakeAutoScalingGroup) -> list[dict[str, str]]:
-        return [{"ProcessName": name, "SuspensionReason": engine.suspension_reason(self, name)} for name in self._suspended_processes]
+        return [
+            {"ProcessName": name, "SuspensionReason": engine.suspension_reason(self, name)}
+            for name in self._suspended_processes
+        ]
 
     def set_suspended_processes(self: FakeAutoScalingGroup, processes: list[str]) -> None:
         self._suspended_processes = processes
 
     def describe_scaling_activities(self: AutoScalingResponse) -> ActionResult:
         name = self._get_param("AutoScalingGroupName")
-        groups = [find_group(self.autoscaling_backend, name)] if name else list(self.autoscaling_backend.autoscaling_groups.values())
+        groups = (
+            [find_group(self.autoscaling_backend, name)]
+            if name
+            else list(self.autoscaling_backend.autoscaling_groups.values())
+        )
         activities = [activity for group in groups for activity in engine.activities(group)]
         first = int(self._get_param("NextToken") or 0)
         size = min(self._get_int_param("MaxRecords") or MAX_ACTIVITIES_PER_PAGE, MAX_ACTIVITIES_PER_PAGE)

@@ -4,12 +4,13 @@
     (AWS and control plane  ├─ port ══ eth0 of another
      each with an address)  └─ …
 
-Addresses stay those of 127.0.0.0/8, so that what may speak to this machine only goes on to refuse everything else: the bridge and the namespaces
-route them (`route_localnet`), and an instance keeps 127.0.0.0/16 for itself. An instance reaches the ports of AWS and of the control plane and
-its peers; it has no route to anything else, this machine's other services included.
+Addresses stay those of 127.0.0.0/8, so that what may speak to this machine only goes on to refuse everything else: the
+bridge and the namespaces route them (`route_localnet`), and an instance keeps 127.0.0.0/16 for itself. An instance
+reaches the ports of AWS and of the control plane and its peers; it has no route to anything else, this machine's other
+services included.
 
-Invariant: whatever is made here bears the network's name and goes with `remove`, by whom and whenever that is called. Nothing is pretended: a cut
-link drops packets in the kernel, which counts them.
+Invariant: whatever is made here bears the network's name and goes with `remove`, by whom and whenever that is called.
+Nothing is pretended: a cut link drops packets in the kernel, which counts them.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ def obstacle() -> str | None:
 
 
 def remove(name: str) -> int:
-    """Take away all that a network of this name has made, and return how many namespaces that were. Idempotent; also for what a crash has left."""
+    """Take away all that a network of this name has made, and return how many namespaces that were.
+
+    Idempotent; also for what a crash has left.
+    """
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return 0  # whoever may not make one has none
     links = json.loads(_run("ip", "-json", "link", "show"))
@@ -136,9 +140,16 @@ class Network:
             raise
 
     def _build(self) -> None:
-        # An address of its own: without one it takes a port's, and changes it when that port goes, under everybody who has learned it.
+        # An address of its own: without one it takes a port's, and changes it when that port goes, under everybody who
+        # has learned it.
         mac = ":".join(("02", *(sha256(self.name.encode()).hexdigest()[i : i + 2] for i in range(0, 10, 2))))
-        _ip("", [f"link add {self.name} address {mac} type bridge", *(f"address add {address}/32 dev {self.name}" for address in self._services)])
+        _ip(
+            "",
+            [
+                f"link add {self.name} address {mac} type bridge",
+                *(f"address add {address}/32 dev {self.name}" for address in self._services),
+            ],
+        )
         Path(f"/proc/sys/net/ipv4/conf/{self.name}/route_localnet").write_text("1")
         _no_ipv6(self.name)
         _ip("", [f"link set {self.name} up"])
@@ -175,7 +186,13 @@ class Network:
             self._blocks.add(block)
         try:
             _run("ip", "netns", "add", namespace.name)
-            _ip("", [f"link add {port} type veth peer name eth0 netns {namespace.name}", f"link set {port} master {self.name} up"])
+            _ip(
+                "",
+                [
+                    f"link add {port} type veth peer name eth0 netns {namespace.name}",
+                    f"link set {port} master {self.name} up",
+                ],
+            )
             inside(namespace, _prepare_inside)
             _ip(
                 namespace.name,
@@ -186,7 +203,10 @@ class Network:
                     f"address add {address}/32 dev eth0",
                     "link set eth0 up",
                     f"route add 127.0.0.0/8 dev eth0 src {address}",
-                    *(f"rule add pref 50 to {service} ipproto tcp dport {number} lookup main" for service, number in self._allowed.items()),
+                    *(
+                        f"rule add pref 50 to {service} ipproto tcp dport {number} lookup main"
+                        for service, number in self._allowed.items()
+                    ),
                     *(f"rule add pref 60 to {service} prohibit" for service in self._services),
                 ],
             )
@@ -245,7 +265,8 @@ class Network:
             instance_id: whose line.
 
         Returns:
-            `sent_bytes` and `received_bytes` by the instance; `dropped_to` and `dropped_from` it, packets that a cut has swallowed.
+            `sent_bytes` and `received_bytes` by the instance; `dropped_to` and `dropped_from` it, packets that a cut
+            has swallowed.
 
         Raises:
             FaultRefused: the instance does not run.
@@ -257,7 +278,9 @@ class Network:
             "sent_bytes": int(counters["rx"]["bytes"]),
             "received_bytes": int(counters["tx"]["bytes"]),
             "dropped_to": _dropped(_run("tc", "-json", "-s", "qdisc", "show", "dev", link.port)),
-            "dropped_from": _dropped(_run("tc", "-n", self.namespace(instance_id).name, "-json", "-s", "qdisc", "show", "dev", "eth0")),
+            "dropped_from": _dropped(
+                _run("tc", "-n", self.namespace(instance_id).name, "-json", "-s", "qdisc", "show", "dev", "eth0")
+            ),
         }
 
     def _link(self, instance_id: str) -> Link:
@@ -268,9 +291,16 @@ class Network:
 
     def _shape(self, instance_id: str, link: Link) -> None:
         rate = f"{link.bits_per_second}bit" if link.bits_per_second else UNLIMITED
-        for device, direction, arguments in ((link.port, "src", ()), ("eth0", "dst", ("-n", self.namespace(instance_id).name))):
+        for device, direction, arguments in (
+            (link.port, "src", ()),
+            ("eth0", "dst", ("-n", self.namespace(instance_id).name)),
+        ):
             subprocess.run(["tc", *arguments, "qdisc", "del", "dev", device, "root"], capture_output=True, check=False)
-            dropped = ["match u32 0 0"] if link.cut_from is None else [f"match ip {direction} {address}/32" for address in sorted(link.cut_from)]
+            dropped = (
+                ["match u32 0 0"]
+                if link.cut_from is None
+                else [f"match ip {direction} {address}/32" for address in sorted(link.cut_from)]
+            )
             if dropped or link.bits_per_second:
                 _tc(_shaping(device, rate=rate, dropped=dropped), *arguments)
 

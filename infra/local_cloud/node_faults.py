@@ -123,7 +123,14 @@ def corrupt_replica(init_pid: int, instance_id: str, rank: int | None, chance: r
         os.pwrite(descriptor, bytes([after]), offset)
     finally:
         os.close(descriptor)
-    return {"file": str(path), "rank": header.owner_rank, "step": header.step, "offset": offset, "before": before, "after": after}
+    return {
+        "file": str(path),
+        "rank": header.owner_rank,
+        "step": header.step,
+        "offset": offset,
+        "before": before,
+        "after": after,
+    }
 
 
 def fill_memory(instance_id: str, most_bytes: int | None) -> Facts:
@@ -137,13 +144,16 @@ def fill_memory(instance_id: str, most_bytes: int | None) -> Facts:
         `file`, `bytes` taken and `free_bytes` left.
 
     Raises:
-        FaultRefused: the instance has no memory of its own yet, or it is not apart from this machine's and no limit is given.
+        FaultRefused: the instance has no memory of its own yet, or it is not apart from this machine's and no limit is
+            given.
     """
     folder = memory_directory(instance_id)
     if not folder.is_dir():
         raise FaultRefused(f"{instance_id} has no memory for slots yet: {folder} is not there")
     if most_bytes is None and not os.path.ismount(folder):
-        raise FaultRefused(f"{folder} is not a tmpfs of its own: all of this machine's would be filled; say how many MiB")
+        raise FaultRefused(
+            f"{folder} is not a tmpfs of its own: all of this machine's would be filled; say how many MiB"
+        )
     balloon = folder / BALLOON
     descriptor = os.open(balloon, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

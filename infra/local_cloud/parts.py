@@ -1,6 +1,7 @@
 """The long-lived processes of a local cloud: started detached, recorded before anything else, ended by record.
 
-Invariant: a process that was started is on record (pid and start time) or is found by its marker; both survive a crash of any part.
+Invariant: a process that was started is on record (pid and start time) or is found by its marker; both survive a crash
+of any part.
 """
 
 from __future__ import annotations
@@ -100,10 +101,14 @@ class Parts:
         try:
             while not self.ready_file(record.name).exists():
                 if waiter.has_ended(READY_POLL_SECONDS):
-                    raise StartFailed(f"{record.name} ended while it started; its log, {record.log}, ends with:\n{tail(Path(record.log))}")
+                    raise StartFailed(
+                        f"{record.name} ended while it started; its log, {record.log}, ends "
+                        f"with:\n{tail(Path(record.log))}"
+                    )
                 if time.monotonic() > deadline:
                     raise StartFailed(
-                        f"{record.name} was not ready after {timeout_seconds:.0f} s; its log, {record.log}, ends with:\n{tail(Path(record.log))}"
+                        f"{record.name} was not ready after {timeout_seconds:.0f} s; its log, {record.log}, "
+                        f"ends with:\n{tail(Path(record.log))}"
                     )
         finally:
             waiter.close()

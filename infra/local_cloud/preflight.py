@@ -33,7 +33,9 @@ def check(node_count: int, *, has_namespaces: bool = False) -> None:
         PreflightFailed: with the one thing to change.
     """
     if platform.system() != "Linux":
-        raise PreflightFailed(f"the local cloud needs Linux (tmpfs, pidfd); this is {platform.system()}: use a Linux container")
+        raise PreflightFailed(
+            f"the local cloud needs Linux (tmpfs, pidfd); this is {platform.system()}: use a Linux container"
+        )
     if reason := unordered_machine(platform.machine()):
         raise PreflightFailed(reason)
     if has_namespaces and (obstacle := network.obstacle()):
@@ -42,15 +44,21 @@ def check(node_count: int, *, has_namespaces: bool = False) -> None:
         if importlib.util.find_spec(module) is None:
             raise PreflightFailed(f"{module} is not installed: pip install 'everstep[local]' (extra {extra})")
     if not _is_tmpfs(TMPFS):
-        raise PreflightFailed(f"{TMPFS} is not a tmpfs; snapshots live there (in a container: --tmpfs {TMPFS} or --shm-size)")
+        raise PreflightFailed(
+            f"{TMPFS} is not a tmpfs; snapshots live there (in a container: --tmpfs {TMPFS} or --shm-size)"
+        )
     needed, free = node_count * TMPFS_BYTES_PER_NODE, _free_bytes(TMPFS)
     if free < needed:
         raise PreflightFailed(
-            f"{TMPFS} has {_mib(free)} MiB left; {node_count} nodes need at least {_mib(needed)} MiB (in a container: a larger --shm-size)"
+            f"{TMPFS} has {_mib(free)} MiB left; {node_count} nodes need at least {_mib(needed)} MiB (in a "
+            "container: a larger --shm-size)"
         )
     needed, available = MEMORY_BYTES_AT_ALL + node_count * MEMORY_BYTES_PER_NODE, available_memory_bytes()
     if available < needed:
-        raise PreflightFailed(f"{_mib(available)} MiB of memory are available; {node_count} nodes need about {_mib(needed)} MiB: use fewer nodes")
+        raise PreflightFailed(
+            f"{_mib(available)} MiB of memory are available; {node_count} nodes need about {_mib(needed)} MiB: "
+            "use fewer nodes"
+        )
 
 
 def memory_bytes_per_node(node_count: int) -> int:

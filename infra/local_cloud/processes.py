@@ -1,7 +1,7 @@
 """Processes by identity, trees of them, and how they end. Linux, standard library only: an instance's init runs on it.
 
-A pid alone names nothing: it is used again. A process here is its pid and its start time, and a signal goes through a pidfd that was checked
-against both.
+A pid alone names nothing: it is used again. A process here is its pid and its start time, and a signal goes through a
+pidfd that was checked against both.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def rank_of(pid: int) -> int | None:
         name, _, number = Path(f"/proc/{pid}/comm").read_text().strip().partition(" ")
         if name == "rank":
             return int(number)
-        variables = dict(word.split(b"=", 1) for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if b"=" in word)
+        variables = dict(
+            word.split(b"=", 1) for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if b"=" in word
+        )
         if b"EVERSTEP_AGENT_SOCKET" in variables:
             return int(variables[b"RANK"])
     return None
@@ -94,9 +96,9 @@ def descendants(root_pid: int) -> list[Process]:
 def kill_descendants(root_pid: int) -> int:
     """Kill everything below `root_pid`, not itself, and return how many there were.
 
-    Freezes before it kills, so that nothing forks away between the look and the blow. It finds also what has become a daemon, as long as the root
-    is a subreaper. What forks and exits faster than /proc can be walked (some milliseconds) may be chased for long: only a cgroup could stop that.
-    Idempotent.
+    Freezes before it kills, so that nothing forks away between the look and the blow. It finds also what has become a
+    daemon, as long as the root is a subreaper. What forks and exits faster than /proc can be walked (some milliseconds)
+    may be chased for long: only a cgroup could stop that. Idempotent.
     """
     killed: set[Process] = set()
     while True:

@@ -4,8 +4,9 @@
     job 1 rank 5           the node where the sixth rank of the second one runs
     last job shard 0       the holders of a shard of the job that was meant last
 
-Numbers begin at 0 and are counted around. Jobs come in the order of their names, nodes in that of GROUP_RANK, shards by the rank whose they are. Only
-jobs and nodes whose instances run count, and only shards whose holders all do. A job that was meant last and trains no more gives way to job 0.
+Numbers begin at 0 and are counted around. Jobs come in the order of their names, nodes in that of GROUP_RANK, shards by
+the rank whose they are. Only jobs and nodes whose instances run count, and only shards whose holders all do. A job that
+was meant last and trains no more gives way to job 0.
 
 Knows nothing of clusters and of time: `Aim` is told who trains and what runs.
 """
@@ -27,7 +28,10 @@ TRAINS: Final = "InProgress"
 """The status of a job that has been launched and has not ended; whether nodes of it run is another question."""
 _ROLE: Final = re.compile(r"(?:job (?P<job>\d{1,9})|last job) (?P<part>node|rank|shard) (?P<number>\d{1,9})", re.ASCII)
 _INSTANCE: Final = re.compile(r"(?:i-[0-9a-z]+|\d+)?", re.ASCII)
-_FORMS: Final = 'write an instance id, a number ("2": the third instance that runs), or a role: "job 0 node 2", "job 0 rank 5", "last job shard 1"'
+_FORMS: Final = (
+    'write an instance id, a number ("2": the third instance that runs), or a role: "job 0 node 2", '
+    '"job 0 rank 5", "last job shard 1"'
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +97,11 @@ def parse(target: str) -> Role | None:
     found = _ROLE.fullmatch(target)
     if found is None:
         raise FaultRefused(f"{target!r} is no target: {_FORMS}")
-    return Role(job=None if found["job"] is None else int(found["job"]), part=cast("Part", found["part"]), number=int(found["number"]))
+    return Role(
+        job=None if found["job"] is None else int(found["job"]),
+        part=cast("Part", found["part"]),
+        number=int(found["number"]),
+    )
 
 
 def check(fault: AnyFault) -> None:
@@ -126,7 +134,10 @@ def training_job(described: Mapping[str, Any], protection: Mapping[str, Any]) ->
         nodes=tuple(described["NodeIds"]),
         ranks_per_node=described["RanksPerNode"],
         committed_step=described["CommittedStep"],
-        shards=tuple(Shard(rank=shard["Rank"], holders=tuple(holder["NodeId"] for holder in shard["Holders"])) for shard in shards),
+        shards=tuple(
+            Shard(rank=shard["Rank"], holders=tuple(holder["NodeId"] for holder in shard["Holders"]))
+            for shard in shards
+        ),
     )
 
 
@@ -175,7 +186,9 @@ def resolve(role: Role, jobs: Collection[TrainingJob], running: Collection[str],
         case "shard":
             if job.committed_step <= 0:
                 raise FaultRefused(f"{role}: {job.name} has committed no step yet")
-            shards = [shard for shard in job.shards if shard.holders and all(holder in running for holder in shard.holders)]
+            shards = [
+                shard for shard in job.shards if shard.holders and all(holder in running for holder in shard.holders)
+            ]
             if not shards:
                 raise FaultRefused(f"{role}: {job.name} has no shard whose holders all run")
             shard = shards[role.number % len(shards)]
@@ -229,4 +242,8 @@ def _target(fault: AnyFault) -> str:
 
 def _takes_rank(fault: AnyFault, role: Role) -> bool:
     """Say whether a role also tells which rank a fault is for: the one that runs there, or the one whose copies the holders have."""
-    return isinstance(fault, KillRank | Hang) if role.part == "rank" else isinstance(fault, CorruptReplica) and role.part == "shard"
+    return (
+        isinstance(fault, KillRank | Hang)
+        if role.part == "rank"
+        else isinstance(fault, CorruptReplica) and role.part == "shard"
+    )

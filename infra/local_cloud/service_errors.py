@@ -1,4 +1,6 @@
-"""Refusals in each AWS service's own words and format: a call that comes too often, one whose signature is not good. Pure.
+"""Refusals in each AWS service's own words and format: a call that comes too often, one whose signature is not good.
+
+Pure.
 
 Source: the services' API references (common errors) and the botocore models' protocols.
 """
@@ -14,13 +16,16 @@ import msgspec
 from infra.local_cloud.signatures import Denial
 
 _SCOPE: Final = re.compile(r"Credential=[^/]+/\d{8}/[^/]+/([a-z0-9-]+)/aws4_request")
-_QUERY: Final = '<ErrorResponse xmlns="http://{service}.amazonaws.com/doc/"><Error><Type>Sender</Type><Code>{code}</Code><Message>{message}</Message></Error><RequestId>{request_id}</RequestId></ErrorResponse>'
-_EC2: Final = (
-    "<Response><Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors><RequestID>{request_id}</RequestID></Response>"
+_QUERY: Final = (
+    "<ErrorResponse "
+    'xmlns="http://{service}.amazonaws.com/doc/"><Error><Type>Sender</Type><Code>{code}</Code><Message>{message}</Message></Error><RequestId>{request_id}</RequestId></ErrorResponse>'
 )
+_EC2: Final = "<Response><Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors><RequestID>{request_id}</RequestID></Response>"
 _S3: Final = "<Error><Code>{code}</Code><Message>{message}</Message><RequestId>{request_id}</RequestId></Error>"
 _FORMS: Final = {"ec2": _EC2, "s3": _S3}
-_QUERY_SERVICES: Final = frozenset({"autoscaling", "cloudformation", "elasticloadbalancing", "iam", "monitoring", "sns", "sts"})
+_QUERY_SERVICES: Final = frozenset(
+    {"autoscaling", "cloudformation", "elasticloadbalancing", "iam", "monitoring", "sns", "sts"}
+)
 """Services other than EC2 and S3 whose answers are XML. All others answer in JSON."""
 
 _THROTTLED: Final = {
@@ -110,5 +115,7 @@ def answer_of(service: str, status: str, code: str, message: str, request_id: st
     if service not in _FORMS and service not in _QUERY_SERVICES:
         headers += [("Content-Type", "application/x-amz-json-1.1"), ("x-amzn-query-error", f"{code};Sender")]
         return status, headers, msgspec.json.encode({"__type": code, "message": message})
-    body = _FORMS.get(service, _QUERY).format(service=service, code=code, message=escape(message), request_id=request_id)
+    body = _FORMS.get(service, _QUERY).format(
+        service=service, code=code, message=escape(message), request_id=request_id
+    )
     return status, [*headers, ("Content-Type", "text/xml")], f'<?xml version="1.0" encoding="UTF-8"?>\n{body}'.encode()

@@ -1,11 +1,13 @@
-"""The gate of the local AWS: who may make a request, judged from its SigV4 signature before moto sees it. Pure but for the clock it is given.
+"""The gate of the local AWS: who may make a request, judged from its SigV4 signature before moto sees it.
+
+Pure but for the clock it is given.
 
     stray(...)    any request: is it for this address, and does it come from a program, not from a web page?
     verify(...)   whose signature is it, and does it cover this very request?
 
-botocore's own signer computes the expected signature, so that whatever boto3 and the AWS CLI sign is accepted. Accepted forms: the Authorization
-header and presigned URLs, both version 4 with a body digest, UNSIGNED-PAYLOAD or an unsigned trailer (S3 only). SigV2, SigV4A and signed chunks are
-refused by name.
+botocore's own signer computes the expected signature, so that whatever boto3 and the AWS CLI sign is accepted. Accepted
+forms: the Authorization header and presigned URLs, both version 4 with a body digest, UNSIGNED-PAYLOAD or an unsigned
+trailer (S3 only). SigV2, SigV4A and signed chunks are refused by name.
 
 Invariant: nothing behind the gate runs for a caller who does not hold a secret that this cloud issued.
 Source: AWS Signature Version 4 in the IAM User Guide and the S3 API reference.
@@ -37,11 +39,20 @@ LONGEST_EXPIRY_SECONDS: Final = 7 * 24 * 3600
 ADMIN_SERVICE: Final = "everstep"
 """The service name that requests below `/_everstep/` are signed for."""
 UNSIGNED_PAYLOADS: Final = frozenset({"UNSIGNED-PAYLOAD", "STREAMING-UNSIGNED-PAYLOAD-TRAILER"})
-SIGNATURE_PARAMETERS: Final = ("X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Date", "X-Amz-Expires", "X-Amz-SignedHeaders", "X-Amz-Signature")
+SIGNATURE_PARAMETERS: Final = (
+    "X-Amz-Algorithm",
+    "X-Amz-Credential",
+    "X-Amz-Date",
+    "X-Amz-Expires",
+    "X-Amz-SignedHeaders",
+    "X-Amz-Signature",
+)
 _AUTHORIZATION: Final = re.compile(
     rf"{ALGORITHM} +Credential=(?P<credential>[^, ]+), *SignedHeaders=(?P<headers>[^, ]+), *Signature=(?P<signature>[0-9a-f]{{64}})"
 )
-_CREDENTIAL: Final = re.compile(r"(?P<key>[^/]{1,128})/(?P<date>[0-9]{8})/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request")
+_CREDENTIAL: Final = re.compile(
+    r"(?P<key>[^/]{1,128})/(?P<date>[0-9]{8})/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request"
+)
 _TIMESTAMP: Final = "%Y%m%dT%H%M%SZ"
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -110,8 +121,8 @@ class Caller:
 def stray(request: Received, host: str) -> str:
     """Return why a request cannot be meant for this cloud.
 
-    A web page reaches loopback through its visitor's browser. Browsers name the page in `Origin`, the relation in `Sec-Fetch-Site`, and, after DNS
-    rebinding, another host.
+    A web page reaches loopback through its visitor's browser. Browsers name the page in `Origin`, the relation in
+    `Sec-Fetch-Site`, and, after DNS rebinding, another host.
 
     Args:
         request: as it arrived.
@@ -128,7 +139,9 @@ def stray(request: Received, host: str) -> str:
     return ""
 
 
-def verify(request: Received, read_body: Callable[[], bytes], issued: Callable[[str], IssuedKey | None], now: datetime) -> Caller:
+def verify(
+    request: Received, read_body: Callable[[], bytes], issued: Callable[[str], IssuedKey | None], now: datetime
+) -> Caller:
     """Return who signed a request.
 
     Args:
@@ -147,10 +160,15 @@ def verify(request: Received, read_body: Callable[[], bytes], issued: Callable[[
     is_presigned = "X-Amz-Signature" in query
     signature = _of_query(query) if is_presigned else _of_header(request.header("authorization"))
     if is_presigned and request.header("authorization"):
-        raise Denied(Denial.MISSING, "The request has two signatures: an Authorization header and query parameters. Send one.")
+        raise Denied(
+            Denial.MISSING, "The request has two signatures: an Authorization header and query parameters. Send one."
+        )
     key = issued(signature.access_key_id)
     if key is None:
-        raise Denied(Denial.UNKNOWN_KEY, f'The access key {signature.access_key_id} is not one of this cluster: eval "$(everstep local env)".')
+        raise Denied(
+            Denial.UNKNOWN_KEY,
+            f'The access key {signature.access_key_id} is not one of this cluster: eval "$(everstep local env)".',
+        )
     timestamp = signature.timestamp or request.header("x-amz-date")
     _check_time(timestamp, signature, now)
     token = query.get("X-Amz-Security-Token", "") if is_presigned else request.header("x-amz-security-token")
@@ -162,11 +180,18 @@ def verify(request: Received, read_body: Callable[[], bytes], issued: Callable[[
     claimed = request.header("x-amz-content-sha256") or ("UNSIGNED-PAYLOAD" if is_presigned else "")
     digest = claimed if is_s3 else hashlib.sha256(read_body()).hexdigest()
     if is_s3 and digest not in UNSIGNED_PAYLOADS and not _DIGEST.fullmatch(digest):
-        raise Denied(Denial.MISSING, f"x-amz-content-sha256 {digest[:64]!r} is not supported here: send a digest or UNSIGNED-PAYLOAD.")
+        raise Denied(
+            Denial.MISSING,
+            f"x-amz-content-sha256 {digest[:64]!r} is not supported here: send a digest or UNSIGNED-PAYLOAD.",
+        )
     expected = _expected(request, signature, key, timestamp, digest)
     if not hmac.compare_digest(expected.encode(), signature.value.encode()):
         raise Denied(Denial.MISMATCH, "The request signature we calculated does not match the signature you provided.")
-    if is_s3 and digest not in UNSIGNED_PAYLOADS and not hmac.compare_digest(hashlib.sha256(read_body()).hexdigest(), digest):
+    if (
+        is_s3
+        and digest not in UNSIGNED_PAYLOADS
+        and not hmac.compare_digest(hashlib.sha256(read_body()).hexdigest(), digest)
+    ):
         raise Denied(Denial.MISMATCH, "The provided x-amz-content-sha256 header does not match what was computed.")
     return Caller(access_key_id=signature.access_key_id, service=signature.service, is_owner=key.is_owner)
 
@@ -200,14 +225,17 @@ def _of_header(authorization: str) -> _Signature:
     if found is None:
         raise Denied(
             Denial.MISSING,
-            f"The request has no {ALGORITHM} signature, and this cloud accepts no other. Sign it with the keys of `everstep local env`.",
+            f"The request has no {ALGORITHM} signature, and this cloud accepts no other. Sign it with the keys "
+            "of `everstep local env`.",
         )
     return _signature(found["credential"], found["headers"], found["signature"])
 
 
 def _of_query(query: Mapping[str, str]) -> _Signature:
     if not all(name in query for name in SIGNATURE_PARAMETERS) or query["X-Amz-Algorithm"] != ALGORITHM:
-        raise Denied(Denial.MISSING, f"A presigned URL needs {', '.join(SIGNATURE_PARAMETERS)}, the algorithm {ALGORITHM}.")
+        raise Denied(
+            Denial.MISSING, f"A presigned URL needs {', '.join(SIGNATURE_PARAMETERS)}, the algorithm {ALGORITHM}."
+        )
     seconds = query["X-Amz-Expires"]
     if not seconds.isascii() or not seconds.isdigit() or not 1 <= int(seconds[:9]) <= LONGEST_EXPIRY_SECONDS:
         raise Denied(Denial.MISSING, f"X-Amz-Expires must be between 1 and {LONGEST_EXPIRY_SECONDS} seconds.")
@@ -246,7 +274,10 @@ def _check_time(timestamp: str, signature: _Signature, now: datetime) -> None:
     if timestamp[:8] != signature.date:
         raise Denied(Denial.MISMATCH, "The date of the credential is not that of X-Amz-Date.")
     if not at - SKEW <= now <= at + (SKEW if signature.expiry is None else signature.expiry):
-        raise Denied(Denial.EXPIRED, f"Request has expired: it was signed at {timestamp}, and this server's time is {now:{_TIMESTAMP}}.")
+        raise Denied(
+            Denial.EXPIRED,
+            f"Request has expired: it was signed at {timestamp}, and this server's time is {now:{_TIMESTAMP}}.",
+        )
 
 
 def _expected(request: Received, signature: _Signature, key: IssuedKey, timestamp: str, digest: str) -> str:
@@ -256,7 +287,11 @@ def _expected(request: Received, signature: _Signature, key: IssuedKey, timestam
     names = set(signature.names)
     if not must <= names <= present:
         wrong = sorted((must - names) | (names - present))
-        raise Denied(Denial.MISMATCH, f"There were headers present in the request which were not signed, or the reverse: {', '.join(wrong)[:200]}")
+        raise Denied(
+            Denial.MISMATCH,
+            "There were headers present in the request which were not signed, or the reverse: "
+            f"{', '.join(wrong)[:200]}",
+        )
     signed = HTTPHeaders()
     for name, value in request.headers:
         if name.lower() in names:

@@ -1,7 +1,8 @@
 """A whole Everstep on one machine: the local AWS, a control plane, and a fleet whose nodes have connected.
 
-`LocalCluster` is what `everstep local up`, the demo and the tests use. Clusters are apart: each has its state directory, ports from the kernel and
-loopback addresses of its own, so several may run at once. Everything that runs can be found again from the state directory alone.
+`LocalCluster` is what `everstep local up`, the demo and the tests use. Clusters are apart: each has its state
+directory, ports from the kernel and loopback addresses of its own, so several may run at once. Everything that runs can
+be found again from the state directory alone.
 """
 
 from __future__ import annotations
@@ -35,7 +36,16 @@ from infra.local_cloud import network, preflight, roles
 from infra.local_cloud.calls import CALLS, Call
 from infra.local_cloud.environment import REGION, ask, aws_variables, local_client, process_environment
 from infra.local_cloud.errors import FaultRefused, NotUp, PreflightFailed, StartFailed
-from infra.local_cloud.fault_kinds import EFFECT, EFFECTS, AnyFault, Effect, KillAgent, KillControlPlane, KillRank, name_of
+from infra.local_cloud.fault_kinds import (
+    EFFECT,
+    EFFECTS,
+    AnyFault,
+    Effect,
+    KillAgent,
+    KillControlPlane,
+    KillRank,
+    name_of,
+)
 from infra.local_cloud.faults import CONDITIONS, Conditions
 from infra.local_cloud.guardian import Guardian
 from infra.local_cloud.instance_init import remove_memory
@@ -72,7 +82,10 @@ done
 exit $code
 """
 START_SECONDS: Final = 120.0
-"""How long a part may take to serve: on a machine with too much to do its imports take most of a minute. One that ends is noticed at once."""
+"""How long a part may take to serve: on a machine with too much to do its imports take most of a minute.
+
+One that ends is noticed at once.
+"""
 NODES_POLL_SECONDS: Final = 0.1
 
 
@@ -144,7 +157,9 @@ class PartStatus:
 
 
 class LocalCluster:
-    """One local cloud with its control plane. A context manager that ends everything, also when this process is killed inside it.
+    """One local cloud with its control plane.
+
+    A context manager that ends everything, also when this process is killed inside it.
 
     Args:
         state_dir: where it keeps all its files; made private to the user.
@@ -167,7 +182,9 @@ class LocalCluster:
         self._guardian = Guardian(self.state_dir, self._run)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.down(of_run=self._run)  # not one that was up before, for whose sake this one may have been refused
         if self._guardian is not None:
             self._guardian.dismiss()
@@ -175,7 +192,8 @@ class LocalCluster:
     def up(self, options: ClusterOptions | None = None) -> None:
         """Start everything and wait until all nodes have connected.
 
-        It begins from nothing: what AWS held is gone with the last one, so the database that spoke of it is removed as well.
+        It begins from nothing: what AWS held is gone with the last one, so the database that spoke of it is removed as
+        well.
 
         Args:
             options: what to start.
@@ -190,7 +208,9 @@ class LocalCluster:
             self._prepare_directory()
         with self._locked():
             if self._parts.is_alive(AWS) or self._parts.is_alive(CONTROL_PLANE):
-                raise PreflightFailed(f"a local cloud is up already in {self.state_dir}: use it, or `everstep local down` first")
+                raise PreflightFailed(
+                    f"a local cloud is up already in {self.state_dir}: use it, or `everstep local down` first"
+                )
             self._end_all()  # what a crash may have left
             write_private(self._run_file, self._run.encode())
             try:
@@ -380,7 +400,10 @@ class LocalCluster:
                 pages = client.get_paginator("list_training_jobs").paginate(StatusEquals=roles.TRAINS)
                 names = [job["TrainingJobName"] for page in pages for job in page["TrainingJobSummaries"]]
                 return [
-                    roles.training_job(client.describe_training_job(TrainingJobName=name), client.describe_protection(TrainingJobName=name))
+                    roles.training_job(
+                        client.describe_training_job(TrainingJobName=name),
+                        client.describe_protection(TrainingJobName=name),
+                    )
                     for name in names
                 ]
         except EverstepError as error:
@@ -415,7 +438,9 @@ class LocalCluster:
             FaultRefused: nothing of this kind lasts, or it is not cleared one by one.
             NotUp: the local AWS does not run.
         """
-        said: list[str] = _accepted(self._admin("DELETE", f"faults?{urlencode({'name': name, 'target': target})}")).json()
+        said: list[str] = _accepted(
+            self._admin("DELETE", f"faults?{urlencode({'name': name, 'target': target})}")
+        ).json()
         return said
 
     def calls(self) -> list[Call]:
@@ -466,7 +491,12 @@ class LocalCluster:
         self.restart_control_plane()
         after = self._parts.record(CONTROL_PLANE)
         facts = {"pid": record.pid, "new_pid": after.pid if after else None}
-        return Effect(fault=name_of(fault), target="", did=f"the control plane, pid {record.pid}, was killed and started again", facts=facts)
+        return Effect(
+            fault=name_of(fault),
+            target="",
+            did=f"the control plane, pid {record.pid}, was killed and started again",
+            facts=facts,
+        )
 
     def restart_control_plane(self) -> None:
         """Start the control plane again at the same address, after ending it if it runs.
@@ -498,7 +528,10 @@ class LocalCluster:
                 try:
                     with failures.translated():
                         connected = {
-                            node["NodeId"] for client in replicas for node in client.list_nodes(FleetName=FLEET)["Nodes"] if node["Connected"]
+                            node["NodeId"]
+                            for client in replicas
+                            for node in client.list_nodes(FleetName=FLEET)["Nodes"]
+                            if node["Connected"]
                         }
                 except EverstepError:
                     if not self._parts.is_alive(CONTROL_PLANE):
@@ -509,12 +542,17 @@ class LocalCluster:
                     break  # an agent that has ended on a living machine does not come back by itself
                 _pause(NODES_POLL_SECONDS)
         raise StartFailed(
-            f"{len(connected)} of {count} nodes connected; see {self.nodes_directory}/*/console.log and {self.logs}/*.log{self._last_console()}"
+            f"{len(connected)} of {count} nodes connected; see {self.nodes_directory}/*/console.log and "
+            f"{self.logs}/*.log{self._last_console()}"
         )
 
     def _last_console(self) -> str:
         consoles = sorted(self.nodes_directory.glob("*/console.log"), key=lambda console: console.stat().st_mtime)
-        return f"; the console of {consoles[-1].parent.name} ends with:\n{tail(consoles[-1])}" if consoles else "; no instance has run"
+        return (
+            f"; the console of {consoles[-1].parent.name} ends with:\n{tail(consoles[-1])}"
+            if consoles
+            else "; no instance has run"
+        )
 
     # Starting
 
@@ -553,7 +591,11 @@ class LocalCluster:
     def _start_aws(self, description: ClusterFile, options: ClusterOptions) -> dict[str, str]:
         # The machine is the user's own: ranks are to reach what the user reaches.
         ranks = {"EVERSTEP_RANK_USER": str(os.getuid())}
-        instance_environment = {**ranks, **options.environment, "EVERSTEP_NODE_MEMORY_BYTES": str(description.node_memory_bytes)}
+        instance_environment = {
+            **ranks,
+            **options.environment,
+            "EVERSTEP_NODE_MEMORY_BYTES": str(description.node_memory_bytes),
+        }
         arguments = {
             "--nodes-directory": str(self.nodes_directory),
             "--ready-file": str(self._parts.ready_file(AWS)),
@@ -571,7 +613,9 @@ class LocalCluster:
     def _create_event_queue(self) -> str:
         """Make the queue and the rule that send AWS's events to the control plane, as its owner does on AWS; return the queue's URL."""
         queue: str = self.aws("sqs").create_queue(QueueName=EVENTS)["QueueUrl"]
-        arn = self.aws("sqs").get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        arn = self.aws("sqs").get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"][
+            "QueueArn"
+        ]
         events = self.aws("events")
         events.put_rule(Name=EVENTS, EventPattern=msgspec.json.encode(EVENT_PATTERN).decode())
         events.put_targets(Rule=EVENTS, Targets=[{"Id": "queue", "Arn": arn}])
@@ -607,7 +651,9 @@ class LocalCluster:
     def _create_fleet(self, description: ClusterFile) -> None:
         with contextlib.closing(self.client()) as client, failures.translated():
             join_token = client.create_join_token(FleetName=description.fleet)["JoinToken"]
-            self._create_group(description.group, join_token, [url for url in (self.endpoint_url, description.standby_url) if url])
+            self._create_group(
+                description.group, join_token, [url for url in (self.endpoint_url, description.standby_url) if url]
+            )
             try:
                 with failures.translated():
                     client.create_fleet(
@@ -617,13 +663,17 @@ class LocalCluster:
                         SpareCount=description.spares,
                     )
             except EverstepError as error:
-                raise StartFailed(f"the control plane did not accept the fleet: {error}; see {self.logs}/{CONTROL_PLANE}.log") from error
+                raise StartFailed(
+                    f"the control plane did not accept the fleet: {error}; see {self.logs}/{CONTROL_PLANE}.log"
+                ) from error
 
     def _create_group(self, group: str, join_token: str, urls: list[str]) -> None:
         ec2, auto_scaling = self.aws("ec2"), self.aws("autoscaling")
         agent = " ".join(["everstep agent", *(f"--control-plane-url {url}" for url in urls)])
         user_data = USER_DATA.format(token=join_token, agent=agent)
-        (subnet,) = ec2.describe_subnets(Filters=[{"Name": "availability-zone", "Values": [AVAILABILITY_ZONE]}])["Subnets"]
+        (subnet,) = ec2.describe_subnets(Filters=[{"Name": "availability-zone", "Values": [AVAILABILITY_ZONE]}])[
+            "Subnets"
+        ]
         template = ec2.create_launch_template(
             LaunchTemplateName=group,
             LaunchTemplateData={
@@ -657,7 +707,10 @@ class LocalCluster:
             file.unlink(missing_ok=True)
 
     def _end_marked(self) -> None:
-        """End what no record tells of. An instance follows the local AWS into death by itself, also after a crash; this waits for it."""
+        """End what no record tells of.
+
+        An instance follows the local AWS into death by itself, also after a crash; this waits for it.
+        """
         for process in marked_with("EVERSTEP_LOCAL_CLUSTER", str(self.state_dir)):
             end(process, grace_seconds=2.0)
             kill_descendants(process.pid)
@@ -684,7 +737,9 @@ class LocalCluster:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise PreflightFailed(f"another `everstep local up` or `down` is at work in {self.state_dir}") from error
+                raise PreflightFailed(
+                    f"another `everstep local up` or `down` is at work in {self.state_dir}"
+                ) from error
             yield
 
     def _description(self) -> ClusterFile:

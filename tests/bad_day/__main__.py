@@ -1,4 +1,7 @@
-"""`python -m tests.bad_day --minutes 10 [--seed N]`: one fleet on a bad day, and what a checker from outside finds. Exit code 1: not all well."""
+"""`python -m tests.bad_day --minutes 10 [--seed N]`: one fleet on a bad day, and what a checker from outside finds.
+
+Exit code 1: not all well.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,15 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="how long things die")
     parser.add_argument("--nodes-per-job", type=int, default=3, help="two such jobs fill the fleet")
     parser.add_argument("--without", default="", help="switch off: lease, contract, evidence; tempts it, too")
-    parser.add_argument("--temptation", default="", help="only what a control plane without this safeguard will not stand")
+    parser.add_argument(
+        "--temptation", default="", help="only what a control plane without this safeguard will not stand"
+    )
     parser.add_argument("--standby", action="store_true", help="a second control plane stands by")
     parser.add_argument("--keep", type=Path, help="leave logs and facts in this folder")
     parser.add_argument("--print-plan", action="store_true", help="only print the plan of strikes")
-    parser.add_argument("--print-script", action="store_true", help="only print it as a fault script, for `everstep local fault play`")
+    parser.add_argument(
+        "--print-script", action="store_true", help="only print it as a fault script, for `everstep local fault play`"
+    )
     parser.add_argument("--judge", type=Path, help="only judge the day.json of a day that was kept")
     given = parser.parse_args()
     if given.judge:
@@ -44,7 +51,10 @@ def main() -> int:
     if given.print_plan or given.print_script:
         lines = plan(seed=seed, minutes=given.minutes, has_links=network.obstacle() is None)
         told = fault_script.encode(script(lines)) if given.print_script else None
-        print(told.decode() if told is not None else "\n".join(msgspec.json.encode(line).decode() for line in lines), end="" if told else "\n")
+        print(
+            told.decode() if told is not None else "\n".join(msgspec.json.encode(line).decode() for line in lines),
+            end="" if told else "\n",
+        )
         return 0
     options = DayOptions(
         seed=seed,
@@ -61,12 +71,16 @@ def main() -> int:
 def _report(day: facts.Day) -> int:
     counts = Counter(strike.kind for strike in day.strikes if strike.seen)
     tell(
-        f"{sum(counts.values())} strikes took effect: {', '.join(f'{count} {kind}' for kind, count in sorted(counts.items()))}; {day.refused} refused"
+        f"{sum(counts.values())} strikes took effect: "
+        f"{', '.join(f'{count} {kind}' for kind, count in sorted(counts.items()))}; {day.refused} refused"
     )
     for job in day.jobs:
         incidents = [incident for incident in day.incidents if incident.job == job.name]
         lost = sum(incident.lost_steps or 0 for incident in incidents)
-        tell(f"{job.name}: {job.status}, {len(incidents)} incidents, {lost} steps lost, ETTR {job.ettr if job.ettr is None else round(job.ettr, 3)}")
+        tell(
+            f"{job.name}: {job.status}, {len(incidents)} incidents, {lost} steps lost, ETTR "
+            f"{job.ettr if job.ettr is None else round(job.ettr, 3)}"
+        )
     wrong = rules.judge(day)
     for violation in wrong:
         tell(f"WRONG, {violation.rule}: {violation.words}")

@@ -42,7 +42,10 @@ BEGIN_SECONDS: Final = 240.0
 STEP_SECONDS: Final = 0.11
 """The least that a step takes: about what it takes on a busy machine of two cores, so jobs are not over sooner on a quick one."""
 SHARES: Final = (("early", 0.4, 0), ("long", 1.0, 0), ("urgent", 0.6, 10))
-"""Name, part of the day that its steps take at least, priority. The third begins when the first has ended: two train until the day is over."""
+"""Name, part of the day that its steps take at least, priority.
+
+The third begins when the first has ended: two train until the day is over.
+"""
 if TYPE_CHECKING:
     from everstep.service import EverstepClient
 
@@ -89,7 +92,8 @@ def spend(options: DayOptions, tell: Tell, parent: WarmParent | None = None) -> 
         parent: where undisturbed runs get their ranks from; None: one of its own.
 
     Returns:
-        All that was seen. Where a job that is to fill the fleet does not begin, nothing is played, and that is what was seen.
+        All that was seen. Where a job that is to fill the fleet does not begin, nothing is played, and that is what was
+        seen.
 
     Raises:
         LocalCloudError: the local cloud did not come up.
@@ -97,7 +101,10 @@ def spend(options: DayOptions, tell: Tell, parent: WarmParent | None = None) -> 
     has_links = network.obstacle() is None
     directory = Path(tempfile.mkdtemp(prefix="everstep-bad-day-"))
     jobs = _jobs(options)
-    tell(f"seed {options.seed}, {options.minutes:g} minutes, lines can {'' if has_links else 'NOT '}be cut; files in {directory}")
+    tell(
+        f"seed {options.seed}, {options.minutes:g} minutes, lines can {'' if has_links else 'NOT '}be cut; "
+        f"files in {directory}"
+    )
     undisturbed = _undisturbed(jobs, directory, parent)
     tell("undisturbed runs are done")
     cluster = LocalCluster(directory / "cluster")
@@ -168,7 +175,14 @@ def _ranks_from(parent: WarmParent | None) -> Iterator[References]:
 
 
 def _live(
-    options: DayOptions, cluster: LocalCluster, jobs: list[_Plan], undisturbed: dict[str, list[Json]], directory: Path, tell: Tell, *, has_links: bool
+    options: DayOptions,
+    cluster: LocalCluster,
+    jobs: list[_Plan],
+    undisturbed: dict[str, list[Json]],
+    directory: Path,
+    tell: Tell,
+    *,
+    has_links: bool,
 ) -> facts.Day:
     traces = directory / "traces"
     traces.mkdir()
@@ -198,14 +212,22 @@ def _live(
             lines = plan(seed=options.seed, minutes=options.minutes, has_links=has_links)
         teller = _Teller(client, [job.name for job in jobs], tell)
         teller.start()
-        strikes.play(lines, lambda: any(watch.jobs.get(job.name, {}).get("TrainingJobStatus") not in ENDED for job in jobs))
-        tell("the play is over; the jobs may end in peace" if has_begun else "not all jobs that fill the fleet began: nothing was played")
+        strikes.play(
+            lines, lambda: any(watch.jobs.get(job.name, {}).get("TrainingJobStatus") not in ENDED for job in jobs)
+        )
+        tell(
+            "the play is over; the jobs may end in peace"
+            if has_begun
+            else "not all jobs that fill the fleet began: nothing was played"
+        )
         if has_begun:
             patience = 90.0 if options.temptation else options.minutes * 90 + 240
             _arrives(lambda: all(_describe(client, job.name)["TrainingJobStatus"] in ENDED for job in jobs), patience)
         teller.end()
         watch.end()
-        return _collected(options, cluster, client, jobs, undisturbed, traces, starts, watch, strikes, has_links=has_links)
+        return _collected(
+            options, cluster, client, jobs, undisturbed, traces, starts, watch, strikes, has_links=has_links
+        )
 
 
 def _start(client: EverstepClient, name: str, submitted: float, patience_seconds: float) -> facts.Start:
@@ -260,7 +282,13 @@ def _describe(client: EverstepClient, name: str) -> Json:
         with translated():
             answer: Json = client.describe_training_job(TrainingJobName=name)
     except EverstepError:
-        return {"TrainingJobStatus": "unknown", "SecondaryStatus": "unknown", "NodeIds": [], "CommittedStep": -1, "Reason": "no answer"}
+        return {
+            "TrainingJobStatus": "unknown",
+            "SecondaryStatus": "unknown",
+            "NodeIds": [],
+            "CommittedStep": -1,
+            "Reason": "no answer",
+        }
     return answer
 
 
@@ -292,13 +320,19 @@ class _Teller(threading.Thread):
                     seen = self._client.describe_training_job(TrainingJobName=name)
                     self._once(
                         (name, seen["TrainingJobStatus"]),
-                        f"  {name} is {seen['TrainingJobStatus']} ({seen.get('SecondaryStatus')}), step {seen.get('Boundary')}",
+                        f"  {name} is {seen['TrainingJobStatus']} ({seen.get('SecondaryStatus')}), step "
+                        f"{seen.get('Boundary')}",
                     )
                     for incident in _items(self._client, "list_incidents", "Incidents", TrainingJobName=name):
                         key = incident["IncidentId"]
-                        self._once((key, 0), f"  {key} of {name} opens: {incident['Cause']}, {incident.get('Decision')}")
+                        self._once(
+                            (key, 0), f"  {key} of {name} opens: {incident['Cause']}, {incident.get('Decision')}"
+                        )
                         if incident.get("ClosedAt") is not None:
-                            words = f"from {incident.get('RestoreSource')}, step {incident.get('FromStep')}, {incident.get('LostSteps')} lost"
+                            words = (
+                                f"from {incident.get('RestoreSource')}, step {incident.get('FromStep')}, "
+                                f"{incident.get('LostSteps')} lost"
+                            )
                             self._once((key, 1), f"  {key} of {name} is over: {words}")
 
     def _once(self, key: object, words: str) -> None:
@@ -322,14 +356,21 @@ def _collected(
 ) -> facts.Day:
     lines = [line for path in sorted(traces.iterdir()) for line in path.read_bytes().splitlines()]
     boundaries = [msgspec.json.decode(line, type=facts.Boundary) for line in lines]
-    incidents = [_incident(incident) for job in jobs for incident in _items(client, "list_incidents", "Incidents", TrainingJobName=job.name)]
+    incidents = [
+        _incident(incident)
+        for job in jobs
+        for incident in _items(client, "list_incidents", "Incidents", TrainingJobName=job.name)
+    ]
     return facts.Day(
         seed=options.seed,
         minutes=options.minutes,
         is_temptation=bool(options.temptation),
         boundaries=boundaries,
         calls=[_call(call) for call in cluster.calls()],
-        ended=[facts.Ended(instance=instance, at=at) for instance, at in sorted(watch.ended.items(), key=lambda item: item[1])],
+        ended=[
+            facts.Ended(instance=instance, at=at)
+            for instance, at in sorted(watch.ended.items(), key=lambda item: item[1])
+        ],
         strikes=sorted(strikes.done, key=lambda strike: strike.at),
         decisions=list(_decisions(client)),
         incidents=incidents,
@@ -387,7 +428,11 @@ def _incident(seen: Json) -> facts.Incident:
 def _decisions(client: EverstepClient) -> Iterator[facts.Decision]:
     for event in _items(client, "list_events", "Events", FleetName=FLEET):
         node = event.get("NodeId")
-        if node and event["Type"] == "NodeStateChanged" and any(f"→ {state}" in event["Message"] for state in ("draining", "held")):
+        if (
+            node
+            and event["Type"] == "NodeStateChanged"
+            and any(f"→ {state}" in event["Message"] for state in ("draining", "held"))
+        ):
             yield facts.Decision(at=_unix(event["Time"]), instance=node, words=event["Message"])
 
 

@@ -1,4 +1,6 @@
-"""What was seen of a bad day, from outside: AWS's answers, what ranks wrote, what the public API tells. Data only; `rules` judges it.
+"""What was seen of a bad day, from outside: AWS's answers, what ranks wrote, what the public API tells.
+
+Data only; `rules` judges it.
 
 All times are Unix seconds of the one machine that everything ran on.
 """

@@ -1,4 +1,6 @@
-"""What is done to the cluster, when, and to whom by role: made from a seed alone. Who has a role is settled when the time has come.
+"""What is done to the cluster, when, and to whom by role: made from a seed alone.
+
+Who has a role is settled when the time has come.
 
 The same as a fault script (`script`) is what anybody can play: `everstep local fault play`.
 """
@@ -28,7 +30,18 @@ from infra.local_cloud.fault_script import Moment
 FIRST_SECONDS: Final = 4.0
 LAST_SECONDS: Final = 12.0
 """Nothing is done so shortly before the end."""
-ROUND: Final = ("ranks", "ranks", "agents", "agents", "instances", "groups", "control plane", "links", "links", "checks")
+ROUND: Final = (
+    "ranks",
+    "ranks",
+    "agents",
+    "agents",
+    "instances",
+    "groups",
+    "control plane",
+    "links",
+    "links",
+    "checks",
+)
 """Each comes once in a round, in an order of its own; a round is what two minutes hold."""
 ROUND_SECONDS: Final = 120.0
 FOLLOWERS: Final = ("ranks", "agents", "control plane", "ranks")
@@ -85,7 +98,9 @@ def plan(*, seed: int, minutes: float, has_links: bool) -> list[Line]:
         at = FIRST_SECONDS + span * (place + chance.uniform(0.55, 1.0))
         lines.append(_line(chance, at, kind))
         if place in leaders and follows:
-            lines.append(msgspec.structs.replace(_line(chance, at + chance.uniform(*FOLLOWS_AFTER), follows.pop()), follows=True))
+            lines.append(
+                msgspec.structs.replace(_line(chance, at + chance.uniform(*FOLLOWS_AFTER), follows.pop()), follows=True)
+            )
     return sorted(lines, key=lambda line: line.at_seconds)
 
 
@@ -99,7 +114,9 @@ def faults(line: Line) -> tuple[AnyFault, ...]:
         One fault; of a pair two.
     """
     place = line.pick // 7 % 60  # whoever has up to six of something is as likely as the others
-    node, shard = (f"{'last job' if line.follows else f'job {line.pick % 6}'} {part} {place}" for part in ("node", "shard"))
+    node, shard = (
+        f"{'last job' if line.follows else f'job {line.pick % 6}'} {part} {place}" for part in ("node", "shard")
+    )
     match line.kind:
         case "ranks":
             return (KillRank(target=node),)
@@ -163,16 +180,34 @@ def temptation(what: str, *, seed: int) -> list[Line]:
     """
     chance = random.Random(f"{what}/{seed}")
     kinds = {
-        "lease": [(0, "ranks", 0.0), (8, "agents", 0.0), (16, "instances", 0.0), (28, "ranks", 0.0), (36, "instances", 0.0)],
+        "lease": [
+            (0, "ranks", 0.0),
+            (8, "agents", 0.0),
+            (16, "instances", 0.0),
+            (28, "ranks", 0.0),
+            (36, "instances", 0.0),
+        ],
         "contract": [(0, "checks", 30.0), (20, "checks", 30.0)],
         "evidence": [(0, "links", 8.0), (15, "links", 8.0), (30, "links", 8.0)],
     }
     return [
-        Line(at_seconds=FIRST_SECONDS + at, kind=kind, pick=chance.randrange(1 << 16), lasts_seconds=lasts, cut_from="control-plane")
+        Line(
+            at_seconds=FIRST_SECONDS + at,
+            kind=kind,
+            pick=chance.randrange(1 << 16),
+            lasts_seconds=lasts,
+            cut_from="control-plane",
+        )
         for at, kind, lasts in kinds[what]
     ]
 
 
 def _line(chance: random.Random, at: float, kind: str) -> Line:
     lasts = round(chance.uniform(*LASTS[kind]), 1) if kind in LASTS else 0.0
-    return Line(at_seconds=round(at, 1), kind=kind, pick=chance.randrange(1 << 16), lasts_seconds=lasts, cut_from=chance.choice(LINES_CUT))
+    return Line(
+        at_seconds=round(at, 1),
+        kind=kind,
+        pick=chance.randrange(1 << 16),
+        lasts_seconds=lasts,
+        cut_from=chance.choice(LINES_CUT),
+    )

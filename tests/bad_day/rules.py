@@ -1,4 +1,6 @@
-"""What must hold on the worst of days. Each rule is a pure function of what was seen, and says in sentences what it found to be wrong.
+"""What must hold on the worst of days.
+
+Each rule is a pure function of what was seen, and says in sentences what it found to be wrong.
 
 one job per node           no two generations of ranks, of one job or of two, ever made steps on a node at the same time
 decided before it ended    no instance ended unless a strike ended it, or Everstep had said so of it by name before it asked AWS to
@@ -77,7 +79,10 @@ def one_job_per_node(day: Day) -> list[str]:
         latest: tuple[tuple[str, int, int], float] | None = None
         for who, (first, last) in sorted(of_node.items(), key=lambda item: item[1]):
             if latest is not None and first < latest[1] and who[:2] != latest[0][:2]:
-                wrong.append(f"{node} made steps of {_named(who)} {latest[1] - first:.3f} s before those of {_named(latest[0])} were over")
+                wrong.append(
+                    f"{node} made steps of {_named(who)} {latest[1] - first:.3f} s before those of "
+                    f"{_named(latest[0])} were over"
+                )
             latest = (who, last) if latest is None or last > latest[1] else latest
     return wrong
 
@@ -88,12 +93,18 @@ def decided_before_it_ended(day: Day) -> list[str]:
     for ended in day.ended:
         if ended.instance in struck:
             continue
-        asked = [call.at for call in day.calls if call.instance == ended.instance and call.action == ENDS_BY_NAME and call.status == OBEYED]
+        asked = [
+            call.at
+            for call in day.calls
+            if call.instance == ended.instance and call.action == ENDS_BY_NAME and call.status == OBEYED
+        ]
         decided = [decision.at for decision in day.decisions if decision.instance == ended.instance]
         if not asked:
             wrong.append(f"{ended.instance} ended, and nobody had asked for that by name")
         elif not decided or min(decided) > min(asked):
-            wrong.append(f"{ended.instance} ended because Everstep asked for it, and no decision that names it came before")
+            wrong.append(
+                f"{ended.instance} ended because Everstep asked for it, and no decision that names it came before"
+            )
     return wrong
 
 
@@ -102,17 +113,29 @@ def evidence(day: Day) -> list[str]:
     steps = {key: sorted(line.at for line in lines) for key, lines in _lines_by_place(day.boundaries).items()}
     ended = {ended.instance: ended.at for ended in day.ended}
     struck = {target: strike.at for strike in day.strikes if strike.kind in ENDS_INSTANCES for target in strike.targets}
-    killed = _kills_of_ranks(day)  # what stopped training then was not the node: when it was given up, nothing stepped any more
+    killed = _kills_of_ranks(
+        day
+    )  # what stopped training then was not the node: when it was given up, nothing stepped any more
     for incident in day.incidents:
-        silent = incident.faulted if incident.cause == UNREACHABLE else ()  # one that is heard again meanwhile is used again
+        silent = (
+            incident.faulted if incident.cause == UNREACHABLE else ()
+        )  # one that is heard again meanwhile is used again
         for instance in sorted({*incident.instances, *silent}):
-            if ended.get(instance, float("inf")) <= incident.opened_at or struck.get(instance, float("inf")) <= (incident.closed_at or float("inf")):
+            if ended.get(instance, float("inf")) <= incident.opened_at or struck.get(instance, float("inf")) <= (
+                incident.closed_at or float("inf")
+            ):
                 continue  # AWS had said so, at its beginning or during the recovery
             passed = steps.get((incident.job, incident.generation_before, instance), [])
-            stopped = max((at for at in killed[incident.job, incident.generation_before] if at <= incident.opened_at), default=incident.failed_at)
+            stopped = max(
+                (at for at in killed[incident.job, incident.generation_before] if at <= incident.opened_at),
+                default=incident.failed_at,
+            )
             since = sum(max(incident.failed_at, stopped) < at <= incident.opened_at for at in passed)
             if since > SILENT_STEPS:
-                wrong.append(f"{incident.id}: {instance} was given up, though it made {since} steps between {incident.cause} and that")
+                wrong.append(
+                    f"{incident.id}: {instance} was given up, though it made {since} steps between "
+                    f"{incident.cause} and that"
+                )
     return wrong
 
 
@@ -129,13 +152,22 @@ def _kills_of_ranks(day: Day) -> dict[tuple[str, int], list[float]]:
 
 
 def steady_capacity(day: Day) -> list[str]:
-    causes = sorted(decision.at for decision in day.decisions if "surplus" not in decision.words)  # what there is too much of is no cause
+    causes = sorted(
+        decision.at for decision in day.decisions if "surplus" not in decision.words
+    )  # what there is too much of is no cause
     moves = _moves(day.calls)
     wrong, used = [], set[int]()
     for (at_before, before), (at, after) in pairwise(moves):
         if before * after > 0 or at - at_before > FLAP_SECONDS:
             continue
-        excuse = next((number for number, cause in enumerate(causes) if number not in used and at - CAUSE_REACH_SECONDS <= cause <= at + 1), None)
+        excuse = next(
+            (
+                number
+                for number, cause in enumerate(causes)
+                if number not in used and at - CAUSE_REACH_SECONDS <= cause <= at + 1
+            ),
+            None,
+        )
         if excuse is None:
             wrong.append(f"desired capacity went {before:+d} and {at - at_before:.1f} s later {after:+d}, for no cause")
         else:
@@ -160,7 +192,9 @@ def bit_identical(day: Day) -> list[str]:
     wrong = []
     for job in day.jobs:
         if len(job.result) != len(job.undisturbed) or not job.undisturbed:
-            wrong.append(f"{job.name}: {len(job.result)} ranks left a result, {len(job.undisturbed)} of an undisturbed run")
+            wrong.append(
+                f"{job.name}: {len(job.result)} ranks left a result, {len(job.undisturbed)} of an undisturbed run"
+            )
         for rank, (found, expected) in enumerate(zip(job.result, job.undisturbed, strict=False)):
             if found != expected:
                 keys = sorted(key for key in expected if found.get(key) != expected[key])
@@ -186,16 +220,23 @@ def ledgers(day: Day) -> list[str]:
             continue
         length = incident.closed_at - incident.failed_at
         if abs(sum(incident.phase_seconds) - length) > LEDGER_SECONDS:
-            wrong.append(f"{incident.id}: the phases have {sum(incident.phase_seconds):.6f} s, the interruption took {length:.6f} s")
+            wrong.append(
+                f"{incident.id}: the phases have {sum(incident.phase_seconds):.6f} s, the interruption took "
+                f"{length:.6f} s"
+            )
     for incident in day.incidents:
         if incident.from_step is None or incident.generation_after is None:
             continue
         traced = _traced_lost_steps(incident, day.boundaries)
-        # The last step of a rank whose node was lost may be known to nobody. And one may be stopped behind a boundary that it has passed and before
+        # The last step of a rank whose node was lost may be known to nobody. And one may be stopped behind a boundary
+        # that it has passed and before
         # it has written that down.
         known = _traced_lost_steps(incident, [line for line in day.boundaries if line.node not in incident.instances])
         if incident.lost_steps is None or not known <= incident.lost_steps <= traced + 1:
-            wrong.append(f"{incident.id}: it says {incident.lost_steps} lost steps, the ranks made {traced} again from step {incident.from_step} on")
+            wrong.append(
+                f"{incident.id}: it says {incident.lost_steps} lost steps, the ranks made {traced} again from "
+                f"step {incident.from_step} on"
+            )
     return wrong
 
 
@@ -212,13 +253,17 @@ def enough(day: Day) -> list[str]:
         wrong.append(f"{len(took)} strikes took effect, {least} are a bad day of {day.minutes:g} minutes")
     least = max(1, int(STRIKES_PER_KIND_PER_MINUTE * day.minutes))
     wrong += [
-        f"{counts[kind]} strikes of {kind} took effect, not {least}" for kind in KINDS if counts[kind] < least and (kind != "links" or day.has_links)
+        f"{counts[kind]} strikes of {kind} took effect, not {least}"
+        for kind in KINDS
+        if counts[kind] < least and (kind != "links" or day.has_links)
     ]
     inside = sum(_is_in_recovery(strike, day.incidents) for strike in took)
     least = max(1, int(RECOVERIES_HIT_PER_MINUTE * day.minutes))
     if inside < least:
         wrong.append(f"{inside} strikes came during a recovery, not {least}")
-    hits = [(strike.at, name) for strike in took if strike.kind == "instances" for name in _jobs_on(strike, day.boundaries)]
+    hits = [
+        (strike.at, name) for strike in took if strike.kind == "instances" for name in _jobs_on(strike, day.boundaries)
+    ]
     if not any(name != other and abs(at - then) < 1 for at, name in hits for then, other in hits):
         wrong.append("no two jobs lost a node in the same second")
     return wrong
@@ -228,7 +273,11 @@ def _jobs_on(strike: Strike, lines: Iterable[Boundary]) -> set[str]:
     """Return the jobs whose ranks had made the last steps on the nodes that were struck."""
     latest: dict[str, Boundary] = {}
     for line in lines:
-        if line.node in strike.targets and line.at <= strike.at and (line.node not in latest or line.at > latest[line.node].at):
+        if (
+            line.node in strike.targets
+            and line.at <= strike.at
+            and (line.node not in latest or line.at > latest[line.node].at)
+        ):
             latest[line.node] = line
     return {line.job for line in latest.values()}
 
@@ -245,18 +294,29 @@ def lost_steps(day: Day) -> list[str]:
         for incident in day.incidents
     )
     if lost > allowed:
-        wrong.append(f"{lost} steps were made again; three an incident from memory and an interval or two an incident from S3 are {allowed}")
+        wrong.append(
+            f"{lost} steps were made again; three an incident from memory and an interval or two an incident "
+            f"from S3 are {allowed}"
+        )
     return wrong
 
 
 def _has_missed_a_checkpoint(incident: Incident, strikes: Iterable[Strike]) -> bool:
     """Whether the control plane, which has checkpoints made, may have been away when one was due, or have just been back."""
-    return any(0 <= incident.failed_at - strike.at < CONTROL_PLANE_AWAY_SECONDS for strike in strikes if strike.kind == "control plane")
+    return any(
+        0 <= incident.failed_at - strike.at < CONTROL_PLANE_AWAY_SECONDS
+        for strike in strikes
+        if strike.kind == "control plane"
+    )
 
 
 def ettr(day: Day) -> list[str]:
     seconds = {
-        job.name: sum(spent for name, spent in job.accounting_seconds.items() if name not in ("queue", "provision", "paused", "start"))
+        job.name: sum(
+            spent
+            for name, spent in job.accounting_seconds.items()
+            if name not in ("queue", "provision", "paused", "start")
+        )
         for job in day.jobs
     }
     trained = sum(job.accounting_seconds.get("train", 0.0) for job in day.jobs)
@@ -268,7 +328,9 @@ def ettr(day: Day) -> list[str]:
 def ended_well(day: Day) -> list[str]:
     wrong = [_in_vain(start) for start in day.starts if not has_begun([start])]
     wrong += [
-        f"{job.name} ended as {job.status}" if job.ended_at is not None else f"{job.name} did not end: it was {job.status}"
+        f"{job.name} ended as {job.status}"
+        if job.ended_at is not None
+        else f"{job.name} did not end: it was {job.status}"
         for job in day.jobs
         if job.status != "Completed"
     ]
@@ -298,8 +360,8 @@ RULES: Final[dict[str, _Rule]] = {
 def expected_ettr(strikes: Iterable[Strike], wall_seconds: float) -> float:
     """Return the least ETTR that a day with these strikes may have: 1 − Σ cost of each strike ÷ Σ wall seconds of all jobs, queueing excluded.
 
-    A strike costs at most one job, except the control plane's, which cost none that trains. What lasts longer costs no more: a node that is cut
-    off is replaced. Each job may take the cost of one instance to start.
+    A strike costs at most one job, except the control plane's, which cost none that trains. What lasts longer costs no
+    more: a node that is cut off is replaced. Each job may take the cost of one instance to start.
     """
     cost = sum(COST_SECONDS[strike.kind] for strike in strikes) + 3 * COST_SECONDS["instances"]
     return max(0.0, 1.0 - cost / wall_seconds) if wall_seconds else 0.0
@@ -308,7 +370,8 @@ def expected_ettr(strikes: Iterable[Strike], wall_seconds: float) -> float:
 def _in_vain(start: Start) -> str:
     had = f"had {start.node_count} nodes and had committed no step" if start.node_count else "had no nodes"
     return (
-        f"{start.job} never began: {start.waited_seconds:.0f} s after it was submitted it {had} ({start.status}, {start.secondary}: {start.reason})"
+        f"{start.job} never began: {start.waited_seconds:.0f} s after it was submitted it {had} "
+        f"({start.status}, {start.secondary}: {start.reason})"
     )
 
 

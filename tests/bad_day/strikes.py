@@ -89,7 +89,9 @@ class Strikes:
 
     def _ranks(self, line: Line) -> None:
         at, effect = self._injected(line)
-        self._note(at, "ranks", (effect.target,), effect, self._see_gone(effect.facts["pid"], f"rank {effect.facts['rank']}"))
+        self._note(
+            at, "ranks", (effect.target,), effect, self._see_gone(effect.facts["pid"], f"rank {effect.facts['rank']}")
+        )
 
     def _agents(self, line: Line) -> None:
         at, effect = self._injected(line)
@@ -138,7 +140,10 @@ class Strikes:
     def _checks(self, line: Line) -> None:
         at, effect = self._injected(line)
         node = effect.target
-        seen = self._see(lambda: self._watch.impaired.get(node, 0.0) >= at or self._is_gone(node), f"DescribeInstanceStatus says impaired of {node}")
+        seen = self._see(
+            lambda: self._watch.impaired.get(node, 0.0) >= at or self._is_gone(node),
+            f"DescribeInstanceStatus says impaired of {node}",
+        )
         threading.Event().wait(max(0.0, at + line.lasts_seconds - time.time()))
         with suppress(LocalCloudError):
             self._cluster.clear_faults("fail-status")
@@ -146,7 +151,9 @@ class Strikes:
 
     def _throttle(self, line: Line) -> None:
         at, effect = self._injected(line)
-        seen = self._see(lambda: any(moment >= at for moment in self._watch.throttled_at), "the checker's own calls were refused")
+        seen = self._see(
+            lambda: any(moment >= at for moment in self._watch.throttled_at), "the checker's own calls were refused"
+        )
         threading.Event().wait(max(0.0, at + line.lasts_seconds - time.time()))
         with suppress(LocalCloudError):
             self._cluster.clear_faults("throttle")
@@ -172,7 +179,11 @@ class Strikes:
                 return all(self._is_gone(node) and not _is_alive(inits.get(node)) for node in hit)
 
             seen = self._see(are_gone, f"EC2 says so of {', '.join(hit)}, and no init of theirs is left")
-            did = effects[0] if len(effects) == 1 else Effect(fault="terminate", target="", did=f"{' and '.join(hit)} were terminated from outside")
+            did = (
+                effects[0]
+                if len(effects) == 1
+                else Effect(fault="terminate", target="", did=f"{' and '.join(hit)} were terminated from outside")
+            )
             self._note(at, kind, hit, did, seen)
 
     # What is seen

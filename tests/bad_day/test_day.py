@@ -50,4 +50,6 @@ def test_the_checker_sees_which_safeguard_is_missing(safeguard: str, warm_parent
         pytest.fail(f"lines have to be cut for this: {obstacle}")
     seed = fresh_seed()
     assert not lived(DayOptions(seed=seed, minutes=1, temptation=safeguard), warm_parent)
-    assert CAUGHT_BY[safeguard] in lived(DayOptions(seed=seed, minutes=1, temptation=safeguard, without=safeguard), warm_parent)
+    assert CAUGHT_BY[safeguard] in lived(
+        DayOptions(seed=seed, minutes=1, temptation=safeguard, without=safeguard), warm_parent
+    )

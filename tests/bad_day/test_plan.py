@@ -32,7 +32,13 @@ def test_a_plan_is_a_bad_day(seed: int, minutes: float) -> None:
 
 A, B, C, D, E, F = (f"i-{letter}" for letter in "abcdef")
 JOBS = [
-    TrainingJob(name=name, nodes=nodes, ranks_per_node=1, committed_step=3, shards=tuple(Shard(rank=rank, holders=nodes[:2]) for rank in range(3)))
+    TrainingJob(
+        name=name,
+        nodes=nodes,
+        ranks_per_node=1,
+        committed_step=3,
+        shards=tuple(Shard(rank=rank, holders=nodes[:2]) for rank in range(3)),
+    )
     for name, nodes in (("early", (A, B, C)), ("long", (D, E, F)))
 ]
 
@@ -65,7 +71,14 @@ def test_a_plan_is_a_fault_script_that_hits_whom_the_day_would_hit(seed: int, tm
     assert left == []
     aim_of_day = Aim(lambda: JOBS, lambda: {A, B, C, D, E, F})
     assert hit == [(line.at_seconds, one) for line in lines for fault in faults(line) for one in aim_of_day(fault)]
-    assert {name_of(fault) for _, fault in hit} >= {"kill-rank", "kill-agent", "terminate", "kill-control-plane", "partition", "fail-status"}
+    assert {name_of(fault) for _, fault in hit} >= {
+        "kill-rank",
+        "kill-agent",
+        "terminate",
+        "kill-control-plane",
+        "partition",
+        "fail-status",
+    }
 
 
 def test_the_pair_is_of_two_jobs_and_a_group_is_all_holders() -> None:
@@ -77,8 +90,14 @@ def test_the_pair_is_of_two_jobs_and_a_group_is_all_holders() -> None:
 
 def test_what_follows_hits_the_job_that_was_hit_before_and_has_less_time_for_it() -> None:
     aim = Aim(lambda: JOBS, lambda: {A, B, C, D, E, F})
-    leader, follower = Line(at_seconds=1, kind="instances", pick=1), Line(at_seconds=2, kind="ranks", pick=0, follows=True)
-    assert [aim(fault) for line in (leader, follower) for fault in faults(line)] == [[Terminate(target=D)], [KillRank(target=D)]]
+    leader, follower = (
+        Line(at_seconds=1, kind="instances", pick=1),
+        Line(at_seconds=2, kind="ranks", pick=0, follows=True),
+    )
+    assert [aim(fault) for line in (leader, follower) for fault in faults(line)] == [
+        [Terminate(target=D)],
+        [KillRank(target=D)],
+    ]
     first, second, _ = script([leader, follower])
     assert first.within_seconds > second.within_seconds > 0
 

@@ -17,7 +17,16 @@ SPENT = {"queue": 10.0, "train": 2970.0, "restore": 20.0}
 
 
 def passed(job: str, generation: int, node: str, step: int, at: float, rank: int = 0) -> Boundary:
-    return Boundary(job=job, generation=generation, rank=rank, pid=generation * 100 + rank, node=node, step=step, at=at, monotonic=at)
+    return Boundary(
+        job=job,
+        generation=generation,
+        rank=rank,
+        pid=generation * 100 + rank,
+        node=node,
+        step=step,
+        at=at,
+        monotonic=at,
+    )
 
 
 def job(name: str, priority: int = 0, started_at: float = 10.0, **changes: Any) -> Job:
@@ -61,7 +70,9 @@ def never_begun(waits: Start) -> Day:
 def well() -> Day:
     """A minute on which everything happened that has to, and all was well."""
     strikes = [
-        Strike(at=100.0 + place, kind=kind, targets=(A,) if kind == "instances" else (), did=f"{kind} struck", seen="gone")
+        Strike(
+            at=100.0 + place, kind=kind, targets=(A,) if kind == "instances" else (), did=f"{kind} struck", seen="gone"
+        )
         for place, kind in enumerate(KINDS)
     ]
     strikes.append(Strike(at=102.4, kind="instances", targets=(D,), did="instances struck", seen="gone"))
@@ -85,16 +96,30 @@ def well() -> Day:
         seed=1,
         minutes=1.0,
         boundaries=[
-            *(passed("early", 1, node, step, 90.0 + step, rank) for rank, node in enumerate((A, B)) for step in range(1, 6)),
+            *(
+                passed("early", 1, node, step, 90.0 + step, rank)
+                for rank, node in enumerate((A, B))
+                for step in range(1, 6)
+            ),
             *(passed("long", 1, D, step, 90.0 + step) for step in range(1, 6)),
-            *(passed("early", 2, node, step, 103.0 + step, rank) for rank, node in enumerate((C, B)) for step in range(4, 9)),
+            *(
+                passed("early", 2, node, step, 103.0 + step, rank)
+                for rank, node in enumerate((C, B))
+                for step in range(4, 9)
+            ),
         ],
-        calls=[*orders((1.0, 3), (103.0, 4)), Call(at=200.0, action="TerminateInstanceInAutoScalingGroup", instance=C, is_decrement=True)],
+        calls=[
+            *orders((1.0, 3), (103.0, 4)),
+            Call(at=200.0, action="TerminateInstanceInAutoScalingGroup", instance=C, is_decrement=True),
+        ],
         ended=[Ended(instance=A, at=102.2), Ended(instance=C, at=201.0)],
         strikes=strikes,
         decisions=[Decision(at=199.0, instance=C, words="spare → draining: nobody needs it")],
         incidents=[incident],
-        jobs=[job("early", ended_at=2000.0, accounted_until=2000.0, accounting_seconds={"train": 2000.0}), job("urgent", 10, 2001.0)],
+        jobs=[
+            job("early", ended_at=2000.0, accounted_until=2000.0, accounting_seconds={"train": 2000.0}),
+            job("urgent", 10, 2001.0),
+        ],
         has_links=True,
         starts=[start("early"), start("long")],
     )
@@ -120,9 +145,14 @@ WRONG: dict[str, list[tuple[str, Callable[[Day], Day]]]] = {
     "one job per node": [
         (
             "another job's ranks",
-            lambda day: replace(day, boundaries=[*day.boundaries, passed("urgent", 1, B, 1, 94.0), passed("urgent", 1, B, 2, 94.5)]),
+            lambda day: replace(
+                day, boundaries=[*day.boundaries, passed("urgent", 1, B, 1, 94.0), passed("urgent", 1, B, 2, 94.5)]
+            ),
         ),
-        ("ranks of the generation before", lambda day: replace(day, boundaries=[*day.boundaries, passed("early", 1, B, 6, 109.0, 1)])),
+        (
+            "ranks of the generation before",
+            lambda day: replace(day, boundaries=[*day.boundaries, passed("early", 1, B, 6, 109.0, 1)]),
+        ),
     ],
     "decided before it ended": [
         ("nobody asked", lambda day: replace(day, calls=[])),
@@ -134,13 +164,19 @@ WRONG: dict[str, list[tuple[str, Callable[[Day], Day]]]] = {
         (
             "given up while it made steps",
             lambda day: with_incident(cause="node_unreachable", instances=(B,))(
-                replace(day, boundaries=[*day.boundaries, *(passed("early", 1, B, 6 + n, 101.2 + n / 10, 1) for n in range(3))])
+                replace(
+                    day,
+                    boundaries=[*day.boundaries, *(passed("early", 1, B, 6 + n, 101.2 + n / 10, 1) for n in range(3))],
+                )
             ),
         ),
         (
             "given up while it made steps, and used again",
             lambda day: with_incident(cause="node_unreachable", instances=(), faulted=(B,))(
-                replace(day, boundaries=[*day.boundaries, *(passed("early", 1, B, 6 + n, 101.2 + n / 10, 1) for n in range(3))])
+                replace(
+                    day,
+                    boundaries=[*day.boundaries, *(passed("early", 1, B, 6 + n, 101.2 + n / 10, 1) for n in range(3))],
+                )
             ),
         ),
     ],
@@ -168,8 +204,14 @@ WRONG: dict[str, list[tuple[str, Callable[[Day], Day]]]] = {
         ("no effect", lambda day: replace(day, strikes=[*day.strikes, replace(day.strikes[0], seen="")])),
         ("none in a recovery", with_incident(failed_at=300.0, opened_at=301.5, closed_at=306.0)),
         ("too few", lambda day: replace(day, minutes=2.0)),
-        ("not in the same second", lambda day: replace(day, strikes=[*day.strikes[:-1], replace(day.strikes[-1], at=103.1)])),
-        ("of one job only", lambda day: replace(day, strikes=[*day.strikes[:-1], replace(day.strikes[-1], targets=(B,))])),
+        (
+            "not in the same second",
+            lambda day: replace(day, strikes=[*day.strikes[:-1], replace(day.strikes[-1], at=103.1)]),
+        ),
+        (
+            "of one job only",
+            lambda day: replace(day, strikes=[*day.strikes[:-1], replace(day.strikes[-1], targets=(B,))]),
+        ),
         ("nothing was done", lambda day: replace(day, strikes=[], is_temptation=True)),
     ],
     "lost steps": [("four from memory", with_incident(lost_steps=4))],
@@ -192,7 +234,8 @@ def test_every_rule_is_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "change"), [pytest.param(rule, change, id=f"{rule}: {what}") for rule, some in WRONG.items() for what, change in some]
+    ("rule", "change"),
+    [pytest.param(rule, change, id=f"{rule}: {what}") for rule, some in WRONG.items() for what, change in some],
 )
 def test_a_rule_finds_what_it_is_for(rule: str, change: Callable[[Day], Day]) -> None:
     assert rule in {violation.rule for violation in judge(change(well()))}
@@ -202,7 +245,10 @@ def test_a_day_on_which_a_job_never_began_is_judged_by_what_was_seen() -> None:
     no_nodes = never_begun(start("long", node_count=0, committed_step=-1, status="Pending"))
     assert not has_begun(no_nodes.starts)
     words = RULES["ended well"](no_nodes)
-    assert words[0] == "long never began: 241 s after it was submitted it had no nodes (Pending, Starting: 2 nodes are to come)"
+    assert (
+        words[0]
+        == "long never began: 241 s after it was submitted it had no nodes (Pending, Starting: 2 nodes are to come)"
+    )
     assert words[1:] == ["early did not end: it was InProgress", "long did not end: it was InProgress"]
     assert not RULES["enough"](no_nodes)  # nobody was there to be struck
     assert "long has no ledger" in RULES["ledgers"](no_nodes)
@@ -219,23 +265,36 @@ def test_a_second_rank_of_the_same_generation_on_a_node_is_well() -> None:
 
 def test_a_node_that_falls_silent_may_be_given_up_once_another_rank_was_killed() -> None:
     day = with_incident(cause="node_unreachable", instances=(B,))(well())
-    day = replace(day, boundaries=[*day.boundaries, *(passed("early", 1, B, 6 + n, 101.2 + n / 10, 1) for n in range(3))])
+    day = replace(
+        day, boundaries=[*day.boundaries, *(passed("early", 1, B, 6 + n, 101.2 + n / 10, 1) for n in range(3))]
+    )
     killed = Strike(at=101.45, kind="ranks", targets=(A,), did="rank 0 was killed", seen="gone")
     assert RULES["evidence"](day)
     assert not RULES["evidence"](replace(day, strikes=[*day.strikes, killed]))
     assert RULES["evidence"](replace(day, strikes=[*day.strikes, replace(killed, seen="")]))
-    assert RULES["evidence"](replace(day, strikes=[*day.strikes, replace(killed, at=101.15)]))  # it stepped on, whoever was killed
-    assert RULES["evidence"](replace(day, strikes=[*day.strikes, replace(killed, targets=(C,))]))  # a rank of another job
+    assert RULES["evidence"](
+        replace(day, strikes=[*day.strikes, replace(killed, at=101.15)])
+    )  # it stepped on, whoever was killed
+    assert RULES["evidence"](
+        replace(day, strikes=[*day.strikes, replace(killed, targets=(C,))])
+    )  # a rank of another job
 
 
 def test_a_rank_may_end_before_it_has_written_its_last_step_down() -> None:
     told = [with_incident(lost_steps=steps)(well()) for steps in range(4)]
-    assert [bool(RULES["ledgers"](day)) for day in told] == [True, False, False, True]  # the ranks wrote one down that they made again
+    assert [bool(RULES["ledgers"](day)) for day in told] == [
+        True,
+        False,
+        False,
+        True,
+    ]  # the ranks wrote one down that they made again
 
 
 def test_desired_capacity_may_turn_round_once_for_each_node_that_was_taken_out_of_use() -> None:
     assert not RULES["steady capacity"](with_orders((190, 3), (200, 4), (210, 3))(well()))
-    assert not RULES["steady capacity"](with_orders((1090, 3), (1403, 4), (1610, 3))(well()))  # minutes apart is no flapping
+    assert not RULES["steady capacity"](
+        with_orders((1090, 3), (1403, 4), (1610, 3))(well())
+    )  # minutes apart is no flapping
     ended = Call(at=204.0, action="TerminateInstanceInAutoScalingGroup", instance=C, is_decrement=True)
     surplus = Decision(at=199.0, instance=C, words="spare → draining: surplus: the fleet needs 3 nodes")
     assert RULES["steady capacity"](replace(with_orders((190, 3), (200, 4), (210, 3))(well()), decisions=[surplus]))

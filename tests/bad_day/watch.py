@@ -1,6 +1,7 @@
 """Looks at the cluster from outside for as long as a bad day lasts: what AWS says of instances, and who works for which job.
 
-Invariant: looks only, and reads nothing but AWS's answers and the public API. What cannot be read for a while is read again.
+Invariant: looks only, and reads nothing but AWS's answers and the public API. What cannot be read for a while is read
+again.
 """
 
 from __future__ import annotations
@@ -62,7 +63,11 @@ class Watch(threading.Thread):
     def _look_at_instances(self, ec2: Any) -> None:
         now = time.time()
         answer = self._asked(ec2.describe_instances)
-        self.states = {instance["InstanceId"]: instance["State"]["Name"] for group in answer["Reservations"] for instance in group["Instances"]}
+        self.states = {
+            instance["InstanceId"]: instance["State"]["Name"]
+            for group in answer["Reservations"]
+            for instance in group["Instances"]
+        }
         for instance_id, state in self.states.items():
             if state in GONE:
                 self.ended.setdefault(instance_id, now)
@@ -87,7 +92,9 @@ class Watch(threading.Thread):
                 with suppress(EverstepError), translated():
                     self.jobs[name] = client.describe_training_job(TrainingJobName=name)
                     if self.jobs[name]["TrainingJobStatus"] == roles.TRAINS:
-                        self._training[name] = roles.training_job(self.jobs[name], client.describe_protection(TrainingJobName=name))
+                        self._training[name] = roles.training_job(
+                            self.jobs[name], client.describe_protection(TrainingJobName=name)
+                        )
                     else:
                         self._training.pop(name, None)
 

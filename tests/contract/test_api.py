@@ -1,7 +1,7 @@
 """The contract from both ends: a real boto3 client over the generated model, against the real application on loopback.
 
-`docs/openapi.json` and the service model are the snapshots of what was promised: `python -m control_plane.contract` writes them anew; a difference
-there is a change for every caller.
+`docs/openapi.json` and the service model are the snapshots of what was promised: `python -m control_plane.contract`
+writes them anew; a difference there is a change for every caller.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ def client(service) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def http(service) -> Iterator[httpx.Client]:
     with httpx.Client(
-        base_url=f"http://{service.address}", headers={"authorization": f"Bearer {service.admin_token}"}, trust_env=False, timeout=30
+        base_url=f"http://{service.address}",
+        headers={"authorization": f"Bearer {service.admin_token}"},
+        trust_env=False,
+        timeout=30,
     ) as made:
         yield made
 
@@ -72,7 +75,9 @@ def http(service) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def world(service, client, tmp_path_factory) -> Iterator[dict[str, Any]]:
     """Names to describe things by, and how each operation is called so that it succeeds."""
-    client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=2, AllowDrills=True, AllowCommands=True)
+    client.create_fleet(
+        FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=2, AllowDrills=True, AllowCommands=True
+    )
     directory = tmp_path_factory.mktemp("code")
     (directory / "train.py").write_text("pass")
     source = client.upload_source(Directory=directory)
@@ -82,7 +87,16 @@ def world(service, client, tmp_path_factory) -> Iterator[dict[str, Any]]:
     job.connect("i-0", "i-1")
     with service.database.write() as session:
         lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main")
-        nodes.change(session, lease, "i-2", initial_state="held", now=service.clock(), state="held", hold="distrusted", reason="words")
+        nodes.change(
+            session,
+            lease,
+            "i-2",
+            initial_state="held",
+            now=service.clock(),
+            state="held",
+            hold="distrusted",
+            reason="words",
+        )
     client.create_training_job(TrainingJobName="ended", Source=source, EntryPoint="train.py", NodeCount=1)
     with service.database.write() as session:
         ended = Leaser("test", 3.0, lambda: 0.0).claim(session, "job", jobs.get(session, "ended").run_id)
@@ -104,7 +118,13 @@ def world(service, client, tmp_path_factory) -> Iterator[dict[str, Any]]:
 def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
     job = {"TrainingJobName": "gpt"}
     prefix = f"jobs/gpt/run={world['job'].run}"
-    new = {"TrainingJobName": "second", "Source": world["source"], "EntryPoint": "train.py", "NodeCount": 1, "FleetName": "main"}
+    new = {
+        "TrainingJobName": "second",
+        "Source": world["source"],
+        "EntryPoint": "train.py",
+        "NodeCount": 1,
+        "FleetName": "main",
+    }
     return {
         "AcknowledgeIncident": {"IncidentId": "inc-0", "Note": "seen"},
         "ExecuteCommand": {**job, "Rank": 0, "Command": ["true"]},
@@ -117,7 +137,12 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "ResetNodeSession": {"NodeId": "i-6", "Reason": "a new disk"},
         "TakeOverTrainingJob": {**job, "Reason": "by hand"},
         "HandBackTrainingJob": job,
-        "CreateFleet": {"FleetName": "other", "AutoScalingGroupName": "another", "PriceUsdPerHour": 98.32, "SparePolicy": {"Probability": 0.99}},
+        "CreateFleet": {
+            "FleetName": "other",
+            "AutoScalingGroupName": "another",
+            "PriceUsdPerHour": 98.32,
+            "SparePolicy": {"Probability": 0.99},
+        },
         "CreateJoinToken": {"FleetName": "main"},
         "CreateCheckpoint": job,
         "CreateToken": {"Role": "viewer", "Project": "speech", "ExpiresInSeconds": 3600},
@@ -178,21 +203,31 @@ def test_everything_that_is_made_from_the_api_is_current():
 
 
 def test_every_route_is_an_operation_of_the_model_and_a_method_of_the_client(client):
-    named = {operation["operationId"] for _, _, operation in operations(make_surface().openapi()) if not is_server_sent(operation)}
+    named = {
+        operation["operationId"]
+        for _, _, operation in operations(make_surface().openapi())
+        if not is_server_sent(operation)
+    }
     assert named == MODEL["operations"].keys()
     assert [name for name in named if not callable(getattr(client, python_name(name), None))] == []
 
 
 def test_whatever_can_be_sent_is_strict():
     """What the service would make to fit, the client would refuse: they must judge alike."""
-    lax = [kind.__name__ for kind in subclasses(common_schemas.Shape) if kind.__name__ in reachable_inputs() and not kind.model_config.get("strict")]
+    lax = [
+        kind.__name__
+        for kind in subclasses(common_schemas.Shape)
+        if kind.__name__ in reachable_inputs() and not kind.model_config.get("strict")
+    ]
     assert lax == []
 
 
 def test_no_route_answers_nulls():
     routes = [route for room in ROOMS for route in room.router.routes if isinstance(route, APIRoute)]
     assert {route.operation_id for route in routes} == MODEL["operations"].keys() | {"StreamEvents"}
-    assert [route.path for route in routes if not route.response_model_exclude_none] == [], "use Router of control_plane/api/deps.py"
+    assert [route.path for route in routes if not route.response_model_exclude_none] == [], (
+        "use Router of control_plane/api/deps.py"
+    )
 
 
 def subclasses(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
@@ -208,7 +243,10 @@ def reachable_inputs() -> set[str]:
         shape = MODEL["shapes"][name]
         if name not in found:
             found.add(name)
-            for reference in [*shape.get("members", {}).values(), *(shape[part] for part in ("member", "key", "value") if part in shape)]:
+            for reference in [
+                *shape.get("members", {}).values(),
+                *(shape[part] for part in ("member", "key", "value") if part in shape),
+            ]:
                 walk(reference["shape"])
 
     for operation in MODEL["operations"].values():
@@ -226,7 +264,9 @@ def test_every_operation_goes_there_and_back(service, client, world):
     assert wanted.keys() == MODEL["operations"].keys()
     sources = world["job"].service.objects
     archive = next(sources.get(info.reference) for info in sources.list(reference("sources/")))
-    order = sorted(wanted, key=lambda name: (name.startswith("Delete"), name.startswith("Stop"), not name.startswith("StartDrill")))
+    order = sorted(
+        wanted, key=lambda name: (name.startswith("Delete"), name.startswith("Stop"), not name.startswith("StartDrill"))
+    )
     for name in order:
         extra = {"Body": archive} if name == "PutSource" else {}
         answer = getattr(client, python_name(name))(**wanted[name], **extra)
@@ -248,12 +288,34 @@ def reference(key: str) -> Any:
 
 def test_what_is_answered_is_what_the_model_has_and_nothing_is_null(http, world, client):
     """botocore drops what it does not know: an answer is held against the model as it is on the wire."""
-    jobs = ("training-jobs", *(f"training-jobs/gpt{rest}" for rest in ("", "/protection", "/logs", "/outputs", "/checkpoints", "/metrics")))
-    for path in (*jobs, "incidents", "incidents/inc-0", "events", "fleets", "fleets/main", "nodes", "nodes/i-0", "tokens", "caller-identity"):
+    jobs = (
+        "training-jobs",
+        *(f"training-jobs/gpt{rest}" for rest in ("", "/protection", "/logs", "/outputs", "/checkpoints", "/metrics")),
+    )
+    for path in (
+        *jobs,
+        "incidents",
+        "incidents/inc-0",
+        "events",
+        "fleets",
+        "fleets/main",
+        "nodes",
+        "nodes/i-0",
+        "tokens",
+        "caller-identity",
+    ):
         answer = http.get(f"/v1/{path}")
-        template = f"/v1/{path}".replace("gpt", "{TrainingJobName}").replace("inc-0", "{IncidentId}").replace("/main", "/{FleetName}")
+        template = (
+            f"/v1/{path}".replace("gpt", "{TrainingJobName}")
+            .replace("inc-0", "{IncidentId}")
+            .replace("/main", "/{FleetName}")
+        )
         template = template.replace("i-0", "{NodeId}")
-        (operation,) = [o for o in MODEL["operations"].values() if (o["http"]["method"], o["http"]["requestUri"]) == ("GET", template)]
+        (operation,) = [
+            o
+            for o in MODEL["operations"].values()
+            if (o["http"]["method"], o["http"]["requestUri"]) == ("GET", template)
+        ]
         hold(answer.json(), operation["output"]["shape"], path)
 
 
@@ -276,7 +338,14 @@ def hold(value: Any, name: str, where: str) -> None:
         for inner in value.values():
             hold(inner, shape["value"]["shape"], f"{where}{{}}")
     else:
-        types = {"string": str, "boolean": bool, "integer": int, "long": int, "double": (int, float), "timestamp": (int, float)}
+        types = {
+            "string": str,
+            "boolean": bool,
+            "integer": int,
+            "long": int,
+            "double": (int, float),
+            "timestamp": (int, float),
+        }
         assert isinstance(value, types[kind]), where
         assert value in shape.get("enum", [value]), where
 
@@ -290,7 +359,11 @@ def test_pages_follow_each_other(client, world):
     paged = all_pages(client, "list_events", MaxResults=1)
     assert len(paged) > 2
     assert paged == client.list_events()["Events"]
-    limited = client.get_paginator("list_events").paginate(PaginationConfig={"MaxItems": 2, "PageSize": 1}).build_full_result()
+    limited = (
+        client.get_paginator("list_events")
+        .paginate(PaginationConfig={"MaxItems": 2, "PageSize": 1})
+        .build_full_result()
+    )
     assert limited["Events"] == paged[:2]
     rest = client.get_paginator("list_events").paginate(PaginationConfig={"StartingToken": limited["NextToken"]})
     assert [event for page in rest for event in page["Events"]] == paged[2:]
@@ -310,7 +383,10 @@ def test_every_kind_of_refusal_is_typed(client, service, world):
     with pytest.raises(client.exceptions.ValidationException) as wrong:
         client.create_fleet(FleetName="new", AutoScalingGroupName="gone")
     assert [error["Field"] for error in wrong.value.response["Fields"]] == ["AutoScalingGroupName"]
-    with closing(service.client("est_wrong")) as nobody, pytest.raises(nobody.exceptions.AccessDeniedException, match="unknown, expired or revoked"):
+    with (
+        closing(service.client("est_wrong")) as nobody,
+        pytest.raises(nobody.exceptions.AccessDeniedException, match="unknown, expired or revoked"),
+    ):
         nobody.list_fleets()
 
 
@@ -369,14 +445,27 @@ GOOD = {"TrainingJobName": "gpt", "Source": {"SourceId": SOURCE_ID}, "EntryPoint
         ({"Source": {}}, "Source.SourceId: is missing"),
         ({"Environment": {"A=B": "x"}}, "Environment.A=B: must match ^"),
         ({"HyperParameters": {"a": 1}}, "HyperParameters.a: must be text, not '1'"),
-        ({"HyperParameters": {f"p{number}": "" for number in range(101)}}, "HyperParameters: must have at most 100 entries"),
+        (
+            {"HyperParameters": {f"p{number}": "" for number in range(101)}},
+            "HyperParameters: must have at most 100 entries",
+        ),
         ({"Tags": {"x" * 257: ""}}, "must have at most 256 characters"),
         ({"InputDataConfig": {}}, "InputDataConfig: must be a list"),
         ({"Unknown": 1}, "Unknown: is not a field of this request"),
         ({"Source": {"SourceId": SOURCE_ID, "Path": ""}}, "Source.Path: is not a field of this request"),
-        ({"ResourceConfig": {}}, "ResourceConfig: is a field of SageMaker's that Everstep does not have; use FleetName, NodeCount and RanksPerNode"),
-        ({"StoppingCondition": {"MaxWaitTimeInSeconds": 1}}, "does not have; use StoppingCondition.MaxPendingTimeInSeconds"),
-        ({"NodeCount": 0, "RanksPerNode": 65}, "NodeCount: must be at least 1, not '0'; RanksPerNode: must be at most 64, not '65'"),
+        (
+            {"ResourceConfig": {}},
+            "ResourceConfig: is a field of SageMaker's that Everstep does not have; use FleetName, NodeCount "
+            "and RanksPerNode",
+        ),
+        (
+            {"StoppingCondition": {"MaxWaitTimeInSeconds": 1}},
+            "does not have; use StoppingCondition.MaxPendingTimeInSeconds",
+        ),
+        (
+            {"NodeCount": 0, "RanksPerNode": 65},
+            "NodeCount: must be at least 1, not '0'; RanksPerNode: must be at most 64, not '65'",
+        ),
     ],
 )
 def test_client_and_service_say_the_same_about_a_field(client, http, change, said):
@@ -387,7 +476,9 @@ def test_client_and_service_say_the_same_about_a_field(client, http, change, sai
     assert there.status_code == 400
     assert said in str(here.value)
     assert there.json()["Message"] == str(here.value)
-    assert [(error["Field"], error["Message"]) for error in there.json()["Fields"]] == [(error.field, error.message) for error in here.value.fields]
+    assert [(error["Field"], error["Message"]) for error in there.json()["Fields"]] == [
+        (error.field, error.message) for error in here.value.fields
+    ]
 
 
 def numbers(name: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -403,7 +494,12 @@ def numbers(name: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_every_whole_number_that_callers_say_has_bounds_so_that_no_database_is_asked_for_what_it_cannot_hold():
-    found = [each for name, operation in MODEL["operations"].items() if "input" in operation for each in numbers(operation["input"]["shape"], name)]
+    found = [
+        each
+        for name, operation in MODEL["operations"].items()
+        if "input" in operation
+        for each in numbers(operation["input"]["shape"], name)
+    ]
     assert len(found) > 50
     assert [path for path, shape in found if not {"min", "max"} <= shape.keys()] == []
 
@@ -449,7 +545,9 @@ def values(name: str, depth: int = 0) -> st.SearchStrategy[Any]:
         return st.floats(**limits, allow_nan=False) | junk
     if shape["type"] == "boolean":
         return st.booleans() | junk
-    return (st.from_regex(shape["pattern"], fullmatch=True) | junk) if "pattern" in shape else st.text(max_size=3) | junk
+    return (
+        (st.from_regex(shape["pattern"], fullmatch=True) | junk) if "pattern" in shape else st.text(max_size=3) | junk
+    )
 
 
 BODIES = [
@@ -480,7 +578,9 @@ def judged_there(request: dict[str, Any], kind: type[BaseModel]) -> list[tuple[s
     try:
         kind.model_validate(request, by_alias=True)
     except PydanticError as error:
-        refusal = errors._from_validation(RequestValidationError([{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors()]))
+        refusal = errors._from_validation(
+            RequestValidationError([{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors()])
+        )
         return sorted((wrong.field, wrong.message) for wrong in refusal.fields)
     return []
 
@@ -500,7 +600,9 @@ SHAPES: Any = None
 def test_a_stubber_works():
     client = everstep.client("http://127.0.0.1:1", "t")
     with Stubber(client) as stub:
-        stub.add_response("stop_training_job", {**summary(), "TrainingJobStatus": "Stopping"}, {"TrainingJobName": "gpt"})
+        stub.add_response(
+            "stop_training_job", {**summary(), "TrainingJobStatus": "Stopping"}, {"TrainingJobName": "gpt"}
+        )
         stub.add_client_error("describe_training_job", "ResourceNotFoundException", "No.", 404)
         assert client.stop_training_job(TrainingJobName="gpt")["TrainingJobStatus"] == "Stopping"
         with pytest.raises(client.exceptions.ResourceNotFoundException):
@@ -590,5 +692,8 @@ def test_every_waiter_of_the_model_is_tested():
 def test_errors_can_be_caught_by_code_too(client, world):
     with pytest.raises(ClientError) as refused:
         client.describe_node(NodeId="i-9")
-    assert refused.value.response["Error"] == {"Code": "ResourceNotFoundException", "Message": "There is no node named 'i-9'."}
+    assert refused.value.response["Error"] == {
+        "Code": "ResourceNotFoundException",
+        "Message": "There is no node named 'i-9'.",
+    }
     assert without_metadata(refused.value.response)["Hint"] == ""

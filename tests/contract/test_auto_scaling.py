@@ -28,10 +28,14 @@ def aws(served: ServedAws) -> Iterator[ServedAws]:
     yield served
     served.set_conditions(QUICK)
     for group in served.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]:
-        served.client("autoscaling").delete_auto_scaling_group(AutoScalingGroupName=group["AutoScalingGroupName"], ForceDelete=True)
+        served.client("autoscaling").delete_auto_scaling_group(
+            AutoScalingGroupName=group["AutoScalingGroupName"], ForceDelete=True
+        )
 
 
-def hook(aws: ServedAws, group: str, *, transition: str = "TERMINATING", timeout: int = 30, result: str = "CONTINUE") -> None:
+def hook(
+    aws: ServedAws, group: str, *, transition: str = "TERMINATING", timeout: int = 30, result: str = "CONTINUE"
+) -> None:
     aws.client("autoscaling").put_lifecycle_hook(
         AutoScalingGroupName=group,
         LifecycleHookName="notice",
@@ -60,7 +64,10 @@ def test_a_launch_is_pending_until_the_boot_is_over(aws: ServedAws) -> None:
 
 
 def test_every_instance_has_a_loopback_address_of_its_own_and_runs_its_user_data(aws: ServedAws) -> None:
-    group = aws.make_group(desired=3, user_data="#!/bin/sh\necho address $EVERSTEP_ADDRESS id $EVERSTEP_INSTANCE_ID in $PWD\nexec sleep 1000\n")
+    group = aws.make_group(
+        desired=3,
+        user_data="#!/bin/sh\necho address $EVERSTEP_ADDRESS id $EVERSTEP_INSTANCE_ID in $PWD\nexec sleep 1000\n",
+    )
     ids = aws.in_service(group, 3)
     addresses = {aws.instance(id)["PrivateIpAddress"] for id in ids}
     assert len(addresses) == 3
@@ -103,10 +110,17 @@ def test_a_lack_of_capacity_is_an_activity_in_awss_words_and_the_launch_is_repea
     activities = aws.client("autoscaling").describe_scaling_activities
 
     def failures() -> list[dict[str, Any]]:
-        return [activity for activity in activities(AutoScalingGroupName=group)["Activities"] if activity["StatusCode"] == "Failed"]
+        return [
+            activity
+            for activity in activities(AutoScalingGroupName=group)["Activities"]
+            if activity["StatusCode"] == "Failed"
+        ]
 
     failed = eventually(lambda: len(failures()) >= 3 and failures()[0])
-    assert "We currently do not have sufficient p5.48xlarge capacity in the Availability Zone you requested (us-east-1a)" in failed["StatusMessage"]
+    assert (
+        "We currently do not have sufficient p5.48xlarge capacity in the Availability Zone you requested (us-east-1a)"
+        in failed["StatusMessage"]
+    )
     assert failed["Description"].startswith("Launching a new EC2 instance")
     assert failed["AutoScalingGroupName"] == group
     assert len(aws.members(group)) == 1
@@ -144,7 +158,9 @@ def test_the_latest_template_version_is_what_the_next_instance_runs(aws: ServedA
     (old,) = aws.in_service(group, 1)
     template = aws.group(group)["LaunchTemplate"]["LaunchTemplateId"]
     data = {"UserData": encoded("#!/bin/sh\necho two\nexec sleep 1000\n")}
-    aws.client("ec2").create_launch_template_version(LaunchTemplateId=template, SourceVersion="1", LaunchTemplateData=data)
+    aws.client("ec2").create_launch_template_version(
+        LaunchTemplateId=template, SourceVersion="1", LaunchTemplateData=data
+    )
     aws.client("autoscaling").set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=2)
     aws.in_service(group, 2)
     members = {member["InstanceId"]: member for member in aws.group(group)["Instances"]}
@@ -160,14 +176,22 @@ def test_the_latest_template_version_is_what_the_next_instance_runs(aws: ServedA
 
 def test_an_instance_ended_from_outside_stays_an_unhealthy_member_until_it_is_removed_by_id(aws: ServedAws) -> None:
     group = aws.make_group(desired=2)
-    aws.client("autoscaling").suspend_processes(AutoScalingGroupName=group, ScalingProcesses=["ReplaceUnhealthy", "AZRebalance"])
+    aws.client("autoscaling").suspend_processes(
+        AutoScalingGroupName=group, ScalingProcesses=["ReplaceUnhealthy", "AZRebalance"]
+    )
     lost, kept = aws.in_service(group, 2)
     aws.client("ec2").terminate_instances(InstanceIds=[lost])
-    eventually(lambda: [m for m in aws.group(group)["Instances"] if m["InstanceId"] == lost and m["HealthStatus"] == "Unhealthy"])
+    eventually(
+        lambda: [
+            m for m in aws.group(group)["Instances"] if m["InstanceId"] == lost and m["HealthStatus"] == "Unhealthy"
+        ]
+    )
     witness = aws.make_group(desired=1)
     aws.in_service(witness, 1)  # passes have gone by
     assert sorted(aws.members(group)) == sorted([lost, kept]), "not replaced"
-    aws.client("autoscaling").terminate_instance_in_auto_scaling_group(InstanceId=lost, ShouldDecrementDesiredCapacity=False)
+    aws.client("autoscaling").terminate_instance_in_auto_scaling_group(
+        InstanceId=lost, ShouldDecrementDesiredCapacity=False
+    )
     ids = eventually(lambda: (ids := aws.members(group, "InService")) and len(ids) == 2 and ids)
     assert lost not in ids
     assert kept in ids
@@ -195,13 +219,17 @@ def test_a_suspended_health_check_sees_nothing(aws: ServedAws) -> None:
     aws.client("autoscaling").suspend_processes(AutoScalingGroupName=group, ScalingProcesses=["HealthCheck"])
     aws.client("ec2").terminate_instances(InstanceIds=[id])
     aws.in_service(aws.make_group(desired=1), 1)
-    assert [(member["InstanceId"], member["HealthStatus"]) for member in aws.group(group)["Instances"]] == [(id, "Healthy")]
+    assert [(member["InstanceId"], member["HealthStatus"]) for member in aws.group(group)["Instances"]] == [
+        (id, "Healthy")
+    ]
 
 
 def test_ec2_forgets_an_instance_some_time_after_its_end(aws: ServedAws) -> None:
     group = aws.make_group(desired=1)
     (id,) = aws.in_service(group, 1)
-    aws.client("autoscaling").terminate_instance_in_auto_scaling_group(InstanceId=id, ShouldDecrementDesiredCapacity=True)
+    aws.client("autoscaling").terminate_instance_in_auto_scaling_group(
+        InstanceId=id, ShouldDecrementDesiredCapacity=True
+    )
     eventually(lambda: aws.instance(id)["State"]["Name"] == "terminated")
     aws.set_conditions(Conditions(boot_delay_seconds=0.05, remember_terminated_seconds=0))
 
@@ -225,7 +253,10 @@ def process_of(aws: ServedAws, instance_id: str) -> Process:
 def test_a_terminated_instance_takes_its_daemons_and_its_memory_along(aws: ServedAws, tmp_path: Path) -> None:
     pid_file = tmp_path / "daemon"
     daemon = f"(setsid sh -c 'setsid sleep 1000 & echo $! > {pid_file}.draft; mv {pid_file}.draft {pid_file}' &)"
-    group = aws.make_group(desired=1, user_data=f"#!/bin/sh\n{daemon}\nmkdir /dev/shm/everstep-{os.getuid()}-$EVERSTEP_INSTANCE_ID\nexit 0\n")
+    group = aws.make_group(
+        desired=1,
+        user_data=f"#!/bin/sh\n{daemon}\nmkdir /dev/shm/everstep-{os.getuid()}-$EVERSTEP_INSTANCE_ID\nexit 0\n",
+    )
     (id,) = aws.in_service(group, 1)
     memory = Path(f"/dev/shm/everstep-{os.getuid()}-{id}")
     eventually(lambda: pid_file.exists() and memory.exists())
@@ -272,7 +303,10 @@ def test_a_lower_desired_capacity_ends_only_unprotected_members(aws: ServedAws) 
     auto_scaling.set_instance_protection(AutoScalingGroupName=group, InstanceIds=ids[:2], ProtectedFromScaleIn=True)
     auto_scaling.set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=0)
     eventually(lambda: sorted(aws.members(group)) == sorted(ids[:2]))
-    texts = [activity.get("StatusMessage", "") for activity in auto_scaling.describe_scaling_activities(AutoScalingGroupName=group)["Activities"]]
+    texts = [
+        activity.get("StatusMessage", "")
+        for activity in auto_scaling.describe_scaling_activities(AutoScalingGroupName=group)["Activities"]
+    ]
     assert any("protected from scale-in" in text for text in texts)
     auto_scaling.set_instance_protection(AutoScalingGroupName=group, InstanceIds=ids[:2], ProtectedFromScaleIn=False)
     eventually(lambda: aws.members(group) == [])
@@ -288,10 +322,14 @@ def test_suspended_terminate_ends_nobody(aws: ServedAws) -> None:
 
 
 @pytest.mark.parametrize(("decrement", "desired"), [(True, 1), (False, 2)])
-def test_terminate_by_id_ends_a_protected_member_with_or_without_replacement(aws: ServedAws, decrement: bool, desired: int) -> None:
+def test_terminate_by_id_ends_a_protected_member_with_or_without_replacement(
+    aws: ServedAws, decrement: bool, desired: int
+) -> None:
     group = aws.make_group(desired=2, NewInstancesProtectedFromScaleIn=True)
     gone, kept = aws.in_service(group, 2)
-    answer = aws.client("autoscaling").terminate_instance_in_auto_scaling_group(InstanceId=gone, ShouldDecrementDesiredCapacity=decrement)
+    answer = aws.client("autoscaling").terminate_instance_in_auto_scaling_group(
+        InstanceId=gone, ShouldDecrementDesiredCapacity=decrement
+    )
     assert gone in answer["Activity"]["Description"]
     eventually(lambda: gone not in aws.members(group))
     ids = aws.in_service(group, desired)
@@ -303,7 +341,9 @@ def test_a_decrement_below_the_minimum_is_refused(aws: ServedAws) -> None:
     group = aws.make_group(desired=1, min_size=1)
     (id,) = aws.in_service(group, 1)
     with pytest.raises(ClientError) as error:
-        aws.client("autoscaling").terminate_instance_in_auto_scaling_group(InstanceId=id, ShouldDecrementDesiredCapacity=True)
+        aws.client("autoscaling").terminate_instance_in_auto_scaling_group(
+            InstanceId=id, ShouldDecrementDesiredCapacity=True
+        )
     assert code_and_message(error)[0] == "ValidationError"
     assert aws.in_service(group, 1) == [id]
 
@@ -319,12 +359,20 @@ def test_a_terminating_hook_holds_the_instance_alive_until_it_is_completed(aws: 
     auto_scaling.terminate_instance_in_auto_scaling_group(InstanceId=id, ShouldDecrementDesiredCapacity=True)
     assert eventually(lambda: aws.members(group, "Terminating:Wait")) == [id]
     assert aws.instance(id)["State"]["Name"] == "running"
-    auto_scaling.record_lifecycle_action_heartbeat(AutoScalingGroupName=group, LifecycleHookName="notice", InstanceId=id)
+    auto_scaling.record_lifecycle_action_heartbeat(
+        AutoScalingGroupName=group, LifecycleHookName="notice", InstanceId=id
+    )
     with pytest.raises(ClientError):
-        auto_scaling.complete_lifecycle_action(AutoScalingGroupName=group, LifecycleHookName="other", InstanceId=id, LifecycleActionResult="CONTINUE")
+        auto_scaling.complete_lifecycle_action(
+            AutoScalingGroupName=group, LifecycleHookName="other", InstanceId=id, LifecycleActionResult="CONTINUE"
+        )
     with pytest.raises(ClientError):
-        auto_scaling.complete_lifecycle_action(AutoScalingGroupName=group, LifecycleHookName="notice", InstanceId=id, LifecycleActionResult="GO")
-    auto_scaling.complete_lifecycle_action(AutoScalingGroupName=group, LifecycleHookName="notice", InstanceId=id, LifecycleActionResult="CONTINUE")
+        auto_scaling.complete_lifecycle_action(
+            AutoScalingGroupName=group, LifecycleHookName="notice", InstanceId=id, LifecycleActionResult="GO"
+        )
+    auto_scaling.complete_lifecycle_action(
+        AutoScalingGroupName=group, LifecycleHookName="notice", InstanceId=id, LifecycleActionResult="CONTINUE"
+    )
     eventually(lambda: aws.members(group) == [])
     with pytest.raises(ClientError) as error:
         auto_scaling.complete_lifecycle_action(
@@ -337,7 +385,9 @@ def test_a_hook_that_nobody_answers_ends_with_its_timeout(aws: ServedAws) -> Non
     group = aws.make_group(desired=1)
     (id,) = aws.in_service(group, 1)
     hook(aws, group, timeout=5)
-    aws.client("autoscaling").terminate_instance_in_auto_scaling_group(InstanceId=id, ShouldDecrementDesiredCapacity=True)
+    aws.client("autoscaling").terminate_instance_in_auto_scaling_group(
+        InstanceId=id, ShouldDecrementDesiredCapacity=True
+    )
     eventually(lambda: aws.members(group, "Terminating:Wait"))
     eventually(lambda: aws.members(group) == [])
 
@@ -346,7 +396,9 @@ def test_a_replacement_is_launched_while_the_hook_still_holds(aws: ServedAws) ->
     group = aws.make_group(desired=1)
     (id,) = aws.in_service(group, 1)
     hook(aws, group)
-    aws.client("autoscaling").terminate_instance_in_auto_scaling_group(InstanceId=id, ShouldDecrementDesiredCapacity=False)
+    aws.client("autoscaling").terminate_instance_in_auto_scaling_group(
+        InstanceId=id, ShouldDecrementDesiredCapacity=False
+    )
     eventually(lambda: aws.members(group, "Terminating:Wait") == [id] and len(aws.members(group, "InService")) == 1)
 
 
@@ -356,7 +408,9 @@ def test_an_instance_that_has_ended_is_removed_without_waiting_for_the_hook(aws:
     aws.client("autoscaling").suspend_processes(AutoScalingGroupName=group, ScalingProcesses=["ReplaceUnhealthy"])
     hook(aws, group)
     aws.client("ec2").terminate_instances(InstanceIds=[id])
-    aws.client("autoscaling").terminate_instance_in_auto_scaling_group(InstanceId=id, ShouldDecrementDesiredCapacity=True)
+    aws.client("autoscaling").terminate_instance_in_auto_scaling_group(
+        InstanceId=id, ShouldDecrementDesiredCapacity=True
+    )
     eventually(lambda: aws.members(group) == [])
 
 
@@ -397,7 +451,10 @@ def test_desired_capacity_outside_of_the_bounds_is_refused_in_awss_words(aws: Se
     for desired, words in ((99, "99 is above max value 8"), (0, "0 is below min value 1")):
         with pytest.raises(ClientError) as error:
             auto_scaling.set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=desired)
-        assert code_and_message(error) == ("ValidationError", f"New SetDesiredCapacity value {words} for the AutoScalingGroup.")
+        assert code_and_message(error) == (
+            "ValidationError",
+            f"New SetDesiredCapacity value {words} for the AutoScalingGroup.",
+        )
     with pytest.raises(ClientError) as error:
         auto_scaling.update_auto_scaling_group(AutoScalingGroupName=group, DesiredCapacity=9)
     assert code_and_message(error)[0] == "ValidationError"
@@ -418,9 +475,15 @@ def test_what_does_not_exist_is_a_validation_error(aws: ServedAws) -> None:
         lambda: auto_scaling.detach_instances(**group, InstanceIds=["i-0"], ShouldDecrementDesiredCapacity=True),
         lambda: auto_scaling.set_instance_protection(**group, InstanceIds=["i-0"], ProtectedFromScaleIn=True),
         lambda: auto_scaling.describe_scaling_activities(**group),
-        lambda: auto_scaling.put_lifecycle_hook(**group, LifecycleHookName="h", LifecycleTransition="autoscaling:EC2_INSTANCE_TERMINATING"),
-        lambda: auto_scaling.complete_lifecycle_action(**group, LifecycleHookName="h", LifecycleActionResult="CONTINUE", InstanceId="i-00000000"),
-        lambda: auto_scaling.terminate_instance_in_auto_scaling_group(InstanceId="i-00000000", ShouldDecrementDesiredCapacity=True),
+        lambda: auto_scaling.put_lifecycle_hook(
+            **group, LifecycleHookName="h", LifecycleTransition="autoscaling:EC2_INSTANCE_TERMINATING"
+        ),
+        lambda: auto_scaling.complete_lifecycle_action(
+            **group, LifecycleHookName="h", LifecycleActionResult="CONTINUE", InstanceId="i-00000000"
+        ),
+        lambda: auto_scaling.terminate_instance_in_auto_scaling_group(
+            InstanceId="i-00000000", ShouldDecrementDesiredCapacity=True
+        ),
         lambda: auto_scaling.set_instance_health(InstanceId="i-00000000", HealthStatus="Unhealthy"),
     ]
     for call in refused:
@@ -436,7 +499,9 @@ def test_unknown_processes_and_foreign_instances_are_refused(aws: ServedAws) -> 
         aws.client("autoscaling").suspend_processes(AutoScalingGroupName=group, ScalingProcesses=["Lunch"])
     assert code_and_message(error)[0] == "ValidationError"
     with pytest.raises(ClientError) as error:
-        aws.client("autoscaling").set_instance_protection(AutoScalingGroupName=group, InstanceIds=["i-00000000"], ProtectedFromScaleIn=True)
+        aws.client("autoscaling").set_instance_protection(
+            AutoScalingGroupName=group, InstanceIds=["i-00000000"], ProtectedFromScaleIn=True
+        )
     assert "is not part of Auto Scaling group" in code_and_message(error)[1]
 
 

@@ -47,7 +47,12 @@ def world(request: pytest.FixtureRequest) -> Iterator[tuple[Aws, Keep]]:
         yield made, keep
         return
     where = request.getfixturevalue("url")
-    keys = {"endpoint_url": where, "region_name": "us-east-1", "aws_access_key_id": "test", "aws_secret_access_key": "test"}
+    keys = {
+        "endpoint_url": where,
+        "region_name": "us-east-1",
+        "aws_access_key_id": "test",
+        "aws_secret_access_key": "test",
+    }
 
     def keep_there(service: str, name: str, value: str) -> str:
         client = boto3.client(service, **keys)
@@ -95,7 +100,9 @@ def test_a_store_of_a_role_gets_new_keys_before_its_old_ones_end(url: str) -> No
         def assume_role(self, role_arn: str, session_name: str) -> RoleKeys:
             keys = super().assume_role(role_arn, session_name)
             made.append(keys.access_key_id)
-            return replace(keys, expires_at=time.time() + (60 if len(made) == 1 else 3600))  # botocore renews a quarter of an hour before
+            return replace(
+                keys, expires_at=time.time() + (60 if len(made) == 1 else 3600)
+            )  # botocore renews a quarter of an hour before
 
     store = Ending(environment(url)).objects(ROLE, "everstep-job")
     for _ in range(2):
@@ -107,7 +114,13 @@ def test_a_store_of_a_role_gets_new_keys_before_its_old_ones_end(url: str) -> No
 
 
 def test_a_secret_that_is_binary_is_refused(url: str) -> None:
-    client = boto3.client("secretsmanager", endpoint_url=url, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test")
+    client = boto3.client(
+        "secretsmanager",
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
     client.create_secret(Name="binary", SecretBinary=b"\x00hunter2")
     client.close()
     with pytest.raises(StoreRefused, match="secretsmanager:binary: it is binary") as refused:
@@ -117,10 +130,16 @@ def test_a_secret_that_is_binary_is_refused(url: str) -> None:
 
 def test_denied_words_are_awss_own_and_a_throttled_call_may_be_tried_again() -> None:
     words = "User: arn:aws:sts::1:assumed-role/node/i-1 is not authorized to perform: secretsmanager:GetSecretValue"
-    kinds = {"AccessDeniedException": StoreDenied, "ThrottlingException": StoreUnavailable, "InvalidParameterException": StoreRefused}
+    kinds = {
+        "AccessDeniedException": StoreDenied,
+        "ThrottlingException": StoreUnavailable,
+        "InvalidParameterException": StoreRefused,
+    }
     for code, kind in kinds.items():
         with pytest.raises(kind, match=f"ssm:/a: .*{code}.*is not authorized"), aws_errors("ssm:/a"):
-            raise ClientError({"Error": {"Code": code, "Message": words}, "ResponseMetadata": {"HTTPStatusCode": 400}}, "GetParameter")
+            raise ClientError(
+                {"Error": {"Code": code, "Message": words}, "ResponseMetadata": {"HTTPStatusCode": 400}}, "GetParameter"
+            )
 
 
 def test_keys_that_cannot_be_had_now_may_be_there_later() -> None:
@@ -129,7 +148,9 @@ def test_keys_that_cannot_be_had_now_may_be_there_later() -> None:
             raise error
 
 
-def test_a_client_that_cannot_be_made_is_told_like_a_call_that_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_cannot_be_made_is_told_like_a_call_that_is_refused(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for variable in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(variable, raising=False)
     nowhere = NodeAws({name: value for name, value in environment(url).items() if name != "AWS_REGION"})

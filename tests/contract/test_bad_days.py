@@ -67,7 +67,9 @@ def aws(served: ServedAws) -> Iterator[ServedAws]:
     served.clear()
     served.set_conditions(QUICK)
     for group in served.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]:
-        served.client("autoscaling").delete_auto_scaling_group(AutoScalingGroupName=group["AutoScalingGroupName"], ForceDelete=True)
+        served.client("autoscaling").delete_auto_scaling_group(
+            AutoScalingGroupName=group["AutoScalingGroupName"], ForceDelete=True
+        )
     eventually(lambda: not served.pids())  # the next test may ask that none runs
 
 
@@ -92,11 +94,17 @@ class Queue:
 
     def first(self, detail_type: str, wanted: Callable[[Event], bool] = lambda _: True) -> Event:
         """Wait for an event of a type."""
-        found: Event = eventually(lambda: next((one for one in self.read() if one["detail-type"] == detail_type and wanted(one)), None))
+        found: Event = eventually(
+            lambda: next((one for one in self.read() if one["detail-type"] == detail_type and wanted(one)), None)
+        )
         return found
 
     def of(self, instance_id: str) -> list[Event]:
-        return [one for one in self.read() if instance_id in (one["detail"].get("instance-id"), one["detail"].get("EC2InstanceId"))]
+        return [
+            one
+            for one in self.read()
+            if instance_id in (one["detail"].get("instance-id"), one["detail"].get("EC2InstanceId"))
+        ]
 
 
 @pytest.fixture
@@ -109,7 +117,9 @@ def queue(aws: ServedAws, request: pytest.FixtureRequest) -> Iterator[Queue]:
 
 def running(aws: ServedAws, count: int = 1, **more: Any) -> tuple[str, list[str]]:
     """Make a group that replaces nothing, as Everstep's do, and wait for its instances."""
-    user_data = "#!/bin/sh\necho metadata $AWS_EC2_METADATA_SERVICE_ENDPOINT stub $EVERSTEP_NVML_STUB\nexec sleep 1000\n"
+    user_data = (
+        "#!/bin/sh\necho metadata $AWS_EC2_METADATA_SERVICE_ENDPOINT stub $EVERSTEP_NVML_STUB\nexec sleep 1000\n"
+    )
     group = aws.make_group(user_data=user_data, **more)
     aws.client("autoscaling").suspend_processes(AutoScalingGroupName=group, ScalingProcesses=["ReplaceUnhealthy"])
     aws.client("autoscaling").set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=count)
@@ -121,18 +131,26 @@ def running(aws: ServedAws, count: int = 1, **more: Any) -> tuple[str, list[str]
 def told(aws: ServedAws, instance_id: str, word: str) -> str:
     """What an instance's user data has seen in its environment."""
     console = aws.nodes_directory / instance_id / "console.log"
-    words: list[str] = eventually(lambda: console.exists() and f"{word} " in console.read_text() and console.read_text().split())
+    words: list[str] = eventually(
+        lambda: console.exists() and f"{word} " in console.read_text() and console.read_text().split()
+    )
     return words[words.index(word) + 1]
 
 
 def metadata(aws: ServedAws, instance_id: str, path: str) -> httpx.Response:
     url = told(aws, instance_id, "metadata")
-    token = httpx.put(f"{url}/latest/api/token", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"}, trust_env=False, timeout=30).text
-    return httpx.get(f"{url}/latest/meta-data/{path}", headers={"X-aws-ec2-metadata-token": token}, trust_env=False, timeout=30)
+    token = httpx.put(
+        f"{url}/latest/api/token", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"}, trust_env=False, timeout=30
+    ).text
+    return httpx.get(
+        f"{url}/latest/meta-data/{path}", headers={"X-aws-ec2-metadata-token": token}, trust_env=False, timeout=30
+    )
 
 
 def status(aws: ServedAws, instance_id: str) -> dict[str, Any]:
-    (found,) = aws.client("ec2").describe_instance_status(InstanceIds=[instance_id], IncludeAllInstances=True)["InstanceStatuses"]
+    (found,) = aws.client("ec2").describe_instance_status(InstanceIds=[instance_id], IncludeAllInstances=True)[
+        "InstanceStatuses"
+    ]
     answer: dict[str, Any] = found
     return answer
 
@@ -197,7 +215,9 @@ def test_maintenance_is_in_the_status_in_aws_health_and_in_the_metadata(aws: Ser
     assert [entity["entityValue"] for entity in event["detail"]["affectedEntities"]] == [id]
     (said,) = metadata(aws, id, "events/maintenance/scheduled").json()
     assert (said["Code"], said["EventId"], said["State"]) == ("system-reboot", effect.facts["event_id"], "active")
-    assert datetime.strptime(said["NotBefore"], "%d %b %Y %H:%M:%S GMT").replace(tzinfo=UTC) == scheduled["NotBefore"].replace(microsecond=0)
+    assert datetime.strptime(said["NotBefore"], "%d %b %Y %H:%M:%S GMT").replace(tzinfo=UTC) == scheduled[
+        "NotBefore"
+    ].replace(microsecond=0)
 
 
 def test_a_retirement_stops_the_instance_at_its_time(aws: ServedAws) -> None:
@@ -219,14 +239,20 @@ def test_the_end_of_a_block_names_the_reservation_that_the_instance_has(aws: Ser
     assert ends_at - begins_at == timedelta(minutes=30), "AWS ends the instances of a block half an hour before it"
 
 
-async def test_the_end_of_a_block_is_a_notice_with_the_moment_at_which_its_instance_ends(aws: ServedAws, queue: Queue, tmp_path: Path) -> None:
+async def test_the_end_of_a_block_is_a_notice_with_the_moment_at_which_its_instance_ends(
+    aws: ServedAws, queue: Queue, tmp_path: Path
+) -> None:
     _, (id,) = running(aws)
     world = World(tmp_path)
-    facts = nodes.AgentFacts(node_id=id, fleet_name=FLEET, address="127.0.1.1", peer_port=1, memory_bytes=1, agent_id="agent", version="1")
+    facts = nodes.AgentFacts(
+        node_id=id, fleet_name=FLEET, address="127.0.1.1", peer_port=1, memory_bytes=1, agent_id="agent", version="1"
+    )
     with world.database.write() as session:
         nodes.note_hello(session, facts, initial_state="spare", now=datetime.now(UTC))
     sqs = SqsQueue(connection_of(aws), queue.url)
-    reader = NoticeReader(sqs, world.database, operator_of(aws), world.registry, world.runner.cloud, lambda: datetime.now(UTC))
+    reader = NoticeReader(
+        sqs, world.database, operator_of(aws), world.registry, world.runner.cloud, lambda: datetime.now(UTC)
+    )
     effect = aws.inject(BlockEnd(target=id))
     stored: tuple[notices.NoticeRecord, ...] = ()
     while not stored:
@@ -235,7 +261,11 @@ async def test_the_end_of_a_block_is_a_notice_with_the_moment_at_which_its_insta
             stored = notices.of_fleet(session, FLEET)
     world.close()
     (notice,) = stored
-    assert (notice.node_id, notice.kind, notice.ends_at) == (id, NoticeKind.CAPACITY_BLOCK_END, datetime.fromisoformat(str(effect.facts["time"])))
+    assert (notice.node_id, notice.kind, notice.ends_at) == (
+        id,
+        NoticeKind.CAPACITY_BLOCK_END,
+        datetime.fromisoformat(str(effect.facts["time"])),
+    )
 
 
 # Events
@@ -244,8 +274,13 @@ async def test_the_end_of_a_block_is_a_notice_with_the_moment_at_which_its_insta
 def test_the_life_of_an_instance_is_told(aws: ServedAws, queue: Queue) -> None:
     _, (id,) = running(aws)
     aws.inject(Terminate(target=id))
-    queue.first("EC2 Instance State-change Notification", lambda one: one["detail"] == {"instance-id": id, "state": "terminated"})
-    states = [one["detail"]["state"] for one in queue.of(id) if one["detail-type"] == "EC2 Instance State-change Notification"]
+    queue.first(
+        "EC2 Instance State-change Notification",
+        lambda one: one["detail"] == {"instance-id": id, "state": "terminated"},
+    )
+    states = [
+        one["detail"]["state"] for one in queue.of(id) if one["detail-type"] == "EC2 Instance State-change Notification"
+    ]
     assert states == ["pending", "running", "shutting-down", "terminated"]
     launch = queue.first("EC2 Instance Launch Successful", lambda one: one["detail"]["EC2InstanceId"] == id)
     assert launch["source"] == "aws.autoscaling"
@@ -275,7 +310,11 @@ def test_a_hook_on_terminate_holds_the_instance_and_is_told(aws: ServedAws, queu
     }
     assert metadata(aws, id, "autoscaling/target-lifecycle-state").text == "Terminated"
     assert aws.members(group, "Terminating:Wait") == [id]
-    given = {"AutoScalingGroupName": group, "LifecycleHookName": "notice", "LifecycleActionToken": detail["LifecycleActionToken"]}
+    given = {
+        "AutoScalingGroupName": group,
+        "LifecycleHookName": "notice",
+        "LifecycleActionToken": detail["LifecycleActionToken"],
+    }
     scaling.record_lifecycle_action_heartbeat(**given)
     scaling.complete_lifecycle_action(**given, LifecycleActionResult="CONTINUE")
     done = queue.first("EC2 Instance Terminate Successful", lambda one: one["detail"]["EC2InstanceId"] == id)
@@ -332,9 +371,13 @@ def test_a_reserved_slot_stays_taken_after_its_instance_has_ended(aws: ServedAws
     group, (id,) = running(aws, instance_type="p5en.48xlarge")
     aws.inject(Capacity(count=1))
     aws.inject(SlotsTaken(delay=3600))
-    aws.client("autoscaling").terminate_instance_in_auto_scaling_group(InstanceId=id, ShouldDecrementDesiredCapacity=False)
+    aws.client("autoscaling").terminate_instance_in_auto_scaling_group(
+        InstanceId=id, ShouldDecrementDesiredCapacity=False
+    )
     activities = aws.client("autoscaling").describe_scaling_activities
-    eventually(lambda: any(one["StatusCode"] == "Failed" for one in activities(AutoScalingGroupName=group)["Activities"]))
+    eventually(
+        lambda: any(one["StatusCode"] == "Failed" for one in activities(AutoScalingGroupName=group)["Activities"])
+    )
     assert aws.members(group) == []
     aws.clear("capacity")
     assert aws.in_service(group, 1) != [id]
@@ -342,7 +385,12 @@ def test_a_reserved_slot_stays_taken_after_its_instance_has_ended(aws: ServedAws
 
 def test_launches_that_fail_for_long_are_suspended_by_aws_and_may_be_resumed(aws: ServedAws, queue: Queue) -> None:
     group = aws.make_group(instance_type="p5e.48xlarge")
-    none_there = Conditions(boot_delay_seconds=0.05, launch_retry_seconds=0.05, capacity={"p5e.48xlarge": 0}, administrative_suspension_seconds=0.2)
+    none_there = Conditions(
+        boot_delay_seconds=0.05,
+        launch_retry_seconds=0.05,
+        capacity={"p5e.48xlarge": 0},
+        administrative_suspension_seconds=0.2,
+    )
     aws.set_conditions(none_there)
     aws.client("autoscaling").set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=1)
     (suspended,) = eventually(lambda: aws.group(group)["SuspendedProcesses"])
@@ -356,7 +404,9 @@ def test_launches_that_fail_for_long_are_suspended_by_aws_and_may_be_resumed(aws
     aws.in_service(group, 1)
 
 
-@pytest.mark.parametrize(("administrative", "words"), [(False, "User suspended at "), (True, "Amazon EC2 Auto Scaling suspended")])
+@pytest.mark.parametrize(
+    ("administrative", "words"), [(False, "User suspended at "), (True, "Amazon EC2 Auto Scaling suspended")]
+)
 def test_a_suspended_launch_says_by_whom_and_is_cleared(aws: ServedAws, administrative: bool, words: str) -> None:
     group, _ = running(aws)
     aws.inject(SuspendLaunch(group=group, administrative=administrative))
@@ -392,7 +442,9 @@ def test_a_crash_leaves_an_instance_that_ec2_calls_running(aws: ServedAws) -> No
     eventually(lambda: not init.is_alive and id not in aws.pids())
     assert aws.instance(id)["State"]["Name"] == "running"
     assert status(aws, id)["SystemStatus"]["Status"] == "impaired"
-    assert operator_of(aws).statuses([NodeId(id)])[NodeId(id)].failed_checks == ("system", "instance"), "evidence, beside an agent's silence"
+    assert operator_of(aws).statuses([NodeId(id)])[NodeId(id)].failed_checks == ("system", "instance"), (
+        "evidence, beside an agent's silence"
+    )
     aws.clear()
     assert status(aws, id)["SystemStatus"]["Status"] == "impaired", "it is dead still"
     aws.client("ec2").reboot_instances(InstanceIds=[id])
@@ -423,7 +475,9 @@ def test_the_topology_of_an_instance_has_three_layers_and_stays(aws: ServedAws) 
         ("s3", "SlowDown", lambda client: client.list_buckets()),
     ],
 )
-def test_a_throttled_service_says_so_in_its_own_words(aws: ServedAws, service: Any, code: str, call: Callable[[Any], Any]) -> None:
+def test_a_throttled_service_says_so_in_its_own_words(
+    aws: ServedAws, service: Any, code: str, call: Callable[[Any], Any]
+) -> None:
     aws.inject(Throttle(share=1, service=service))
     with pytest.raises(ClientError) as refused:
         call(aws.client(service))
@@ -463,7 +517,9 @@ def test_the_stub_of_nvml_has_no_fault_until_it_gets_one(aws: ServedAws) -> None
     assert told(aws, id, "stub") == str(path)
     assert json.loads(path.read_text()) == {"gpus": []}
     aws.inject(Xid(target=id, code=79, lost=True))
-    assert json.loads(path.read_text()) == {"gpus": [{"index": 0, "xids": [79], "ecc_uncorrectable": 0, "throttled": False, "lost": True}]}
+    assert json.loads(path.read_text()) == {
+        "gpus": [{"index": 0, "xids": [79], "ecc_uncorrectable": 0, "throttled": False, "lost": True}]
+    }
     aws.clear("xid")
     assert json.loads(path.read_text()) == {"gpus": []}
 

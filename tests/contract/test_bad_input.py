@@ -81,7 +81,9 @@ def service(tmp_path_factory) -> Iterator[Service]:
     with Service(tmp_path_factory.mktemp("service")) as running:
         running.operator.create_group(GROUP, max_size=8)
         with contextlib.closing(running.client()) as client:
-            client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=2, AllowDrills=True, AllowCommands=True)
+            client.create_fleet(
+                FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=2, AllowDrills=True, AllowCommands=True
+            )
             code = tmp_path_factory.mktemp("code")
             (code / "train.py").write_text("print('hello')\n")
             job = Job(running, client, client.upload_source(Directory=code))
@@ -118,22 +120,38 @@ class Asker:
     def holds(self, case: Any, role: Role, *checks: Any) -> None:
         """Send one, and hold what comes back against the contract."""
         headers = {"Authorization": f"Bearer {self._tokens[role]}"}
-        answer = case.call(base_url=f"http://{self._service.address}", headers=headers, session=self._session, timeout=20)
+        answer = case.call(
+            base_url=f"http://{self._service.address}", headers=headers, session=self._session, timeout=20
+        )
         if answer.status_code == 400 and answer.text == NO_HTTP:
             return
         case.validate_response(answer, checks=[*CHECKS, *checks])
         least = LEAST_ROLES[name_of(case.operation)]
-        if least != "none" and ROLES.index(role) < ROLES.index(Role(least)) and case.method == case.operation.method.upper():
+        if (
+            least != "none"
+            and ROLES.index(role) < ROLES.index(Role(least))
+            and case.method == case.operation.method.upper()
+        ):
             assert answer.status_code == 403, f"{role}: {answer.status_code} {answer.text[:200]}"
 
 
 @pytest.mark.parametrize("operation", operations(), ids=name_of)
 def test_requests_that_fit_are_answered_as_the_contract_says_whoever_sends_them(asker: Asker, operation: Any) -> None:
     @given(operation.as_strategy(generation_mode=GenerationMode.POSITIVE), st.booleans())
-    @settings(max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck), phases=PHASES)
+    @settings(
+        max_examples=EXAMPLES,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=PHASES,
+    )
     def hold(case: Any, is_known: bool) -> None:
         if is_known:
-            case.path_parameters = {**case.path_parameters, **{name: KNOWN[name] for name in case.path_parameters if name in KNOWN}}
+            case.path_parameters = {
+                **case.path_parameters,
+                **{name: KNOWN[name] for name in case.path_parameters if name in KNOWN},
+            }
         for role in ROLES:
             asker.holds(case, role)
 
@@ -143,7 +161,11 @@ def test_requests_that_fit_are_answered_as_the_contract_says_whoever_sends_them(
 @pytest.mark.parametrize("operation", operations(), ids=name_of)
 def test_of_requests_each_field_may_be_wrong_by_itself_and_nothing_is_done(asker: Asker, operation: Any) -> None:
     generation = operation.schema.config.generation_for(operation=operation, phase="coverage")
-    cases = list(operation.schema.iter_coverage_cases(operation, generation_modes=[GenerationMode.NEGATIVE], generation_config=generation))
+    cases = list(
+        operation.schema.iter_coverage_cases(
+            operation, generation_modes=[GenerationMode.NEGATIVE], generation_config=generation
+        )
+    )
     assert cases
     for case in cases:
         asker.holds(case, Role.ADMIN, negative_data_rejection)
@@ -153,11 +175,20 @@ def test_of_requests_each_field_may_be_wrong_by_itself_and_nothing_is_done(asker
 @pytest.mark.parametrize("operation", operations(), ids=name_of)
 def test_requests_that_are_wrong_in_any_way_are_answered_as_the_contract_says(asker: Asker, operation: Any) -> None:
     @given(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))
-    @settings(max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck), phases=PHASES)
+    @settings(
+        max_examples=EXAMPLES,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=PHASES,
+    )
     def hold(case: Any) -> None:
         asker.holds(case, Role.ADMIN)
 
-    with contextlib.suppress(hypothesis.errors.Unsatisfiable, schemathesis.errors.SchemathesisError):  # what takes nothing cannot be asked wrongly
+    with contextlib.suppress(
+        hypothesis.errors.Unsatisfiable, schemathesis.errors.SchemathesisError
+    ):  # what takes nothing cannot be asked wrongly
         hold()
 
 
@@ -188,21 +219,54 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
         b'{"TrainingJobName": "a\\u0000b"}',
         b'{"TrainingJobName": "\\ud800"}',
     ],
-    ids=["nothing", "not text", "null", "text", "deep lists", "deep objects", "long number", "infinite", "NaN", "NUL", "half a letter"],
+    ids=[
+        "nothing",
+        "not text",
+        "null",
+        "text",
+        "deep lists",
+        "deep objects",
+        "long number",
+        "infinite",
+        "NaN",
+        "NUL",
+        "half a letter",
+    ],
 )
-@pytest.mark.parametrize("path", ["/v1/training-jobs", "/v1/fleets", "/v1/tokens", "/v1/drills", "/v1/training-jobs/gpt/ranks/0/commands"])
+@pytest.mark.parametrize(
+    "path", ["/v1/training-jobs", "/v1/fleets", "/v1/tokens", "/v1/drills", "/v1/training-jobs/gpt/ranks/0/commands"]
+)
 def test_a_body_that_is_no_request_is_refused(http: httpx.Client, path: str, body: bytes) -> None:
     refused(http.post(path, content=body, headers={"content-type": "application/json"}))
 
 
-TEXTS = ["a\0b", "\ud800", "a\r\nX-Evil: 1", "x" * 100_000, "../../etc/passwd", "';DROP TABLE jobs;--", "\u202e", "{pid}", "%s%n"]
+TEXTS = [
+    "a\0b",
+    "\ud800",
+    "a\r\nX-Evil: 1",
+    "x" * 100_000,
+    "../../etc/passwd",
+    "';DROP TABLE jobs;--",
+    "\u202e",
+    "{pid}",
+    "%s%n",
+]
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
-        ("/v1/training-jobs", {"TrainingJobName": "x", "EntryPoint": "train.py", "NodeCount": 2, "Tags": {"a": "?"}, "HyperParameters": {"a": "?"}}),
+        (
+            "/v1/training-jobs",
+            {
+                "TrainingJobName": "x",
+                "EntryPoint": "train.py",
+                "NodeCount": 2,
+                "Tags": {"a": "?"},
+                "HyperParameters": {"a": "?"},
+            },
+        ),
         ("/v1/tokens", {"Role": "viewer", "Description": "?"}),
         ("/v1/nodes/i-1/drain", {"Reason": "?"}),
         ("/v1/incidents/inc-0/acknowledge", {"Note": "?"}),
@@ -210,14 +274,26 @@ TEXTS = ["a\0b", "\ud800", "a\r\nX-Evil: 1", "x" * 100_000, "../../etc/passwd", 
         ("/v1/training-jobs/gpt/hand-back", {}),
     ],
 )
-def test_text_of_any_kind_is_stored_or_refused(http: httpx.Client, path: str, fields: dict[str, Any], text: str) -> None:
-    answer = http.post(path, content=json.dumps(fields).replace('"?"', json.dumps(text)).encode(), headers={"content-type": "application/json"})
+def test_text_of_any_kind_is_stored_or_refused(
+    http: httpx.Client, path: str, fields: dict[str, Any], text: str
+) -> None:
+    answer = http.post(
+        path,
+        content=json.dumps(fields).replace('"?"', json.dumps(text)).encode(),
+        headers={"content-type": "application/json"},
+    )
     assert answer.status_code < 500, answer.text[:300]
     assert "x-evil" not in answer.headers
 
 
-@pytest.mark.parametrize("name", ["..%2f..%2fetc", "%00", "%0d%0aX-Evil:1", "a" * 5000, "%ff", "gpt%2f..%2fgpt", "*", "gpt;x", "%F0%9F%92%A3"])
-@pytest.mark.parametrize("where", ["/v1/training-jobs/{}", "/v1/fleets/{}", "/v1/nodes/{}", "/v1/incidents/{}", "/v1/sources/{}", "/v1/quotas/{}"])
+@pytest.mark.parametrize(
+    "name",
+    ["..%2f..%2fetc", "%00", "%0d%0aX-Evil:1", "a" * 5000, "%ff", "gpt%2f..%2fgpt", "*", "gpt;x", "%F0%9F%92%A3"],
+)
+@pytest.mark.parametrize(
+    "where",
+    ["/v1/training-jobs/{}", "/v1/fleets/{}", "/v1/nodes/{}", "/v1/incidents/{}", "/v1/sources/{}", "/v1/quotas/{}"],
+)
 def test_a_path_leads_nowhere_else(http: httpx.Client, where: str, name: str) -> None:
     answer = http.get(where.format(name))
     assert answer.status_code in (400, 404, 405), answer.text[:300]
@@ -231,9 +307,20 @@ def test_a_key_that_is_not_the_jobs_is_not_read(http: httpx.Client, what: str, k
     assert answer.status_code in (400, 404), answer.text[:300]
 
 
-@pytest.mark.parametrize("token", ["", "x", "e30=", "W10=", "bnVsbA==", "Wzk5OTk5OTk5OTk5OTk5OTk5OTk5OTldCg==", "W1siYSJdXQ==", "\u00e9"])
 @pytest.mark.parametrize(
-    "path", ["training-jobs", "events", "incidents", "drills", "tokens", "training-jobs/gpt/outputs", "training-jobs/gpt/logs/events"]
+    "token", ["", "x", "e30=", "W10=", "bnVsbA==", "Wzk5OTk5OTk5OTk5OTk5OTk5OTk5OTldCg==", "W1siYSJdXQ==", "\u00e9"]
+)
+@pytest.mark.parametrize(
+    "path",
+    [
+        "training-jobs",
+        "events",
+        "incidents",
+        "drills",
+        "tokens",
+        "training-jobs/gpt/outputs",
+        "training-jobs/gpt/logs/events",
+    ],
 )
 def test_a_page_token_that_nobody_gave_is_refused(http: httpx.Client, path: str, token: str) -> None:
     answer = http.get(f"/v1/{path}", params={"NextToken": token})
@@ -261,7 +348,8 @@ def raw(service: Service, *parts: bytes) -> bytes:
         b"\0\0\0\0\r\n\r\n",
         b"GET /v1/health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 200_000 + b"\r\n\r\n",
         b"POST /v1/training-jobs HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"POST /v1/training-jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/training-jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: "
+        b"chunked\r\n\r\n0\r\n\r\n",
         b"GET /v1/health HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\r\nConnection: close\r\n\r\n",
         b"GET /v1/fleets HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a\tb\r\nConnection: close\r\n\r\n",
         b"GET /v1/fleets HTTP/1.1\r\nHost: x\r\nCookie: everstep=\xff; =;;;\r\nConnection: close\r\n\r\n",
@@ -303,7 +391,9 @@ def bad_tokens(service: Service) -> dict[str, str]:
     with service.database.write() as session:
         revoked, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.ADMIN), now)
         tokens.revoke(session, record.id, now)
-        expired, _ = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.ADMIN, expires_at=now - timedelta(seconds=1)), now)
+        expired, _ = tokens.mint(
+            session, NewToken(kind=TokenKind.USER, role=Role.ADMIN, expires_at=now - timedelta(seconds=1)), now
+        )
         join, _ = tokens.mint(session, NewToken(kind=TokenKind.JOIN, role=Role.AGENT, fleet_name="main"), now)
     return {"none": "", "unknown": "est_none", "revoked": revoked, "expired": expired, "an agent's": join}
 
@@ -324,7 +414,12 @@ def test_what_is_another_projects_does_not_exist(service: Service) -> None:
             if "/training-jobs/gpt" not in path and "/incidents/inc-0" not in path:
                 continue
             body = {"Command": ["true"]} if name == "ExecuteCommand" else {}
-            answer = client.request(method, path, json=body if method == "POST" else None, params={"Key": "x"} if path.endswith("/content") else {})
+            answer = client.request(
+                method,
+                path,
+                json=body if method == "POST" else None,
+                params={"Key": "x"} if path.endswith("/content") else {},
+            )
             assert answer.status_code in (403, 404), f"{name}: {answer.status_code} {answer.text[:200]}"
             assert "default" not in answer.text, f"{name} tells whose it is"
         for method, path, name in calls():
@@ -371,7 +466,13 @@ def test_an_archive_that_is_not_code_is_refused(http: httpx.Client, body: bytes)
 
 
 def head_of(service: Service, method: str, path: str, length: int) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {service.admin_token}", f"Content-Length: {length}", "Connection: close"]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "Host: x",
+        f"Authorization: Bearer {service.admin_token}",
+        f"Content-Length: {length}",
+        "Connection: close",
+    ]
     return "\r\n".join([*lines, "", ""]).encode()
 
 
@@ -419,7 +520,9 @@ def test_clients_that_never_read_hold_up_nobody_and_are_let_go(service: Service,
                 line.sendall(head)
             assert http.get("/v1/training-jobs").status_code == 200
             assert all(told.count.acquire(timeout=30) for _ in deaf)
-            assert all(len(_all_of(line)) < entry["Bytes"] for line in deaf), "what was in the buffers, and then the end"
+            assert all(len(_all_of(line)) < entry["Bytes"] for line in deaf), (
+                "what was in the buffers, and then the end"
+            )
     finally:
         log.removeHandler(told)
         log.setLevel(level)
@@ -437,7 +540,9 @@ def dialled(service: Service, *, receive_bytes: int = 0) -> socket.socket:
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/v1/fleets"), ("PUT", f"/v1/sources/{'0' * 64}")])
-def test_a_body_that_stops_coming_is_not_waited_for(service: Service, http: httpx.Client, method: str, path: str) -> None:
+def test_a_body_that_stops_coming_is_not_waited_for(
+    service: Service, http: httpx.Client, method: str, path: str
+) -> None:
     assert http.get("/v1/health").status_code == 200
     with impatient(service, 0.2), dialled(service) as line:
         line.sendall(head_of(service, method, path, 100) + b"{")
@@ -454,7 +559,13 @@ def _all_of(line: socket.socket) -> bytes:
 
 def test_two_creates_with_one_token_make_one_job(service: Service, http: httpx.Client) -> None:
     source = http.get("/v1/training-jobs/gpt").json()["Source"]
-    request = {"TrainingJobName": "twice", "Source": source, "EntryPoint": "train.py", "NodeCount": 1, "ClientRequestToken": "one"}
+    request = {
+        "TrainingJobName": "twice",
+        "Source": source,
+        "EntryPoint": "train.py",
+        "NodeCount": 1,
+        "ClientRequestToken": "one",
+    }
     gate = threading.Barrier(8)
     answers: list[httpx.Response] = []
 
@@ -473,6 +584,11 @@ def test_two_creates_with_one_token_make_one_job(service: Service, http: httpx.C
 
 
 def test_streams_are_the_only_operations_that_are_left_out() -> None:
-    streams = {operation["operationId"] for methods in DOCUMENT["paths"].values() for operation in methods.values() if is_server_sent(operation)}
+    streams = {
+        operation["operationId"]
+        for methods in DOCUMENT["paths"].values()
+        for operation in methods.values()
+        if is_server_sent(operation)
+    }
     assert streams <= GOES_ON
     assert len(operations()) == sum(len(methods) for methods in DOCUMENT["paths"].values()) - len(LEFT_OUT)

@@ -50,7 +50,9 @@ class World:
         return group
 
     def in_service(self, name: str, count: int) -> list[NodeId]:
-        group = self.until(name, lambda group: [member.lifecycle_state for member in group.members] == ["InService"] * count)
+        group = self.until(
+            name, lambda group: [member.lifecycle_state for member in group.members] == ["InService"] * count
+        )
         return [member.instance_id for member in group.members]
 
 
@@ -78,11 +80,18 @@ def _fake_world() -> World:
     fake = FakeOperator(boot_delay=timedelta(seconds=2))
     count = iter(range(100))
 
-    def make_group(*, desired: int = 0, min_size: int = 0, max_size: int = 20, tag: str | None = "everstep:fleet", zones: int = 1) -> str:
+    def make_group(
+        *, desired: int = 0, min_size: int = 0, max_size: int = 20, tag: str | None = "everstep:fleet", zones: int = 1
+    ) -> str:
         name = f"group-{next(count)}"
         tags = {tag: "f"} if tag else {}
         fake.create_group(
-            name, desired=desired, min_size=min_size, max_size=max_size, tags=tags, availability_zones=("us-east-1a", "us-east-1b")[:zones]
+            name,
+            desired=desired,
+            min_size=min_size,
+            max_size=max_size,
+            tags=tags,
+            availability_zones=("us-east-1a", "us-east-1b")[:zones],
         )
         return name
 
@@ -190,7 +199,11 @@ def test_a_member_that_ec2_ended_stays_until_it_is_removed_and_that_brings_its_r
     assert "User initiated" in ended.state_reason
     world.operator.terminate_member(lost, decrement=False)
     group = world.until(
-        name, lambda group: lost not in {m.instance_id for m in group.members} and [m.lifecycle_state for m in group.members] == ["InService"] * 2
+        name,
+        lambda group: (
+            lost not in {m.instance_id for m in group.members}
+            and [m.lifecycle_state for m in group.members] == ["InService"] * 2
+        ),
     )
     assert group.desired_count == 2
     assert kept in {member.instance_id for member in group.members}
@@ -324,7 +337,9 @@ def test_ensure_makes_a_group_fit_and_then_changes_nothing(world: World) -> None
 def test_ensure_shortens_a_hook_and_leaves_other_suspensions(world: World) -> None:
     name = world.make_group()
     world.operator.suspend_processes(name, ["AddToLoadBalancer"])
-    world.operator.put_termination_hook(name, replace(TERMINATION_HOOK, name="theirs", heartbeat_timeout=timedelta(hours=1)))
+    world.operator.put_termination_hook(
+        name, replace(TERMINATION_HOOK, name="theirs", heartbeat_timeout=timedelta(hours=1))
+    )
     after = ensure(world.operator, world.operator.describe_group(name)).group
     assert [(hook.name, hook.heartbeat_timeout) for hook in after.hooks] == [("theirs", timedelta(seconds=60))]
     assert "AddToLoadBalancer" in after.suspended_processes
@@ -382,7 +397,10 @@ def test_a_cloud_that_does_not_answer_is_a_retryable_error() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))  # nobody listens
         operator = AwsOperator(
-            Connection(CloudSettings(mode=CloudMode.LOCAL, endpoint_url=f"http://127.0.0.1:{listener.getsockname()[1]}"), max_attempts=1)
+            Connection(
+                CloudSettings(mode=CloudMode.LOCAL, endpoint_url=f"http://127.0.0.1:{listener.getsockname()[1]}"),
+                max_attempts=1,
+            )
         )
         with pytest.raises(CloudError) as error:
             operator.describe_group("g")
@@ -425,4 +443,7 @@ def test_ec2_refuses_a_filter_that_it_does_not_document(served: ServedAws, undoc
         served.client("ec2").describe_instance_status(Filters=[{"Name": "instance-id", "Values": ["i-1"]}])
     assert undocumented_calls == ["DescribeInstanceStatus has no filter 'instance-id'"]
     undocumented_calls.clear()
-    assert served.client("ec2").describe_instances(Filters=[{"Name": "instance-id", "Values": ["i-1"]}])["Reservations"] == []
+    assert (
+        served.client("ec2").describe_instances(Filters=[{"Name": "instance-id", "Values": ["i-1"]}])["Reservations"]
+        == []
+    )

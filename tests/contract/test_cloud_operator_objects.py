@@ -146,7 +146,9 @@ def test_others_may_put_what_was_signed_for(store: ObjectStore, prefix: ObjectRe
         assert isinstance(store, MemoryObjectStore), "nobody can reach what is in memory"
         return
     said = parse_qs(urlsplit(signed.url).query)
-    assert said["X-Amz-SignedHeaders"] == ["content-length;host;x-amz-checksum-sha256"], "neither other bytes nor more of them"
+    assert said["X-Amz-SignedHeaders"] == ["content-length;host;x-amz-checksum-sha256"], (
+        "neither other bytes nor more of them"
+    )
     assert (said["X-Amz-Algorithm"], said["X-Amz-Expires"]) == (["AWS4-HMAC-SHA256"], ["900"])
     assert signed.headers == {"x-amz-checksum-sha256": base64.b64encode(digest.digest()).decode()}
     assert signed.url not in repr(signed)
@@ -164,4 +166,6 @@ def test_addresses_for_others_are_the_regions_own(monkeypatch: pytest.MonkeyPatc
     store = S3ObjectStore(Connection(CloudSettings(mode=CloudMode.AWS, region=region)))
     signed = store.sign_upload(ObjectReference(bucket="bucket", key="k"), sha256="0" * 64, size_bytes=1, seconds=900)
     assert signed is not None
-    assert signed.url.startswith({"us-east-1": "https://bucket.s3.amazonaws.com/k?"}.get(region, f"https://bucket.s3.{region}.amazonaws.com/k?"))
+    assert signed.url.startswith(
+        {"us-east-1": "https://bucket.s3.amazonaws.com/k?"}.get(region, f"https://bucket.s3.{region}.amazonaws.com/k?")
+    )

@@ -1,4 +1,7 @@
-"""docs/sdk.md runs as it stands: its Python blocks, one after the other, against the real application. Only waiting is not waited for."""
+"""docs/sdk.md runs as it stands: its Python blocks, one after the other, against the real application.
+
+Only waiting is not waited for.
+"""
 
 from __future__ import annotations
 

@@ -22,8 +22,17 @@ from tests.unit.local_cloud.served import ServedAws, encoded, served_aws
 
 pytestmark = pytest.mark.security
 
-ATTACK = {"Action": "RunInstances", "Version": "2016-11-15", "ImageId": "ami-12c6146b", "MinCount": "1", "MaxCount": "1"}
-SCOPE = "AWS4-HMAC-SHA256 Credential=everstep-local/20260101/us-east-1/ec2/aws4_request, SignedHeaders=host, Signature=" + "0" * 64
+ATTACK = {
+    "Action": "RunInstances",
+    "Version": "2016-11-15",
+    "ImageId": "ami-12c6146b",
+    "MinCount": "1",
+    "MaxCount": "1",
+}
+SCOPE = (
+    "AWS4-HMAC-SHA256 Credential=everstep-local/20260101/us-east-1/ec2/aws4_request, SignedHeaders=host, Signature="
+    + "0" * 64
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +50,9 @@ def instances(aws: ServedAws) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("headers", [{}, {"Authorization": SCOPE}, {"Authorization": SCOPE, "Origin": "http://evil.example"}])
+@pytest.mark.parametrize(
+    "headers", [{}, {"Authorization": SCOPE}, {"Authorization": SCOPE, "Origin": "http://evil.example"}]
+)
 def test_nobody_launches_an_instance_without_the_key(aws: ServedAws, headers: dict[str, str]) -> None:
     answer = send(aws, data={**ATTACK, "UserData": encoded("#!/bin/sh\ntouch owned\n")}, headers=headers)
     assert answer.status_code == 403
@@ -92,17 +103,24 @@ def test_another_host_name_is_refused(aws: ServedAws) -> None:
     assert send(aws, "GET", "/_everstep/config", headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "config"), ("PUT", "config"), ("POST", "faults"), ("DELETE", "faults"), ("GET", "instances")])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "config"), ("PUT", "config"), ("POST", "faults"), ("DELETE", "faults"), ("GET", "instances")],
+)
 def test_faults_and_conditions_need_the_clusters_own_key(aws: ServedAws, method: str, path: str) -> None:
     assert send(aws, method, f"/_everstep/{path}", content=b"{}").status_code == 403
-    role = aws.client("sts").assume_role(RoleArn="arn:aws:iam::123456789012:role/job", RoleSessionName="job-1")["Credentials"]
+    role = aws.client("sts").assume_role(RoleArn="arn:aws:iam::123456789012:role/job", RoleSessionName="job-1")[
+        "Credentials"
+    ]
     assert role["AccessKeyId"] != aws.keys.access_key_id
     session = LocalKeys(access_key_id=role["AccessKeyId"], secret_access_key=role["SecretAccessKey"])
     assert ask(method, f"{aws.url}/_everstep/{path}", b"{}", session).status_code == 403
 
 
 def test_a_roles_session_is_known_by_its_token(aws: ServedAws) -> None:
-    role = aws.client("sts").assume_role(RoleArn="arn:aws:iam::123456789012:role/job", RoleSessionName="job-1")["Credentials"]
+    role = aws.client("sts").assume_role(RoleArn="arn:aws:iam::123456789012:role/job", RoleSessionName="job-1")[
+        "Credentials"
+    ]
     keys = {"aws_access_key_id": role["AccessKeyId"], "aws_secret_access_key": role["SecretAccessKey"]}
     place = {"endpoint_url": aws.url, "region_name": "us-east-1"}
     with_token = boto3.client("sts", **place, **keys, aws_session_token=role["SessionToken"])
@@ -114,7 +132,9 @@ def test_a_roles_session_is_known_by_its_token(aws: ServedAws) -> None:
     without.close()
 
 
-@pytest.mark.parametrize("path", ["/moto-api/reset", "/moto-api/data.json", "/latest/meta-data/instance-id", "/favicon.ico"])
+@pytest.mark.parametrize(
+    "path", ["/moto-api/reset", "/moto-api/data.json", "/latest/meta-data/instance-id", "/favicon.ico"]
+)
 def test_what_moto_serves_besides_aws_is_not_there(aws: ServedAws, path: str) -> None:
     assert ask("POST", aws.url + path, b"", aws.keys).status_code == 404
 
@@ -130,7 +150,12 @@ def test_a_presigned_url_reaches_s3_alone(aws: ServedAws) -> None:
     )
     s3.create_bucket(Bucket="presigned")
     url = s3.generate_presigned_url("put_object", Params={"Bucket": "presigned", "Key": "a b"}, ExpiresIn=60)
-    form = {"Action": "AssumeRoleWithWebIdentity", "RoleArn": "arn:aws:iam::123456789012:role/x", "RoleSessionName": "x", "WebIdentityToken": "x"}
+    form = {
+        "Action": "AssumeRoleWithWebIdentity",
+        "RoleArn": "arn:aws:iam::123456789012:role/x",
+        "RoleSessionName": "x",
+        "WebIdentityToken": "x",
+    }
     answer = httpx.put(url, data={**form, "Version": "2011-06-15"}, trust_env=False, timeout=30)
     assert "AccessKeyId" not in answer.text
     assert [found["Key"] for found in s3.list_objects_v2(Bucket="presigned")["Contents"]] == ["a b"]

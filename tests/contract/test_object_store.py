@@ -12,7 +12,15 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from everstep.protocol.plan import ObjectReference
-from worker.errors import CorruptCheckpoint, ForbiddenEndpoint, ObjectChanged, ObjectMissing, StorageError, StoreRefused, StoreUnavailable
+from worker.errors import (
+    CorruptCheckpoint,
+    ForbiddenEndpoint,
+    ObjectChanged,
+    ObjectMissing,
+    StorageError,
+    StoreRefused,
+    StoreUnavailable,
+)
 from worker.storage.memory import MemoryObjectStore
 from worker.storage.object_store import ObjectStore
 from worker.storage.s3 import S3ObjectStore, s3_store
@@ -111,12 +119,16 @@ def test_an_empty_object_is_an_object(store: ObjectStore) -> None:
     assert store.get_bytes(reference("empty")) == b""
 
 
-@pytest.mark.parametrize("size", [1, PART_BYTES, PART_BYTES + 1, 2 * PART_BYTES, 2 * PART_BYTES + 12_345, 7 * PART_BYTES + 1])
+@pytest.mark.parametrize(
+    "size", [1, PART_BYTES, PART_BYTES + 1, 2 * PART_BYTES, 2 * PART_BYTES + 12_345, 7 * PART_BYTES + 1]
+)
 def test_a_stream_of_any_size_comes_back(store: ObjectStore, size: int) -> None:
     data = os.urandom(size)
     view = memoryview(data)
     piece = 777_777
-    stored = store.put_stream(reference("stream"), (view[start : start + piece] for start in range(0, size, piece)), size)
+    stored = store.put_stream(
+        reference("stream"), (view[start : start + piece] for start in range(0, size, piece)), size
+    )
     assert stored.bytes == size
     assert read_all(store, "stream") == data
     assert store.get_bytes(reference("stream")) == data
@@ -243,7 +255,9 @@ def test_many_threads_share_a_store(store: ObjectStore) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [store.get_bytes(found.reference) for found in store.list(reference("thread/"))] == [bytes([number]) for number in range(8)]
+    assert [store.get_bytes(found.reference) for found in store.list(reference("thread/"))] == [
+        bytes([number]) for number in range(8)
+    ]
 
 
 def test_nobody_listening_is_worth_another_try() -> None:
@@ -254,7 +268,15 @@ def test_nobody_listening_is_worth_another_try() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "https://s3.amazonaws.com", "http://10.0.0.1:9000", "http://127.0.0.1.example.com", "http://[::2]:1", "http://["]
+    "url",
+    [
+        "",
+        "https://s3.amazonaws.com",
+        "http://10.0.0.1:9000",
+        "http://127.0.0.1.example.com",
+        "http://[::2]:1",
+        "http://[",
+    ],
 )
 def test_local_mode_reaches_loopback_only(url: str) -> None:
     with pytest.raises(ForbiddenEndpoint):
@@ -264,7 +286,10 @@ def test_local_mode_reaches_loopback_only(url: str) -> None:
 def test_a_poisoned_configuration_changes_nothing(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's own files name other keys, another endpoint and a proxy: local mode must not even read them."""
     config = tmp_path / "config"
-    config.write_text("[profile real]\nregion = eu-west-1\nendpoint_url = http://198.51.100.1\n[default]\nendpoint_url = http://198.51.100.1\n")
+    config.write_text(
+        "[profile real]\nregion = eu-west-1\nendpoint_url = http://198.51.100.1\n[default]\nendpoint_url = "
+        "http://198.51.100.1\n"
+    )
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
     monkeypatch.setenv("AWS_PROFILE", "real")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://198.51.100.1")
@@ -285,7 +310,9 @@ def test_errors_say_what_can_be_done(s3_url: str) -> None:
     made._client.close()
 
 
-def test_a_store_of_an_instance_without_keys_has_them_when_they_come(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_of_an_instance_without_keys_has_them_when_they_come(
+    s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(variable, raising=False)

@@ -1,9 +1,9 @@
 """Each field of each operation, wrong in each way that no schema allows: refused with the documented error.
 
 `test_bad_input.py` makes up requests from the schemas. This file sends what JSON and HTTP allow besides: null, numbers
-that are not finite or too large, half of a surrogate pair, NUL, and tokens of pages that nobody returned. Operations and
-fields come from the OpenAPI document, so that a new field is covered from its first day. Parameters and tokens are tested
-on both engines, because PostgreSQL refuses values that SQLite stores.
+that are not finite or too large, half of a surrogate pair, NUL, and tokens of pages that nobody returned. Operations
+and fields come from the OpenAPI document, so that a new field is covered from its first day. Parameters and tokens are
+tested on both engines, because PostgreSQL refuses values that SQLite stores.
 """
 
 from __future__ import annotations
@@ -61,12 +61,45 @@ JSON_VALUES = {
     "too deep": "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1),
 }
 """No field of any type accepts these."""
-WRONG_TYPES = {"string": "[7]", "integer": '"7"', "number": '"7"', "boolean": '"true"', "array": '{"a":1}', "object": "[1]"}
-TEXT_VALUES = {"integer": ["x", "1.5", "NaN", "Infinity", "1e999", "9" * 30, "9" * 5_000, ""], "boolean": ["maybe", "2"]}
+WRONG_TYPES = {
+    "string": "[7]",
+    "integer": '"7"',
+    "number": '"7"',
+    "boolean": '"true"',
+    "array": '{"a":1}',
+    "object": "[1]",
+}
+TEXT_VALUES = {
+    "integer": ["x", "1.5", "NaN", "Infinity", "1e999", "9" * 30, "9" * 5_000, ""],
+    "boolean": ["maybe", "2"],
+}
 TEXT_VALUES["number"] = ["x", "NaN", "Infinity", "1e999", "9" * 30, ""]
-EVIL_PARTS = ["null", "true", "NaN", "Infinity", "-Infinity", "1e999", "9" * 30, "-1", '"\\u0000"', '"\\ud800"', "{}", '["a"]']
+EVIL_PARTS = [
+    "null",
+    "true",
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e999",
+    "9" * 30,
+    "-1",
+    '"\\u0000"',
+    '"\\ud800"',
+    "{}",
+    '["a"]',
+]
 """In place of a part of a page's token: no part of any token is one of these."""
-ODD_PARTS = ["0", '""', json.dumps("x" * 300), '"2026-01-01"', '"0001-01-01T00:00:00+14:00"', '"9999-12-31T23:59:59-14:00"', "9" * 18, "[]", "0.5"]
+ODD_PARTS = [
+    "0",
+    '""',
+    json.dumps("x" * 300),
+    '"2026-01-01"',
+    '"0001-01-01T00:00:00+14:00"',
+    '"9999-12-31T23:59:59-14:00"',
+    "9" * 18,
+    "[]",
+    "0.5",
+]
 """Some parts of some tokens may be these."""
 
 ONE_ENGINE = pytest.mark.parametrize("service", ["sqlite"], indirect=True)
@@ -81,11 +114,15 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         for name in (GROUP, "other"):
             running.operator.create_group(name, max_size=8)
         with closing(running.client()) as client:
-            client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=2, AllowDrills=True, AllowCommands=True)
+            client.create_fleet(
+                FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=2, AllowDrills=True, AllowCommands=True
+            )
             code = tmp_path_factory.mktemp("code")
             (code / "train.py").write_text("print('hello')\n")
             job = Job(running, client, source := client.upload_source(Directory=code))
-            client.create_training_job(TrainingJobName="second", Source=source, EntryPoint="train.py", NodeCount=1, FleetName="main")
+            client.create_training_job(
+                TrainingJobName="second", Source=source, EntryPoint="train.py", NodeCount=1, FleetName="main"
+            )
             client.create_fleet(FleetName="other", AutoScalingGroupName="other")
             fill(running, client, job)
         with agent(running, "i-0", says), agent(running, "i-1", says):
@@ -115,8 +152,17 @@ def fill(service: Service, client: Any, job: Job) -> None:
         client.create_token(Role="viewer")
         client.put_project_quota(Project=("speech", "vision")[number], MaxNodeCount=4)
         with service.database.write() as session:
-            what = {"run_id": job.run, "job_name": "gpt", "fleet_name": "main", "project": "default", "kind": "kill-rank", "rank": number}
-            made = drills.create(session, NewDrill(**what, node_id=f"i-{number}", requested_by="a", requested_at=START, state="absorbed"))
+            what = {
+                "run_id": job.run,
+                "job_name": "gpt",
+                "fleet_name": "main",
+                "project": "default",
+                "kind": "kill-rank",
+                "rank": number,
+            }
+            made = drills.create(
+                session, NewDrill(**what, node_id=f"i-{number}", requested_by="a", requested_at=START, state="absorbed")
+            )
             session.get(Drill, made.id).ended_at = START
 
 
@@ -145,20 +191,29 @@ class Answered:
         assert self.headers["x-amzn-requestid"] == self.said["RequestId"]
         if self.status == 400:
             named = [each["Field"] for each in self.said["Fields"]]
-            assert any(name == field or field.startswith((f"{name}.", f"{name}[")) for name in named), f"{what}: {field} is not among {named}"
+            assert any(name == field or field.startswith((f"{name}.", f"{name}[")) for name in named), (
+                f"{what}: {field} is not among {named}"
+            )
 
 
 def every_operation() -> list[Any]:
-    return [pytest.param((path, method, operation), id=operation["operationId"]) for path, method, operation in operations(DOCUMENT)]
+    return [
+        pytest.param((path, method, operation), id=operation["operationId"])
+        for path, method, operation in operations(DOCUMENT)
+    ]
 
 
 def resolved(schema: dict[str, Any]) -> dict[str, Any]:
     while "$ref" in schema or "allOf" in schema:
-        schema = DOCUMENT["components"]["schemas"][(schema.get("$ref") or schema["allOf"][0]["$ref"]).rpartition("/")[2]]
+        schema = DOCUMENT["components"]["schemas"][
+            (schema.get("$ref") or schema["allOf"][0]["$ref"]).rpartition("/")[2]
+        ]
     return schema
 
 
-def fields_of(schema: dict[str, Any], path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any]]]:
+def fields_of(
+    schema: dict[str, Any], path: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any]]]:
     """Yield path and schema of each field of a body, with one entry for each list and map."""
     schema = resolved(schema)
     if path:
@@ -181,13 +236,17 @@ def body_with(path: tuple[str | int, ...], raw: str) -> bytes:
 
 def address(path: str, operation: Operation, **query: str) -> str:
     needed = NEEDED.get(operation["operationId"], "")
-    said = "&".join([*([needed] if needed and "Key" not in query else []), *(f"{name}={value}" for name, value in query.items())])
+    said = "&".join(
+        [*([needed] if needed and "Key" not in query else []), *(f"{name}={value}" for name, value in query.items())]
+    )
     return path.format(**KNOWN) + (f"?{said}" if said else "")
 
 
 @ONE_ENGINE
 @pytest.mark.parametrize("called", every_operation())
-def test_no_field_of_a_body_accepts_what_no_schema_allows(http: httpx.Client, called: tuple[str, str, Operation]) -> None:
+def test_no_field_of_a_body_accepts_what_no_schema_allows(
+    http: httpx.Client, called: tuple[str, str, Operation]
+) -> None:
     path, method, operation = called
     schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
     if schema is None:
@@ -198,7 +257,9 @@ def test_no_field_of_a_body_accepts_what_no_schema_allows(http: httpx.Client, ca
         types = [each["type"] for each in inner.get("anyOf", [inner]) if "type" in each]
         values = {**JSON_VALUES, **{f"not {kind}": WRONG_TYPES[kind] for kind in types[:1]}}
         for what, raw in values.items():
-            Answered(http, method, where, body_with(field, raw)).is_refused(path_of(field), f"{name}.{path_of(field)} {what}")
+            Answered(http, method, where, body_with(field, raw)).is_refused(
+                path_of(field), f"{name}.{path_of(field)} {what}"
+            )
     for what, raw in {"null": "null", "a list": "[]", "nothing known": '{"Bogus": 1}'}.items():
         assert Answered(http, method, where, raw.encode()).status == 400, f"{name}: {what}"
     for field in {field for field, _ in fields if field[-1] == "a"}:
@@ -209,20 +270,26 @@ def test_no_field_of_a_body_accepts_what_no_schema_allows(http: httpx.Client, ca
 
 @ONE_ENGINE
 @pytest.mark.parametrize("called", every_operation())
-def test_no_body_is_read_by_names_that_the_contract_does_not_have(http: httpx.Client, called: tuple[str, str, Operation]) -> None:
+def test_no_body_is_read_by_names_that_the_contract_does_not_have(
+    http: httpx.Client, called: tuple[str, str, Operation]
+) -> None:
     path, method, operation = called
     schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
     for name in resolved(schema).get("properties", {}) if schema is not None else ():
         ours = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
         answer = Answered(http, method, address(path, operation), body_with((ours,), "[[7]]"))
-        assert {"Field": ours, "Message": unknown(ours)} in answer.said["Fields"], f"{operation['operationId']} reads {ours}"
+        assert {"Field": ours, "Message": unknown(ours)} in answer.said["Fields"], (
+            f"{operation['operationId']} reads {ours}"
+        )
 
 
 @pytest.mark.parametrize("called", every_operation())
 def test_no_parameter_accepts_what_no_schema_allows(http: httpx.Client, called: tuple[str, str, Operation]) -> None:
     path, method, operation = called
     name, body = operation["operationId"], b"" if method in ("GET", "DELETE") else b"{}"
-    Answered(http, method, address(path, operation, Bogus="1"), body).is_refused("Bogus", f"{name} with an unknown parameter")
+    Answered(http, method, address(path, operation, Bogus="1"), body).is_refused(
+        "Bogus", f"{name} with an unknown parameter"
+    )
     for parameter in operation["parameters"]:
         field, schema = parameter["name"], resolved(parameter["schema"])
         values = ["%00", "a%00b", *TEXT_VALUES.get(schema.get("type", ""), ["x" * 40_000])]
@@ -238,14 +305,20 @@ def test_no_parameter_accepts_what_no_schema_allows(http: httpx.Client, called: 
             where = path.replace(f"{{{field}}}", value) if parameter["in"] == "path" else path
             query = {} if parameter["in"] == "path" else {field: value}
             if method == "GET":
-                assert Answered(http, method, address(where, operation, **query)).status < 500, f"{name}.{field}={value}"
+                assert Answered(http, method, address(where, operation, **query)).status < 500, (
+                    f"{name}.{field}={value}"
+                )
 
 
 # Tokens of pages
 
 
 def listed() -> list[Any]:
-    takes = [each for each in every_operation() if "NextToken" in [parameter["name"] for parameter in each.values[0][2]["parameters"]]]
+    takes = [
+        each
+        for each in every_operation()
+        if "NextToken" in [parameter["name"] for parameter in each.values[0][2]["parameters"]]
+    ]
     return [each for each in takes if each.id != "FollowLogs"]
 
 
@@ -264,7 +337,9 @@ def packed(raw: str, is_compressed: bool) -> str:
 
 
 @pytest.mark.parametrize("called", listed())
-def test_a_forged_token_of_a_page_is_refused_or_a_position(http: httpx.Client, called: tuple[str, str, Operation]) -> None:
+def test_a_forged_token_of_a_page_is_refused_or_a_position(
+    http: httpx.Client, called: tuple[str, str, Operation]
+) -> None:
     path, _, operation = called
     name, where = operation["operationId"], path.format(**KNOWN)
     token, is_compressed = token_of(http, where, name)
@@ -272,12 +347,28 @@ def test_a_forged_token_of_a_page_is_refused_or_a_position(http: httpx.Client, c
     seed = random.randrange(2**32)  # of pytest-randomly, which prints it
     rng = random.Random(seed)
     for length in sorted(rng.sample(range(1, len(token)), min(12, len(token) - 1))):
-        Answered(http, "GET", f"{where}?NextToken={quote(token[:length])}").is_refused("NextToken", f"{name}, seed {seed}, {length} characters")
+        Answered(http, "GET", f"{where}?NextToken={quote(token[:length])}").is_refused(
+            "NextToken", f"{name}, seed {seed}, {length} characters"
+        )
     said = base64.urlsafe_b64decode(token)
     parts = [json.dumps(part) for part in json.loads(zlib.decompress(said) if is_compressed else said)]
-    shapes = ["", "null", "1", '"x"', "{}", "[", "[]", f"[{', '.join([*parts, '1'])}]", "[" * 500, '{"a":' * 100, "[" * 300 + "]" * 300]
+    shapes = [
+        "",
+        "null",
+        "1",
+        '"x"',
+        "{}",
+        "[",
+        "[]",
+        f"[{', '.join([*parts, '1'])}]",
+        "[" * 500,
+        '{"a":' * 100,
+        "[" * 300 + "]" * 300,
+    ]
     for raw in shapes:
-        Answered(http, "GET", f"{where}?NextToken={packed(raw, is_compressed)}").is_refused("NextToken", f"{name}: {raw[:60]}")
+        Answered(http, "GET", f"{where}?NextToken={packed(raw, is_compressed)}").is_refused(
+            "NextToken", f"{name}: {raw[:60]}"
+        )
     for index in range(len(parts)):
         for part in (*EVIL_PARTS, *ODD_PARTS):
             raw = f"[{', '.join([*parts[:index], part, *parts[index + 1 :]])}]"

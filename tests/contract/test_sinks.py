@@ -80,7 +80,9 @@ def test_a_topic_takes_events_and_a_fifo_one_knows_those_that_come_again(connect
     assert found[0]["MessageAttributes"]["training_job_name"]["Value"] == "a"
 
 
-@pytest.mark.parametrize("arn", ["arn:aws:sns:us-east-1:123456789012:nowhere", "arn:aws:events:us-east-1:123456789012:event-bus/nowhere"])
+@pytest.mark.parametrize(
+    "arn", ["arn:aws:sns:us-east-1:123456789012:nowhere", "arn:aws:events:us-east-1:123456789012:event-bus/nowhere"]
+)
 def test_what_is_not_there_is_a_cloud_error_or_a_refusal(connection: Connection, arn: str) -> None:
     refusal: CloudError | None = None
     try:
@@ -111,7 +113,9 @@ def test_a_log_group_takes_lines_and_makes_streams(connection: Connection) -> No
     now = int(time.time() * 1000)
     assert sink.put_lines("gpt/run/i-0", [Line(now, "a"), Line(now + 1, "b")]) == 0
     assert sink.put_lines("gpt/run/i-0", [Line(now + 2, "c")]) == 0
-    found = logs.get_log_events(logGroupName="/everstep/jobs", logStreamName="gpt/run/i-0", startFromHead=True)["events"]
+    found = logs.get_log_events(logGroupName="/everstep/jobs", logStreamName="gpt/run/i-0", startFromHead=True)[
+        "events"
+    ]
     assert [(event["timestamp"] - now, event["message"]) for event in found] == [(0, "a"), (1, "b"), (2, "c")]
 
 
@@ -119,7 +123,9 @@ def test_lines_that_are_too_old_or_too_far_ahead_are_counted(connection: Connect
     connection.client("logs").create_log_group(logGroupName="/everstep/late")
     now, day = int(time.time() * 1000), 24 * 3600 * 1000
     sink = LogGroupSink(connection, "/everstep/late")
-    assert sink.put_lines("s", [Line(now - 15 * day, "old"), Line(now - 15 * day + 1, "old")]) > 0  # moto says one less than AWS documents
+    assert (
+        sink.put_lines("s", [Line(now - 15 * day, "old"), Line(now - 15 * day + 1, "old")]) > 0
+    )  # moto says one less than AWS documents
     assert sink.put_lines("s", [Line(now, "now"), Line(now + 3 * 3600 * 1000, "ahead")]) == 1
 
 

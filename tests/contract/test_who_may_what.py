@@ -1,7 +1,7 @@
 """Who may call each operation, and what a caller learns of another project: every operation, every role.
 
-The table of docs/security.md is what an administrator reads, so that these tests compare the service with that table and
-not with the code that it is made from.
+The table of docs/security.md is what an administrator reads, so that these tests compare the service with that table
+and not with the code that it is made from.
 """
 
 from __future__ import annotations
@@ -28,10 +28,21 @@ pytestmark = pytest.mark.security
 DOCUMENT = make_surface().openapi()
 TABLE = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
 LEAST = {
-    name: role for role, names in re.findall(r"^\| (none|viewer|submitter|admin) \| (.+) \|$", TABLE, re.MULTILINE) for name in names.split(", ")
+    name: role
+    for role, names in re.findall(r"^\| (none|viewer|submitter|admin) \| (.+) \|$", TABLE, re.MULTILINE)
+    for name in names.split(", ")
 }
 OPERATIONS = [(path, method, operation["operationId"]) for path, method, operation in operations(DOCUMENT)]
-CALLERS = {"nobody": -1, "a stranger": -1, "an agent": 0, "viewer": 1, "submitter": 2, "viewer of all": 1, "submitter of all": 2, "admin": 3}
+CALLERS = {
+    "nobody": -1,
+    "a stranger": -1,
+    "an agent": 0,
+    "viewer": 1,
+    "submitter": 2,
+    "viewer of all": 1,
+    "submitter of all": 2,
+    "admin": 3,
+}
 RANKS = {"none": 0, "viewer": 1, "submitter": 2, "admin": 3}
 ABSENT = {
     "TrainingJobName": "gpx",
@@ -60,7 +71,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with Service(tmp_path_factory.mktemp("service")) as running:
         running.operator.create_group(GROUP, max_size=8)
         with closing(running.client()) as client:
-            client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=2, AllowDrills=True, AllowCommands=True)
+            client.create_fleet(
+                FleetName="main", AutoScalingGroupName=GROUP, MinNodeCount=2, AllowDrills=True, AllowCommands=True
+            )
             code = tmp_path_factory.mktemp("code")
             (code / "train.py").write_text("print('hello')\n")
             with closing(running.client(running.token(Role.SUBMITTER, "speech"))) as owner:
@@ -78,7 +91,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.fixture(scope="module")
 def headers(service: Service) -> dict[str, dict[str, str]]:
     with service.database.write() as session:
-        join, _ = tokens.mint(session, NewToken(kind=TokenKind.JOIN, role=Role.AGENT, fleet_name="main"), service.clock())
+        join, _ = tokens.mint(
+            session, NewToken(kind=TokenKind.JOIN, role=Role.AGENT, fleet_name="main"), service.clock()
+        )
     secrets = {
         "a stranger": "est_nobody",
         "an agent": join,
@@ -97,12 +112,16 @@ def http(service: Service) -> Iterator[httpx.Client]:
         yield made
 
 
-def call(http: httpx.Client, headers: dict[str, str], method: str, path: str, body: dict[str, Any] | None) -> tuple[int, str]:
+def call(
+    http: httpx.Client, headers: dict[str, str], method: str, path: str, body: dict[str, Any] | None
+) -> tuple[int, str]:
     """Return status and body of an answer; of an answer that goes on without end the status alone."""
     content = None if body is None else json.dumps(body)
     sent = {**headers, **({} if body is None else {"content-type": "application/json"})}
     with http.stream(method, path, headers=sent, content=content) as answer:
-        is_endless = answer.status_code == 200 and ("event-stream" in answer.headers["content-type"] or path.endswith("/logs/follow"))
+        is_endless = answer.status_code == 200 and (
+            "event-stream" in answer.headers["content-type"] or path.endswith("/logs/follow")
+        )
         return answer.status_code, "" if is_endless else answer.read().decode()
 
 
@@ -124,25 +143,37 @@ def test_the_table_has_every_operation() -> None:
 @pytest.mark.parametrize(("path", "method", "name"), OPERATIONS, ids=[name for _, _, name in OPERATIONS])
 def test_an_operation_is_for_those_whom_the_table_names(http, headers, path, method, name) -> None:
     for who, rank in CALLERS.items():
-        status, said = call(http, headers[who], method, path.format(**ABSENT) + QUERY.get(name, ""), body_of(method, name))
+        status, said = call(
+            http, headers[who], method, path.format(**ABSENT) + QUERY.get(name, ""), body_of(method, name)
+        )
         needed = RANKS[LEAST[name]]
         expected = None if rank >= needed or needed == 0 else 401 if rank < 0 else 403
-        assert status == expected if expected else status not in (401, 403) and status < 500, f"{name} by {who}: {status} {said}"
+        assert status == expected if expected else status not in (401, 403) and status < 500, (
+            f"{name} by {who}: {status} {said}"
+        )
 
 
 def foreign() -> list[Any]:
     """Each operation that names something of a project."""
-    about = [each for each in OPERATIONS if any(f"{{{part}}}" in each[0] for part in ("TrainingJobName", "IncidentId", "SourceId"))]
+    about = [
+        each
+        for each in OPERATIONS
+        if any(f"{{{part}}}" in each[0] for part in ("TrainingJobName", "IncidentId", "SourceId"))
+    ]
     return [pytest.param(*each, id=each[2]) for each in about if LEAST[each[2]] != "admin" and each[2] != "PutSource"]
 
 
 @pytest.mark.parametrize("who", ["viewer", "submitter"])
 @pytest.mark.parametrize(("path", "method", "name"), foreign())
-def test_what_is_another_projects_is_answered_like_what_never_was(service, http, headers, who, path, method, name) -> None:
+def test_what_is_another_projects_is_answered_like_what_never_was(
+    service, http, headers, who, path, method, name
+) -> None:
     present = {**ABSENT, "TrainingJobName": "gpt", "IncidentId": "inc-0", "SourceId": service.source}
     answers = []
     for names in (present, ABSENT):
-        status, said = call(http, headers[who], method, path.format(**names) + QUERY.get(name, ""), body_of(method, name))
+        status, said = call(
+            http, headers[who], method, path.format(**names) + QUERY.get(name, ""), body_of(method, name)
+        )
         answers.append((status, without(said, names["TrainingJobName"], names["IncidentId"], names["SourceId"])))
     assert answers[0] == answers[1]
     assert who == "viewer" or answers[0][0] != 403
@@ -151,7 +182,9 @@ def test_what_is_another_projects_is_answered_like_what_never_was(service, http,
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_a_list_about_another_projects_job_is_that_of_a_job_that_never_was(http, headers, name) -> None:
     path = next(path for path, _, found in OPERATIONS if found == name)
-    found = [(job, *call(http, headers["submitter"], "GET", f"{path}?TrainingJobName={job}", None)) for job in ("gpt", "gpx")]
+    found = [
+        (job, *call(http, headers["submitter"], "GET", f"{path}?TrainingJobName={job}", None)) for job in ("gpt", "gpx")
+    ]
     assert len({(status, without(said, job)) for job, status, said in found}) == 1, found
 
 
@@ -159,7 +192,9 @@ def test_a_job_from_another_projects_source_is_a_job_from_a_source_that_never_wa
     rest = {"EntryPoint": "train.py", "NodeCount": 1, "FleetName": "main", "TrainingJobName": "new"}
     answers = []
     for source in (service.source, "1" * 64):
-        status, said = call(http, headers["submitter"], "POST", "/v1/training-jobs", {"Source": {"SourceId": source}, **rest})
+        status, said = call(
+            http, headers["submitter"], "POST", "/v1/training-jobs", {"Source": {"SourceId": source}, **rest}
+        )
         answers.append((status, without(said, source)))
     assert answers[0] == answers[1]
     assert answers[0][0] in (400, 404)
@@ -170,8 +205,14 @@ def test_a_taken_name_tells_nothing_but_that_it_is_taken(service) -> None:
     with closing(service.client(service.token(Role.SUBMITTER, "art"))) as member:
         stored = service.objects.get(ObjectReference(bucket=BUCKET, key=f"sources/{service.source}.tar.gz"))
         member.upload_source(Body=stored)
-        with pytest.raises(member.exceptions.ConflictException, match="There is already a training job named 'gpt'") as caught:
+        with pytest.raises(
+            member.exceptions.ConflictException, match="There is already a training job named 'gpt'"
+        ) as caught:
             member.create_training_job(
-                TrainingJobName="gpt", Source={"SourceId": service.source}, EntryPoint="train.py", NodeCount=1, FleetName="main"
+                TrainingJobName="gpt",
+                Source={"SourceId": service.source},
+                EntryPoint="train.py",
+                NodeCount=1,
+                FleetName="main",
             )
     assert "speech" not in str(caught.value.response)

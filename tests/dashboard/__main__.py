@@ -2,8 +2,8 @@
 
 It is built once, with `make web`.
 
-Time passes in it as outside: jobs train, the shortage goes on. With `--recorded` it is over the incidents recorded from real runs, where time stands
-still. Ctrl-C ends it.
+Time passes in it as outside: jobs train, the shortage goes on. With `--recorded` it is over the incidents recorded from
+real runs, where time stands still. Ctrl-C ends it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ async def _pass(story: Story) -> None:
 
 def main() -> None:
     """Serve until Ctrl-C."""
-    arguments = argparse.ArgumentParser(prog="python -m tests.dashboard", description="The dashboard over the seeded world.")
+    arguments = argparse.ArgumentParser(
+        prog="python -m tests.dashboard", description="The dashboard over the seeded world."
+    )
     arguments.add_argument("--seed", type=int, default=7)
     arguments.add_argument("--port", type=int, default=0)
     arguments.add_argument("--recorded", action="store_true", help="the recorded incidents instead")
@@ -39,7 +41,9 @@ def main() -> None:
     with contextlib.ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="everstep-dashboard-")))
         if chosen.recorded or chosen.pictures is not None:
-            replayed = stack.enter_context(Replayed(directory / "replayed", chosen.seed, chosen.port if chosen.recorded else 0))
+            replayed = stack.enter_context(
+                Replayed(directory / "replayed", chosen.seed, chosen.port if chosen.recorded else 0)
+            )
         if chosen.recorded:
             _invite(replayed)
             threading.Event().wait()

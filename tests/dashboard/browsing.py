@@ -34,10 +34,13 @@ CUT_OFF = (
 def chromium() -> Iterator[Browser]:
     """A browser for the time of the block."""
     with sync_playwright() as playwright:
-        # Containers run tests as root, for whom Chromium's sandbox does not start; it opens our own pages alone. Shared memory, which it would take
+        # Containers run tests as root, for whom Chromium's sandbox does not start; it opens our own pages alone. Shared
+        # memory, which it would take
         # its buffers from, is what other tests fill.
         expect.set_options(timeout=WAIT_MS)
-        started = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox", "--disable-dev-shm-usage"])
+        started = playwright.chromium.launch(
+            executable_path=find_chromium(), args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
         yield started
         started.close()
 
@@ -67,16 +70,25 @@ def watched(
     Yields:
         The page; it is closed afterwards.
     """
-    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, reduced_motion=motion, base_url=url)
+    context = browser.new_context(
+        viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, reduced_motion=motion, base_url=url
+    )
     complaints: list[str] = []
     page = context.new_page()
     page.set_default_timeout(WAIT_MS)
     page.on(
-        "console", lambda message: complaints.append(f"{message.text} ({message.location['url']})") if message.type in ("error", "warning") else None
+        "console",
+        lambda message: (
+            complaints.append(f"{message.text} ({message.location['url']})")
+            if message.type in ("error", "warning")
+            else None
+        ),
     )
     page.on("pageerror", lambda error: complaints.append(str(error)))
     yield page
-    page.unroute_all(behavior="ignoreErrors")  # an answer that a test makes up may be on its way, or held for ever by one that failed
+    page.unroute_all(
+        behavior="ignoreErrors"
+    )  # an answer that a test makes up may be on its way, or held for ever by one that failed
     context.close()
     expected = (*refusals, *(CUT_OFF if is_cut else ()))
     unexpected = [each for each in complaints if not any(part in each for part in expected)]
@@ -93,7 +105,9 @@ def signed_in(browser: Browser, served: Served, role: Role = Role.ADMIN, **more:
 
 def sign_in_unseen(page: Page, served: Served, role: Role = Role.ADMIN) -> None:
     """Exchange a token for a session without opening any page: the browser's cache stays empty."""
-    answer = page.context.request.post("/v1/session", data={"Token": served.token(role)}, headers={"origin": served.url})
+    answer = page.context.request.post(
+        "/v1/session", data={"Token": served.token(role)}, headers={"origin": served.url}
+    )
     assert answer.ok, answer.text()
 
 

@@ -17,7 +17,9 @@ def find_chromium() -> str:
     Raises:
         ChromiumMissing: there is neither.
     """
-    found = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+    found = next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    )
     if found is None:
         raise ChromiumMissing(MISSING)
     return found

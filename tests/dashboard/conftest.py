@@ -1,7 +1,8 @@
 """One seeded world for all tests of the dashboard that let something happen, because it takes longer to make than they do; the recorded incidents,
 with names and figures of a fresh seed each time; and a browser for each module.
 
-Playwright holds the thread's event loop while a browser is open: tests of other packages that run in between, in random order, need it back.
+Playwright holds the thread's event loop while a browser is open: tests of other packages that run in between, in random
+order, need it back.
 """
 
 from __future__ import annotations
@@ -48,7 +49,12 @@ def browser() -> Iterator[Browser]:
 
 def client_of(served: Served) -> httpx.Client:
     """A client of a server's API, with its admin token."""
-    return httpx.Client(base_url=f"{served.url}/v1", headers={"authorization": f"Bearer {served.admin_token}"}, trust_env=False, timeout=30)
+    return httpx.Client(
+        base_url=f"{served.url}/v1",
+        headers={"authorization": f"Bearer {served.admin_token}"},
+        trust_env=False,
+        timeout=30,
+    )
 
 
 @pytest.fixture(scope="session")

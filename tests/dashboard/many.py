@@ -69,7 +69,11 @@ class Many:
                 if number % 10 == 9:
                     continue  # it waits
                 created = self.world.now - timedelta(minutes=20 * number + 30)
-                times = {"created_at": created, "started_at": created + timedelta(minutes=1), "ended_at": created + timedelta(minutes=19)}
+                times = {
+                    "created_at": created,
+                    "started_at": created + timedelta(minutes=1),
+                    "ended_at": created + timedelta(minutes=19),
+                }
                 values = {
                     **times,
                     "state": _ENDED[number % len(_ENDED)].value,
@@ -84,19 +88,44 @@ class Many:
         begun = now - timedelta(days=7)
         self._add(Node, [self._node(number, node_id, run) for number, node_id in enumerate(self.nodes)])
         for number, ids in ((1, self.nodes), (2, [*self.nodes[1:], self.nodes[0]][:-1])):
-            ranks = tuple(RankPlan(rank=Rank(rank), holders=(NodeId(node), NodeId(ids[(rank + 1) % len(ids)]))) for rank, node in enumerate(ids))
-            members = tuple(PlanNode(node_id=NodeId(node), address="127.0.0.2", peer_port=1, ranks=(Rank(rank),)) for rank, node in enumerate(ids))
-            changes = {"job": JobName(WIDE), "run": RunId(run), "nodes": members, "ranks": ranks, "coordinator": members[0].node_id}
+            ranks = tuple(
+                RankPlan(rank=Rank(rank), holders=(NodeId(node), NodeId(ids[(rank + 1) % len(ids)])))
+                for rank, node in enumerate(ids)
+            )
+            members = tuple(
+                PlanNode(node_id=NodeId(node), address="127.0.0.2", peer_port=1, ranks=(Rank(rank),))
+                for rank, node in enumerate(ids)
+            )
+            changes = {
+                "job": JobName(WIDE),
+                "run": RunId(run),
+                "nodes": members,
+                "ranks": ranks,
+                "coordinator": members[0].node_id,
+            }
             made = msgspec.structs.replace(plan(number), generation=Number(number), **changes)
             at = begun + timedelta(days=number - 1)
-            row = {"run_id": run, "number": number, "revision": 1, "parent": number - 1, "base_step": 0, "plan": encode(made), "node_ids": tuple(ids)}
+            row = {
+                "run_id": run,
+                "number": number,
+                "revision": 1,
+                "parent": number - 1,
+                "base_step": 0,
+                "plan": encode(made),
+                "node_ids": tuple(ids),
+            }
             self._add(Generation, [{**row, "created_at": at, "started_at": at}])
         rest = self.nodes[1:]
         at = now.timestamp()
-        self._add(Shard, [self._shard(rank, node, rest[(rank + 1) % len(rest)], run, at) for rank, node in enumerate(rest)])
+        self._add(
+            Shard, [self._shard(rank, node, rest[(rank + 1) % len(rest)], run, at) for rank, node in enumerate(rest)]
+        )
         self._add(Replica, [self._replica(rank, place, rest, run) for rank in range(len(rest)) for place in range(2)])
         with self.world.database.write() as session:
-            story = [JobTransition(JobState.QUEUED.value, "", begun), JobTransition(JobState.RUNNING.value, "trains", begun)]
+            story = [
+                JobTransition(JobState.QUEUED.value, "", begun),
+                JobTransition(JobState.RUNNING.value, "trains", begun),
+            ]
             values = {
                 "transitions": [msgspec.to_builtins(each) for each in story],
                 "state": JobState.RUNNING.value,
@@ -118,9 +147,20 @@ class Many:
 
     def _node(self, number: int, node_id: str, run: str) -> dict[str, Any]:
         texts = dict.fromkeys(("address", "agent_id", "version", "reason", "release", "request", "request_words"), "")
-        belongs = {"state": NodeState.SPARE.value, "run_id": None} if node_id == self.spare else {"state": NodeState.ASSIGNED.value, "run_id": run}
+        belongs = (
+            {"state": NodeState.SPARE.value, "run_id": None}
+            if node_id == self.spare
+            else {"state": NodeState.ASSIGNED.value, "run_id": run}
+        )
         domain = {"instance_type": "p5", "availability_zone": "us-east-1a", "failure_domain": f"nn-{number // 16:02d}"}
-        return {**texts, **belongs, **domain, "id": node_id, "fleet_name": FLEET, "created_at": self.world.now - timedelta(days=8)}
+        return {
+            **texts,
+            **belongs,
+            **domain,
+            "id": node_id,
+            "fleet_name": FLEET,
+            "created_at": self.world.now - timedelta(days=8),
+        }
 
     def _shard(self, rank: int, node: str, holder: str, run: str, at: float) -> dict[str, Any]:
         lag = self.random.randrange(1, 4)
@@ -139,7 +179,14 @@ class Many:
     def _replica(self, rank: int, place: int, rest: list[str], run: str) -> dict[str, Any]:
         holder = rest[(rank + place) % len(rest)]
         is_in_view = not (place == 1 and rank == 100)
-        return {"run_id": run, "rank": rank, "holder_node_id": holder, "position": place, "is_in_view": is_in_view, "changed_at": self.world.now}
+        return {
+            "run_id": run,
+            "rank": rank,
+            "holder_node_id": holder,
+            "position": place,
+            "is_in_view": is_in_view,
+            "changed_at": self.world.now,
+        }
 
     def _events(self) -> None:
         week = timedelta(days=7)
@@ -164,7 +211,9 @@ class Many:
 
     def _incident(self, number: int, run: str) -> dict[str, Any]:
         at = self.world.now - timedelta(minutes=30 * (INCIDENTS - number))
-        phases = {f"{phase}_seconds": self.random.uniform(0.5, 9) for phase in ("detect", "replace", "restore", "rework")}
+        phases = {
+            f"{phase}_seconds": self.random.uniform(0.5, 9) for phase in ("detect", "replace", "restore", "rework")
+        }
         return {
             **phases,
             "id": f"{run}-g{number:03d}",

@@ -1,7 +1,7 @@
 """What the ranks of the story printed, where their agents put it: chunks by node for the merged log, and each stream for itself.
 
-Nothing is timed: the lines of a launch lie evenly between its start and its end, with what a rank said last at the very end. A node that was lost
-takes its newest lines with it, and has not said that nothing follows.
+Nothing is timed: the lines of a launch lie evenly between its start and its end, with what a rank said last at the very
+end. A node that was lost takes its newest lines with it, and has not said that nothing follows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ def print_run(world: World, name: str, last_words: Mapping[int, str]) -> None:
         for node in launch.plan.nodes:
             lines: list[LogLine] = []
             for rank in node.ranks:
-                said = [f"\x1b[2mrank {rank} of launch {launch.number}:\x1b[0m loading data", *(_step(step) for step in numbers)]
+                said = [
+                    f"\x1b[2mrank {rank} of launch {launch.number}:\x1b[0m loading data",
+                    *(_step(step) for step in numbers),
+                ]
                 failure = last_words.get(launch.number, "").splitlines() if rank == 0 else []
                 lines += _spread(rank, said, failure, entry.started_at, end)
             lines.sort(key=lambda line: line.at_ms)
@@ -89,5 +92,7 @@ def _step(step: int) -> str:
 def _spread(rank: Rank, said: list[str], failure: list[str], begin: datetime, end: datetime) -> list[LogLine]:
     gap = (end - begin) / max(1, len(said) - 1)
     at = [int((begin + number * gap).timestamp() * 1000) + rank for number in range(len(said))]
-    lines = [LogLine(at_ms=when, rank=rank, stream="stdout", text=text, end=1) for when, text in zip(at, said, strict=True)]
+    lines = [
+        LogLine(at_ms=when, rank=rank, stream="stdout", text=text, end=1) for when, text in zip(at, said, strict=True)
+    ]
     return lines + [LogLine(at_ms=at[-1] + 1, rank=rank, stream="stderr", text=text, end=1) for text in failure]

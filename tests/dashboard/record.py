@@ -1,7 +1,8 @@
 """Records the five incidents from real runs: `python -m tests.dashboard.record [STORY …]`.
 
-Each story has a local cloud of its own, a job that trains, and real `everstep local fault` commands. It is recorded when it has come to its end; only
-the shortage while it lasts, because what is waited for is its point, and then it must end well, too. About a minute each; the partition needs root.
+Each story has a local cloud of its own, a job that trains, and real `everstep local fault` commands. It is recorded
+when it has come to its end; only the shortage while it lasts, because what is waited for is its point, and then it must
+end well, too. About a minute each; the partition needs root.
 """
 
 from __future__ import annotations
@@ -74,13 +75,19 @@ class Stage:
     def train(self) -> str:
         """Let the job train until there is something to lose; return the node of one of its ranks that does not coordinate."""
         self.submit()
-        seen = self.wait(f"committed step {STEPS_BEFORE}", lambda seen: seen["CommittedStep"] >= STEPS_BEFORE and self.is_protected())
+        seen = self.wait(
+            f"committed step {STEPS_BEFORE}", lambda seen: seen["CommittedStep"] >= STEPS_BEFORE and self.is_protected()
+        )
         return str(next(node for node in seen["NodeIds"][1:] if node != seen["CoordinatorNodeId"]))
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
         """Start `everstep local fault …`."""
         command = [str(Path(sys.executable).with_name("everstep")), "local", "fault", *words, "--output", "json"]
-        environment = {**self.cluster.environment(), "EVERSTEP_STATE_DIR": str(self.cluster.state_dir), "PATH": "/usr/bin:/bin"}
+        environment = {
+            **self.cluster.environment(),
+            "EVERSTEP_STATE_DIR": str(self.cluster.state_dir),
+            "PATH": "/usr/bin:/bin",
+        }
         return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE)
 
     def end(self, running: subprocess.Popen[str], *words: str) -> None:
@@ -122,7 +129,10 @@ class Stage:
 
     def recovered(self) -> None:
         """Wait until the incident is over and the job trains well beyond it."""
-        self.wait("the incident to be over", lambda _: bool(self.incidents()) and all("ClosedAt" in each for each in self.incidents()))
+        self.wait(
+            "the incident to be over",
+            lambda _: bool(self.incidents()) and all("ClosedAt" in each for each in self.incidents()),
+        )
         further = self.describe()["CommittedStep"] + STEPS_AFTER
         self.wait(f"committed step {further}", lambda seen: seen["CommittedStep"] >= further and self.is_protected())
 
@@ -140,7 +150,8 @@ def capacity_shortage(stage: Stage) -> Iterator[None]:
     stage.strike("capacity", "--count", str(NODES - 1))
     stage.strike("terminate", victim)
     stage.wait(
-        "the job to wait for capacity", lambda seen: "sufficient" in seen["Reason"] and seen["AccountingSeconds"].get("replace", 0) > WAIT_SECONDS
+        "the job to wait for capacity",
+        lambda seen: "sufficient" in seen["Reason"] and seen["AccountingSeconds"].get("replace", 0) > WAIT_SECONDS,
     )
     yield
     stage.strike("clear", "capacity")
@@ -166,7 +177,10 @@ def frozen_control_plane(stage: Stage) -> Iterator[None]:
     victim = stage.train()
     down = ("kill-control-plane", "--down", f"{DOWN_SECONDS:g}")
     away = stage.begin(*down)
-    wait_until("the control plane to be away", lambda: not any(part.is_alive for part in stage.cluster.status() if part.name == CONTROL_PLANE))
+    wait_until(
+        "the control plane to be away",
+        lambda: not any(part.is_alive for part in stage.cluster.status() if part.name == CONTROL_PLANE),
+    )
     stage.strike("terminate", victim)
     stage.end(away, *down)
     stage.strikes.reverse()  # in the order in which they began
@@ -212,7 +226,10 @@ def record(name: str, folder: Path = FOLDER) -> Path:
         connect_seconds=CONNECT_SECONDS,
         has_namespaces=story.has_namespaces,
     )
-    with tempfile.TemporaryDirectory(prefix="everstep-record-") as directory, LocalCluster(Path(directory) / "cluster") as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="everstep-record-") as directory,
+        LocalCluster(Path(directory) / "cluster") as cluster,
+    ):
         cluster.up(options)
         with contextlib.closing(cluster.client()) as client:
             client.update_fleet(FleetName=FLEET, PriceUsdPerHour=PRICE_USD_PER_HOUR, HoldFailedInstances=True)
@@ -228,11 +245,17 @@ def record(name: str, folder: Path = FOLDER) -> Path:
 
 
 def _taken(name: str, stage: Stage) -> Recording:
-    with contextlib.closing(Database(f"sqlite:///{stage.cluster.state_dir / CONTROL_PLANE / 'everstep.db'}")) as database:
+    with contextlib.closing(
+        Database(f"sqlite:///{stage.cluster.state_dir / CONTROL_PLANE / 'everstep.db'}")
+    ) as database:
         ended_at, tables = datetime.now(UTC), rows_of(database)
     bucket, _, prefix = tables["job"][0]["spec"]["log_uri"].removeprefix("s3://").partition("/")
     with contextlib.closing(stage.cluster.aws("s3")) as s3:
-        keys = [each["Key"] for each in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix).search("Contents[]") if each]
+        keys = [
+            each["Key"]
+            for each in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix).search("Contents[]")
+            if each
+        ]
         objects = {key: s3.get_object(Bucket=bucket, Key=key)["Body"].read().decode() for key in keys}
     return Recording(story=name, ended_at=ended_at, strikes=tuple(stage.strikes), tables=tables, objects=objects)
 
@@ -251,11 +274,20 @@ def _anonymous(recording: Recording, directory: Path) -> Recording:
         ValueError: a name or a folder of this machine is left.
     """
     text = msgspec.json.encode(recording).decode()
-    for here, there in ((f"{directory}/cluster", "/var/lib/everstep"), (str(ROOT), "/opt/everstep"), (sys.base_prefix, "/usr"), (sys.prefix, "/usr")):
+    for here, there in (
+        (f"{directory}/cluster", "/var/lib/everstep"),
+        (str(ROOT), "/opt/everstep"),
+        (sys.base_prefix, "/usr"),
+        (sys.prefix, "/usr"),
+    ):
         text = text.replace(here, there)
-    left = re.search("|".join(map(re.escape, (f'"{socket.gethostname()}', f"{tempfile.gettempdir()}/", f"{Path.home()}/"))), text)
+    left = re.search(
+        "|".join(map(re.escape, (f'"{socket.gethostname()}', f"{tempfile.gettempdir()}/", f"{Path.home()}/"))), text
+    )
     if left is not None:
-        raise ValueError(f"a recording would tell of this machine: … {text[max(0, left.start() - 80) : left.end() + 80]} …")
+        raise ValueError(
+            f"a recording would tell of this machine: … {text[max(0, left.start() - 80) : left.end() + 80]} …"
+        )
     return msgspec.json.decode(text, type=Recording)
 
 

@@ -2,11 +2,12 @@
 
     recordings/<story>.json     written by `tests/dashboard/record.py`, one story each: one fleet, one job
 
-Rows are as the tables have them (`control_plane/db/models.py`), without what nobody reads who looks at an incident: tokens, leases, the loop's own
-memory. Plans and manifests are spelled out, values of metrics are `[step, Unix seconds, value]`; those that
-several nodes measured go on with `count, least, most, the node of the least, the node of the most`.
+Rows are as the tables have them (`control_plane/db/models.py`), without what nobody reads who looks at an incident:
+tokens, leases, the loop's own memory. Plans and manifests are spelled out, values of metrics are `[step, Unix seconds,
+value]`; those that several nodes measured go on with `count, least, most, the node of the least, the node of the most`.
 
-Invariant: what is loaded is what was stored; a recording that does not fit the tables is refused whole, never loaded in part.
+Invariant: what is loaded is what was stored; a recording that does not fit the tables is refused whole, never loaded in
+part.
 """
 
 from __future__ import annotations
@@ -103,7 +104,10 @@ def write(recording: Recording, path: Path) -> None:
 
 def stale(story: str, why: str) -> RecordingStale:
     """Return the error that says how to record a story anew."""
-    return RecordingStale(f"the recording of {story} does not fit this version: {why}; record it anew: python -m tests.dashboard.record {story}")
+    return RecordingStale(
+        f"the recording of {story} does not fit this version: {why}; record it anew: python -m "
+        f"tests.dashboard.record {story}"
+    )
 
 
 # From a database
@@ -112,8 +116,14 @@ def stale(story: str, why: str) -> RecordingStale:
 def rows_of(database: Database) -> dict[str, list[Row]]:
     """Read what is kept of a database, in one transaction."""
     with database.read() as session:
-        tables = {name: session.execute(select(*_columns(_table(name))).order_by(*_table(name).primary_key)).mappings().all() for name in KEPT}
-    spelled = {name: [{key: _spelled(name, key, value) for key, value in row.items()} for row in rows] for name, rows in tables.items()}
+        tables = {
+            name: session.execute(select(*_columns(_table(name))).order_by(*_table(name).primary_key)).mappings().all()
+            for name in KEPT
+        }
+    spelled = {
+        name: [{key: _spelled(name, key, value) for key, value in row.items()} for row in rows]
+        for name, rows in tables.items()
+    }
     spelled["metric_chunk"] = _joined(tables["metric_chunk"])
     return {name: [_plain(row) for row in rows] for name, rows in spelled.items()}
 
@@ -134,7 +144,9 @@ def _joined(chunks: Sequence[Mapping[Any, Any]]) -> list[Row]:
         assert chunk["width"] == 1, "a story is not so long that its values are folded"
         for point in unpack(chunk["points"], 1, chunk["nodes"]):
             assert math.isfinite(point.last), "JSON has no such number"
-            spread = (point.count, point.minimum, point.maximum, point.least_on, point.most_on) if point.least_on else ()
+            spread = (
+                (point.count, point.minimum, point.maximum, point.least_on, point.most_on) if point.least_on else ()
+            )
             found[chunk["run_id"], chunk["name"]].append((point.step, point.at, point.last, *spread))
     return [{"run_id": run_id, "name": name, "points": sorted(points)} for (run_id, name), points in found.items()]
 
@@ -161,7 +173,9 @@ def load(recordings: Iterable[Recording], database: Database, objects: ObjectSto
     recordings = tuple(recordings)
     stored = [_stored(recording) for recording in recordings]
     rows: dict[str, list[Row]] = {name: [row for tables in stored for row in tables[name]] for name in KEPT}
-    rows["event"] = list(merge(*(tables["event"] for tables in stored), key=itemgetter("at")))  # they are numbered as they are stored
+    rows["event"] = list(
+        merge(*(tables["event"] for tables in stored), key=itemgetter("at"))
+    )  # they are numbered as they are stored
     with database.write() as session:
         for table in Base.metadata.sorted_tables:
             if rows.get(table.name):
@@ -183,12 +197,17 @@ def _stored(recording: Recording) -> dict[str, list[Row]]:
             split = [chunk for row in rows for chunk in _chunks(row)] if name == "metric_chunk" else rows
             for row in split:
                 if row.keys() != columns.keys():
-                    raise stale(recording.story, f"the table {name} has other columns ({', '.join(sorted(row.keys() ^ columns.keys()))})")
+                    raise stale(
+                        recording.story,
+                        f"the table {name} has other columns ({', '.join(sorted(row.keys() ^ columns.keys()))})",
+                    )
             packed = [{key: _packed(name, columns[key], value) for key, value in row.items()} for row in split]
         except (msgspec.MsgspecError, KeyError, ValueError, TypeError) as error:
             raise stale(recording.story, f"{name}: {error}") from error
         empty = {column.name: _EMPTY.get(column.name) for column in _table(name).columns if column.name in LEFT_OUT}
-        found[name] = [{**{key: value for key, value in row.items() if (name, key) != ("event", "id")}, **empty} for row in packed]
+        found[name] = [
+            {**{key: value for key, value in row.items() if (name, key) != ("event", "id")}, **empty} for row in packed
+        ]
     return found
 
 
@@ -223,7 +242,9 @@ def _point(step: int, at: float, value: float, count: int = 1, *spread: Any) -> 
     if not spread:
         return point
     least, most, least_on, most_on = spread
-    return replace(point, count=count, finite_count=count, minimum=least, maximum=most, least_on=least_on, most_on=most_on)
+    return replace(
+        point, count=count, finite_count=count, minimum=least, maximum=most, least_on=least_on, most_on=most_on
+    )
 
 
 def _table(name: str) -> Table:

@@ -34,7 +34,11 @@ class Replay:
         self.registry = AgentRegistry()
         make_migrated(directory / "everstep.db")
         self.database = Database(f"sqlite:///{directory / 'everstep.db'}")
-        load((shuffled(recording, each) for recording, each in zip(recordings, dealt, strict=True)), self.database, self.objects)
+        load(
+            (shuffled(recording, each) for recording, each in zip(recordings, dealt, strict=True)),
+            self.database,
+            self.objects,
+        )
 
     def close(self) -> None:
         """Close the database."""

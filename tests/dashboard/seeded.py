@@ -1,7 +1,8 @@
 """A control plane with a past: five incidents and a queue, made by the real decisions and loops over the simulated fleet, the same every time.
 
-Nothing here writes an incident, an event or a sentence: agents misbehave, AWS has no capacity, the control plane sleeps, and what a page can show
-of it is what the loops stored. Names and figures come from a seed, so that no test can know them but from the API.
+Nothing here writes an incident, an event or a sentence: agents misbehave, AWS has no capacity, the control plane
+sleeps, and what a page can show of it is what the loops stored. Names and figures come from a seed, so that no test can
+know them but from the API.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ class Job:
 
 
 def _measured(job: Job, step: int, place: int) -> dict[str, float]:
-    """Return what an agent measures: it goes up and down a little, on each node later than on the one before. A GPU of the third half idles."""
+    """Return what an agent measures: it goes up and down a little, on each node later than on the one before.
+
+    A GPU of the third half idles.
+    """
     wave = 1 + 0.08 * math.sin(step / 7 + place / 3)
     return {
         f"{OWN_METRICS}step_seconds": job.step_seconds * wave,
@@ -77,7 +81,9 @@ class Story:
         self.random = random.Random(seed)
         names = self.random.sample(_NAMES, 8)
         self.world = World(directory, nodes=4, spares=2, boot_seconds=self.random.uniform(40, 70), max_size=MAX_SIZE)
-        self.world.wish(price_usd_per_hour=round(self.random.uniform(20, 99), 2), hold_failed_instances=True, allow_drills=True)
+        self.world.wish(
+            price_usd_per_hour=round(self.random.uniform(20, 99), 2), hold_failed_instances=True, allow_drills=True
+        )
         self.gpu, self.shortage, self.partition, self.crashing, self.frozen, self.finished, self.waiting, self.calm = (
             f"{name}-{self.random.choice(('7b', '13b', '70b', 'moe'))}" for name in names
         )
@@ -120,7 +126,13 @@ class Story:
 
     async def settle(self, name: str) -> None:
         """Let time pass until a job trains and none of its incidents is open."""
-        await self._until(name, lambda: self.world.job(name).state == JobState.RUNNING and all(each.closed_at for each in self.world.incidents(name)))
+        await self._until(
+            name,
+            lambda: (
+                self.world.job(name).state == JobState.RUNNING
+                and all(each.closed_at for each in self.world.incidents(name))
+            ),
+        )
 
     async def _runs(self, name: str) -> None:
         await self._until(name, lambda: self.world.job(name).state == JobState.RUNNING)
@@ -131,8 +143,14 @@ class Story:
         await self._until(name, lambda: self.world.incidents(name)[-1].closed_at is not None)
 
     def _train(self, job: Job, seconds: float) -> None:
-        started = [agent for agent in self.world.agents.values() if agent.job == job.name and agent.phase is MemberPhase.RUNNING and agent.boundary]
-        newest = max((agent.generation for agent in started), default=NO_GENERATION)  # a node that was cut off still runs an older one
+        started = [
+            agent
+            for agent in self.world.agents.values()
+            if agent.job == job.name and agent.phase is MemberPhase.RUNNING and agent.boundary
+        ]
+        newest = max(
+            (agent.generation for agent in started), default=NO_GENERATION
+        )  # a node that was cut off still runs an older one
         team = [agent for agent in started if agent.generation == newest]
         plan = team[0].plan if team else None
         if plan is None or len(team) < len(plan.nodes) or any(agent.exits for agent in team):
@@ -171,14 +189,21 @@ class Story:
             )
             for step in range(reached - steps + 1, reached + 1)
         )
-        batch = MetricBatch(run=RunId(self.world.job(job.name).run_id), first_number=self.logged_counts[first.number], points=points)
+        batch = MetricBatch(
+            run=RunId(self.world.job(job.name).run_id), first_number=self.logged_counts[first.number], points=points
+        )
         self.logged_counts[first.number] += len(points)
         first.report(batch)
 
     def _submit(self, name: str, *, nodes: int, **changes: object) -> Job:
         step_seconds = self.random.uniform(3.0, 9.0)
-        parameters = {"learning_rate": f"{self.random.uniform(1e-5, 6e-4):.2e}", "sequence_length": str(self.random.choice((2048, 4096, 8192)))}
-        self.world.submit(name, nodes=nodes, ranks_per_node=2, hyperparameters=parameters, checkpoint_every_steps=100, **changes)
+        parameters = {
+            "learning_rate": f"{self.random.uniform(1e-5, 6e-4):.2e}",
+            "sequence_length": str(self.random.choice((2048, 4096, 8192))),
+        }
+        self.world.submit(
+            name, nodes=nodes, ranks_per_node=2, hyperparameters=parameters, checkpoint_every_steps=100, **changes
+        )
         self.jobs[name] = Job(name, step_seconds)
         return self.jobs[name]
 
@@ -205,9 +230,17 @@ class Story:
         victim = self._victim(self.gpu)
         gpu = self.random.randrange(8)
         victim.node_faults = (
-            NodeFault(code="gpu_xid", message=f"GPU {gpu}: Xid 79, the GPU has fallen off the bus", is_permanent=False, device=f"gpu {gpu}", xid=79),
+            NodeFault(
+                code="gpu_xid",
+                message=f"GPU {gpu}: Xid 79, the GPU has fallen off the bus",
+                is_permanent=False,
+                device=f"gpu {gpu}",
+                xid=79,
+            ),
         )
-        self.world.kill_rank(victim, exit_class=ExitClass.ERROR, code=1, lines="RuntimeError: CUDA error: unspecified launch failure")
+        self.world.kill_rank(
+            victim, exit_class=ExitClass.ERROR, code=1, lines="RuntimeError: CUDA error: unspecified launch failure"
+        )
         await self._recovered(self.gpu)
         await self.go(self.random.uniform(150, 300))
 
@@ -228,7 +261,9 @@ class Story:
         lines = _TRACEBACK.format(line=self.random.randrange(90, 140), inner=self.random.randrange(30, 80), key=key)
         generation = 0
         while self.world.job(self.crashing).state != JobState.FAILED:
-            await self._until(self.crashing, lambda: self.world.job(self.crashing).state in (JobState.RUNNING, JobState.FAILED))
+            await self._until(
+                self.crashing, lambda: self.world.job(self.crashing).state in (JobState.RUNNING, JobState.FAILED)
+            )
             record = self.world.job(self.crashing)
             if record.state == JobState.FAILED:
                 break
@@ -267,7 +302,11 @@ class Story:
         await self.go(30, FINE_SECONDS * 2)
         world.operator.launch_retry = timedelta(minutes=4)
         team = world.team(self.shortage)
-        free = [node_id for node_id, node in world.nodes().items() if node.state == NodeState.SPARE and node_id in world.agents]
+        free = [
+            node_id
+            for node_id, node in world.nodes().items()
+            if node.state == NodeState.SPARE and node_id in world.agents
+        ]
         world.operator.capacity = 0
         for node_id in free:
             world.operator.end_instance(node_id)

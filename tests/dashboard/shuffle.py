@@ -1,11 +1,14 @@
-"""Recordings with other names, times and figures, so that no test can know what a page has to show but from the API. Pure.
+"""Recordings with other names, times and figures, so that no test can know what a page has to show but from the API.
+
+Pure.
 
     names      of the job, its fleet, group and bucket, zone and type; ids and addresses of nodes, of agents and of the run
     times      the story ends at another moment and went `pace` times as slowly
     figures    `pace` goes for all seconds, `step_factor` for all steps, the fleet's price for all dollars
 
-Factors are whole numbers, so that what added up still adds up, to the microsecond. Sentences are reworded as the columns are: a step, a duration
-or a moment in them is changed by the same rule. Ranks, launches, counts of nodes and what hardware says (an Xid) stay: they are the story.
+Factors are whole numbers, so that what added up still adds up, to the microsecond. Sentences are reworded as the
+columns are: a step, a duration or a moment in them is changed by the same rule. Ranks, launches, counts of nodes and
+what hardware says (an Xid) stay: they are the story.
 
 Invariant: equal deals give equal recordings, and a name or an id has one new name everywhere.
 """
@@ -28,7 +31,8 @@ from tests.dashboard.recording import Recording, Row, Strike
 JOBS: Final = tuple(
     f"{word}-{size}"
     for word, size in itertools.product(
-        ("atlas", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "islet", "juniper", "krill", "larch"), ("7b", "13b", "70b", "moe")
+        ("atlas", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "islet", "juniper", "krill", "larch"),
+        ("7b", "13b", "70b", "moe"),
     )
 )
 FLEETS: Final = ("amber", "basalt", "cobalt", "dune", "estuary", "flint", "granite", "harbour")
@@ -116,7 +120,11 @@ class _Words:
         """Return a row of a table."""
         match table:
             case "fleet":
-                return {**self._object(row), "name": self._dealt.fleet, "price_usd_per_hour": self._dealt.price_usd_per_hour}
+                return {
+                    **self._object(row),
+                    "name": self._dealt.fleet,
+                    "price_usd_per_hour": self._dealt.price_usd_per_hour,
+                }
             case "metric":
                 value = float(row["last_value"]) * self._metric_factor(row["name"])
                 return {**self._object(row), "last_value": repr(value)}
@@ -144,7 +152,10 @@ class _Words:
         if head is None:
             return self.text(text)
         assert length == len(text.encode())
-        moved = [msgspec.structs.replace(line, at_ms=self._milliseconds(line.at_ms), text=self.text(line.text)) for line in lines]
+        moved = [
+            msgspec.structs.replace(line, at_ms=self._milliseconds(line.at_ms), text=self.text(line.text))
+            for line in lines
+        ]
         return (encode_head(head) + encode_lines(moved)).decode()
 
     def _object(self, row: Mapping[str, Any]) -> Row:

@@ -58,7 +58,9 @@ def test_what_opens_over_a_page_is_clean(browser: Browser, seeded: Seeded, schem
 
 
 @pytest.mark.parametrize(("motion", "may_move"), [("no-preference", True), ("reduce", False)])
-def test_nothing_moves_for_those_who_want_no_motion(browser: Browser, seeded: Seeded, motion: str, may_move: bool) -> None:
+def test_nothing_moves_for_those_who_want_no_motion(
+    browser: Browser, seeded: Seeded, motion: str, may_move: bool
+) -> None:
     with signed_in(browser, seeded, motion=motion) as page:
         open_job(page, seeded.story.partition)
         page.get_by_role("button", name="Stop", exact=True).click()

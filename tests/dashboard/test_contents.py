@@ -30,7 +30,9 @@ def get(api: httpx.Client, path: str, **query: Any) -> Any:
     return answer.json()
 
 
-def test_the_queue_says_why_a_job_waits_who_is_ahead_and_what_would_free_it(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+def test_the_queue_says_why_a_job_waits_who_is_ahead_and_what_would_free_it(
+    desk: Page, seeded: Seeded, api: httpx.Client
+) -> None:
     name = "waits-behind"
     seeded.story.queue(name)
     desk.goto("/queue")
@@ -44,7 +46,9 @@ def test_the_queue_says_why_a_job_waits_who_is_ahead_and_what_would_free_it(desk
     expect(row.locator("ul.plain li").first).to_be_visible()
 
 
-def test_protection_tells_of_every_copy_and_of_what_losses_would_do(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+def test_protection_tells_of_every_copy_and_of_what_losses_would_do(
+    desk: Page, seeded: Seeded, api: httpx.Client
+) -> None:
     name = seeded.story.calm
     open_job(desk, name, "/protection")
     told = get(api, f"/training-jobs/{name}/protection")
@@ -52,7 +56,9 @@ def test_protection_tells_of_every_copy_and_of_what_losses_would_do(desk: Page, 
     copies = rows(desk.get_by_role("region", name="Every copy"))
     expect(copies).to_have_count(sum(len(shard["Holders"]) for shard in shards))
     holder = next(each for each in shards[0]["Holders"] if each["NodeId"] == shards[0]["OwnerNodeId"])
-    own = copies.filter(has_text=holder["NodeId"]).filter(has=desk.locator("td:first-child", has_text=re.compile(f"^{shards[0]['Rank']}$")))
+    own = copies.filter(has_text=holder["NodeId"]).filter(
+        has=desk.locator("td:first-child", has_text=re.compile(f"^{shards[0]['Rank']}$"))
+    )
     expect(own).to_contain_text(f"{holder['VerifiedStep']:,}")
     verified = datetime.fromtimestamp(holder["VerifiedTime"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     expect(own.locator("time")).to_have_attribute("title", verified)
@@ -64,7 +70,9 @@ def test_protection_tells_of_every_copy_and_of_what_losses_would_do(desk: Page, 
     expect(desk.get_by_role("group", name=f"Who holds which of {len(shards)} shards")).to_be_visible()
 
 
-def test_checkpoints_and_where_the_time_went_are_those_of_the_api(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+def test_checkpoints_and_where_the_time_went_are_those_of_the_api(
+    desk: Page, seeded: Seeded, api: httpx.Client
+) -> None:
     name = seeded.story.gpu
     open_job(desk, name, "/checkpoints")
     listed = get(api, f"/training-jobs/{name}/checkpoints")["Checkpoints"]
@@ -110,14 +118,24 @@ def test_a_job_says_how_far_it_is_what_is_left_and_what_it_costs(desk: Page, see
     expect(row).to_contain_text(f"{job['HealthyNodeCount']} of {job['NodeCount']}")
 
 
-def test_a_request_is_the_same_as_yaml_on_the_command_line_in_python_and_for_curl(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+def test_a_request_is_the_same_as_yaml_on_the_command_line_in_python_and_for_curl(
+    desk: Page, seeded: Seeded, api: httpx.Client
+) -> None:
     name = seeded.story.gpu
     job = get(api, f"/training-jobs/{name}")
     open_job(desk, name, "/spec")
     shown = desk.locator(".command pre").first
     asked = yaml.safe_load(shown.inner_text())
-    assert (asked["NodeCount"], asked["HyperParameters"], asked["Source"]) == (job["NodeCount"], job["HyperParameters"], job["Source"])
-    for form, begin in (("CLI", "aws everstep create-training-job"), ("Python", "import everstep"), ("curl", "curl --fail-with-body -X POST")):
+    assert (asked["NodeCount"], asked["HyperParameters"], asked["Source"]) == (
+        job["NodeCount"],
+        job["HyperParameters"],
+        job["Source"],
+    )
+    for form, begin in (
+        ("CLI", "aws everstep create-training-job"),
+        ("Python", "import everstep"),
+        ("curl", "curl --fail-with-body -X POST"),
+    ):
         desk.get_by_text(form, exact=True).click()
         expect(shown).to_contain_text(begin)
         text = shown.inner_text()
@@ -149,11 +167,15 @@ def test_a_phase_on_the_timeline_leads_to_its_incident(desk: Page, seeded: Seede
     worked = {node["NodeId"] for node in get(api, f"/training-jobs/{name}/nodes")["Nodes"]}
     expect(chart.locator("text.lane")).to_have_count(len(worked) + 2)
     incident = get(api, "/incidents", TrainingJobName=name, SortOrder="Descending", MaxResults=1)["Incidents"][0]
-    chart.get_by_role("link", name=re.compile("^Fault: ")).last.dispatch_event("click")  # the page above it may still grow
+    chart.get_by_role("link", name=re.compile("^Fault: ")).last.dispatch_event(
+        "click"
+    )  # the page above it may still grow
     expect(desk).to_have_url(re.compile(f"/incidents/{incident['IncidentId']}$"))
 
 
-def test_charts_have_a_gap_where_the_job_stood_still_share_the_cursor_and_zoom(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+def test_charts_have_a_gap_where_the_job_stood_still_share_the_cursor_and_zoom(
+    desk: Page, seeded: Seeded, api: httpx.Client
+) -> None:
     name = seeded.story.gpu
     open_job(desk, name, "/metrics")
     measures = desk.get_by_role("region", name="What Everstep measures")
@@ -162,7 +184,9 @@ def test_charts_have_a_gap_where_the_job_stood_still_share_the_cursor_and_zoom(d
     names = [each["MetricName"] for each in results]
     expect(own).to_have_count(len([each for each in names if each.startswith("everstep/")]))
     (idle,) = (each for each in results if each["MetricName"] == "everstep/gpu_least_percent")
-    stands_out = measures.locator("section", has=desk.get_by_text("Idlest GPU")).locator(".extremes").get_by_role("link")
+    stands_out = (
+        measures.locator("section", has=desk.get_by_text("Idlest GPU")).locator(".extremes").get_by_role("link")
+    )
     expect(stands_out).to_have_text([idle["MinimumNodeIds"][-1], idle["MaximumNodeIds"][-1]])
     charts = desk.locator(".chart")
     expect(charts).to_have_count(len(names))

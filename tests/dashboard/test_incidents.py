@@ -54,7 +54,9 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
     if job["TrainingJobStatus"] == "Failed":  # against what is left
         kept = api.get(f"/training-jobs/{name}/protection").json()["LastCheckpoint"]["Step"]
         lost = job["MaxBoundary"] - kept
-        expect(card).to_contain_text(f"It had reached step {job['MaxBoundary']:,}, and the checkpoint of step {kept:,} is what is left")
+        expect(card).to_contain_text(
+            f"It had reached step {job['MaxBoundary']:,}, and the checkpoint of step {kept:,} is what is left"
+        )
         expect(desk.locator(".fold")).to_contain_text(f"Only step {kept:,}, in S3")
     unknown = "Not known yet" if is_open else "What no checkpoint has"
     expect(card).to_contain_text({None: unknown, 0: "No step"}.get(lost, f"{lost} step"))  # what was lost
@@ -71,7 +73,9 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
     for node in incident["FaultedInstanceIds"]:  # where
         lane = lanes.filter(has=desk.locator("text.lane", has_text=node))
         expect(lane.locator(f"a[href='/incidents/{incident['IncidentId']}']")).to_have_count(1)
-    if is_open and job["SecondaryStatus"] != "Training":  # what is waited for, in AWS's own words, and when it is tried again
+    if (
+        is_open and job["SecondaryStatus"] != "Training"
+    ):  # what is waited for, in AWS's own words, and when it is tried again
         waits = desk.locator("section", has_text="What it waits for").last
         waits_for, _, rest = job["Reason"].partition(": ")
         said, _, again = rest.partition("; asked for again at ")

@@ -28,7 +28,9 @@ def lines(page: Page) -> Locator:
 
 
 def stored(api: httpx.Client, name: str, **query: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = api.get(f"/training-jobs/{name}/logs/events", params={"Limit": 10_000, **query}).json()["Events"]
+    found: list[dict[str, Any]] = api.get(
+        f"/training-jobs/{name}/logs/events", params={"Limit": 10_000, **query}
+    ).json()["Events"]
     return found
 
 
@@ -44,7 +46,9 @@ def shown(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-def test_the_newest_lines_of_all_ranks_are_shown_and_what_is_printed_comes_by_itself(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+def test_the_newest_lines_of_all_ranks_are_shown_and_what_is_printed_comes_by_itself(
+    desk: Page, seeded: Seeded, api: httpx.Client
+) -> None:
     name = seeded.story.gpu
     open_job(desk, name, "/logs")
     newest = stored(api, name)[-1]
@@ -57,13 +61,19 @@ def test_the_newest_lines_of_all_ranks_are_shown_and_what_is_printed_comes_by_it
     assert "rank=1" in desk.url
 
 
-def test_the_failure_is_one_click_away_and_its_line_has_an_address(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+def test_the_failure_is_one_click_away_and_its_line_has_an_address(
+    desk: Page, seeded: Seeded, api: httpx.Client
+) -> None:
     name = seeded.story.crashing
     incident = api.get("/incidents", params={"TrainingJobName": name}).json()["Incidents"][-1]
     open_job(desk, name, "/logs")
     desk.get_by_role("button", name="To the failure").click()
     here = log(desk).locator(".here")
-    told = [event["Message"] for event in stored(api, name, Generation=incident["GenerationBefore"]) if event["Stream"] == "stderr"]
+    told = [
+        event["Message"]
+        for event in stored(api, name, Generation=incident["GenerationBefore"])
+        if event["Stream"] == "stderr"
+    ]
     expect(here).to_contain_text(told[-1])  # the exception, below its traceback
     expect(here).to_be_in_viewport()
     here.get_by_role("button").click()
@@ -75,7 +85,9 @@ def test_the_failure_is_one_click_away_and_its_line_has_an_address(desk: Page, s
     expect(here).to_contain_text(told[-1])
 
 
-def test_a_line_that_was_found_stays_in_sight_while_older_ones_are_read(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+def test_a_line_that_was_found_stays_in_sight_while_older_ones_are_read(
+    desk: Page, seeded: Seeded, api: httpx.Client
+) -> None:
     """The oldest hit of the page that is held lies so near its beginning that the page before it is asked for."""
     name = seeded.story.gpu
     hits = {PAGE // 2, PAGE + 5, 2 * PAGE - 5}
@@ -98,7 +110,9 @@ def test_a_line_that_was_found_stays_in_sight_while_older_ones_are_read(desk: Pa
     expect(here).to_be_in_viewport()
 
 
-def test_what_is_searched_is_found_among_all_lines_and_downloaded(desk: Page, seeded: Seeded, api: httpx.Client, tmp_path: Path) -> None:
+def test_what_is_searched_is_found_among_all_lines_and_downloaded(
+    desk: Page, seeded: Seeded, api: httpx.Client, tmp_path: Path
+) -> None:
     name = seeded.story.crashing
     everything = stored(api, name, StartFromHead=True)
     wanted = everything[0]["Message"]
@@ -110,7 +124,9 @@ def test_what_is_searched_is_found_among_all_lines_and_downloaded(desk: Page, se
     only.click()  # the address changes first, and the box with it
     expect(only).to_be_checked()
     expect(lines(desk)).to_have_count(len(stored(api, name, FilterPattern=words)))
-    expect(lines(desk).filter(has_text=words)).to_have_count(sum(words in event["Message"] for event in everything))  # the others tell of gaps
+    expect(lines(desk).filter(has_text=words)).to_have_count(
+        sum(words in event["Message"] for event in everything)
+    )  # the others tell of gaps
     only.click()
     expect(only).not_to_be_checked()
     desk.get_by_label("Find in the log").fill("")

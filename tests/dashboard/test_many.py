@@ -31,7 +31,8 @@ def page(browser: Browser, week: tuple[Living, Many]) -> Iterator[Page]:
 def scroll_down(page: Page, selector: str) -> None:
     """Scroll a box, or the page, to its end."""
     page.evaluate(
-        "(selector) => { const box = selector ? document.querySelector(selector) : document.scrollingElement; box.scrollTop = box.scrollHeight }",
+        "(selector) => { const box = selector ? document.querySelector(selector) : "
+        "document.scrollingElement; box.scrollTop = box.scrollHeight }",
         selector,
     )
 
@@ -62,16 +63,22 @@ def test_five_hundred_jobs_are_listed_filtered_and_scrolled_and_the_list_asks_fo
     expect(rows.first).to_be_visible()
 
 
-def test_a_job_on_256_nodes_has_a_lane_for_each_and_every_copy_of_its_shards(page: Page, week: tuple[Living, Many]) -> None:
+def test_a_job_on_256_nodes_has_a_lane_for_each_and_every_copy_of_its_shards(
+    page: Page, week: tuple[Living, Many]
+) -> None:
     open_job(page, WIDE)
     chart = page.locator("svg.timeline")
-    expect(chart).to_have_attribute("aria-label", re.compile(f"^Timeline of 64 of {NODES} nodes and {INCIDENTS} incidents"))
+    expect(chart).to_have_attribute(
+        "aria-label", re.compile(f"^Timeline of 64 of {NODES} nodes and {INCIDENTS} incidents")
+    )
     page.get_by_role("button", name=f"Show the lanes of {NODES - 64} more nodes").click()
     expect(chart).to_have_attribute("aria-label", re.compile(f"^Timeline of {NODES} nodes"))
     expect(chart.locator("text.lane")).to_have_count(NODES + 2)
     expect(chart).to_contain_text(week[1].spare)  # it left, and no incident tells of it
     open_job(page, WIDE, "/protection")
-    expect(page.get_by_role("group", name=f"Who holds which of {NODES - 1} shards on {NODES - 1} nodes; 1 need a look")).to_be_visible()
+    expect(
+        page.get_by_role("group", name=f"Who holds which of {NODES - 1} shards on {NODES - 1} nodes; 1 need a look")
+    ).to_be_visible()
     scroll_down(page, ".matrix")
     copies = page.get_by_role("region", name="Every copy").locator("tbody tr")
     expect(copies).to_have_count(100)
@@ -93,7 +100,9 @@ def test_a_week_of_events_is_read_from_its_end(page: Page) -> None:
     rows = page.locator("tbody tr")
     expect(rows.first).to_contain_text(f"number {EVENTS - 1} of a week")
     expect(rows).to_have_count(500)
-    assert len([url for url in asked if "AfterEventId" not in url]) == 1  # the stream, when it opens, asks for what has come since
+    assert (
+        len([url for url in asked if "AfterEventId" not in url]) == 1
+    )  # the stream, when it opens, asks for what has come since
     page.get_by_role("button", name="Ask for older events").click()
     expect(page.get_by_text("The newest 2,000 are here")).to_be_visible()
     page.get_by_label("Filter events").fill(f"number {EVENTS - 1500} ")
@@ -110,7 +119,12 @@ def test_many_incidents_and_nodes_are_listed(page: Page, week: tuple[Living, Man
     expect(rows.last).to_be_in_viewport()
     rows.first.get_by_role("link").first.click()
     around = page.locator("section", has=page.get_by_role("heading", name="Events around it"))
-    with httpx.Client(base_url=f"{week[0].url}/v1", headers={"authorization": f"Bearer {week[0].admin_token}"}, trust_env=False, timeout=30) as api:
+    with httpx.Client(
+        base_url=f"{week[0].url}/v1",
+        headers={"authorization": f"Bearer {week[0].admin_token}"},
+        trust_env=False,
+        timeout=30,
+    ) as api:
         newest = api.get("/incidents", params={"SortOrder": "Descending", "MaxResults": 1}).json()["Incidents"][0]
         span = {"TrainingJobName": WIDE, "TimeAfter": newest["FailedAt"] - 30, "TimeBefore": newest["ClosedAt"] + 30}
         near = api.get("/events", params=span).json()["Events"]

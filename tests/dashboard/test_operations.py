@@ -29,7 +29,9 @@ SEEN = """state => {
 """Playwright's pages are all seen at once."""
 
 
-def test_a_paused_job_is_said_to_wait_for_a_person_until_it_is_resumed(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+def test_a_paused_job_is_said_to_wait_for_a_person_until_it_is_resumed(
+    desk: Page, seeded: Seeded, api: httpx.Client
+) -> None:
     name = "paused-by-a-person"
     seeded.story.queue(name)
     open_job(desk, name)
@@ -53,7 +55,9 @@ def test_a_paused_job_is_said_to_wait_for_a_person_until_it_is_resumed(desk: Pag
     assert "PauseRequestedTime" not in api.get(f"/training-jobs/{name}").json()
 
 
-def test_a_job_that_was_taken_over_is_recovered_by_nobody_until_it_is_handed_back(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+def test_a_job_that_was_taken_over_is_recovered_by_nobody_until_it_is_handed_back(
+    desk: Page, seeded: Seeded, api: httpx.Client
+) -> None:
     story = seeded.story
     name = story.partition
     seeded.run(story.settle(name))
@@ -92,10 +96,15 @@ def test_a_job_is_stopped_by_its_name(desk: Page, seeded: Seeded, api: httpx.Cli
     assert "StopRequestedTime" in api.get(f"/training-jobs/{name}").json()
 
 
-def test_a_fleets_exposed_nodes_are_told_its_figures_are_changed_and_it_is_unfrozen_by_its_name(desk: Page, api: httpx.Client) -> None:
+def test_a_fleets_exposed_nodes_are_told_its_figures_are_changed_and_it_is_unfrozen_by_its_name(
+    desk: Page, api: httpx.Client
+) -> None:
     def frozen(route: Route) -> None:
         answer = route.fetch()
-        route.fulfill(response=answer, body=json.dumps({"Fleets": [{**fleet, "FleetStatus": "frozen"} for fleet in answer.json()["Fleets"]]}))
+        route.fulfill(
+            response=answer,
+            body=json.dumps({"Fleets": [{**fleet, "FleetStatus": "frozen"} for fleet in answer.json()["Fleets"]]}),
+        )
 
     before = api.get("/fleets/main").json()["MinNodeCount"]
     desk.goto("/fleets/main")
@@ -137,7 +146,9 @@ def test_the_theme_is_chosen_and_kept_and_signing_out_ends_the_session(browser: 
         assert not [cookie for cookie in page.context.cookies() if cookie.get("value")]
 
 
-def test_a_page_that_is_signed_out_on_asks_nothing_more_and_is_back_when_the_session_could_not_be_ended(browser: Browser, seeded: Seeded) -> None:
+def test_a_page_that_is_signed_out_on_asks_nothing_more_and_is_back_when_the_session_could_not_be_ended(
+    browser: Browser, seeded: Seeded
+) -> None:
     ends: list[Route] = []
 
     def take(route: Route) -> None:
@@ -180,7 +191,10 @@ def is_end(request: Request) -> bool:
 def test_a_session_that_ends_under_an_open_page_leads_to_the_sign_in_and_back(
     browser: Browser, seeded: Seeded, api: httpx.Client, teller: str
 ) -> None:
-    """Told by the stream alone: the page's clock moves less than any interval at which it asks. Told by a refusal alone: there is no stream."""
+    """Told by the stream alone: the page's clock moves less than any interval at which it asks.
+
+    Told by a refusal alone: there is no stream.
+    """
     made = api.post("/tokens", json={"Role": "viewer", "Description": teller}).json()
     with watched(browser, seeded.url, refusals=("status of 401", "ERR_FAILED")) as page:
         if teller.startswith("a request"):
@@ -228,8 +242,13 @@ def test_a_control_plane_that_fails_to_say_how_a_job_is_is_no_news_of_it(browser
         open_job(page, name)
         act = page.get_by_role("region", name="Do I need to act?")
         expect(act).to_contain_text("No")
-        failing = json.dumps({"Code": "InternalServerException", "Message": "the disk is full", "RequestId": "req-of-the-test"})
-        page.route(f"**/v1/training-jobs/{name}", lambda route: route.fulfill(status=500, content_type="application/json", body=failing))
+        failing = json.dumps(
+            {"Code": "InternalServerException", "Message": "the disk is full", "RequestId": "req-of-the-test"}
+        )
+        page.route(
+            f"**/v1/training-jobs/{name}",
+            lambda route: route.fulfill(status=500, content_type="application/json", body=failing),
+        )
         for _ in range(20):  # so long that the refusals and their repetitions are answered in between
             page.clock.run_for(1_000)
         alert = page.get_by_role("alert").first
@@ -243,12 +262,23 @@ def test_a_control_plane_that_fails_to_say_how_a_job_is_is_no_news_of_it(browser
         expect(act).not_to_contain_text("refused to say")
 
 
-def test_a_submitter_is_offered_what_jobs_need_and_nothing_that_would_be_refused(browser: Browser, seeded: Seeded) -> None:
+def test_a_submitter_is_offered_what_jobs_need_and_nothing_that_would_be_refused(
+    browser: Browser, seeded: Seeded
+) -> None:
     story = seeded.story
     refused: list[str] = []
     with signed_in(browser, seeded, Role.SUBMITTER) as page:
         page.on("response", lambda answer: refused.append(answer.url) if answer.status >= 400 else None)
-        for path in ("/", f"/jobs/{story.gpu}", "/queue", "/incidents", "/fleets/main", "/drills", "/submit", "/settings"):
+        for path in (
+            "/",
+            f"/jobs/{story.gpu}",
+            "/queue",
+            "/incidents",
+            "/fleets/main",
+            "/drills",
+            "/submit",
+            "/settings",
+        ):
             page.goto(path)
             expect(page.get_by_role("heading", level=1)).to_be_visible()
             expect(page.locator("[aria-busy=true]")).to_have_count(0)

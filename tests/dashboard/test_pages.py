@@ -1,6 +1,7 @@
 """The dashboard in a real Chromium, over the real application and a past that the real decisions made (`tests/dashboard`).
 
-What a page says is held against what the API answers, never against literals: names and figures of the story come from its seed.
+What a page says is held against what the API answers, never against literals: names and figures of the story come from
+its seed.
 """
 
 from __future__ import annotations
@@ -28,11 +29,16 @@ RUN_AXE = """async (only) => {
 }"""
 LEAST_INTERVAL_SECONDS, CLOCK_SECONDS = 2.0, 0.1
 """At which a page asks for anything; and in what steps its clock is moved."""
-CHANGES = re.compile("^(Stop|Pause|Resume|Take over|Hand back|Acknowledge|Submit|Change|Act on|Unfreeze|Start the drill|Make a token|Revoke)")
+CHANGES = re.compile(
+    "^(Stop|Pause|Resume|Take over|Hand back|Acknowledge|Submit|Change|Act on|Unfreeze|Start the "
+    "drill|Make a token|Revoke)"
+)
 """How buttons begin that change something."""
 
 
-def test_a_control_plane_that_says_nothing_any_more_is_the_first_thing_that_is_said(browser: Browser, seeded: Seeded) -> None:
+def test_a_control_plane_that_says_nothing_any_more_is_the_first_thing_that_is_said(
+    browser: Browser, seeded: Seeded
+) -> None:
     with signed_in(browser, seeded, is_cut=True) as page:
         page.clock.install()
         open_job(page, seeded.story.gpu)
@@ -54,8 +60,22 @@ def pages(seeded: Seeded, api: httpx.Client) -> list[str]:
     story = seeded.story
     incident = api.get("/incidents").json()["Incidents"][0]["IncidentId"]
     tabs = ("", "/metrics", "/logs", "/protection", "/checkpoints", "/events", "/spec")
-    jobs = [f"/jobs/{story.gpu}{tab}" for tab in tabs] + [f"/jobs/{story.shortage}", f"/jobs/{story.crashing}", f"/jobs/{story.waiting}"]
-    others = ("/queue", "/incidents", f"/incidents/{incident}", "/fleets", "/fleets/main", "/drills", "/submit", "/settings", "/no-such-page")
+    jobs = [f"/jobs/{story.gpu}{tab}" for tab in tabs] + [
+        f"/jobs/{story.shortage}",
+        f"/jobs/{story.crashing}",
+        f"/jobs/{story.waiting}",
+    ]
+    others = (
+        "/queue",
+        "/incidents",
+        f"/incidents/{incident}",
+        "/fleets",
+        "/fleets/main",
+        "/drills",
+        "/submit",
+        "/settings",
+        "/no-such-page",
+    )
     return ["/", *jobs, *others]
 
 
@@ -97,7 +117,9 @@ def test_a_keyboard_is_enough(desk: Page, seeded: Seeded) -> None:
     expect(desk.get_by_text("Skip to the content")).to_be_focused()
     desk.keyboard.press("Control+k")
     desk.keyboard.type(seeded.story.partition)
-    expect(desk.get_by_role("listbox", name="Found").get_by_role("option", selected=True)).to_contain_text(seeded.story.partition)
+    expect(desk.get_by_role("listbox", name="Found").get_by_role("option", selected=True)).to_contain_text(
+        seeded.story.partition
+    )
     desk.keyboard.press("Enter")
     expect(desk.get_by_role("heading", level=1, name=seeded.story.partition)).to_be_visible()
     desk.keyboard.press("g")
@@ -184,7 +206,16 @@ def test_who_may_only_read_sees_nothing_that_would_be_refused(browser: Browser, 
     refused: list[str] = []
     with signed_in(browser, seeded, Role.VIEWER) as page:
         page.on("response", lambda answer: refused.append(answer.url) if answer.status >= 400 else None)
-        for path in ("/", f"/jobs/{seeded.story.gpu}", f"/jobs/{seeded.story.gpu}/logs", "/queue", "/fleets/main", "/drills", "/submit", "/settings"):
+        for path in (
+            "/",
+            f"/jobs/{seeded.story.gpu}",
+            f"/jobs/{seeded.story.gpu}/logs",
+            "/queue",
+            "/fleets/main",
+            "/drills",
+            "/submit",
+            "/settings",
+        ):
             page.goto(path)
             expect(page.get_by_role("heading", level=1)).to_be_visible()
             expect(page.locator("[aria-busy=true]")).to_have_count(0)
@@ -223,7 +254,9 @@ def test_what_happens_is_shown_at_once(browser: Browser, seeded: Seeded) -> None
         expect(page.get_by_text("The incident now")).to_be_visible()
 
 
-def test_a_stream_that_was_cut_off_goes_on_after_the_last_event_that_was_read(browser: Browser, seeded: Seeded, api: httpx.Client) -> None:
+def test_a_stream_that_was_cut_off_goes_on_after_the_last_event_that_was_read(
+    browser: Browser, seeded: Seeded, api: httpx.Client
+) -> None:
     """The server restarts in the middle, and something happens meanwhile."""
     story = seeded.story
     with signed_in(browser, seeded, is_cut=True) as page:
@@ -246,7 +279,9 @@ def test_a_stream_that_was_cut_off_goes_on_after_the_last_event_that_was_read(br
 
 
 def events(api: httpx.Client, after: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = api.get("/events", params={"AfterEventId": after, "MaxResults": 1000}).json()["Events"]
+    found: list[dict[str, Any]] = api.get("/events", params={"AfterEventId": after, "MaxResults": 1000}).json()[
+        "Events"
+    ]
     return found
 
 

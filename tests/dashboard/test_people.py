@@ -23,7 +23,9 @@ from tests.dashboard.service import Seeded
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 
-def test_a_held_node_is_told_and_released_and_another_one_is_to_be_drained_and_called_off(desk: Page, api: httpx.Client) -> None:
+def test_a_held_node_is_told_and_released_and_another_one_is_to_be_drained_and_called_off(
+    desk: Page, api: httpx.Client
+) -> None:
     nodes = api.get("/nodes", params={"FleetName": "main"}).json()["Nodes"]
     held = next(node for node in nodes if node["NodeStatus"] == "held")
     desk.goto("/fleets/main")
@@ -46,13 +48,17 @@ def test_a_held_node_is_told_and_released_and_another_one_is_to_be_drained_and_c
     assert "Request" not in api.get(f"/nodes/{busy}").json()
 
 
-def test_what_the_service_refuses_is_said_where_it_was_asked(browser: Browser, seeded: Seeded, api: httpx.Client) -> None:
+def test_what_the_service_refuses_is_said_where_it_was_asked(
+    browser: Browser, seeded: Seeded, api: httpx.Client
+) -> None:
     """Its group is as large as it may be: the browser tells of the refusal, too."""
     with signed_in(browser, seeded, refusals=("status of 409", "status of 400")) as page:
         open_job(page, seeded.story.gpu, "/spec")
         page.goto("/submit")
         page.get_by_label(re.compile("^Name")).fill("not ok!")
-        expect(page.get_by_text("must be 1 to 63 letters, digits and single hyphens")).to_be_visible()  # before anything is sent
+        expect(
+            page.get_by_text("must be 1 to 63 letters, digits and single hyphens")
+        ).to_be_visible()  # before anything is sent
         page.get_by_label(re.compile("^Name")).fill("fine")
         expect(page.get_by_text("must be 1 to 63 letters, digits and single hyphens")).to_be_hidden()
         page.get_by_label("Source").fill("0" * 64)
@@ -89,7 +95,9 @@ def test_a_plan_says_what_would_become_of_a_job(desk: Page, api: httpx.Client) -
     expect(card).to_be_hidden()  # it was another job's
 
 
-def test_a_drill_is_started_with_the_jobs_name_and_its_history_tells_the_rest(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+def test_a_drill_is_started_with_the_jobs_name_and_its_history_tells_the_rest(
+    desk: Page, seeded: Seeded, api: httpx.Client
+) -> None:
     name = seeded.story.partition
     seeded.run(seeded.story.settle(name))
     desk.goto("/drills")
@@ -108,7 +116,9 @@ def test_a_drill_is_started_with_the_jobs_name_and_its_history_tells_the_rest(de
     expect(desk).to_have_url(re.compile(drill["IncidentId"]))
 
 
-def test_a_token_is_made_shown_once_used_and_revoked(desk: Page, browser: Browser, seeded: Seeded, api: httpx.Client) -> None:
+def test_a_token_is_made_shown_once_used_and_revoked(
+    desk: Page, browser: Browser, seeded: Seeded, api: httpx.Client
+) -> None:
     desk.goto("/settings")
     desk.get_by_label("Role").select_option("viewer")
     desk.get_by_label("Whose, or what for").fill("the person on call")
@@ -144,7 +154,9 @@ def test_a_revision_is_shown_as_what_it_changed(desk: Page, seeded: Seeded, api:
     expect(desk.locator(".command pre").first).to_contain_text(f"Priority: {before + 9}")  # the request as it is now
 
 
-def test_metrics_are_drawn_with_the_failures_and_saved_as_they_were_logged(desk: Page, seeded: Seeded, api: httpx.Client, tmp_path: Path) -> None:
+def test_metrics_are_drawn_with_the_failures_and_saved_as_they_were_logged(
+    desk: Page, seeded: Seeded, api: httpx.Client, tmp_path: Path
+) -> None:
     name = seeded.story.gpu
     open_job(desk, name, "/metrics")
     results = api.get(f"/training-jobs/{name}/metric-data", params={"MaxPoints": 1000}).json()["MetricDataResults"]
@@ -152,7 +164,9 @@ def test_metrics_are_drawn_with_the_failures_and_saved_as_they_were_logged(desk:
     assert names
     expect(desk.locator(".chart canvas")).to_have_count(len(names))
     incident = api.get("/incidents", params={"TrainingJobName": name}).json()["Incidents"][-1]
-    expect(desk.get_by_role("list", name="Failures in these charts")).to_contain_text(f"step {incident['ReachedStep']:,}")
+    expect(desk.get_by_role("list", name="Failures in these charts")).to_contain_text(
+        f"step {incident['ReachedStep']:,}"
+    )
     with desk.expect_download() as saved:
         desk.get_by_role("button", name="CSV").click()
     saved.value.save_as(tmp_path / "csv")
@@ -178,7 +192,8 @@ def test_a_long_run_shows_its_extremes_and_every_step_of_what_one_zooms_into(des
     values = [3.0 * (step % 2) for step in range(3_000)]
     values[100], values[2_000] = 9.0, -9.0
     points = tuple(
-        MetricPoint(generation=generation, step=Step(step), at_seconds=1e9 + step, values={"spiky": value}) for step, value in enumerate(values)
+        MetricPoint(generation=generation, step=Step(step), at_seconds=1e9 + step, values={"spiky": value})
+        for step, value in enumerate(values)
     )
     with seeded.world.database.write() as session:
         metrics.store(session, "of the test", MetricBatch(run=run, first_number=0, points=points))
@@ -208,12 +223,16 @@ def test_a_long_run_shows_its_extremes_and_every_step_of_what_one_zooms_into(des
     expect(chart).to_have_accessible_name(re.compile(f"over {coarse} steps"))
 
 
-def test_many_jobs_are_paused_and_stopped_at_once_and_the_list_is_in_the_address(desk: Page, seeded: Seeded, api: httpx.Client) -> None:
+def test_many_jobs_are_paused_and_stopped_at_once_and_the_list_is_in_the_address(
+    desk: Page, seeded: Seeded, api: httpx.Client
+) -> None:
     name = "stopped-with-others"
     seeded.story.queue(name)
     desk.goto("/")
     desk.get_by_label("Status").select_option("Pending")
-    expect(desk.locator("tbody tr")).to_have_count(len([job for job in jobs(api) if job["SecondaryStatus"] == "Pending"]))
+    expect(desk.locator("tbody tr")).to_have_count(
+        len([job for job in jobs(api) if job["SecondaryStatus"] == "Pending"])
+    )
     desk.get_by_role("button", name=re.compile("^Job")).click()
     assert "status=Pending" in desk.url
     assert "sort=name" in desk.url

@@ -58,7 +58,12 @@ async def recorded(world: World) -> Recording:
     await world.until(lambda: bool(world.incidents()) and world.job().state == "running")
     await world.train(5)
     run = RunId(world.job().run_id)
-    point = MetricPoint(generation=Generation(2), step=Step(7), values={"everstep/gpu_percent": 80.0, "loss": 1.5}, at_seconds=world.now.timestamp())
+    point = MetricPoint(
+        generation=Generation(2),
+        step=Step(7),
+        values={"everstep/gpu_percent": 80.0, "loss": 1.5},
+        at_seconds=world.now.timestamp(),
+    )
     measured = {agent.node_id: {"everstep/gpu_percent": 10.0 * agent.number} for agent in world.team()}
     with world.database.write() as session:
         metrics.store(session, "agent", MetricBatch(run=run, first_number=0, points=(point,)), measured)
@@ -77,7 +82,10 @@ def empty(tmp_path: Path) -> Iterator[Database]:
 
 async def test_what_is_loaded_is_what_was_stored(lived: World, empty: Database, tmp_path: Path) -> None:
     recording = await recorded(lived)
-    assert all(recording.tables[name] for name in ("fleet", "node", "job", "generation", "checkpoint", "incident", "metric_chunk", "event"))
+    assert all(
+        recording.tables[name]
+        for name in ("fleet", "node", "job", "generation", "checkpoint", "incident", "metric_chunk", "event")
+    )
     write(recording, tmp_path / "story.json")
     again = read(tmp_path / "story.json")
     assert again == recording
@@ -88,7 +96,9 @@ async def test_what_is_loaded_is_what_was_stored(lived: World, empty: Database, 
 
 
 @pytest.mark.parametrize("spoil", ["column", "table", "plan"])
-async def test_a_recording_that_does_not_fit_says_how_to_record_it_anew_and_nothing_is_loaded(lived: World, empty: Database, spoil: str) -> None:
+async def test_a_recording_that_does_not_fit_says_how_to_record_it_anew_and_nothing_is_loaded(
+    lived: World, empty: Database, spoil: str
+) -> None:
     recording = await recorded(lived)
     match spoil:
         case "column":
@@ -150,13 +160,19 @@ def moment(text: str) -> datetime:
 def times_and_sums_still_add_up(found: Recording, dealt: Deal) -> None:
     """The ledger to the microsecond, phases to their moments, dollars to node-hours."""
     job, (fleet,) = found.job, found.tables["fleet"]
-    assert timedelta(microseconds=sum(job["accounting"].values())) == moment(job["accounted_until"]) - moment(job["created_at"])
+    assert timedelta(microseconds=sum(job["accounting"].values())) == moment(job["accounted_until"]) - moment(
+        job["created_at"]
+    )
     assert job["cost_usd"] == pytest.approx(job["node_microseconds"] * fleet["price_usd_per_hour"] / 3.6e9)
     for incident in found.tables["incident"]:
         took = [incident[f"{phase}_seconds"] for phase in ("detect", "replace", "restore", "rework")]
         if incident["closed_at"] is not None:
-            assert sum(took) == pytest.approx((moment(incident["closed_at"]) - moment(incident["failed_at"])).total_seconds(), abs=1e-4)
-        assert took[0] == pytest.approx((moment(incident["opened_at"]) - moment(incident["failed_at"])).total_seconds(), abs=1e-4)
+            assert sum(took) == pytest.approx(
+                (moment(incident["closed_at"]) - moment(incident["failed_at"])).total_seconds(), abs=1e-4
+            )
+        assert took[0] == pytest.approx(
+            (moment(incident["opened_at"]) - moment(incident["failed_at"])).total_seconds(), abs=1e-4
+        )
         if None not in (incident["lost_steps"], incident["from_step"], incident["reached_step"]):
             assert incident["lost_steps"] == max(0, incident["reached_step"] - incident["from_step"])
     assert max(moment(event["at"]) for event in found.tables["event"]) <= found.ended_at == dealt.ends_at
@@ -229,7 +245,10 @@ def test_no_two_of_a_deal_have_the_same_names_and_a_seed_repeats_it(seed: int) -
         ("rank 1 on {node} ended: error, code 1", "rank 1 on {node} ended: error, code 1"),
         ("GPU 5: Xid 79", "GPU 5: Xid 79"),
         ("Waiting for its turn in the fleet {fleet}.", "Waiting for its turn in the fleet {fleet}."),
-        ("jobs/{job}/checkpoints/run={run}/gen=2/step=20/manifest.json", "jobs/{job}/checkpoints/run={run}/gen=2/step=60/manifest.json"),
+        (
+            "jobs/{job}/checkpoints/run={run}/gen=2/step=20/manifest.json",
+            "jobs/{job}/checkpoints/run={run}/gen=2/step=60/manifest.json",
+        ),
         ("{job}-2 is another job", "{job}-2 is another job"),
         ("from the local memory", "from the local memory"),
     ],
@@ -238,7 +257,12 @@ def test_a_sentence_is_reworded_as_the_columns_are(said: str, says: str) -> None
     recording = story("bad-gpu")
     (dealt,) = deal(3, 1)
     dealt = replace(dealt, pace=2, step_factor=3)
-    names = {"node": recording.tables["node"][0]["id"], "fleet": "local", "job": recording.job["name"], "run": recording.job["run_id"]}
+    names = {
+        "node": recording.tables["node"][0]["id"],
+        "fleet": "local",
+        "job": recording.job["name"],
+        "run": recording.job["run_id"],
+    }
     recording.tables["event"][0]["message"] = said.format(**names)
     found = shuffled(recording, dealt)
     others = {"node": found.tables["node"][0]["id"], "fleet": dealt.fleet, "job": dealt.job, "run": found.job["run_id"]}

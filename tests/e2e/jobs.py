@@ -33,7 +33,12 @@ ENDED = ("Completed", "Stopped", "Failed")
 Json = dict[str, Any]
 
 
-def wait_until(what: str, arrived: Callable[[], Any], tell: Callable[[], object] = lambda: "", patience_seconds: float = PATIENCE_SECONDS) -> Any:
+def wait_until(
+    what: str,
+    arrived: Callable[[], Any],
+    tell: Callable[[], object] = lambda: "",
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> Any:
     """Look again and again until `arrived` returns something true, and return that."""
     deadline = time.monotonic() + patience_seconds
     while not (answer := arrived()):
@@ -138,7 +143,9 @@ class Workplace:
 
         def are_connected() -> bool:
             nodes = {node["NodeId"]: node for node in self.client.list_nodes()["Nodes"]}
-            return all(nodes[node_id]["Connected"] for node_id in node_ids) and all(self.has_agent(node_id) for node_id in node_ids)
+            return all(nodes[node_id]["Connected"] for node_id in node_ids) and all(
+                self.has_agent(node_id) for node_id in node_ids
+            )
 
         wait_until("agents to be connected", are_connected)
 
@@ -149,7 +156,9 @@ class Workplace:
 
     def agent_pid(self, instance_id: str) -> int:
         """The agent process of an instance that has one."""
-        (pid,) = [process.pid for process in descendants(self.cluster.instances()[instance_id]) if is_agent(process.pid)]
+        (pid,) = [
+            process.pid for process in descendants(self.cluster.instances()[instance_id]) if is_agent(process.pid)
+        ]
         return pid
 
     def rank_processes(self) -> list[Process]:
@@ -192,7 +201,9 @@ class Job:
             seen = self.describe()
             if arrived(seen):
                 return seen
-            assert may_end or seen["TrainingJobStatus"] not in ENDED, f"{self.name} ended while waiting for {what}: {self._told(seen)}"
+            assert may_end or seen["TrainingJobStatus"] not in ENDED, (
+                f"{self.name} ended while waiting for {what}: {self._told(seen)}"
+            )
             return None
 
         answer: Json = wait_until(f"{what} of {self.name}", look, lambda: self._told(self.describe()))
@@ -250,7 +261,9 @@ class Job:
 
     def incidents(self) -> list[Json]:
         """All incidents, in order."""
-        return list(self.place.client.get_paginator("list_incidents").paginate(TrainingJobName=self.name).search("Incidents[]"))
+        return list(
+            self.place.client.get_paginator("list_incidents").paginate(TrainingJobName=self.name).search("Incidents[]")
+        )
 
     def protection(self) -> Json:
         """Who holds what right now."""
@@ -265,7 +278,9 @@ class Job:
         """Download the outputs from S3 and return what each rank left."""
         directory = self.place.directory / "outputs" / self.name
         self.place.client.download_outputs(TrainingJobName=self.name, Directory=directory)
-        return [json.loads((directory / f"rank={rank}" / "result.json").read_text()) for rank in range(self.shape.world)]
+        return [
+            json.loads((directory / f"rank={rank}" / "result.json").read_text()) for rank in range(self.shape.world)
+        ]
 
     def reference(self) -> list[Json]:
         """What an undisturbed run leaves."""
@@ -275,11 +290,16 @@ class Job:
         """What a rank printed."""
         for entry in self.place.client.list_logs(TrainingJobName=self.name)["Logs"]:
             if (entry["Generation"], entry["Rank"], entry.get("Stream")) == (generation, rank, stream):
-                return str(self.place.client.get_log(TrainingJobName=self.name, Key=entry["Key"])["Body"].read().decode())
+                return str(
+                    self.place.client.get_log(TrainingJobName=self.name, Key=entry["Key"])["Body"].read().decode()
+                )
         raise AssertionError(f"no {stream} of rank {rank} in generation {generation}")
 
     def _told(self, seen: Json) -> str:
-        words = [f"{key}={seen.get(key)}" for key in ("TrainingJobStatus", "SecondaryStatus", "Generation", "CommittedStep", "Boundary", "Reason")]
+        words = [
+            f"{key}={seen.get(key)}"
+            for key in ("TrainingJobStatus", "SecondaryStatus", "Generation", "CommittedStep", "Boundary", "Reason")
+        ]
         return ", ".join(words)
 
 
@@ -287,7 +307,9 @@ class Job:
 def room_for(place: Workplace, instances: int) -> Iterator[None]:
     """Let the group hold so many instances."""
     with closing(place.cluster.aws("autoscaling")) as auto_scaling:
-        (group,) = auto_scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[place.cluster.group])["AutoScalingGroups"]
+        (group,) = auto_scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[place.cluster.group])[
+            "AutoScalingGroups"
+        ]
 
         def limit(size: int) -> None:
             auto_scaling.update_auto_scaling_group(AutoScalingGroupName=place.cluster.group, MaxSize=size)

@@ -23,7 +23,9 @@ class References:
         directory.mkdir(parents=True)
         environment = {"EVERSTEP_HYPERPARAMETERS": json.dumps(hyperparameters)}
         call = ("tests.e2e.reference:train", str(script), str(directory))
-        return self.parent.fork(*call, world=world, directory=directory, environment=environment, result="rank={rank}/result.json")
+        return self.parent.fork(
+            *call, world=world, directory=directory, environment=environment, result="rank={rank}/result.json"
+        )
 
 
 def train(script: str, directory: str) -> None:

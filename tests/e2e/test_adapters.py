@@ -1,6 +1,7 @@
 """Each way to train, at 2, 3, 4 and 5 ranks, with one rank killed in mid-training: bit for bit where an undisturbed run ends.
 
-Two ranks prove nothing about the order of sums; four are two nodes with two ranks each, three keep three copies, five lie in a mixed placement.
+Two ranks prove nothing about the order of sums; four are two nodes with two ranks each, three keep three copies, five
+lie in a mixed placement.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ STEPS = 16
 FIRST, LAST = "1:6", "1:14"
 PACE_SECONDS = 0.1
 """Slow enough for a busy machine to commit within three steps."""
-MORE_SHAPES = [Shape(nodes=5, copies=3), Shape(nodes=3, ranks_per_node=2), Shape(nodes=5, ranks_per_node=2), Shape(nodes=2, copies=1)]
+MORE_SHAPES = [
+    Shape(nodes=5, copies=3),
+    Shape(nodes=3, ranks_per_node=2),
+    Shape(nodes=5, ranks_per_node=2),
+    Shape(nodes=2, copies=1),
+]
 ADAPTERS = ("plain", "ddp", "fsdp2", "zero1", "zero2", "zero3")
 
 
@@ -33,7 +39,9 @@ def test_a_killed_rank_in_bf16(place: Workplace, adapter: str, world: int) -> No
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("shape", MORE_SHAPES, ids=lambda shape: f"{shape.nodes}x{shape.ranks_per_node}-{shape.copies}-copies")
+@pytest.mark.parametrize(
+    "shape", MORE_SHAPES, ids=lambda shape: f"{shape.nodes}x{shape.ranks_per_node}-{shape.copies}-copies"
+)
 @pytest.mark.parametrize("adapter", ["fsdp2", "zero3"])
 def test_a_killed_rank_in_other_shapes(place: Workplace, adapter: str, shape: Shape) -> None:
     check(place, adapter, "fp32", shape)
@@ -41,7 +49,9 @@ def test_a_killed_rank_in_other_shapes(place: Workplace, adapter: str, shape: Sh
 
 def check(place: Workplace, adapter: str, precision: str, shape: Shape) -> None:
     name = f"{adapter}-{precision}-{shape.nodes}x{shape.ranks_per_node}-{shape.copies}"
-    job = place.submit(name, shape, holds=(FIRST, LAST), adapter=adapter, precision=precision, steps=STEPS, pace_seconds=PACE_SECONDS)
+    job = place.submit(
+        name, shape, holds=(FIRST, LAST), adapter=adapter, precision=precision, steps=STEPS, pace_seconds=PACE_SECONDS
+    )
     job.reference()
     job.wait_standing(FIRST)
     job.wait_committed(4)

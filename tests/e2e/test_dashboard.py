@@ -132,5 +132,8 @@ def stop_another(page: Page, place: Workplace, source: str) -> None:
     expect(page.get_by_role("main")).to_contain_text("Training")
     page.get_by_role("button", name="Stop").click()
     confirm(page, name, "Stop")
-    wait_until("the job to stop", lambda: place.client.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] == "Stopped")
+    wait_until(
+        "the job to stop",
+        lambda: place.client.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] == "Stopped",
+    )
     expect(page.get_by_role("main")).to_contain_text("Stopped")

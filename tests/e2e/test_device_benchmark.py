@@ -11,7 +11,16 @@ from benchmarks.device.parts import GPT, Sizes
 from benchmarks.measures import Verdict
 
 SIZES = Sizes(
-    layers=2, width=128, heads=4, context=64, batch=8, accumulate=10, warm_up=6, order="ABBA", block_steps=3, verified_steps=3
+    layers=2,
+    width=128,
+    heads=4,
+    context=64,
+    batch=8,
+    accumulate=10,
+    warm_up=6,
+    order="ABBA",
+    block_steps=3,
+    verified_steps=3,
 )  # steps of a fifth of a second: long enough for a commit each
 
 

@@ -14,7 +14,16 @@ from everstep.protocol.slot import HEADER_BYTES, SlotState, unpack_header
 from infra.local_cloud.fault_kinds import SpotWarning
 from infra.local_cloud.instance_init import memory_directory
 from infra.local_cloud.processes import rank_of
-from tests.e2e.jobs import PATIENCE_SECONDS, SHAPES, Job, Shape, Workplace, assert_identical, assert_incident, wait_until
+from tests.e2e.jobs import (
+    PATIENCE_SECONDS,
+    SHAPES,
+    Job,
+    Shape,
+    Workplace,
+    assert_identical,
+    assert_incident,
+    wait_until,
+)
 
 STEPS = 18
 FIRST, LAST = "1:6", "1:14"
@@ -59,7 +68,9 @@ def test_a_terminated_instance(place: Workplace, start: Callable[..., Job]) -> N
     (incident,) = job.incidents()
     assert_incident(incident, cause="instance_terminated", source="peer")
     assert (incident["InstanceId"], incident["ReplacementInstanceId"]) == (victim, spare)
-    assert job.describe()["NodeIds"][3] == spare, "the replacement takes the lost node's place, so that the order of ranks stays"
+    assert job.describe()["NodeIds"][3] == spare, (
+        "the replacement takes the lost node's place, so that the order of ranks stays"
+    )
     assert_identical(job)
 
 
@@ -141,7 +152,9 @@ def test_all_survivors_are_stopped_although_none_of_them_notices(place: Workplac
     ranks = {rank_of(process.pid): process for process in place.rank_processes()}
     assert len(ranks) == shape.world
     assert job.kill_rank(2) == ranks.pop(2).pid
-    wait_until("all survivors to be gone", lambda: not any(process.is_alive for process in ranks.values()), lambda: ranks)
+    wait_until(
+        "all survivors to be gone", lambda: not any(process.is_alive for process in ranks.values()), lambda: ranks
+    )
     job.wait_ended()
     (incident,) = job.incidents()
     assert_incident(incident, cause="rank_exit", source="local")
@@ -155,7 +168,9 @@ def test_a_flipped_bit_in_memory(start: Callable[..., Job]) -> None:
     victim = 1
     job = start(PAIRS)
     in_mid_training(job)
-    sealed = wait_until("a sealed slot", lambda: [path for path in own_slots(job, victim) if state_of(path) is SlotState.SEALED])
+    sealed = wait_until(
+        "a sealed slot", lambda: [path for path in own_slots(job, victim) if state_of(path) is SlotState.SEALED]
+    )
     for path in sealed:
         flip(path)
     job.kill_rank(3)
@@ -213,7 +228,9 @@ def test_the_control_plane_is_killed_and_comes_back(place: Workplace, start: Cal
 
     def logged() -> dict[int, float]:
         results = place.client.get_metric_data(TrainingJobName=job.name, MetricName="loss")["MetricDataResults"]
-        return {step: value for result in results for step, value in zip(result["Steps"], result["LastValues"], strict=True)}
+        return {
+            step: value for result in results for step, value in zip(result["Steps"], result["LastValues"], strict=True)
+        }
 
     wait_until("every logged value", lambda: len(logged()) == STEPS, logged)
     losses = [float.fromhex(loss) for loss in job.results()[0]["losses"]]
@@ -289,5 +306,7 @@ def test_a_bad_day(place: Workplace, start: Callable[..., Job], seed: int) -> No
     incidents = job.incidents()
     assert [incident["Cause"] for incident in incidents] == [CAUSES[fault] for fault in faults if fault in CAUSES]
     assert {incident["RestoreSource"] for incident in incidents} <= {"local", "peer"}
-    assert [incident["LostSteps"] for incident in incidents if incident["LostSteps"] > 3] == [], f"{faults}: {incidents}"
+    assert [incident["LostSteps"] for incident in incidents if incident["LostSteps"] > 3] == [], (
+        f"{faults}: {incidents}"
+    )
     assert_identical(job)

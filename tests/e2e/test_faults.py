@@ -1,7 +1,7 @@
 """What the local cloud lets happen, through the commands that people use, to jobs in mid-training: what Everstep says of it, and the same end.
 
-Here are the kinds of faults that no story of the other modules is about: warnings of AWS, a host that dies without a word, launches that do not come,
-memory that is taken or wrong. Several happen to one job where they do it little harm.
+Here are the kinds of faults that no story of the other modules is about: warnings of AWS, a host that dies without a
+word, launches that do not come, memory that is taken or wrong. Several happen to one job where they do it little harm.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def cleared(place: Workplace) -> Iterator[None]:
 
 def in_training(place: Workplace, name: str, *holds: str, steps: int = STEPS, **more: Any) -> Job:
     """Return a job of four nodes that stands behind a committed step, about to go on."""
-    job = place.submit(name, PAIRS, holds=(FIRST, *holds), steps=steps, pace_seconds=PACE_SECONDS, adapter="plain", **more)
+    job = place.submit(
+        name, PAIRS, holds=(FIRST, *holds), steps=steps, pace_seconds=PACE_SECONDS, adapter="plain", **more
+    )
     job.reference()
     job.wait_standing(FIRST)
     job.wait_committed(3)
@@ -68,10 +70,14 @@ def test_launches_that_do_not_come_and_advice_that_comes_twice(place: Workplace)
     job.let_go(FIRST)
     place.fault("terminate", victim)
     wait_until("AWS's suspension to be lifted", lambda: resumed(place) > before, lambda: fleet(place)["Reason"])
-    wait_until("AWS's words", lambda: "do not have sufficient" in fleet(place)["Reason"], lambda: fleet(place)["Reason"])
+    wait_until(
+        "AWS's words", lambda: "do not have sufficient" in fleet(place)["Reason"], lambda: fleet(place)["Reason"]
+    )
     job.wait_standing(SECOND)
     place.fault("suspend-launch")
-    wait_until("the suspension to be told", lambda: "(User suspended" in fleet(place)["Reason"], lambda: fleet(place)["Reason"])
+    wait_until(
+        "the suspension to be told", lambda: "(User suspended" in fleet(place)["Reason"], lambda: fleet(place)["Reason"]
+    )
     assert "instances come when who suspended it resumes it" in fleet(place)["Reason"]
     lifted = resumed(place)
     job.let_go(SECOND)
@@ -108,11 +114,15 @@ def test_ranks_leave_before_aws_takes_their_instances(place: Workplace) -> None:
     job.wait_ended()
     incidents = job.incidents()
     for incident in incidents:  # from S3 where both holders of a shard are left at once
-        assert_incident(incident, cause="notice", source="s3" if incident["RestoreSource"] == "s3" else "peer", lost_steps=0)
+        assert_incident(
+            incident, cause="notice", source="s3" if incident["RestoreSource"] == "s3" else "peer", lost_steps=0
+        )
     evidence = " ".join(sentence for incident in incidents for sentence in incident["Evidence"])
     for node, kind in ((retired, "maintenance"), (reserved, "capacity block end"), (ended, "terminating")):
         assert f"AWS announced for {node}: {kind} (" in evidence
-    assert sorted(node for incident in incidents for node in incident["InstanceIds"]) == sorted([retired, reserved, ended])
+    assert sorted(node for incident in incidents for node in incident["InstanceIds"]) == sorted(
+        [retired, reserved, ended]
+    )
     assert not {retired, reserved, ended} & set(job.describe()["NodeIds"])
     assert_identical(job)
 
@@ -145,7 +155,9 @@ def test_a_holders_replica_is_corrupt_when_it_is_needed(place: Workplace) -> Non
     job.wait_ended()
     (incident,) = job.incidents()
     assert_incident(incident, cause="instance_terminated", source="s3", lost_steps=interval + 3, base=interval)
-    corrupt = f"step {effect.facts['step']} of rank 0: peer {holder}: chunks of the payload do not hash to their digests"
+    corrupt = (
+        f"step {effect.facts['step']} of rank 0: peer {holder}: chunks of the payload do not hash to their digests"
+    )
     assert any(corrupt in sentence for sentence in incident["Evidence"]), incident
     assert_identical(job)
 
@@ -155,7 +167,9 @@ def test_memory_for_slots_is_taken_before_a_job_has_its_own(place: Workplace) ->
     moment = "1:15"
     for target in place.cluster.instances():  # whichever two the job gets
         place.fault("fill-memory", target, "--mib", MEMORY_MIB - LEFT_MIB)
-    job = place.submit("crowded", Shape(nodes=2), holds=(moment,), steps=50, pace_seconds=PACE_SECONDS, adapter="plain", width=WIDTH)
+    job = place.submit(
+        "crowded", Shape(nodes=2), holds=(moment,), steps=50, pace_seconds=PACE_SECONDS, adapter="plain", width=WIDTH
+    )
     job.reference()
     job.wait_standing(moment)
     seen = job.protection()

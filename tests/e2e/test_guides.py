@@ -24,7 +24,9 @@ def blocks(page: Path) -> Iterator[tuple[str, str]]:
 
 def run_shell(text: str, what: str) -> str:
     """Run a block as a person's shell would, and stop at the first thing that fails."""
-    done = subprocess.run(["bash", "-euo", "pipefail", "-c", text], capture_output=True, text=True, timeout=BLOCK_SECONDS, check=False)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", text], capture_output=True, text=True, timeout=BLOCK_SECONDS, check=False
+    )
     assert done.returncode == 0, f"{what}:\n{text}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
     return done.stdout
 
@@ -44,7 +46,9 @@ def test_every_block_of_the_guides_runs(place: Workplace, reader: Path) -> None:
     job = place.client.describe_training_job(TrainingJobName="first")
     assert (job["TrainingJobStatus"], job["IncidentCount"]) == ("Stopped", 2)
     assert (reader / "results" / "rank=0" / "model.pt").stat().st_size > 0
-    assert any(re.search(r"\((\S*/)?fit\.py:\d+\)", said) for said in told), f"what runs beside a rank sees the rank: {told}"
+    assert any(re.search(r"\((\S*/)?fit\.py:\d+\)", said) for said in told), (
+        f"what runs beside a rank sees the rank: {told}"
+    )
     with pytest.raises(place.client.exceptions.ResourceNotFoundException):
         place.client.describe_training_job(TrainingJobName="second")
 
@@ -53,7 +57,9 @@ def test_the_readmes_own_script_survives_a_kill(place: Workplace, reader: Path) 
     section = (ROOT / "README.md").read_text().partition("## Your own script")[2].partition("\n## ")[0]
     write, run = (text for _, text in BLOCK.findall(section))
     cluster, submit, strike, wait, results = (line.split(" && ") for line in run.splitlines()[1:])
-    assert (cluster[0], results[1]) == ("everstep local up --nodes 2 --spares 1", "everstep local down"), "the test has a cluster of its own"
+    assert (cluster[0], results[1]) == ("everstep local up --nodes 2 --spares 1", "everstep local down"), (
+        "the test has a cluster of its own"
+    )
     assert strike[1] == "everstep local fault kill-rank 'job 0 rank 1'"
     for words in (write, *submit, strike[0]):
         run_shell(words, "README.md")

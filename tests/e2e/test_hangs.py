@@ -1,4 +1,7 @@
-"""Ranks that do nothing any more and do not end: nobody exits, so they have to be found. And a line that carries little, which only looks like it."""
+"""Ranks that do nothing any more and do not end: nobody exits, so they have to be found.
+
+And a line that carries little, which only looks like it.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,21 @@ MEGABITS, WIDTH = 40, 680
 @pytest.fixture(scope="module")
 def place(request: pytest.FixtureRequest, references: References) -> Iterator[Workplace]:
     """A cluster that loses patience soon."""
-    with workplace(request.session, references, nodes=2, spares=0, detection_seconds=DETECTION_SECONDS, has_namespaces=OBSTACLE is None) as own:
+    with workplace(
+        request.session,
+        references,
+        nodes=2,
+        spares=0,
+        detection_seconds=DETECTION_SECONDS,
+        has_namespaces=OBSTACLE is None,
+    ) as own:
         yield own
 
 
 def test_a_stopped_rank_is_found_and_all_restart_in_place(place: Workplace) -> None:
-    place.reference(SHAPES[2], {"steps": str(STEPS)})  # before: while it is computed ranks would stand still, which is what is looked for here
+    place.reference(
+        SHAPES[2], {"steps": str(STEPS)}
+    )  # before: while it is computed ranks would stand still, which is what is looked for here
     job = place.submit("frozen", SHAPES[2], steps=STEPS, pace_seconds=PACE_SECONDS)
     job.wait_committed(10)
     nodes = job.describe()["NodeIds"]
@@ -77,7 +89,10 @@ def test_a_rank_that_goes_on_is_not_restarted(place: Workplace) -> None:
     job.wait("a warning", lambda seen: "stood still" in seen["Reason"])
     assert place.clear("hang") == [f"process {stopped.facts['pid']} goes on"]
     assert job.wait_ended()["Generation"] == 1
-    assert [event["Type"] for event in events_of(place, job.name) if event["Type"].startswith("Ranks")] == ["RanksStandStill", "RanksMoveAgain"]
+    assert [event["Type"] for event in events_of(place, job.name) if event["Type"].startswith("Ranks")] == [
+        "RanksStandStill",
+        "RanksMoveAgain",
+    ]
     assert job.incidents() == []
     assert_identical(job)
 
@@ -86,18 +101,26 @@ def test_a_rank_that_goes_on_is_not_restarted(place: Workplace) -> None:
 @pytest.mark.skipif(OBSTACLE is not None, reason=f"no network namespaces here: {OBSTACLE}")
 def test_a_line_that_carries_little_is_told_and_nobody_is_restarted(place: Workplace) -> None:
     steps, moment = 60, "1:6"
-    job = place.submit("narrow", SHAPES[2], steps=steps, pace_seconds=0.1, adapter="plain", width=WIDTH, holds=(moment,))
+    job = place.submit(
+        "narrow", SHAPES[2], steps=steps, pace_seconds=0.1, adapter="plain", width=WIDTH, holds=(moment,)
+    )
     job.reference()
     job.wait_standing(moment)
     job.wait_committed(3)
     holder = job.node_of(1)
     place.fault("slow-network", holder, "--megabits", MEGABITS)
     job.let_go(moment)
-    told = wait_until("the line to be told", lambda: (seen := job.protection())["ProtectionState"] == "Degraded" and seen, job.protection)
+    told = wait_until(
+        "the line to be told",
+        lambda: (seen := job.protection())["ProtectionState"] == "Degraded" and seen,
+        job.protection,
+    )
     out_of_view = [f"{node} is out of view: it does not answer" for node in job.describe()["NodeIds"]]
     assert any(words in told["Reason"] for words in (*out_of_view, f"{holder} is slow: its link carries ")), told
     assert place.clear("slow-network") == [f"the line of {holder} carries what it can"]
-    wait_until("protection to be whole again", lambda: job.protection()["ProtectionState"] == "Protected", job.protection)
+    wait_until(
+        "protection to be whole again", lambda: job.protection()["ProtectionState"] == "Protected", job.protection
+    )
     assert job.wait_ended()["Generation"] == 1
     assert job.incidents() == []
     assert_identical(job)

@@ -33,7 +33,11 @@ def test_the_whole_life_of_a_job(place: Workplace, reader: Path, program: str) -
     interpreter = sys.executable if program.endswith(".py") else "bash"
     try:
         done = subprocess.run(
-            [interpreter, str(LIVES / program), fleet, group, name], capture_output=True, text=True, timeout=LIFE_SECONDS, check=False
+            [interpreter, str(LIVES / program), fleet, group, name],
+            capture_output=True,
+            text=True,
+            timeout=LIFE_SECONDS,
+            check=False,
         )
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         told = done.stdout
@@ -41,16 +45,26 @@ def test_the_whole_life_of_a_job(place: Workplace, reader: Path, program: str) -
         assert re.search(r"^incident: drill\b.*\bpeer\b", told, re.MULTILINE), told
         with pytest.raises(place.client.exceptions.ResourceNotFoundException):
             place.client.describe_training_job(TrainingJobName=name)
-        wait_until("the fleet to be gone", lambda: fleet not in [each["FleetName"] for each in place.client.list_fleets()["Fleets"]])
+        wait_until(
+            "the fleet to be gone",
+            lambda: fleet not in [each["FleetName"] for each in place.client.list_fleets()["Fleets"]],
+        )
     finally:
         _end(place, fleet, group, name)
 
 
 def _end(place: Workplace, fleet: str, group: str, job: str) -> None:
     """Leave nothing, also of a life that broke off in the middle."""
-    with contextlib.suppress(place.client.exceptions.ResourceNotFoundException, place.client.exceptions.ConflictException):
+    with contextlib.suppress(
+        place.client.exceptions.ResourceNotFoundException, place.client.exceptions.ConflictException
+    ):
         place.client.stop_training_job(TrainingJobName=job)
-    with contextlib.suppress(place.client.exceptions.ResourceNotFoundException, place.client.exceptions.ConflictException):
+    with contextlib.suppress(
+        place.client.exceptions.ResourceNotFoundException, place.client.exceptions.ConflictException
+    ):
         place.client.delete_fleet(FleetName=fleet)
-    with contextlib.closing(place.cluster.aws("autoscaling")) as auto_scaling, contextlib.suppress(auto_scaling.exceptions.ClientError):
+    with (
+        contextlib.closing(place.cluster.aws("autoscaling")) as auto_scaling,
+        contextlib.suppress(auto_scaling.exceptions.ClientError),
+    ):
         auto_scaling.delete_auto_scaling_group(AutoScalingGroupName=group, ForceDelete=True)

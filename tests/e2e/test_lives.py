@@ -40,14 +40,18 @@ def test_a_script_that_ends_at_once(place: Workplace) -> None:
     job = place.submit("broken", PAIR, entry_point="broken.py", request={"RetryStrategy": {"MaxAttempts": 2}})
     seen = job.wait_ended("Failed")
     assert "the tokenizer /data/vocabulary.json is missing" in seen["FailureReason"]
-    assert attempts_at("before its first step", seen) in (2, 3), "MaxAttempts, and one more if it was the same node's rank that ended first"
+    assert attempts_at("before its first step", seen) in (2, 3), (
+        "MaxAttempts, and one more if it was the same node's rank that ended first"
+    )
 
 
 def test_a_script_that_always_ends_at_the_same_step(place: Workplace) -> None:
     job = place.submit("bad-data", PAIR, steps=20, crash_after=5, pace_seconds=0.2)
     seen = job.wait_ended("Failed")
     assert "the data of step 6 are bad" in seen["FailureReason"]
-    assert attempts_at("after step 5", seen) in (3, 4, 5), "MaxAttempts, and one more on another node and from an older state each"
+    assert attempts_at("after step 5", seen) in (3, 4, 5), (
+        "MaxAttempts, and one more on another node and from an older state each"
+    )
     assert seen["BaseStep"] > 0, "the last attempt went on from memory"
 
 
@@ -62,7 +66,13 @@ def attempts_at(place: str, seen: dict[str, Any]) -> int:
 def test_state_that_does_not_fit(place: Workplace) -> None:
     job = place.submit("too-large", PAIR, adapter="plain", steps=20, ballast_bytes=40_000_000)
     seen = job.wait_ended("Failed")
-    for words in ("Protection.Copies", "2 slots · 2 copies · ", "bytes of shards per node", "of host memory per node", f"{64 * 1024**2:,} are there"):
+    for words in (
+        "Protection.Copies",
+        "2 slots · 2 copies · ",
+        "bytes of shards per node",
+        "of host memory per node",
+        f"{64 * 1024**2:,} are there",
+    ):
         assert words in seen["FailureReason"]
 
 
@@ -140,16 +150,27 @@ def test_logs_and_outputs_come_back_by_the_command_line(place: Workplace, tmp_pa
     job.wait_ended()
     printed = everstep(place, "jobs", "logs", job.name, "--rank", "0", "--raw")
     assert printed.stdout.splitlines() == [f"rank 0 of 2, generation {generation} says hello" for generation in (1, 2)]
-    assert [job.log("stdout", 1, rank).strip() for rank in range(2)] == [f"rank {rank} of 2, generation 1 says hello" for rank in range(2)]
+    assert [job.log("stdout", 1, rank).strip() for rank in range(2)] == [
+        f"rank {rank} of 2, generation 1 says hello" for rank in range(2)
+    ]
     told = everstep(place, "jobs", "output", job.name, "--to", str(tmp_path / "out"))
     assert "2 files" in told.stdout
-    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.json")) == [f"out/rank={rank}/result.json" for rank in range(2)]
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.json")) == [
+        f"out/rank={rank}/result.json" for rank in range(2)
+    ]
     assert_identical(job)
 
 
 def everstep(place: Workplace, *words: str) -> subprocess.CompletedProcess[str]:
     """Run the command line against the cluster."""
     command = [str(Path(sys.executable).parent / "everstep"), *words]
-    told = subprocess.run(command, env={**os.environ, **place.cluster.environment()}, capture_output=True, text=True, timeout=60, check=False)
+    told = subprocess.run(
+        command,
+        env={**os.environ, **place.cluster.environment()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert told.returncode == 0, told.stderr
     return told

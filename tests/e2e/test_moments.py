@@ -1,7 +1,8 @@
 """A process dies, or stands still, in the middle of what it does for a step or a recovery; always: it was there, once, and bit for bit the same end.
 
-The cluster's processes load `fault_points`; product code has no part in it. Where somebody dies, every shard is larger than one chunk, so that the
-first chunk is not the last. Deadlines are long: an agent that its machine starts again is back before any of them, however busy this machine is.
+The cluster's processes load `fault_points`; product code has no part in it. Where somebody dies, every shard is larger
+than one chunk, so that the first chunk is not the last. Deadlines are long: an agent that its machine starts again is
+back before any of them, however busy this machine is.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def place(request: pytest.FixtureRequest, references: References, armed_folder: 
     """A cluster of this module's own, whose processes can be told where to die."""
     environment = {"PYTHONPATH": str(FAULT_POINTS), VARIABLE: str(armed_folder)}
     size = {"nodes": SHAPE.nodes, "spares": 1}
-    with workplace(request.session, references, **size, detection_seconds=DETECTION_SECONDS, environment=environment) as own:
+    with workplace(
+        request.session, references, **size, detection_seconds=DETECTION_SECONDS, environment=environment
+    ) as own:
         yield own
 
 
@@ -98,9 +101,13 @@ def test_a_rank_dies_in_the_middle_of_a_capture(job: Job, dies: Callable[..., Pa
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    "moment", [Moment.SEAL_OWN, Moment.SEAL_REPLICA, Moment.REPLICA_SENT, Moment.REPLICA_RECEIVED, Moment.VOTE, Moment.COMMIT], ids=str
+    "moment",
+    [Moment.SEAL_OWN, Moment.SEAL_REPLICA, Moment.REPLICA_SENT, Moment.REPLICA_RECEIVED, Moment.VOTE, Moment.COMMIT],
+    ids=str,
 )
-def test_an_agent_dies_while_steps_are_kept(place: Workplace, dies: Callable[..., Path], request: pytest.FixtureRequest, moment: Moment) -> None:
+def test_an_agent_dies_while_steps_are_kept(
+    place: Workplace, dies: Callable[..., Path], request: pytest.FixtureRequest, moment: Moment
+) -> None:
     """Ranks train on, and the next agent takes over slots, ranks and rounds."""
     job = in_mid_training(place, request.node.name, SHAPE, steps=2 * STEPS, pace_seconds=PACE_SECONDS, width=WIDTH)
     seen = job.describe()
@@ -121,7 +128,9 @@ def test_an_agent_dies_while_steps_are_kept(place: Workplace, dies: Callable[...
     assert_identical(job)
 
 
-def test_an_agent_stands_still_in_the_middle_of_a_snapshot(place: Workplace, dies: Callable[..., Path], request: pytest.FixtureRequest) -> None:
+def test_an_agent_stands_still_in_the_middle_of_a_snapshot(
+    place: Workplace, dies: Callable[..., Path], request: pytest.FixtureRequest
+) -> None:
     """A stopped process keeps its lines open: its holders' and owners' lines are silent, its ranks train on, and nobody is restarted."""
     job = in_mid_training(place, request.node.name, Shape(nodes=2), steps=LONG_STEPS, pace_seconds=LONG_PACE_SECONDS)
     seen = job.describe()
@@ -132,10 +141,17 @@ def test_an_agent_stands_still_in_the_middle_of_a_snapshot(place: Workplace, die
     job.let_go(FIRST)
     try:
         assert wait_struck(armed) == agent
-        wait_until("the agent to stand still", lambda: Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[0] == "T")
-        assert SlotState.WRITING in states_on(node, other), "a chunk of the other's shard has come, and it is neither verified nor sealed"
+        wait_until(
+            "the agent to stand still",
+            lambda: Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[0] == "T",
+        )
+        assert SlotState.WRITING in states_on(node, other), (
+            "a chunk of the other's shard has come, and it is neither verified nor sealed"
+        )
         boundary = job.describe()["Boundary"]
-        told = wait_until("protection to be degraded", lambda: (seen := job.protection())["ProtectionState"] == "Degraded" and seen)
+        told = wait_until(
+            "protection to be degraded", lambda: (seen := job.protection())["ProtectionState"] == "Degraded" and seen
+        )
         assert node in told["Reason"]
         job.wait("ranks to train on", lambda seen: seen["Boundary"] >= boundary + 5)
         assert SlotState.WRITING in states_on(node, other)
@@ -159,8 +175,12 @@ def states_on(node: str, rank: int) -> set[SlotState]:
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("moment", [Moment.PROMISED, Moment.VERIFIED, Moment.LOADED, Moment.RUNNING, Moment.STARTED], ids=str)
-def test_an_agent_dies_while_ranks_are_restarted(place: Workplace, job: Job, dies: Callable[..., Path], moment: Moment) -> None:
+@pytest.mark.parametrize(
+    "moment", [Moment.PROMISED, Moment.VERIFIED, Moment.LOADED, Moment.RUNNING, Moment.STARTED], ids=str
+)
+def test_an_agent_dies_while_ranks_are_restarted(
+    place: Workplace, job: Job, dies: Callable[..., Path], moment: Moment
+) -> None:
     """A rank was killed; the agent of the other node dies in the middle of the recovery, and the next one finishes it."""
     node = job.node_of(0)
     agent = place.agent_pid(node)
@@ -175,7 +195,9 @@ def test_an_agent_dies_while_ranks_are_restarted(place: Workplace, job: Job, die
 
 
 @pytest.mark.parametrize("moment", [Moment.BASE_SENT, Moment.BASE_RECEIVED], ids=str)
-def test_an_agent_dies_while_a_replacement_is_filled(place: Workplace, job: Job, dies: Callable[..., Path], moment: Moment) -> None:
+def test_an_agent_dies_while_a_replacement_is_filled(
+    place: Workplace, job: Job, dies: Callable[..., Path], moment: Moment
+) -> None:
     nodes = job.describe()["NodeIds"]
     (spare,) = place.cluster.instances().keys() - set(nodes)
     node = spare if moment is Moment.BASE_RECEIVED else nodes[0]

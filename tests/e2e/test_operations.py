@@ -32,7 +32,11 @@ def test_a_node_is_rebooted_and_a_failed_one_is_kept_with_its_evidence(place: Wo
         job.let_go("1:6")
         job.wait_standing("2:40")
         assert rebooted not in job.describe()["NodeIds"]
-        wait_until("the rebooted node to be a spare", lambda: node_of(place, rebooted)["NodeStatus"] == "spare", lambda: node_of(place, rebooted))
+        wait_until(
+            "the rebooted node to be a spare",
+            lambda: node_of(place, rebooted)["NodeStatus"] == "spare",
+            lambda: node_of(place, rebooted),
+        )
 
         failed = job.node_of(2)
         place.cluster.inject(Xid(target=failed, code=MECHANICAL))
@@ -46,10 +50,18 @@ def test_a_node_is_rebooted_and_a_failed_one_is_kept_with_its_evidence(place: Wo
         assert by_cause["node_fault"]["InstanceIds"] == [failed]
         assert_identical(job)
 
-        wait_until("the failed node to be kept", lambda: "kept for inspection" in node_of(place, failed)["Reason"], lambda: node_of(place, failed))
+        wait_until(
+            "the failed node to be kept",
+            lambda: "kept for inspection" in node_of(place, failed)["Reason"],
+            lambda: node_of(place, failed),
+        )
         assert failed in place.cluster.instances(), "a person has to be able to look at it"
         s3 = place.cluster.aws("s3")
-        wait_until("its evidence", lambda: {"node.json", "agent.log", "shim.log"} <= evidence(s3, failed), lambda: evidence(s3, failed))
+        wait_until(
+            "its evidence",
+            lambda: {"node.json", "agent.log", "shim.log"} <= evidence(s3, failed),
+            lambda: evidence(s3, failed),
+        )
         place.client.release_node(NodeId=failed, Terminate=True)
         wait_until("its end", lambda: failed not in place.cluster.instances(), lambda: node_of(place, failed))
     finally:
@@ -60,7 +72,9 @@ def test_a_node_is_rebooted_and_a_failed_one_is_kept_with_its_evidence(place: Wo
 def test_a_job_of_higher_priority_takes_the_nodes_of_a_preemptible_one(place: Workplace) -> None:
     """The group can hold six instances, and both want four."""
     with room_for(place, 6):
-        humble = place.submit("humble", PAIRS, steps=40, holds=("1:6",), pace_seconds=0.05, request={"Preemptible": True})
+        humble = place.submit(
+            "humble", PAIRS, steps=40, holds=("1:6",), pace_seconds=0.05, request={"Preemptible": True}
+        )
         humble.reference()
         humble.wait_standing("1:6")
         humble.wait_committed(1)
@@ -94,7 +108,10 @@ def test_ranks_have_the_data_packages_secrets_and_role_that_were_asked_for(place
         "Requirements": "requirements.txt",
         "InputDataConfig": [
             {"ChannelName": "fetched", "DataSource": {"S3DataSource": {"S3Uri": f"s3://{BUCKET}/data/"}}},
-            {"ChannelName": "mounted", "DataSource": {"FileSystemDataSource": {"DirectoryPath": str(tmp_path / "mounted")}}},
+            {
+                "ChannelName": "mounted",
+                "DataSource": {"FileSystemDataSource": {"DirectoryPath": str(tmp_path / "mounted")}},
+            },
         ],
         "Secrets": {"DATABASE_PASSWORD": "secretsmanager:database"},
         "RoleArn": "arn:aws:iam::123456789012:role/training",
@@ -115,4 +132,7 @@ def node_of(place: Workplace, node_id: str) -> dict[str, Any]:
 
 def evidence(s3: Any, node_id: str) -> set[str]:
     prefix = f"evidence/{node_id}/"
-    return {entry["Key"].removeprefix(prefix) for entry in s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])}
+    return {
+        entry["Key"].removeprefix(prefix)
+        for entry in s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])
+    }

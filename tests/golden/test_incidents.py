@@ -1,8 +1,8 @@
 """Scripts that read like incident reports: what was done to a job, and everything that followed.
 
 A script is a drawing (`#`), commands, `----`, and what the control plane said, sent and stored. The world is that of
-`tests/unit/control_plane/loop/world.py`: the real loops and decisions, virtual time. After a change that is meant, write them anew with
-EVERSTEP_UPDATE_GOLDEN=1 and read the difference.
+`tests/unit/control_plane/loop/world.py`: the real loops and decisions, virtual time. After a change that is meant,
+write them anew with EVERSTEP_UPDATE_GOLDEN=1 and read the difference.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class Teller:
             case ["until", state]:
                 await world.until(lambda: world.job().state == state, limit=1000)
             case ["until", "generation", number, state]:
-                await world.until(lambda: world.job().generation == int(number) and world.job().state == state, limit=1000)
+                await world.until(
+                    lambda: world.job().generation == int(number) and world.job().state == state, limit=1000
+                )
             case ["train", steps]:
                 await world.train(int(steps))
             case ["upload", step]:
@@ -146,7 +148,12 @@ class Teller:
                     agent = self.silenced[place] = world.team()[int(place)]
                     world.cut.add(agent.node_id)
             case ["fault", place, code, *number]:
-                fault = NodeFault(code=code, message=f"as the {code} check says", is_permanent=False, xid=int(number[0]) if number else None)
+                fault = NodeFault(
+                    code=code,
+                    message=f"as the {code} check says",
+                    is_permanent=False,
+                    xid=int(number[0]) if number else None,
+                )
                 agent = self.silenced[place] = world.team()[int(place)] if place != "spare" else world.spare()
                 agent.node_faults = (fault,)
                 agent.report()
@@ -216,7 +223,9 @@ class Teller:
             found = events.page(session, events.EventFilter(after_id=self.told_events), limit=1000)
         for event in found:
             who = f"{_short(event.node_id)} " if event.node_id is not None and event.type == "NodeStateChanged" else ""
-            self.lines.append(f"{(event.at - START).total_seconds():7.1f}  {who}{_short(event.message)}".partition("\n")[0])
+            self.lines.append(
+                f"{(event.at - START).total_seconds():7.1f}  {who}{_short(event.message)}".partition("\n")[0]
+            )
             self.told_events = event.id
         grouped: dict[str, list[str]] = {}
         for node_id, message in world.said[self.told_messages :]:
@@ -234,21 +243,32 @@ class Teller:
     def summary(self) -> list[str]:
         lines = []
         for incident in self.world.incidents():
-            phases = (incident.detect_seconds, incident.replace_seconds, incident.restore_seconds, incident.rework_seconds)
+            phases = (
+                incident.detect_seconds,
+                incident.replace_seconds,
+                incident.restore_seconds,
+                incident.rework_seconds,
+            )
             lengths = " + ".join("…" if phase is None else f"{phase:.1f}" for phase in phases)
             lines += [
-                f"incident {incident.cause}, generation {incident.generation_before} → {incident.generation_after}: {_short(incident.decision)}",
+                f"incident {incident.cause}, generation {incident.generation_before} → "
+                f"{incident.generation_after}: {_short(incident.decision)}",
                 *(f"  because {_short(words)}" for words in incident.evidence),
-                f"  from step {incident.from_step} ({incident.restore_source}), {incident.lost_steps} steps lost, {incident.phase}",
+                f"  from step {incident.from_step} ({incident.restore_source}), {incident.lost_steps} steps "
+                f"lost, {incident.phase}",
                 f"  detect + replace + restore + rework = {lengths} s",
             ]
             if incident.faulted_instance_ids:
                 lines.append(f"  happened on {_short(', '.join(incident.faulted_instance_ids))}")
             if incident.instance_ids:
                 replaced = ", ".join(incident.replacement_instance_ids)
-                lines.append(f"  lost {_short(', '.join(incident.instance_ids))}, replaced by {_short(replaced) or 'nobody yet'}")
+                lines.append(
+                    f"  lost {_short(', '.join(incident.instance_ids))}, replaced by {_short(replaced) or 'nobody yet'}"
+                )
         job = self.world.job()
-        lines.append(f"job {JobState(job.state).value}, generation {job.generation}: {_short(job.reason)}".replace("\n", " ⏎ "))
+        lines.append(
+            f"job {JobState(job.state).value}, generation {job.generation}: {_short(job.reason)}".replace("\n", " ⏎ ")
+        )
         return lines
 
 

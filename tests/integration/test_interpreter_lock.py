@@ -1,7 +1,8 @@
 """What copies, digests and moves many bytes lets go of the interpreter's lock meanwhile: training, and an agent's loop, go on.
 
-No time is measured. Under a switch interval that no test outlives, a thread gets the lock only when the one that has it lets go of it by itself.
-Whoever calls again and again what holds the lock is never interrupted, however long that takes; what lets go of it lets the other thread in.
+No time is measured. Under a switch interval that no test outlives, a thread gets the lock only when the one that has it
+lets go of it by itself. Whoever calls again and again what holds the lock is never interrupted, however long that
+takes; what lets go of it lets the other thread in.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def copied_at_a_boundary() -> Work:
 
 def copied_into_live_tensors() -> Work:
     source, target = filled(1), filled(0)
-    return lambda: _move(target.data_ptr(), source.data_ptr(), SIZE)  # `copy_into_live` asks torch about each tensor, and torch lets go for that, too
+    return lambda: _move(
+        target.data_ptr(), source.data_ptr(), SIZE
+    )  # `copy_into_live` asks torch about each tensor, and torch lets go for that, too
 
 
 def compared_in_an_audit() -> Work:
@@ -100,7 +103,14 @@ def copied_between_slots() -> Work:
 
 @pytest.mark.parametrize(
     "work",
-    [copied_at_a_boundary, copied_into_live_tensors, compared_in_an_audit, digested, digested_piece_by_piece, copied_between_slots],
+    [
+        copied_at_a_boundary,
+        copied_into_live_tensors,
+        compared_in_an_audit,
+        digested,
+        digested_piece_by_piece,
+        copied_between_slots,
+    ],
     ids=lambda work: work.__name__,
 )
 def test_others_run_while_many_bytes_are(work: Callable[[], Work]) -> None:

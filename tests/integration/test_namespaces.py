@@ -1,7 +1,8 @@
 """Instances in network namespaces: real lines, really cut and slowed, and nothing left of them.
 
-All of it hangs on a network of the module's own in place of the machine's: a bridge that comes or goes there is a change of network to every
-browser on it, which breaks off what it asks for, and another worker's tests look at one meanwhile.
+All of it hangs on a network of the module's own in place of the machine's: a bridge that comes or goes there is a
+change of network to every browser on it, which breaks off what it asks for, and another worker's tests look at one
+meanwhile.
 """
 
 from __future__ import annotations
@@ -34,12 +35,17 @@ PORT = 7000
 REFUSED, TIMED_OUT = 7, 28
 """Exit codes of curl."""
 BLOB_BYTES = 4 * 1024 * 1024
-SERVER = f"#!/bin/sh\nhead -c {BLOB_BYTES} /dev/zero > blob\nexec {sys.executable} -m http.server --bind $EVERSTEP_ADDRESS {PORT}\n"
+SERVER = (
+    f"#!/bin/sh\nhead -c {BLOB_BYTES} /dev/zero > blob\nexec {sys.executable} -m http.server --bind "
+    f"$EVERSTEP_ADDRESS {PORT}\n"
+)
 
 
 def left_of(name: str) -> list[str]:
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
-    routes = subprocess.run(["ip", "route", "show", "table", "local"], capture_output=True, text=True, check=True).stdout
+    routes = subprocess.run(
+        ["ip", "route", "show", "table", "local"], capture_output=True, text=True, check=True
+    ).stdout
     namespaces = [path.name for path in network.NAMESPACES.glob(f"{name}-*")]
     return [line for line in (links + routes).splitlines() if name in line] + namespaces
 
@@ -91,8 +97,22 @@ def address(aws: ServedAws, instance_id: str) -> str:
 
 
 def curl(name: str, instance_id: str, url: str, *, seconds: float) -> subprocess.CompletedProcess[str]:
-    words = ["curl", "--noproxy", "*", "-s", "-o", "/dev/null", "-m", str(seconds), "-w", "%{size_download} %{time_total}", url]
-    return subprocess.run(["ip", "netns", "exec", f"{name}-{instance_id}", *words], capture_output=True, text=True, check=False)
+    words = [
+        "curl",
+        "--noproxy",
+        "*",
+        "-s",
+        "-o",
+        "/dev/null",
+        "-m",
+        str(seconds),
+        "-w",
+        "%{size_download} %{time_total}",
+        url,
+    ]
+    return subprocess.run(
+        ["ip", "netns", "exec", f"{name}-{instance_id}", *words], capture_output=True, text=True, check=False
+    )
 
 
 def reaches(name: str, instance_id: str, url: str) -> bool:
@@ -141,12 +161,16 @@ def test_instances_reach_aws_and_one_another_and_nothing_else(aws: ServedAws, na
         aws_host = aws.url.split("/")[2].split(":")[0]
         refused = curl(name, first, f"http://{aws_host}:{port}/", seconds=20)
         assert refused.returncode == REFUSED, "the routes of an instance end at the two ports"
-        assert curl(name, first, f"http://127.0.0.1:{port}/", seconds=20).returncode == REFUSED, "its loopback is its own"
+        assert curl(name, first, f"http://127.0.0.1:{port}/", seconds=20).returncode == REFUSED, (
+            "its loopback is its own"
+        )
     routes = subprocess.run(["ip", "-n", f"{name}-{first}", "route"], capture_output=True, text=True, check=True).stdout
     assert "default" not in routes
 
 
-def test_a_partition_swallows_packets_in_both_directions_until_it_is_cleared(aws: ServedAws, name: str, pair: list[str]) -> None:
+def test_a_partition_swallows_packets_in_both_directions_until_it_is_cleared(
+    aws: ServedAws, name: str, pair: list[str]
+) -> None:
     first, second = pair
     effect = aws.inject(Partition(target=first))
     assert effect.facts["addresses"] == "all"
@@ -174,7 +198,9 @@ def test_one_of_two_partitions_is_cleared(aws: ServedAws, name: str, pair: list[
     assert [said.partition(" ")[0] for said in aws.clear("partition")] == [second]
 
 
-@pytest.mark.parametrize(("separate_from", "aws_is_reached", "peer_is_reached"), [("aws", False, True), ("peers", True, False)])
+@pytest.mark.parametrize(
+    ("separate_from", "aws_is_reached", "peer_is_reached"), [("aws", False, True), ("peers", True, False)]
+)
 def test_a_partition_may_be_of_some(
     aws: ServedAws, name: str, pair: list[str], separate_from: str, aws_is_reached: bool, peer_is_reached: bool
 ) -> None:

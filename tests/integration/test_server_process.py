@@ -1,4 +1,7 @@
-"""The server as a process: how it starts, refuses to start, answers and stops. Its cloud is a socket that answers one question."""
+"""The server as a process: how it starts, refuses to start, answers and stops.
+
+Its cloud is a socket that answers one question.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,18 @@ def cloud():
 
 def command(directory: Path, cloud: str, *more: str) -> list[str]:
     return [
-        *(sys.executable, "-P", "-m", "control_plane", "--state-dir", str(directory / "state"), "--mode", "local", "--aws-endpoint-url", cloud),
+        *(
+            sys.executable,
+            "-P",
+            "-m",
+            "control_plane",
+            "--state-dir",
+            str(directory / "state"),
+            "--mode",
+            "local",
+            "--aws-endpoint-url",
+            cloud,
+        ),
         *("--bucket", "b", "--port", "0", "--ready-file", str(directory / "ready.json"), *more),
     ]
 
@@ -84,10 +98,15 @@ def test_a_server_starts_answers_restarts_and_stops(tmp_path, cloud):
     try:
         token = Path(ready["admin_token_path"])
         assert ready["pid"] == process.pid
-        assert {stat.S_IMODE(path.stat().st_mode) for path in (token, token.with_name("server_secret"), token.with_name("everstep.db"))} == {0o600}
+        assert {
+            stat.S_IMODE(path.stat().st_mode)
+            for path in (token, token.with_name("server_secret"), token.with_name("everstep.db"))
+        } == {0o600}
         assert httpx.get(f"{ready['url']}/v1/health", trust_env=False, timeout=30).status_code == 200
         headers = {"authorization": f"Bearer {token.read_text().strip()}"}
-        assert httpx.get(f"{ready['url']}/v1/fleets", headers=headers, trust_env=False, timeout=30).json() == {"Fleets": []}
+        assert httpx.get(f"{ready['url']}/v1/fleets", headers=headers, trust_env=False, timeout=30).json() == {
+            "Fleets": []
+        }
     finally:
         assert stop(process) == 0
     secrets = {name: token.with_name(name).read_text() for name in ("admin_token", "server_secret")}
@@ -107,7 +126,9 @@ def test_an_answer_does_not_wait_until_its_head_is_acknowledged():
 
 
 def test_a_server_does_not_start_on_a_schema_it_does_not_know_and_says_why(tmp_path, cloud):
-    ended = subprocess.run(command(tmp_path, cloud), cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False)
+    ended = subprocess.run(
+        command(tmp_path, cloud), cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False
+    )
     assert ended.returncode == 2
     assert "start once with --migrate" in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -124,7 +145,10 @@ def test_files_of_the_working_directory_shadow_nothing(tmp_path, cloud):
 
 def test_timeouts_are_explained_and_nothing_is_touched(tmp_path: Path) -> None:
     done = subprocess.run(
-        [*command(tmp_path, "http://127.0.0.1:9", "--print-timeouts", "--detection-seconds", "2")], capture_output=True, text=True, check=True
+        [*command(tmp_path, "http://127.0.0.1:9", "--print-timeouts", "--detection-seconds", "2")],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "2.0 s  detection_seconds" in done.stdout
     assert "80.0 s  blind_wait" in done.stdout
@@ -132,7 +156,18 @@ def test_timeouts_are_explained_and_nothing_is_touched(tmp_path: Path) -> None:
 
 
 def test_every_line_is_json_where_that_is_asked_for(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "control_plane", "--state-dir", str(tmp_path), "--bucket", "b", "--log-format", "json"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "control_plane",
+        "--state-dir",
+        str(tmp_path),
+        "--bucket",
+        "b",
+        "--log-format",
+        "json",
+    ]
     local = ["--mode", "local", "--aws-endpoint-url", "http://127.0.0.1:1", "--detection-seconds", "0"]
     done = subprocess.run([*command, *local], capture_output=True, text=True, check=False, timeout=50)
     assert done.returncode == 2

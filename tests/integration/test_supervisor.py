@@ -31,7 +31,9 @@ pytestmark = pytest.mark.integration
 PRELOADED = ("graphlib",)
 """A small module that no script imports by itself: what is there only in a warm rank."""
 NOTHING = Supplied()
-LEAVE_A_CHILD = "import os, signal\npid = os.fork()\nif pid == 0:\n    signal.pause()\nprint(pid, flush=True)\nos._exit(0)\n"
+LEAVE_A_CHILD = (
+    "import os, signal\npid = os.fork()\nif pid == 0:\n    signal.pause()\nprint(pid, flush=True)\nos._exit(0)\n"
+)
 KERNEL = MemoryPaths()
 WAIT_FOR_EVER = "import signal\nprint('up', flush=True)\nsignal.pause()\n"
 
@@ -57,14 +59,21 @@ class Bench:
             memory_paths=memory_paths,
         )
 
-    async def start(self, script: str, *, count: int = 1, generation: int = 1, supplied: Supplied = NOTHING, **options: object) -> GenerationPlan:
+    async def start(
+        self, script: str, *, count: int = 1, generation: int = 1, supplied: Supplied = NOTHING, **options: object
+    ) -> GenerationPlan:
         entry = self.source / "train.py"
         if not entry.exists() or entry.read_text() != script:  # a rank that was started before may be about to read it
             entry.write_text(script)
         plan = rank_plan(ranks_per_node=count, generation=generation, **options)  # type: ignore[arg-type]
         for rank in plan.nodes[0].ranks:
             await self.supervisor.start_rank(
-                plan, plan.nodes[0], rank, self.source / "train.py", agent_socket=self.state / "ranks.sock", supplied=supplied
+                plan,
+                plan.nodes[0],
+                rank,
+                self.source / "train.py",
+                agent_socket=self.state / "ranks.sock",
+                supplied=supplied,
             )
         return plan
 
@@ -89,10 +98,16 @@ class Bench:
 
     async def living(self, rank: int = 0, generation: int = 1) -> RankRecord:
         """Wait until the rank's script has said that it is up."""
-        await self.until(lambda: self.files(rank, generation).stdout.exists() and "up" in self.files(rank, generation).stdout.read_text())
+        await self.until(
+            lambda: (
+                self.files(rank, generation).stdout.exists() and "up" in self.files(rank, generation).stdout.read_text()
+            )
+        )
 
         def found() -> list[RankRecord]:  # the script may speak before the shim's word of it is here
-            return [record for record in self.supervisor.records if (record.rank, record.generation) == (rank, generation)]
+            return [
+                record for record in self.supervisor.records if (record.rank, record.generation) == (rank, generation)
+            ]
 
         await self.until(lambda: bool(found()))
         return found()[0]
@@ -124,7 +139,8 @@ async def cold(tmp_path: Path) -> AsyncIterator[Bench]:
 
 async def test_what_a_rank_is_supplied_with_is_in_its_environment_and_on_no_disk(bench: Bench) -> None:
     await bench.start(
-        "import os\nprint('up', len(os.environ['TOKEN']), flush=True)\nraise SystemExit(3)\n", supplied=Supplied(environment={"TOKEN": "hunter2"})
+        "import os\nprint('up', len(os.environ['TOKEN']), flush=True)\nraise SystemExit(3)\n",
+        supplied=Supplied(environment={"TOKEN": "hunter2"}),
     )
     told = (await bench.exit()).describe(Step(-1))
     assert bench.files().stdout.read_text() == "up 7\n"
@@ -157,7 +173,9 @@ def read_memory(pid: int) -> bytes:
     ranges = [line.split()[:2] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
     data = bytearray()
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-        for begin, end in ((int(place, 16) for place in where.split("-")) for where, rights in ranges if rights.startswith("rw")):
+        for begin, end in (
+            (int(place, 16) for place in where.split("-")) for where, rights in ranges if rights.startswith("rw")
+        ):
             memory.seek(begin)
             data += memory.read(end - begin)
     return bytes(data)
@@ -253,7 +271,10 @@ async def test_a_rank_that_the_kernel_killed_is_out_of_memory(tmp_path: Path, so
         await bench.until(lambda: Rank(0) in bench.supervisor.rank_memory(RUN, Generation(1)))
         assert bench.supervisor.rank_memory(RUN, Generation(1))[Rank(0)].peak_bytes == 800 * 1024
         if source is MemorySource.KERNEL_LOG:
-            line = f"Out of memory: Killed process {rank.pid} (python) total-vm:9kB, anon-rss:900kB, file-rss:1kB, shmem-rss:0kB"
+            line = (
+                f"Out of memory: Killed process {rank.pid} (python) total-vm:9kB, anon-rss:900kB, file-rss:1kB, "
+                "shmem-rss:0kB"
+            )
             (kernel / "kmsg").write_text(f"3,1,{2**60},-;{line}\n")
         if source is not None:
             count(1 if source is MemorySource.NODE else 2, 4)
@@ -266,7 +287,13 @@ async def test_a_rank_that_the_kernel_killed_is_out_of_memory(tmp_path: Path, so
         assert told.memory is None
     else:
         resident = 901 if source is MemorySource.KERNEL_LOG else 700
-        expected = MemoryEnd(source=source, kind=MemoryKind.HOST, rank_bytes=resident * 1024, used_bytes=900 * 1024, total_bytes=1000 * 1024)
+        expected = MemoryEnd(
+            source=source,
+            kind=MemoryKind.HOST,
+            rank_bytes=resident * 1024,
+            used_bytes=900 * 1024,
+            total_bytes=1000 * 1024,
+        )
         assert told.memory == expected
     assert bench.supervisor.rank_memory(RUN, Generation(1)) == {}, "the rank has ended"
 
@@ -284,7 +311,9 @@ async def test_a_rank_that_the_kernel_killed_is_out_of_memory(tmp_path: Path, so
         ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -15, ExitClass.KILLED, ""),
     ],
 )
-async def test_exits_are_told_as_they_were(bench: Bench, script: str, code: int, exit_class: ExitClass, tail: str) -> None:
+async def test_exits_are_told_as_they_were(
+    bench: Bench, script: str, code: int, exit_class: ExitClass, tail: str
+) -> None:
     await bench.start(script)
     told = (await bench.exit()).describe(Step(3))
     assert (told.code, told.exit_class, told.boundary) == (code, exit_class, 3)
@@ -314,7 +343,9 @@ async def test_a_users_own_worker_module_is_imported(bench: Bench) -> None:
 
 async def test_a_missing_script_is_an_error_of_the_rank(bench: Bench) -> None:
     plan = rank_plan()
-    await bench.supervisor.start_rank(plan, plan.nodes[0], Rank(0), bench.source / "train.py", agent_socket=bench.state / "s", supplied=NOTHING)
+    await bench.supervisor.start_rank(
+        plan, plan.nodes[0], Rank(0), bench.source / "train.py", agent_socket=bench.state / "s", supplied=NOTHING
+    )
     told = (await bench.exit()).describe(Step(-1))
     assert told.code == 2
     assert "can't open file" in told.last_lines
@@ -331,7 +362,10 @@ async def test_a_variable_read_at_start_makes_the_start_cold(tmp_path: Path) -> 
     await bench.supervisor.start()
     try:
         await bench.warm()
-        await bench.start("import sys; print(sys.flags.hash_randomization, 'graphlib' in sys.modules)", environment={"PYTHONHASHSEED": "0"})
+        await bench.start(
+            "import sys; print(sys.flags.hash_randomization, 'graphlib' in sys.modules)",
+            environment={"PYTHONHASHSEED": "0"},
+        )
         await bench.exit()
         assert bench.files().stdout.read_text() == "0 False\n"
         assert bench.supervisor.preload in (Preload.PENDING, Preload.READY)
@@ -404,7 +438,10 @@ async def test_ranks_that_still_live_are_not_proven_gone(cold: Bench) -> None:
 
 
 async def test_another_agent_takes_over_ranks_and_the_exits_it_missed(bench: Bench) -> None:
-    await bench.start("import os, signal\nif os.environ['RANK'] == '0': signal.pause()\nprint('up', flush=True)\nsignal.pause()", count=2)
+    await bench.start(
+        "import os, signal\nif os.environ['RANK'] == '0': signal.pause()\nprint('up', flush=True)\nsignal.pause()",
+        count=2,
+    )
     await bench.living(1)
     shim = bench.supervisor._shim_pid
     await bench.supervisor.close()
@@ -423,7 +460,10 @@ async def test_another_agent_takes_over_ranks_and_the_exits_it_missed(bench: Ben
 
 
 async def test_a_start_that_the_agent_before_has_asked_for(bench: Bench) -> None:
-    """It died before it heard of the rank. The next one asks again, while the shim is still at it and when it is done: one rank, told to both."""
+    """It died before it heard of the rank.
+
+    The next one asks again, while the shim is still at it and when it is done: one rank, told to both.
+    """
     await bench.start(WAIT_FOR_EVER)
     for _ in range(2):
         await bench.supervisor.close()
@@ -495,7 +535,9 @@ async def test_shims_that_die_at_once_leave_nothing_and_are_told_once(
     assert caplog.text.count("was started and does not answer") == 1
 
 
-async def test_an_agent_that_ends_while_its_shim_starts_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_agent_that_ends_while_its_shim_starts_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = Bench(tmp_path, is_warm=False)
     stuck = tmp_path / "python"
     stuck.write_text("#!/bin/sh\nexec sleep 1000\n")
@@ -532,7 +574,9 @@ async def test_what_a_dead_shim_had_below_it_is_fenced_by_its_cgroup(cold: Bench
     if not record.cgroup:
         pytest.skip(f"no cgroup can be made here: {cold.supervisor._confinement}")
     stray = int(cold.files().stdout.read_text().splitlines()[0])
-    await cold.until(lambda: cgroups.pids(record.cgroup) == {record.pid, stray})  # the one between them may still be ending
+    await cold.until(
+        lambda: cgroups.pids(record.cgroup) == {record.pid, stray}
+    )  # the one between them may still be ending
     assert cold.shim_pid() not in cgroups.pids(record.cgroup)
     os.kill(cold.shim_pid(), signal.SIGKILL)
     await cold.exit()
@@ -543,7 +587,9 @@ async def test_what_a_dead_shim_had_below_it_is_fenced_by_its_cgroup(cold: Bench
     assert not Path(record.cgroup).parent.exists()
 
 
-async def test_where_there_are_no_cgroups_children_are_found_and_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_where_there_are_no_cgroups_children_are_found_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     bench = Bench(tmp_path, is_warm=False)
     bench.supervisor._cgroup = "no/such/parent"
     await bench.supervisor.start()
@@ -670,7 +716,10 @@ async def test_a_dead_template_is_replaced(tmp_path: Path) -> None:
 
 
 async def test_a_warm_start_that_was_stopped_is_none_when_the_template_dies(tmp_path: Path) -> None:
-    """The template hangs: it never forks the rank that was asked for, and is then killed. A later generation, not stopped, starts cold."""
+    """The template hangs: it never forks the rank that was asked for, and is then killed.
+
+    A later generation, not stopped, starts cold.
+    """
     bench = Bench(tmp_path, is_warm=True)
     await bench.supervisor.start()
     try:
@@ -718,7 +767,9 @@ async def test_a_failed_preload_is_told_and_ranks_start_cold(tmp_path: Path, mon
         await bench.supervisor.shut_down()
 
 
-async def test_ranks_do_not_wait_for_a_template_that_still_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ranks_do_not_wait_for_a_template_that_still_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = preloading(tmp_path, monkeypatch, "import signal\nsignal.pause()")
     await bench.supervisor.start()
     try:
@@ -730,7 +781,9 @@ async def test_ranks_do_not_wait_for_a_template_that_still_imports(tmp_path: Pat
         await bench.supervisor.shut_down()
 
 
-async def test_a_template_that_is_killed_while_it_imports_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_template_that_is_killed_while_it_imports_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = preloading(tmp_path, monkeypatch, "import signal\nsignal.pause()")
     await bench.supervisor.start()
     try:

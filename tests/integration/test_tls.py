@@ -56,7 +56,9 @@ def certificate(directory: Path) -> tuple[Path, Path]:
     )
     files = directory / "certificate.pem", directory / "key.pem"
     files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    files[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    files[1].write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
     return files
 
 
@@ -80,7 +82,8 @@ def server(tmp_path_factory, files):
         "from control_plane.cloud.fake import FakeOperator, MemoryObjectStore\n"
         "make = program.create_app\n"
         "program._announce = lambda settings: None\n"
-        "program.create_app = lambda settings, **more: make(settings, operator=FakeOperator(), objects=MemoryObjectStore('b'), loops=lambda *_: (),"
+        "program.create_app = lambda settings, **more: make(settings, operator=FakeOperator(), "
+        "objects=MemoryObjectStore('b'), loops=lambda *_: (),"
         " **more)\n"
         "sys.exit(program.main())\n"
     )
@@ -117,14 +120,18 @@ def test_another_authority_is_none(server, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-async def test_an_agent_verifies_the_servers_certificate_before_it_sends_its_token(server, files, tmp_path, is_known, caplog) -> None:
+async def test_an_agent_verifies_the_servers_certificate_before_it_sends_its_token(
+    server, files, tmp_path, is_known, caplog
+) -> None:
     tls = ssl.create_default_context(cafile=files[0]) if is_known else None
     client = ControlClient(
         [server["url"]],
         join_token="est_none",
         token_path=tmp_path / "token",
         tls=tls,
-        hello=lambda: Hello(node_id=NodeId("i-1"), agent_id="a", address="127.0.0.2", peer_port=1, memory_bytes=1, version="0"),
+        hello=lambda: Hello(
+            node_id=NodeId("i-1"), agent_id="a", address="127.0.0.2", peer_port=1, memory_bytes=1, version="0"
+        ),
         report=lambda: AgentReport(node_id=NodeId("i-1"), sequence=1, member=None),
         command=lambda _: None,
         welcomed=lambda _: None,
@@ -155,7 +162,18 @@ def test_a_server_that_others_reach_needs_a_certificate(tmp_path, files) -> None
 
 @pytest.mark.parametrize("url", ["http://10.0.0.1:8443", "http://control.example"])
 def test_an_agent_sends_no_token_in_the_clear_to_another_machine(tmp_path, url, capsys) -> None:
-    given = ["--control-plane-url", url, "--instance-id", "i-1", "--address", "127.0.0.2", "--state-dir", str(tmp_path / "s"), "--memory-bytes", "9"]
+    given = [
+        "--control-plane-url",
+        url,
+        "--instance-id",
+        "i-1",
+        "--address",
+        "127.0.0.2",
+        "--state-dir",
+        str(tmp_path / "s"),
+        "--memory-bytes",
+        "9",
+    ]
     with pytest.raises(SystemExit):
         agent_settings(given)
     assert "in the clear" in capsys.readouterr().err
@@ -165,7 +183,16 @@ def test_an_agent_sends_no_token_in_the_clear_to_another_machine(tmp_path, url, 
 def test_a_bundle_that_is_none_is_told(tmp_path, capsys) -> None:
     with pytest.raises(ConfigurationError, match="is not a file"):
         config.load("https://x", "t", {}, ca_bundle=str(tmp_path / "none"))
-    given = ["--control-plane-url", "https://x", "--instance-id", "i-1", "--address", "127.0.0.2", "--state-dir", str(tmp_path / "s")]
+    given = [
+        "--control-plane-url",
+        "https://x",
+        "--instance-id",
+        "i-1",
+        "--address",
+        "127.0.0.2",
+        "--state-dir",
+        str(tmp_path / "s"),
+    ]
     with pytest.raises(SystemExit):
         agent_settings([*given, "--ca-bundle", str(tmp_path / "none")])
     assert "holds no certificates" in capsys.readouterr().err
@@ -187,7 +214,16 @@ def test_the_bundle_is_kept_with_the_endpoint(tmp_path, files) -> None:
 )
 def test_joining_by_a_role_takes_all_that_is_signed(tmp_path, options, words, capsys, monkeypatch) -> None:
     monkeypatch.delenv("AWS_REGION", raising=False)
-    given = ["--control-plane-url", "https://x", "--instance-id", "i-1", "--address", "127.0.0.2", "--state-dir", str(tmp_path / "s")]
+    given = [
+        "--control-plane-url",
+        "https://x",
+        "--instance-id",
+        "i-1",
+        "--address",
+        "127.0.0.2",
+        "--state-dir",
+        str(tmp_path / "s"),
+    ]
     with pytest.raises(SystemExit):
         agent_settings([*given, *options])
     assert words in capsys.readouterr().err
@@ -216,7 +252,10 @@ def test_a_handshake_that_does_not_end_ends_the_connection(tmp_path, files, monk
 
 
 @pytest.mark.security
-@pytest.mark.parametrize(("version", "is_taken"), [(ssl.TLSVersion.TLSv1_1, False), (ssl.TLSVersion.TLSv1_2, True), (ssl.TLSVersion.TLSv1_3, True)])
+@pytest.mark.parametrize(
+    ("version", "is_taken"),
+    [(ssl.TLSVersion.TLSv1_1, False), (ssl.TLSVersion.TLSv1_2, True), (ssl.TLSVersion.TLSv1_3, True)],
+)
 def test_no_version_of_tls_before_1_2_is_spoken(server, files, version, is_taken) -> None:
     context = ssl.create_default_context(cafile=str(files[0]))
     context.set_ciphers("ALL:@SECLEVEL=0")  # else this client itself would not offer the old version
@@ -224,6 +263,14 @@ def test_no_version_of_tls_before_1_2_is_spoken(server, files, version, is_taken
         warnings.simplefilter("ignore", DeprecationWarning)
         context.minimum_version = context.maximum_version = version
     host, port = server["url"].removeprefix("https://").split(":")
-    refused = nullcontext() if is_taken else pytest.raises(OSError, match=r"(?i)alert.protocol.version|unexpected.eof|reset by peer")
-    with socket.create_connection((host, int(port)), 10) as line, refused, context.wrap_socket(line, server_hostname=host) as spoken:
+    refused = (
+        nullcontext()
+        if is_taken
+        else pytest.raises(OSError, match=r"(?i)alert.protocol.version|unexpected.eof|reset by peer")
+    )
+    with (
+        socket.create_connection((host, int(port)), 10) as line,
+        refused,
+        context.wrap_socket(line, server_hostname=host) as spoken,
+    ):
         assert spoken.version() == version.name.replace("_", ".")

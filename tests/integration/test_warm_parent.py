@@ -31,7 +31,14 @@ def begin(directory: str) -> int:
 def test_what_a_rank_has_started_ends_with_it(warm_parent: WarmParent, tmp_path: Path, is_killed: bool) -> None:
     for name in ("told", "asked"):
         os.mkfifo(tmp_path / name)
-    launch = warm_parent.fork("tests.integration.test_warm_parent:begin", str(tmp_path), world=1, directory=tmp_path, environment={}, result="")
+    launch = warm_parent.fork(
+        "tests.integration.test_warm_parent:begin",
+        str(tmp_path),
+        world=1,
+        directory=tmp_path,
+        environment={},
+        result="",
+    )
     process = os.pidfd_open(int((tmp_path / "told").read_text()))
     try:
         if is_killed:

@@ -105,7 +105,9 @@ def walk(
     until: Callable[[W], bool] = lambda world: False,
     is_checked: bool = True,
 ) -> tuple[W, Explored]:
-    """Follow one random path of at most `length` events. The kind of event is drawn first, by its weight (1 unless given), then the event.
+    """Follow one random path of at most `length` events.
+
+    The kind of event is drawn first, by its weight (1 unless given), then the event.
 
     Args:
         model: whose moves.
@@ -133,7 +135,9 @@ def walk(
                 raise Found("nothing can happen any more", story, world)
             break
         kinds = Counter(str(move[0]) for move, _ in moves)
-        event, world = rng.choices(moves, [weights.get(str(move[0]), 1.0) / kinds[str(move[0])] for move, _ in moves])[0]
+        event, world = rng.choices(moves, [weights.get(str(move[0]), 1.0) / kinds[str(move[0])] for move, _ in moves])[
+            0
+        ]
         story.append(event)
         seen[str(event[0])] += 1
     seen.states = len(story)
@@ -158,7 +162,13 @@ class Driver(Generic[W]):
         self._rng = random.Random(seed)
         self._weights = weights
 
-    def until(self, reached: Callable[[W], bool], *, without: Callable[[Event], bool] = lambda event: False, limit: int = 20_000) -> None:
+    def until(
+        self,
+        reached: Callable[[W], bool],
+        *,
+        without: Callable[[Event], bool] = lambda event: False,
+        limit: int = 20_000,
+    ) -> None:
         """Let things happen until `reached`.
 
         Args:

@@ -1,8 +1,9 @@
 """The models of the rounds with reports and announcements that travel over a tree of agents, through nodes that remember what they passed on.
 
-Everything but the rounds' messages is `tests.model.step_protocol` or `tests.model.stop_agreement`. A report of a rank goes from relay to relay, an
-announcement too; a node may have a line to any node above it, to several one after the other, and what a relay says may be older than what another
-one has said since. Relays keep what they know in the real `worker.core.tree.Reports`; an agent that restarts forgets it.
+Everything but the rounds' messages is `tests.model.step_protocol` or `tests.model.stop_agreement`. A report of a rank
+goes from relay to relay, an announcement too; a node may have a line to any node above it, to several one after the
+other, and what a relay says may be older than what another one has said since. Relays keep what they know in the real
+`worker.core.tree.Reports`; an agent that restarts forgets it.
 
     python -m tests.model.over_a_tree NODES COPIES STEPS FAULTS [--stop] [--walks N] [--seed S] [--arity K] [--bug NAME]
 """
@@ -76,8 +77,9 @@ class StepRounds(step_protocol.Model):
 class StopRounds(stop_agreement.Model):
     """The agreed stop's, in its fine form. Only the coordinator's agent restarts.
 
-    A relay passes on only what its own rank's agent has heard. So whatever stop may still come out of the tree after a restart has been heard by some
-    agent, which will tell of it: what `_restarted` calls void, as nobody has heard of it, is void here, too.
+    A relay passes on only what its own rank's agent has heard. So whatever stop may still come out of the tree after a
+    restart has been heard by some agent, which will tell of it: what `_restarted` calls void, as nobody has heard of
+    it, is void here, too.
     """
 
     @property
@@ -141,7 +143,10 @@ class AnyTerm(Reports):
     """Planted: what was reported to the coordinator's earlier life counts as if it had been said to this one."""
 
     def begin_term(self, term: int) -> Reports:
-        kept = {node: NodeReport(node_id=node, term=term, sequence=each.sequence, ranks=each.ranks) for node, each in self.newest.items()}
+        kept = {
+            node: NodeReport(node_id=node, term=term, sequence=each.sequence, ranks=each.ranks)
+            for node, each in self.newest.items()
+        }
         return AnyTerm(term, MappingProxyType(kept)) if term > self.term else self
 
     def take(self, *reports: NodeReport) -> Reports:
@@ -150,7 +155,13 @@ class AnyTerm(Reports):
         return AnyTerm(known.term, known.newest)
 
 
-OF_THE_TREE = {**dict.fromkeys(step_protocol.WEIGHTS, 0.05), "boundary": 0.5, "obstacle": 0.5, "restart": 0.4, "drop": 0.1}
+OF_THE_TREE = {
+    **dict.fromkeys(step_protocol.WEIGHTS, 0.05),
+    "boundary": 0.5,
+    "obstacle": 0.5,
+    "restart": 0.4,
+    "drop": 0.1,
+}
 """How likely the kinds of events are: restarts and abandoned steps are what a tree may get wrong."""
 BUGS = ("any-term", "hears-all")
 
@@ -167,7 +178,10 @@ class TreeModel(Generic[W]):
 
     @classmethod
     def of(cls, model: Rounds[W], *, arity: int = 1, bug: str | None = None) -> TreeModel[W]:
-        """Return the model over a tree of which seat 0 is the root; arity 1 is a chain, the deepest there is. `bug` is one of `BUGS`, planted."""
+        """Return the model over a tree of which seat 0 is the root; arity 1 is a chain, the deepest there is.
+
+        `bug` is one of `BUGS`, planted.
+        """
         tree = RoundTree.of(NodeId("0"), {NodeId(f"{seat}"): [Rank(seat)] for seat in model.seats}, arity=arity)
         return cls(model, tree, AnyTerm if bug == "any-term" else Reports, bug == "hears-all")
 
@@ -201,11 +215,13 @@ class TreeModel(Generic[W]):
                 if above in live:
                     yield from self._over_a_line(world, seat, above)
 
-    # -- relays ---------------------------------------------------------------------------------------------------------------------------
+    # -- relays
 
     def _with(self, world: TreeWorld[W], after: W) -> TreeWorld[W]:
         """What the coordinator says is numbered (`RoundServer._apply`)."""
-        return world._replace(world=after, sequence=world.sequence + (self.model.word(after) != self.model.word(world.world)))
+        return world._replace(
+            world=after, sequence=world.sequence + (self.model.word(after) != self.model.word(world.world))
+        )
 
     def _anew(self, world: W, *, term: int) -> TreeWorld[W]:
         """A new generation: nobody knows anything."""
@@ -215,7 +231,11 @@ class TreeModel(Generic[W]):
         return world._replace(relays=put(world.relays, 0, world.relays[0]._replace(known=self.reports(world.term))))
 
     def _restarted(self, world: TreeWorld[W], seat: int) -> TreeWorld[W]:
-        forgotten = world._replace(relays=put(world.relays, seat, Relay(self.reports(), sequence=world.relays[seat].sequence + 1, is_restarted=True)))
+        forgotten = world._replace(
+            relays=put(
+                world.relays, seat, Relay(self.reports(), sequence=world.relays[seat].sequence + 1, is_restarted=True)
+            )
+        )
         return forgotten if seat else self._at_root(forgotten._replace(term=world.term + 1, sequence=0))
 
     def _newest(self, world: TreeWorld[W], seat: int) -> Relay:
@@ -228,9 +248,13 @@ class TreeModel(Generic[W]):
         return relay._replace(known=relay.known.take(report), sequence=relay.sequence + 1)
 
     def _announced(self, world: TreeWorld[W], seat: int) -> Announced:
-        return world.relays[seat].announced if seat else Announced(world.term, world.sequence, self.model.word(world.world))
+        return (
+            world.relays[seat].announced
+            if seat
+            else Announced(world.term, world.sequence, self.model.word(world.world))
+        )
 
-    # -- moves ----------------------------------------------------------------------------------------------------------------------------
+    # -- moves
 
     def _at_the_root(self, world: TreeWorld[W]) -> Iterator[tuple[Event, TreeWorld[W]]]:
         """The coordinator's own rank reports and hears."""
@@ -243,7 +267,9 @@ class TreeModel(Generic[W]):
 
     def _over_a_line(self, world: TreeWorld[W], seat: int, above: int) -> Iterator[tuple[Event, TreeWorld[W]]]:
         relay = self._newest(world, seat)
-        sent = tuple(each for node, each in relay.known.newest.items() if world.relays[above].known.newest.get(node) != each)
+        sent = tuple(
+            each for node, each in relay.known.newest.items() if world.relays[above].known.newest.get(node) != each
+        )
         if sent and relay.known.term >= world.relays[above].known.term:
             risen = world._replace(relays=put(world.relays, seat, relay))
             after = self._taken(risen, above, sent, world.relays[above].sequence)
@@ -251,7 +277,9 @@ class TreeModel(Generic[W]):
                 yield ("up", seat, above), after
         announced = self._announced(world, above)
         is_news = announced[:2] > relay.announced[:2] and announced.term >= relay.known.term
-        if (is_news or (self.hears_all and announced != relay.announced)) and (not above or self.hears_all or not relay.is_restarted):
+        if (is_news or (self.hears_all and announced != relay.announced)) and (
+            not above or self.hears_all or not relay.is_restarted
+        ):
             after = self._told(world, seat, announced)
             if after != world:
                 yield ("down", above, seat), after
@@ -259,7 +287,9 @@ class TreeModel(Generic[W]):
     def _taken(self, world: TreeWorld[W], seat: int, reports: Sequence[NodeReport], sequence: int) -> TreeWorld[W]:
         before = world.relays[seat].known
         known = before.take(*(each for each in reports if seat or each.term == world.term))
-        after = world._replace(relays=put(world.relays, seat, world.relays[seat]._replace(known=known, sequence=sequence)))
+        after = world._replace(
+            relays=put(world.relays, seat, world.relays[seat]._replace(known=known, sequence=sequence))
+        )
         if seat:
             return after
         rounds = [rank for each in known.since(before) for rank in each.ranks]
@@ -270,7 +300,11 @@ class TreeModel(Generic[W]):
         relay = world.relays[seat]
         relay = relay._replace(known=relay.known.begin_term(announced.term), announced=announced, is_restarted=False)
         after = world._replace(relays=put(world.relays, seat, relay))
-        return after if announced.word is None else after._replace(world=self.model.told(world.world, seat, announced.word))
+        return (
+            after
+            if announced.word is None
+            else after._replace(world=self.model.told(world.world, seat, announced.word))
+        )
 
 
 def follow(shape: Shape, seeds: range, *, arity: int = 1, length: int = 400, bug: str | None = None) -> Explored:
@@ -298,7 +332,9 @@ def follow(shape: Shape, seeds: range, *, arity: int = 1, length: int = 400, bug
     return seen
 
 
-def follow_stop(options: Options, seeds: range, *, arity: int = 1, length: int = 4000, bug: str | None = None) -> Explored:
+def follow_stop(
+    options: Options, seeds: range, *, arity: int = 1, length: int = 4000, bug: str | None = None
+) -> Explored:
     """Walk at random from the start of a job until everybody has left.
 
     Args:
@@ -333,7 +369,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first walk")
     parser.add_argument("--arity", type=int, default=1)
     parser.add_argument("--bug", choices=BUGS)
-    parser.add_argument("--stop", action="store_true", help="the agreed stop; FAULTS are restarts of the coordinator, COPIES says nothing")
+    parser.add_argument(
+        "--stop",
+        action="store_true",
+        help="the agreed stop; FAULTS are restarts of the coordinator, COPIES says nothing",
+    )
     chosen = parser.parse_args(arguments)
     seeds = range(chosen.seed, chosen.seed + chosen.walks)
     try:
@@ -341,7 +381,12 @@ def main(arguments: Sequence[str]) -> int:
             options = Options(chosen.nodes, chosen.steps, chosen.faults, may_hurry=True, has_uploads=True)
             seen = follow_stop(options, seeds, arity=chosen.arity, bug=chosen.bug)
         else:
-            seen = follow(Shape(chosen.nodes, chosen.copies, chosen.steps, chosen.faults), seeds, arity=chosen.arity, bug=chosen.bug)
+            seen = follow(
+                Shape(chosen.nodes, chosen.copies, chosen.steps, chosen.faults),
+                seeds,
+                arity=chosen.arity,
+                bug=chosen.bug,
+            )
     except Found as found:
         sys.stdout.write(f"{found}\n")
         return 1

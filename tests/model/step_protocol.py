@@ -5,16 +5,19 @@
     everstep.training.step_rules.decide         what a rank does at a boundary
     control_plane.core.recovery.choose          the base of a new generation, its sources and keep lists
 
-Around them everything may happen at any later moment: a report or an announcement is heard, a copier ends, a stream moves, an agent or the
-coordinator restarts, a holder is dropped, nodes die, promise, load; the next failure comes in the middle of all that.
+Around them everything may happen at any later moment: a report or an announcement is heard, a copier ends, a stream
+moves, an agent or the coordinator restarts, a holder is dropped, nodes die, promise, load; the next failure comes in
+the middle of all that.
 
-A node may own several ranks: their shards have the same holders, and its agent reports and hears for all of them at once. With `every_steps`, owners
-upload committed steps. An upload pins the owner's slot, may fail, and ends with its node or generation. Ranks at the last step close, and the
-coordinator commits that step in a final round.
+A node may own several ranks: their shards have the same holders, and its agent reports and hears for all of them at
+once. With `every_steps`, owners upload committed steps. An upload pins the owner's slot, may fail, and ends with its
+node or generation. Ranks at the last step close, and the coordinator commits that step in a final round.
 
-    python -m tests.model.step_protocol NODES COPIES STEPS FAULTS [--bug NAME] [--walks N] [--seed S] [--steady] [--ranks-per-node R] [--every K]
+    python -m tests.model.step_protocol NODES COPIES STEPS FAULTS [--bug NAME] [--walks N] [--seed S] [--steady]
+    [--ranks-per-node R] [--every K]
 
-explores every interleaving (breadth first), or N random walks with finer steps. FAULTS bounds everything that goes wrong, together.
+explores every interleaving (breadth first), or N random walks with finer steps. FAULTS bounds everything that goes
+wrong, together.
 """
 
 from __future__ import annotations
@@ -36,7 +39,22 @@ from everstep.protocol.rounds import RankRound
 from everstep.protocol.slot import SlotState
 from everstep.training import step_rules
 from tests.model.explore import Driver, Explored, Found, every_interleaving, walk
-from tests.model.world import NONE, Outcome, Pair, Phase, Plan, Process, Restore, Shape, Stream, T, World, empty_pair, on_path, put
+from tests.model.world import (
+    NONE,
+    Outcome,
+    Pair,
+    Phase,
+    Plan,
+    Process,
+    Restore,
+    Shape,
+    Stream,
+    T,
+    World,
+    empty_pair,
+    on_path,
+    put,
+)
 from worker.core import slots
 from worker.core.rounds import Coordinator, Shard
 from worker.core.slots import EMPTY, Content, SlotView
@@ -58,7 +76,10 @@ WEIGHTS = {
     "uploaded": 0.2,
     "upload fails": 0.1,
 }
-"""How likely the kinds of events are in a random walk; all others 1. Training is slow and faults are rare, or else nothing is ever committed."""
+"""How likely the kinds of events are in a random walk; all others 1.
+
+Training is slow and faults are rare, or else nothing is ever committed.
+"""
 SLOWLY = {**dict.fromkeys(WEIGHTS, 0.0), "boundary": 0.05}
 """Nothing goes wrong of itself, and saving keeps up with training."""
 
@@ -91,7 +112,9 @@ class Rules:
 class Model:
     """All moves of one world."""
 
-    def __init__(self, shape: Shape, rules: Rules | None = None, *, is_fine: bool = False, start: World | None = None) -> None:
+    def __init__(
+        self, shape: Shape, rules: Rules | None = None, *, is_fine: bool = False, start: World | None = None
+    ) -> None:
         """Begin.
 
         Args:
@@ -110,13 +133,15 @@ class Model:
         self.seat_of = shape.seat_of
         self.ranks_of = shape.ranks_of
 
-    # -- the beginning ----------------------------------------------------------------------------------------------------------------
+    # -- the beginning
 
     def first(self) -> World:
         """Return the first generation's start: nothing is captured yet, step 0 is what the script builds."""
         if self._start is not None:
             shards = tuple(_as(self.rules.shard, shard) for shard in self._start.shards)
-            coordinator = replace(_as(self.rules.coordinator, self._start.coordinator), every_steps=self.shape.every_steps)
+            coordinator = replace(
+                _as(self.rules.coordinator, self._start.coordinator), every_steps=self.shape.every_steps
+            )
             started = self._start._replace(shards=shards, coordinator=coordinator)
             return started if started.marked or not self.shape.every_steps else self._uploads_nothing(started)
         n, world_size = self.shape.nodes, self.shape.world_size
@@ -181,7 +206,7 @@ class Model:
     def _peers(self, rank: int) -> tuple[NodeId, ...]:
         return tuple(NodeId(f"{seat}") for seat in self.holders[rank][1:])
 
-    # -- reading the world --------------------------------------------------------------------------------------------------------------
+    # -- reading the world
 
     def content(self, world: World, step: int) -> Content:
         """Name the state of `step` in the running generation."""
@@ -203,7 +228,9 @@ class Model:
         """Return what `seat` may not overwrite of a shard, as its member knows it."""
         committed = max(told, *(world.shards[mine].committed for mine in self.ranks_of(seat)))
         base = Content(Generation(world.origin), Step(world.base)) if world.base else None
-        return self.rules.kept(self.content(world, committed) if committed != NONE else None, world.keep[seat][rank], base)
+        return self.rules.kept(
+            self.content(world, committed) if committed != NONE else None, world.keep[seat][rank], base
+        )
 
     def path(self, world: World) -> recovery.Path:
         """Return the path of the newest started generation."""
@@ -213,7 +240,9 @@ class Model:
         """Return the agent's half of a rank's page, as `OwnedShard.publish` writes it."""
         shard = world.shards[rank]
         voted = shard.proposed if shard.vote is not Vote.NONE else NONE
-        return AgentHalf(world.generation, shard.committed, shard.proposed, world.granted[rank], vote_step=voted, vote=shard.vote)
+        return AgentHalf(
+            world.generation, shard.committed, shard.proposed, world.granted[rank], vote_step=voted, vote=shard.vote
+        )
 
     def round(self, world: World, rank: int) -> RankRound:
         """Return a rank's part of its node's report."""
@@ -232,9 +261,12 @@ class Model:
     @staticmethod
     def pinned(world: World, rank: int) -> Step:
         """Return the step that an owner is uploading, or -1."""
-        return next((view.content.step for view in world.slots[rank][0] if view.is_pinned and view.content is not None), Step(NONE))
+        return next(
+            (view.content.step for view in world.slots[rank][0] if view.is_pinned and view.content is not None),
+            Step(NONE),
+        )
 
-    # -- what can happen ------------------------------------------------------------------------------------------------------------------
+    # -- what can happen
 
     def moves(self, world: World) -> Iterator[tuple[Event, World]]:
         """Yield everything that can happen next."""
@@ -254,7 +286,7 @@ class Model:
         else:
             yield from self._restore_moves(world, world.restore)
 
-    # -- rounds ---------------------------------------------------------------------------------------------------------------------------
+    # -- rounds
 
     def _line(self, world: World, seat: int) -> Iterator[tuple[Event, World]]:
         coordinator, ranks = world.coordinator, self.ranks_of(seat)
@@ -266,7 +298,9 @@ class Model:
                 heard = self._marked(world, seat)
                 for rank in ranks:
                     heard = self._released(heard, rank)
-                    heard = self._apply(heard, rank, heard.shards[rank].hear(coordinator.committed, coordinator.proposed))
+                    heard = self._apply(
+                        heard, rank, heard.shards[rank].hear(coordinator.committed, coordinator.proposed)
+                    )
                     heard = self._released(heard, rank)
                 if heard is not world and heard != world:
                     yield ("hear", seat, coordinator.committed, coordinator.proposed), heard
@@ -275,7 +309,12 @@ class Model:
         """A rank that closes looks at its page before the agent's next report is answered: a step proposed once more is a new proposal."""
         process = world.processes[rank]
         outcome = process.outcome
-        if not process.is_closing or outcome is None or not outcome.is_heard or outcome.step == world.shards[rank].proposed:
+        if (
+            not process.is_closing
+            or outcome is None
+            or not outcome.is_heard
+            or outcome.step == world.shards[rank].proposed
+        ):
             return world
         return self._process(world, rank, process._replace(outcome=None))
 
@@ -304,8 +343,12 @@ class Model:
         step = self.pinned(world, rank)
         if step == NONE:
             return
-        unpinned = world._replace(slots=put(world.slots, rank, put(world.slots[rank], 0, _unpinned(world.slots[rank][0]))))
-        if slots.is_superseded(step, proposed=world.shards[rank].proposed, persist=Step(world.marked[self.seat_of(rank)])):
+        unpinned = world._replace(
+            slots=put(world.slots, rank, put(world.slots[rank], 0, _unpinned(world.slots[rank][0])))
+        )
+        if slots.is_superseded(
+            step, proposed=world.shards[rank].proposed, persist=Step(world.marked[self.seat_of(rank)])
+        ):
             yield ("cancelled", rank, step), unpinned
         if not self.shape.has_slow_uploads or self.is_done(world):
             ended = unpinned
@@ -323,8 +366,11 @@ class Model:
         if shard.committed < before.committed:
             raise Violation(f"rank {rank} goes back from C={before.committed} to {shard.committed}")
         gone = {int(peer) for peer in before.view - shard.view}
-        # A holder that was restarted and has lost its slots says so when it connects: until then its owner may take it for confirmed.
-        back = {seat for seat in map(int, shard.view - before.view) if self._has_at(world, rank, seat, shard.foundation)}
+        # A holder that was restarted and has lost its slots says so when it connects: until then its owner may take it
+        # for confirmed.
+        back = {
+            seat for seat in map(int, shard.view - before.view) if self._has_at(world, rank, seat, shard.foundation)
+        }
         counted = frozenset({self.seat_of(rank), *map(int, shard.view)})
         return world._replace(
             shards=put(world.shards, rank, shard),
@@ -368,21 +414,29 @@ class Model:
                 thinned = {seat for seat in thinned if (rank, seat) not in world.dropped}
                 if thinned:
                     raise Violation(
-                        f"step {step} of rank {rank} stands on {sorted(counted[rank])}, the one before also on {sorted(thinned)}, never dropped"
+                        f"step {step} of rank {rank} stands on {sorted(counted[rank])}, the one before also on "
+                        f"{sorted(thinned)}, never dropped"
                     )
         elif step == world.best:
-            counted = tuple(world.owed[rank] | {seat for seat in counted[rank] if self._has_at(world, rank, seat, step)} for rank in self.ranks)
+            counted = tuple(
+                world.owed[rank] | {seat for seat in counted[rank] if self._has_at(world, rank, seat, step)}
+                for rank in self.ranks
+            )
         return world._replace(best=step if all(counted) else world.best, owed=counted)
 
     def _spoilt_at(self, world: World, rank: int, step: int) -> set[int]:
         """Return the seats that have lost a step behind their true word for it: memory that fails is a loss like any other."""
         content = self.content(world, step)
-        return {seat for seat in self.holders[rank] if (rank, seat, content) in world.spoiled and not self._has_at(world, rank, seat, step)}
+        return {
+            seat
+            for seat in self.holders[rank]
+            if (rank, seat, content) in world.spoiled and not self._has_at(world, rank, seat, step)
+        }
 
     def _has_at(self, world: World, rank: int, seat: int, step: int) -> bool:
         return self.has(world, rank, self.holders[rank].index(seat), self.content(world, step))
 
-    # -- the rank and its agent -----------------------------------------------------------------------------------------------------------
+    # -- the rank and its agent
 
     def _grant(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
         """Grant a slot for the proposed step, as `RankLines._grant` does."""
@@ -400,19 +454,28 @@ class Model:
         if index is None:
             return
         if pair[index].is_pinned:
-            raise Violation(f"rank {rank} captures step {step} over step {self.pinned(world, rank)}, which is being uploaded")
+            raise Violation(
+                f"rank {rank} captures step {step} over step {self.pinned(world, rank)}, which is being uploaded"
+            )
         granted = self._slot(world, rank, 0, index, SlotView(SlotState.WRITING, self.content(world, step)))
         for lost in shard.sealed:
             if not self.has(granted, rank, 0, self.content(world, lost)):
                 shard = shard.forget(lost)
-        yield ("grant", rank, step, index), granted._replace(granted=put(world.granted, rank, index), shards=put(world.shards, rank, shard))
+        yield (
+            ("grant", rank, step, index),
+            granted._replace(granted=put(world.granted, rank, index), shards=put(world.shards, rank, shard)),
+        )
 
     def _regain(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
         """An owner that was restarted and no longer has the base fetches it from a holder, as `Member._regain_base` does."""
         shard, base = world.shards[rank], Content(Generation(world.origin), Step(world.base))
         if not self._lacks_base(world, rank):
             return
-        at = [holder for holder, seat in enumerate(self.holders[rank]) if holder and self.acts(world, seat) and self.has(world, rank, holder, base)]
+        at = [
+            holder
+            for holder, seat in enumerate(self.holders[rank])
+            if holder and self.acts(world, seat) and self.has(world, rank, holder, base)
+        ]
         index = self.rules.writable(world.slots[rank][0], self.keeps(world, rank, self.seat_of(rank)) - {base})
         if at and index is not None:
             regained = self._slot(world, rank, 0, index, SlotView(SlotState.SEALED, base))
@@ -438,9 +501,18 @@ class Model:
         is_first = min(each.boundary for each in world.processes) >= process.boundary
         if process.boundary < self.shape.steps and is_first and process.copying is None:
             yield ("boundary", rank, process.boundary + 1), self._boundary(world, rank, "")
-            if self.is_fine and world.faults < self.shape.faults and world.shards[rank].proposed == process.boundary + 1:
+            if (
+                self.is_fine
+                and world.faults < self.shape.faults
+                and world.shards[rank].proposed == process.boundary + 1
+            ):
                 yield ("obstacle", rank), self._boundary(world._replace(faults=world.faults + 1), rank, "no memory")
-        if process.boundary == self.shape.steps and self.shape.every_steps and process.is_connected and process.copying is None:
+        if (
+            process.boundary == self.shape.steps
+            and self.shape.every_steps
+            and process.is_connected
+            and process.copying is None
+        ):
             if not process.is_closing:
                 yield ("close", rank), self._process(world, rank, process._replace(is_closing=True))
             elif (looked := self._look(world, rank, process, "")) != world:
@@ -450,7 +522,9 @@ class Model:
             view = world.slots[rank][0][slot]
             if view.state is SlotState.SEALED:
                 raise Violation(f"rank {rank} copies step {step} into slot {slot}, which is sealed with {view.content}")
-            copied = self._process(world, rank, process._replace(copying=None, outcome=Outcome(step, slot, False, False)))
+            copied = self._process(
+                world, rank, process._replace(copying=None, outcome=Outcome(step, slot, False, False))
+            )
             yield ("copied", rank, step), copied if self.is_fine else self._heard(copied, rank)
             if self.is_fine:
                 yield from self._capture_moves(world, rank, step, slot)
@@ -462,7 +536,11 @@ class Model:
     def _capture_moves(self, world: World, rank: int, step: int, slot: int) -> Iterator[tuple[Event, World]]:
         """The agent hears how far a copier has come; the guard finds that the state changed under it."""
         capturing = world.shards[rank].capture(Step(step))
-        if world.processes[rank].is_connected and self._is_its_slot(world, rank, step, slot) and capturing != world.shards[rank]:
+        if (
+            world.processes[rank].is_connected
+            and self._is_its_slot(world, rank, step, slot)
+            and capturing != world.shards[rank]
+        ):
             yield ("capturing", rank, step), self._apply(world, rank, capturing)
         if world.faults < self.shape.faults:
             spoilt = world.processes[rank]._replace(copying=None, outcome=Outcome(step, NONE, False, False))
@@ -476,15 +554,25 @@ class Model:
     def _is_followed(self, world: World, rank: int, step: int) -> bool:
         """Say whether an owner's agent still expects that a step is captured."""
         process = world.processes[rank]
-        is_written = any(view.state is SlotState.WRITING and view.content == self.content(world, step) for view in world.slots[rank][0])
-        is_coming = process.outcome is not None and process.outcome.step == step and process.outcome.slot != NONE and not process.outcome.is_heard
+        is_written = any(
+            view.state is SlotState.WRITING and view.content == self.content(world, step)
+            for view in world.slots[rank][0]
+        )
+        is_coming = (
+            process.outcome is not None
+            and process.outcome.step == step
+            and process.outcome.slot != NONE
+            and not process.outcome.is_heard
+        )
         return is_written and (is_coming or (process.copying is not None and process.copying[0] == step))
 
     def _boundary(self, world: World, rank: int, obstacle: str) -> World:
         """Pass the next boundary and do what the rank's own rules say there."""
         process = world.processes[rank]
         process = process._replace(boundary=process.boundary + 1)
-        return self._look(world, rank, process, obstacle) if process.is_connected else self._process(world, rank, process)
+        return (
+            self._look(world, rank, process, obstacle) if process.is_connected else self._process(world, rank, process)
+        )
 
     def _look(self, world: World, rank: int, process: Process, obstacle: str) -> World:
         """Do what the rank's own rules say about its page, where the rank stands."""
@@ -508,11 +596,17 @@ class Model:
         world = self._process(world, rank, process._replace(outcome=outcome._replace(is_heard=True)))
         shard = world.shards[rank]
         if outcome.slot == NONE:
-            return self._apply(self._settled(world, rank), rank, shard.abandon(Step(outcome.step), "", late=outcome.is_late))
+            return self._apply(
+                self._settled(world, rank), rank, shard.abandon(Step(outcome.step), "", late=outcome.is_late)
+            )
         content = self.content(world, outcome.step)
         if not self._is_its_slot(world, rank, outcome.step, outcome.slot):
             return self._settled(world, rank)
-        return self._apply(self._slot(world, rank, 0, outcome.slot, SlotView(SlotState.SEALED, content)), rank, shard.seal(Step(outcome.step)))
+        return self._apply(
+            self._slot(world, rank, 0, outcome.slot, SlotView(SlotState.SEALED, content)),
+            rank,
+            shard.seal(Step(outcome.step)),
+        )
 
     def _settled(self, world: World, rank: int) -> World:
         pair = tuple(EMPTY if view.is_busy else view for view in world.slots[rank][0])
@@ -526,14 +620,16 @@ class Model:
         if process.copying is None:
             world = self._settled(world, rank)
             if shard.proposed != NONE and process.boundary >= shard.proposed:
-                world = self._apply(world, rank, shard.abandon(shard.proposed, "the agent was away when it was captured"))
+                world = self._apply(
+                    world, rank, shard.abandon(shard.proposed, "the agent was away when it was captured")
+                )
         half, outcome = self.half(world, rank), process.outcome
         if outcome is not None and half.proposed == outcome.step != half.vote_step:
             world = self._process(world, rank, process._replace(outcome=outcome._replace(is_heard=False)))
             return world if self.is_fine else self._heard(world, rank)
         return world
 
-    # -- replica streams --------------------------------------------------------------------------------------------------------------------
+    # -- replica streams
 
     def _stream_moves(self, world: World, rank: int, holder: int) -> Iterator[tuple[Event, World]]:
         stream, seat = world.streams[rank][holder], self.holders[rank][holder]
@@ -546,7 +642,10 @@ class Model:
                 is_sealed = self.has(world, rank, 0, self.content(world, step))
                 if step != NONE and (is_sealed or self._is_followed(world, rank, step)):
                     begun = self._stream(
-                        world, rank, holder, Stream(Phase.BEGUN, step, world.shards[rank].committed if self.rules.tells_committed else NONE)
+                        world,
+                        rank,
+                        holder,
+                        Stream(Phase.BEGUN, step, world.shards[rank].committed if self.rules.tells_committed else NONE),
                     )
                     if self.is_fine:
                         yield ("begin", rank, seat, step), begun
@@ -560,7 +659,10 @@ class Model:
                 yield ("sent", rank, seat, stream.step), self._sent(world, rank, holder)
             case Phase.SENT if holder_acts:
                 stored = self._stored(world, rank, holder)
-                yield ("store", rank, seat, stream.step), stored if self.is_fine or not owner_acts else self._acknowledged(stored, rank, holder)
+                yield (
+                    ("store", rank, seat, stream.step),
+                    stored if self.is_fine or not owner_acts else self._acknowledged(stored, rank, holder),
+                )
             case Phase.SEALED if owner_acts:
                 yield ("acknowledge", rank, seat, stream.step), self._acknowledged(world, rank, holder)
 
@@ -575,8 +677,14 @@ class Model:
 
     def _connected(self, world: World, rank: int, holder: int) -> World:
         """The holder says what it has; only what the owner has too counts (`OwnedShard.inventory`)."""
-        listed = {view.content for view in world.slots[rank][holder] if view.state is SlotState.SEALED and view.content is not None}
-        steps = frozenset(each.step for each in listed if each == self.content(world, each.step) and self.has(world, rank, 0, each))
+        listed = {
+            view.content
+            for view in world.slots[rank][holder]
+            if view.state is SlotState.SEALED and view.content is not None
+        }
+        steps = frozenset(
+            each.step for each in listed if each == self.content(world, each.step) and self.has(world, rank, 0, each)
+        )
         seat = self.holders[rank][holder]
         told = {each for each in world.spoiled if each[:2] == (rank, seat) and not self._is_voted(world, rank, each[2])}
         world = self._stream(world, rank, holder, Stream(Phase.IDLE))._replace(spoiled=world.spoiled - told)
@@ -607,7 +715,9 @@ class Model:
         if view.state is not SlotState.WRITING or view.content != content:
             raise Violation(f"a stream of {content} to {self.holders[rank][holder]} ends in a slot that is {view}")
         if not stream.is_whole:
-            raise Violation(f"{self.holders[rank][holder]} seals {content} of rank {rank}, of which its owner has only a part")
+            raise Violation(
+                f"{self.holders[rank][holder]} seals {content} of rank {rank}, of which its owner has only a part"
+            )
         sealed = self._slot(world, rank, holder, stream.slot, SlotView(SlotState.SEALED, content))
         return self._stream(sealed, rank, holder, stream._replace(phase=Phase.SEALED))
 
@@ -617,7 +727,10 @@ class Model:
         return self._apply(world, rank, world.shards[rank].acknowledge(NodeId(f"{seat}"), Step(stream.step)))
 
     def _cut(self, world: World, rank: int, holder: int, *, is_drained: bool) -> World:
-        """The line breaks. What has not wholly arrived is void; what the holder already has in its socket it may still seal (drained)."""
+        """The line breaks.
+
+        What has not wholly arrived is void; what the holder already has in its socket it may still seal (drained).
+        """
         stream = world.streams[rank][holder]
         if is_drained and stream.phase is Phase.SENT:
             return world
@@ -625,7 +738,7 @@ class Model:
             world = self._slot(world, rank, holder, stream.slot, EMPTY)
         return self._stream(world, rank, holder, NO_STREAM)
 
-    # -- failures -------------------------------------------------------------------------------------------------------------------------
+    # -- failures
 
     def _failures(self, world: World) -> Iterator[tuple[Event, World]]:
         if world.faults >= self.shape.faults:
@@ -663,7 +776,8 @@ class Model:
                         continue
                     is_voted = self._is_voted(world, rank, view.content)
                     if is_voted and world.stood[rank] - self._spoilt_at(world, rank, view.content.step) == {seat}:
-                        continue  # who loses what a vote stands on alone has lost all, as with the last node that owes a commit
+                        # who loses what a vote stands on alone has lost all, as with the last node that owes a commit
+                        continue
                     spoiled = self._slot(world, rank, holder, index, EMPTY)
                     if holder or is_voted:
                         spoiled = spoiled._replace(spoiled=world.spoiled | {(rank, seat, view.content)})
@@ -682,10 +796,19 @@ class Model:
             owner = self.seat_of(rank)
             for holder, at in enumerate(self.holders[rank]):
                 if holder and seat in (owner, at):
-                    world = self._cut(world, rank, holder, is_drained=False) if seat != at else self._stream(world, rank, holder, NO_STREAM)
+                    world = (
+                        self._cut(world, rank, holder, is_drained=False)
+                        if seat != at
+                        else self._stream(world, rank, holder, NO_STREAM)
+                    )
                 if seat == at:
-                    pair = tuple(replace(view, is_busy=view.state is SlotState.WRITING and not holder) for view in world.slots[rank][holder])
-                    world = world._replace(slots=put(world.slots, rank, put(world.slots[rank], holder, _unpinned(pair))))
+                    pair = tuple(
+                        replace(view, is_busy=view.state is SlotState.WRITING and not holder)
+                        for view in world.slots[rank][holder]
+                    )
+                    world = world._replace(
+                        slots=put(world.slots, rank, put(world.slots[rank], holder, _unpinned(pair)))
+                    )
         if self.shape.every_steps:
             world = world._replace(marked=put(world.marked, seat, NONE))
         for rank in self.ranks_of(seat):
@@ -693,17 +816,28 @@ class Model:
             sealed = frozenset(
                 view.content.step
                 for view in world.slots[rank][0]
-                if view.state is SlotState.SEALED and view.content is not None and view.content == self.content(world, view.content.step)
+                if view.state is SlotState.SEALED
+                and view.content is not None
+                and view.content == self.content(world, view.content.step)
             )
             adopted = self.rules.shard.adopt(
-                Step(world.base), self._peers(rank), committed=shard.committed, proposed=shard.proposed, vote=shard.vote, sealed=sealed
+                Step(world.base),
+                self._peers(rank),
+                committed=shard.committed,
+                proposed=shard.proposed,
+                vote=shard.vote,
+                sealed=sealed,
             )
             process = world.processes[rank]._replace(is_connected=False)
-            world = world._replace(shards=put(world.shards, rank, adopted), processes=put(world.processes, rank, process))
+            world = world._replace(
+                shards=put(world.shards, rank, adopted), processes=put(world.processes, rank, process)
+            )
             if self.shape.every_steps:
                 world = world._replace(begun=put(world.begun, rank, NONE))
         if seat == 0:
-            coordinator = self.rules.coordinator.recover(world_size=self.shape.world_size, base=Step(world.base), every_steps=self.shape.every_steps)
+            coordinator = self.rules.coordinator.recover(
+                world_size=self.shape.world_size, base=Step(world.base), every_steps=self.shape.every_steps
+            )
             world = world._replace(coordinator=coordinator)
         return world
 
@@ -736,7 +870,7 @@ class Model:
             restore=Restore(dead, (None,) * self.shape.nodes, quiet),
         )
 
-    # -- a new generation -----------------------------------------------------------------------------------------------------------------
+    # -- a new generation
 
     def _restore_moves(self, world: World, restore: Restore) -> Iterator[tuple[Event, World]]:
         live = [seat for seat in self.seats if seat not in restore.dead]
@@ -750,7 +884,9 @@ class Model:
             if all(restore.loaded):
                 yield ("start",), self._started(world, restore.plan, world.issued)
         elif not missing:
-            for step in range(max(world.recorded, 0) + 1, world.best + 1):  # the control plane lags by any number of commits
+            for step in range(
+                max(world.recorded, 0) + 1, world.best + 1
+            ):  # the control plane lags by any number of commits
                 yield ("record", step), world._replace(recorded=step)
             for seats in _subsets([seat for seat in restore.dead if world.limbo[seat] is not None]):
                 yield ("plan", *seats), self._planned(world, restore, seats)
@@ -779,35 +915,57 @@ class Model:
             for view in world.slots[rank][row.index(seat)]
             if view.state is SlotState.SEALED and view.content is not None
         )
-        return world._replace(restore=restore._replace(inventories=put(restore.inventories, seat, inventory), quiet=restore.quiet | {seat}))
+        return world._replace(
+            restore=restore._replace(
+                inventories=put(restore.inventories, seat, inventory), quiet=restore.quiet | {seat}
+            )
+        )
 
     def _planned(self, world: World, restore: Restore, returning: tuple[int, ...]) -> World:
         """The control plane chooses the base. Dead seats get newcomers, or the node that was only out of reach."""
-        inventories = {f"{seat}": inventory for seat, inventory in enumerate(restore.inventories) if inventory is not None}
+        inventories = {
+            f"{seat}": inventory for seat, inventory in enumerate(restore.inventories) if inventory is not None
+        }
         reported = [self._page_commit(world, seat) for seat in self.seats if seat not in restore.dead]
         for seat in returning:
             held = world.limbo[seat] or ()
             reported.append(world.limbo_commits[seat])
-            inventories[f"{seat}"] = tuple((rank, view.content) for rank, pair in held for view in pair if view.content is not None)
+            inventories[f"{seat}"] = tuple(
+                (rank, view.content) for rank, pair in held for view in pair if view.content is not None
+            )
             for rank, pair in held:
                 row = world.slots[rank]
                 world = world._replace(slots=put(world.slots, rank, put(row, self.holders[rank].index(seat), pair)))
             world = world._replace(limbo=put(world.limbo, seat, None))
-        committed = self.rules.committed(self.path(world), Step(world.recorded), [(Generation(g), Step(step)) for g, step in reported])
+        committed = self.rules.committed(
+            self.path(world), Step(world.recorded), [(Generation(g), Step(step)) for g, step in reported]
+        )
         survey = recovery.Survey(
             owners=[NodeId(f"{self.seat_of(rank)}") for rank in self.ranks],
-            inventories={NodeId(node): tuple(_record(rank, content) for rank, content in listed) for node, listed in inventories.items()},
+            inventories={
+                NodeId(node): tuple(_record(rank, content) for rank, content in listed)
+                for node, listed in inventories.items()
+            },
             path=self.path(world),
-            refused=[RefusedSource(rank=Rank(r), origin_generation=Generation(o), step=Step(s)) for r, o, s in world.refused],
+            refused=[
+                RefusedSource(rank=Rank(r), origin_generation=Generation(o), step=Step(s)) for r, o, s in world.refused
+            ],
             committed=committed,
         )
         chosen = self.rules.choose(survey)
         if chosen.base_step < world.best:
-            raise Violation(f"the base is {chosen.base_step} although {world.best} was committed and every shard kept a node that counted")
+            raise Violation(
+                f"the base is {chosen.base_step} although {world.best} was committed and every shard kept a "
+                "node that counted"
+            )
         origin = self._origin(world, chosen)
         keep = tuple(
             tuple(
-                frozenset(Content(each.origin_generation, each.step) for each in chosen.keep.get(NodeId(f"{seat}"), ()) if each.owner_rank == rank)
+                frozenset(
+                    Content(each.origin_generation, each.step)
+                    for each in chosen.keep.get(NodeId(f"{seat}"), ())
+                    if each.owner_rank == rank
+                )
                 for rank in self.ranks
             )
             for seat in self.seats
@@ -827,7 +985,10 @@ class Model:
     def _origin(self, world: World, chosen: recovery.Restore) -> int:
         """Return the generation that captured the base: one and the same for all ranks, and on the path of what was started last."""
         origins = {source.origin_generation for sources in chosen.sources for source in sources}
-        if any(not on_path(self.path(world), Content(origin, chosen.base_step)) for origin in origins) or len(origins) > 1:
+        if (
+            any(not on_path(self.path(world), Content(origin, chosen.base_step)) for origin in origins)
+            or len(origins) > 1
+        ):
             raise Violation(f"base {chosen.base_step} as captured by generations {sorted(origins)}")
         return max(origins, default=0)
 
@@ -838,18 +999,25 @@ class Model:
             if seat in row:
                 holder = row.index(seat)
                 keep = self.rules.kept(None, plan.keep[seat][rank], base)
-                pair = tuple(EMPTY if view.content not in keep or view.state is not SlotState.SEALED else view for view in world.slots[rank][holder])
+                pair = tuple(
+                    EMPTY if view.content not in keep or view.state is not SlotState.SEALED else view
+                    for view in world.slots[rank][holder]
+                )
                 world = world._replace(slots=put(world.slots, rank, put(world.slots[rank], holder, pair)))
         for rank in self.ranks_of(seat):
             if base is None or self.has(world, rank, 0, base):
                 continue
             if not any(self.has(world, rank, holder, base) for holder in range(1, len(self.holders[rank]))):
                 raise Violation(f"step {plan.base} of rank {rank} is planned and nobody has it any more")
-            index = self.rules.writable(world.slots[rank][0], self.rules.kept(None, plan.keep[seat][rank], base) - {base})
+            index = self.rules.writable(
+                world.slots[rank][0], self.rules.kept(None, plan.keep[seat][rank], base) - {base}
+            )
             if index is None:
                 raise Violation(f"no slot of node {seat} can take the base {plan.base} of rank {rank}")
             world = self._slot(world, rank, 0, index, SlotView(SlotState.SEALED, base))
-        return world._replace(restore=restore._replace(loaded=put(restore.loaded, seat, True)), cleared=world.cleared | {seat})
+        return world._replace(
+            restore=restore._replace(loaded=put(restore.loaded, seat, True)), cleared=world.cleared | {seat}
+        )
 
     def _mismatched(self, world: World, restore: Restore, plan: Plan, seat: int) -> World:
         """What the plan names does not verify: memory has failed, so nothing is owed any more; a new generation goes on from an older base."""
@@ -857,7 +1025,7 @@ class Model:
         owed = tuple(frozenset(row) for row in self.holders)
         return self._lost(world._replace(refused=refused, best=0, owed=owed, restore=restore), frozenset())
 
-    # -- what must hold -------------------------------------------------------------------------------------------------------------------
+    # -- what must hold
 
     def check(self, world: World) -> None:
         """Whatever nodes are lost next, if every shard keeps one that owes it, the others hold a common step at least as new as any commit.
@@ -869,7 +1037,14 @@ class Model:
             return
         path = self.path(world)
         sealed = [
-            [{view.content.step for view in pair if view.state is SlotState.SEALED and view.content and on_path(path, view.content)} for pair in row]
+            [
+                {
+                    view.content.step
+                    for view in pair
+                    if view.state is SlotState.SEALED and view.content and on_path(path, view.content)
+                }
+                for pair in row
+            ]
             for row in world.slots
         ]
         already = self._dead(world)
@@ -877,10 +1052,15 @@ class Model:
             dead = already.union(more)
             if any(owed <= dead for owed in world.owed):
                 continue
-            left = [set().union(*(sealed[rank][h] for h, seat in enumerate(row) if seat not in dead)) for rank, row in enumerate(self.holders)]
+            left = [
+                set().union(*(sealed[rank][h] for h, seat in enumerate(row) if seat not in dead))
+                for rank, row in enumerate(self.holders)
+            ]
             newest = max(set.intersection(*left), default=NONE)
             if newest < world.best:
-                raise Violation(f"without {sorted(dead)} the newest common step is {newest}; {world.best} was committed")
+                raise Violation(
+                    f"without {sorted(dead)} the newest common step is {newest}; {world.best} was committed"
+                )
 
     @cached_property
     def _all_losses(self) -> list[tuple[int, ...]]:
@@ -888,7 +1068,9 @@ class Model:
 
     def is_done(self, world: World) -> bool:
         """Say whether nothing needs to happen any more: every rank is at the last step, and the final round is over where ranks close."""
-        if self.shape.every_steps and not (world.coordinator.is_finished and all(process.is_closing for process in world.processes)):
+        if self.shape.every_steps and not (
+            world.coordinator.is_finished and all(process.is_closing for process in world.processes)
+        ):
             return False
         return world.restore is None and all(process.boundary == self.shape.steps for process in world.processes)
 
@@ -900,13 +1082,23 @@ def _as(kind: type[T], value: T) -> T:
 
 @lru_cache(maxsize=1024)
 def _path(lineage: tuple[tuple[int, int, int], ...], generation: int) -> recovery.Path:
-    records = [GenerationRecord(generation=Generation(g), parent=Generation(p), base_step=Step(b), was_started=True) for g, p, b in lineage]
+    records = [
+        GenerationRecord(generation=Generation(g), parent=Generation(p), base_step=Step(b), was_started=True)
+        for g, p, b in lineage
+    ]
     return recovery.path_of(records, Generation(generation))
 
 
 def _record(rank: int, content: Content) -> SlotRecord:
     digest = bytes([content.origin, content.step])
-    return SlotRecord(owner_rank=Rank(rank), origin_generation=content.origin, step=content.step, payload_bytes=1, digest=digest, layout_hash=b"")
+    return SlotRecord(
+        owner_rank=Rank(rank),
+        origin_generation=content.origin,
+        step=content.step,
+        payload_bytes=1,
+        digest=digest,
+        layout_hash=b"",
+    )
 
 
 def _promised(pair: Pair) -> Pair:

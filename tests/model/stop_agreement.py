@@ -2,11 +2,13 @@
 
 The rules: docs/design.md#agreed-stop.
 
-Training is synchronous: a rank passes boundary k+1 only when all others have left boundary k. One rank per agent, no replicas. The newest report
-and announcement are heard at any later moment; in the fine form both travel, and may be stale when they arrive. The control plane asks for a
-stop at any moment and repeats itself; the coordinator's agent restarts; uploads pin slots; the final round may be given up.
+Training is synchronous: a rank passes boundary k+1 only when all others have left boundary k. One rank per agent, no
+replicas. The newest report and announcement are heard at any later moment; in the fine form both travel, and may be
+stale when they arrive. The control plane asks for a stop at any moment and repeats itself; the coordinator's agent
+restarts; uploads pin slots; the final round may be given up.
 
-    python -m tests.model.stop_agreement RANKS STEPS RESTARTS [--bug NAME] [--every K] [--slots 2|3] [--no-stop] [--hurry] [--fine]
+    python -m tests.model.stop_agreement RANKS STEPS RESTARTS [--bug NAME] [--every K] [--slots 2|3] [--no-stop]
+    [--hurry] [--fine]
 
 Every reachable state must be able to reach the end: nobody waits for ever.
 """
@@ -40,7 +42,11 @@ class Violation(Exception):
 
 
 class Mode(IntEnum):
-    """Of a rank. AT a boundary; BETWEEN two; WAITING at an announced stop; STOPPED at a confirmed one; CLOSING inside `close()`; CLOSED."""
+    """Of a rank.
+
+    AT a boundary; BETWEEN two; WAITING at an announced stop; STOPPED at a confirmed one; CLOSING inside `close()`;
+    CLOSED.
+    """
 
     AT = 0
     BETWEEN = 1
@@ -159,7 +165,9 @@ class Model:
     def first(self) -> World:
         """Return the start of a first generation."""
         options = self.options
-        begun = options.coordinator.begin(world_size=options.ranks, base=Step(0), every_steps=options.every_steps, slot_count=options.slot_count)
+        begun = options.coordinator.begin(
+            world_size=options.ranks, base=Step(0), every_steps=options.every_steps, slot_count=options.slot_count
+        )
         agent = Agent(Shard.begin(Step(0), ()), slots=(EMPTY,) * options.slot_count)
         return World(begun, (agent,) * options.ranks, (Process(),) * options.ranks)
 
@@ -189,7 +197,7 @@ class Model:
                 return world
             world = stepped
 
-    # -- the line to the coordinator ----------------------------------------------------------------------------------------------------------
+    # -- the line to the coordinator
 
     def _line(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
         agent = world.agents[rank]
@@ -209,7 +217,10 @@ class Model:
         elif all(each != report for each in core.ranks):
             yield ("send report", rank), self._with(world, rank, agent._replace(up=report))
         if agent.down is not None:
-            yield ("hear", rank, *agent.down), self._heard(self._with(world, rank, agent._replace(down=None)), rank, agent.down)
+            yield (
+                ("hear", rank, *agent.down),
+                self._heard(self._with(world, rank, agent._replace(down=None)), rank, agent.down),
+            )
         elif not core.is_recovering and word != agent.word:
             yield ("announce", rank), self._with(world, rank, agent._replace(down=word))
 
@@ -258,15 +269,23 @@ class Model:
         """As `Member._upload_if_due` does it."""
         step = agent.word.persist
         index = find_sealed(agent.slots, self._content(step))
-        if not self.options.uploads or step <= agent.begun or step != agent.word.committed or agent.pinned != NONE or index is None:
+        if (
+            not self.options.uploads
+            or step <= agent.begun
+            or step != agent.word.committed
+            or agent.pinned != NONE
+            or index is None
+        ):
             return agent
-        return agent._replace(slots=put(agent.slots, index, replace(agent.slots[index], is_pinned=True)), pinned=step, begun=step)
+        return agent._replace(
+            slots=put(agent.slots, index, replace(agent.slots[index], is_pinned=True)), pinned=step, begun=step
+        )
 
     @staticmethod
     def _content(step: int) -> Content:
         return Content(GENERATION, Step(step))
 
-    # -- the agent ------------------------------------------------------------------------------------------------------------------------
+    # -- the agent
 
     def _agent(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
         agent, process = world.agents[rank], world.processes[rank]
@@ -281,7 +300,10 @@ class Model:
                 slots = put(agent.slots, index, SlotView(SlotState.WRITING, self._content(step)))
                 gone = {each for each in agent.shard.sealed if find_sealed(slots, self._content(each)) is None}
                 shard = replace(agent.shard, sealed=agent.shard.sealed - gone)
-                yield ("grant", rank, step), self._with(world, rank, agent._replace(slots=slots, granted=index, shard=shard))
+                yield (
+                    ("grant", rank, step),
+                    self._with(world, rank, agent._replace(slots=slots, granted=index, shard=shard)),
+                )
         if process.outcome is not None:
             yield ("deliver", rank), self._delivered(world, rank, *process.outcome)
 
@@ -289,7 +311,10 @@ class Model:
         agent = world.agents[rank]
         slots = tuple(replace(view, is_pinned=False) for view in agent.slots)
         if is_superseded(Step(agent.pinned), proposed=Step(agent.word.proposed), persist=Step(agent.word.persist)):
-            yield ("cancelled", rank, agent.pinned), self._with(world, rank, agent._replace(slots=slots, pinned=NONE, cancelled=agent.pinned))
+            yield (
+                ("cancelled", rank, agent.pinned),
+                self._with(world, rank, agent._replace(slots=slots, pinned=NONE, cancelled=agent.pinned)),
+            )
         if agent.pinned != NONE and (self.is_done(world) or not self.options.has_slow_uploads):
             ended = agent._replace(slots=slots, pinned=NONE, uploaded=agent.pinned)
             after = self._upload_if_due(ended) if self.options.begins_again else ended
@@ -299,14 +324,16 @@ class Model:
         agent, process = world.agents[rank], world.processes[rank]
         world = world._replace(processes=put(world.processes, rank, process._replace(outcome=None)))
         if not is_captured:
-            return self._with(world, rank, agent._replace(shard=agent.shard.abandon(Step(step), "", late=process.is_late)))
+            return self._with(
+                world, rank, agent._replace(shard=agent.shard.abandon(Step(step), "", late=process.is_late))
+            )
         index = being_written(agent.slots, self._content(step))
         if index is None:
             return world
         slots = put(agent.slots, index, SlotView(SlotState.SEALED, self._content(step)))
         return self._with(world, rank, agent._replace(slots=slots, shard=agent.shard.seal(Step(step))))
 
-    # -- the rank -------------------------------------------------------------------------------------------------------------------------
+    # -- the rank
 
     def _half(self, agent: Agent) -> AgentHalf:
         shard = agent.shard
@@ -331,12 +358,16 @@ class Model:
             case Mode.BETWEEN:
                 others = [world.processes[other] for other in self.ranks if other != rank]
                 ahead = all(
-                    (each.boundary, each.mode is Mode.BETWEEN) >= (process.boundary, True) or each.boundary > process.boundary for each in others
+                    (each.boundary, each.mode is Mode.BETWEEN) >= (process.boundary, True)
+                    or each.boundary > process.boundary
+                    for each in others
                 )
                 if ahead:
                     passed = process._replace(mode=Mode.AT, boundary=process.boundary + 1)
                     if NONE < world.confirmed < passed.boundary:
-                        raise Violation(f"rank {rank} passes {passed.boundary} although a stop at {world.confirmed} is confirmed")
+                        raise Violation(
+                            f"rank {rank} passes {passed.boundary} although a stop at {world.confirmed} is confirmed"
+                        )
                     yield ("boundary", rank, passed.boundary), self._moved(world, rank, self._look(agent, passed))
             case Mode.WAITING:
                 looked = self._look(agent, process._replace(mode=Mode.AT))
@@ -351,7 +382,9 @@ class Model:
 
     def _moved(self, world: World, rank: int, process: Process) -> World:
         world = world._replace(processes=put(world.processes, rank, process))
-        return world if process.outcome is None or self.options.is_fine else self._delivered(world, rank, *process.outcome)
+        return (
+            world if process.outcome is None or self.options.is_fine else self._delivered(world, rank, *process.outcome)
+        )
 
     def _look(self, agent: Agent, process: Process) -> Process:
         """Look at the page and act on it, as the session does at a boundary and while it stands."""
@@ -372,7 +405,7 @@ class Model:
             return process._replace(mode=Mode.STOPPED)
         return process._replace(mode=Mode.WAITING) if decision.must_wait else process
 
-    # -- from outside -----------------------------------------------------------------------------------------------------------------------
+    # -- from outside
 
     def _around(self, world: World) -> Iterator[tuple[Event, World]]:
         core = world.coordinator
@@ -397,14 +430,20 @@ class Model:
     def _restarted(self, world: World) -> World:
         """The coordinator's agent starts anew; every line breaks, its own uploads are lost, and it asks everybody."""
         options = self.options
-        core = options.coordinator.recover(world_size=options.ranks, base=Step(0), every_steps=options.every_steps, slot_count=options.slot_count)
+        core = options.coordinator.recover(
+            world_size=options.ranks, base=Step(0), every_steps=options.every_steps, slot_count=options.slot_count
+        )
         agents = tuple(agent._replace(up=None, down=None) for agent in world.agents)
         word = agents[0].word._replace(persist=NONE)  # all else is on the page
-        own = agents[0]._replace(pinned=NONE, begun=NONE, word=word, slots=tuple(replace(view, is_pinned=False) for view in agents[0].slots))
-        heard = max(agent.word.stop if agent.word.stop_state is StopState.CONFIRMED else NONE for agent in agents)  # what nobody heard is void
+        own = agents[0]._replace(
+            pinned=NONE, begun=NONE, word=word, slots=tuple(replace(view, is_pinned=False) for view in agents[0].slots)
+        )
+        heard = max(
+            agent.word.stop if agent.word.stop_state is StopState.CONFIRMED else NONE for agent in agents
+        )  # what nobody heard is void
         return world._replace(coordinator=core, agents=(own, *agents[1:]), restarts=world.restarts + 1, confirmed=heard)
 
-    # -- what must hold -------------------------------------------------------------------------------------------------------------------
+    # -- what must hold
 
     def check(self, world: World) -> None:
         """All who stop stop at one step, which nobody has passed; who has left undisturbed has left with everything committed.
@@ -418,7 +457,9 @@ class Model:
         if world.confirmed != NONE and any(process.boundary > world.confirmed for process in world.processes):
             raise Violation(f"a stop at {world.confirmed} is confirmed and a rank has passed it")
         core = world.coordinator
-        is_told = all(agent.word == word_of(core) and agent.pinned == NONE and agent.down is None for agent in world.agents)
+        is_told = all(
+            agent.word == word_of(core) and agent.pinned == NONE and agent.down is None for agent in world.agents
+        )
         is_replaced = any(agent.cancelled != NONE for agent in world.agents) and not world.restarts
         must_leave = core.is_finished and (core.stop_requested or is_replaced) and not core.is_recovering
         if self.options.uploads and self.is_done(world) and is_told and must_leave:
@@ -453,7 +494,11 @@ class OnePhase(Coordinator):
 
     def _stopping(self) -> Coordinator:
         announced = super()._stopping()
-        return replace(announced, stop_state=StopState.CONFIRMED) if announced.stop_state is StopState.ANNOUNCED else announced
+        return (
+            replace(announced, stop_state=StopState.CONFIRMED)
+            if announced.stop_state is StopState.ANNOUNCED
+            else announced
+        )
 
 
 class NeverWithdraws(Coordinator):
@@ -462,7 +507,9 @@ class NeverWithdraws(Coordinator):
     __slots__ = ()
 
     def _stopping(self) -> Coordinator:
-        if self.stop_state is StopState.ANNOUNCED and any(each.echo == ECHO_NO and each.echo_step == self.stop for each in self.ranks):
+        if self.stop_state is StopState.ANNOUNCED and any(
+            each.echo == ECHO_NO and each.echo_step == self.stop for each in self.ranks
+        ):
             return self
         return super()._stopping()
 
@@ -484,7 +531,11 @@ class ReusesNumber(Coordinator):
 
     def _recovered(self) -> Coordinator:
         recovered = super()._recovered()
-        return recovered if recovered is self or recovered.stop_state is StopState.CONFIRMED else replace(recovered, stop=Step(NONE))
+        return (
+            recovered
+            if recovered is self or recovered.stop_state is StopState.CONFIRMED
+            else replace(recovered, stop=Step(NONE))
+        )
 
 
 class LeavesNothing(Coordinator):
@@ -522,7 +573,11 @@ class MostEchoes(Coordinator):
 
     def _stopping(self) -> Coordinator:
         echoes = [each.echo for each in self.ranks if each.echo_step == self.stop]
-        if self.stop_state is StopState.ANNOUNCED and len(echoes) >= self.world_size - 1 and all(echo == ECHO_YES for echo in echoes):
+        if (
+            self.stop_state is StopState.ANNOUNCED
+            and len(echoes) >= self.world_size - 1
+            and all(echo == ECHO_YES for echo in echoes)
+        ):
             return replace(self, stop_state=StopState.CONFIRMED)
         return super()._stopping()
 
@@ -540,7 +595,13 @@ BUGS: dict[str, dict[str, object]] = {
     "leaves-nothing": {"coordinator": LeavesNothing, "has_uploads": True, "may_hang": True},
     "forgets-mark": {"begins_again": False, "every_steps": 1, "slot_count": 3},
     "uploads-first": {"coordinator": UploadsFirst, "every_steps": 1, "may_stop": False, "has_slow_uploads": True},
-    "forgets-cancelled": {"coordinator": ForgetsCancelled, "every_steps": 1, "may_stop": False, "may_hurry": True, "has_slow_uploads": True},
+    "forgets-cancelled": {
+        "coordinator": ForgetsCancelled,
+        "every_steps": 1,
+        "may_stop": False,
+        "may_hurry": True,
+        "has_slow_uploads": True,
+    },
     "most-echoes": {"coordinator": MostEchoes},
     "walks-on": {"decide": _walks_on},
     "rank-alone": {"echo_of": lambda half, stop, state: (Step(half.echo_step), half.echo)},

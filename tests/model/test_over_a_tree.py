@@ -30,7 +30,10 @@ def test_many_random_walks(nodes: int, copies: int, arity: int) -> None:
 
 
 def ahead_of_its_parent(bug: str | None) -> tuple[Driver[TreeWorld[World]], int]:
-    """Lead node 2 of a chain past its parent: it alone has heard of a new step, from the coordinator itself. Return the driver and that step."""
+    """Lead node 2 of a chain past its parent: it alone has heard of a new step, from the coordinator itself.
+
+    Return the driver and that step.
+    """
     start = steady(3, 1)
     steps = 8 + max(process.boundary for process in start.processes)
     driver = Driver(TreeModel.of(StepRounds(Shape(3, 1, steps, 9), is_fine=True, start=start), bug=bug), weights=SLOWLY)
@@ -39,16 +42,24 @@ def ahead_of_its_parent(bug: str | None) -> tuple[Driver[TreeWorld[World]], int]
     def all_know_and_nobody_captures(world: TreeWorld[World]) -> bool:
         inner = world.world
         knows = [world.relays[0].known.newest.get(f"{seat}") for seat in range(3)]  # type: ignore[call-overload]
-        return all(knows) and {shard.proposed for shard in inner.shards} == {inner.coordinator.proposed} != {NONE, first}
+        return all(knows) and {shard.proposed for shard in inner.shards} == {inner.coordinator.proposed} != {
+            NONE,
+            first,
+        }
 
-    driver.until(lambda world: all_know_and_nobody_captures(world) and all(shard.vote is Vote.NONE for shard in world.world.shards))
+    driver.until(
+        lambda world: (
+            all_know_and_nobody_captures(world) and all(shard.vote is Vote.NONE for shard in world.world.shards)
+        )
+    )
     old = driver.world.world.coordinator.proposed
 
     def newer_is_told(event: Event) -> bool:
         return event[0] in ("hear", "down") and driver.world.world.coordinator.proposed != old
 
     driver.until(
-        lambda world: world.world.processes[0].boundary == old - 1 and world.world.granted[0] != NONE, without=lambda event: event[0] == "up"
+        lambda world: world.world.processes[0].boundary == old - 1 and world.world.granted[0] != NONE,
+        without=lambda event: event[0] == "up",
     )
     driver.do("obstacle", 0)
     driver.until(lambda world: world.world.coordinator.proposed not in (old, NONE), without=newer_is_told)
@@ -87,7 +98,7 @@ def test_what_a_node_between_remembers_is_no_answer_to_a_restarted_coordinator()
         until_proposed_again(bugged, without_seat=2)
 
 
-# -- the agreed stop ----------------------------------------------------------------------------------------------------------------------
+# -- the agreed stop
 
 
 @pytest.mark.parametrize(("ranks", "arity"), [(3, 1), (4, 2)])
@@ -97,7 +108,9 @@ def test_random_walks_to_the_stop(ranks: int, arity: int, every: int) -> None:
     seen = follow_stop(job, range(20), arity=arity)
     seen += follow_stop(replace(job, may_hurry=True), range(100, 110), arity=arity)
     seen += follow_stop(replace(job, may_hurry=True, may_hang=True, has_uploads=True), range(200, 215), arity=arity)
-    assert {"up", "down", "report", "hear", "restart", "request stop", "uploaded", "end final round", "halt"} <= set(seen)
+    assert {"up", "down", "report", "hear", "restart", "request stop", "uploaded", "end final round", "halt"} <= set(
+        seen
+    )
 
 
 @pytest.mark.full
@@ -113,14 +126,19 @@ def test_random_walks_to_the_stop_find_planted(bug: str) -> None:
 
 
 def only_the_last_has_heard(bug: str | None) -> tuple[Driver[TreeWorld[stop_agreement.World]], int]:
-    """Have node 2 of a chain hear of a confirmed stop from the coordinator itself, which restarts then. Return the driver and that stop.
+    """Have node 2 of a chain hear of a confirmed stop from the coordinator itself, which restarts then.
+
+    Return the driver and that stop.
 
     Its parent remembers what it said before: that it will stop there if all do.
     """
     weights = {"boundary": 0.05, **dict.fromkeys(("ask", "restart", "close"), 0.0)}
     driver = Driver(TreeModel.of(StopRounds(Options(3, 9, restarts=1, is_fine=True)), bug=bug), weights=weights)
     driver.do("ask")
-    driver.until(lambda world: world.world.coordinator.stop_state is StopState.CONFIRMED, without=lambda event: event == ("up", 2, 0))
+    driver.until(
+        lambda world: world.world.coordinator.stop_state is StopState.CONFIRMED,
+        without=lambda event: event == ("up", 2, 0),
+    )
     driver.do("down", 0, 2)
     assert [agent.word.stop_state is StopState.CONFIRMED for agent in driver.world.world.agents] == [False, False, True]
     stop = driver.world.world.coordinator.stop
@@ -138,7 +156,10 @@ def until_answered(driver: Driver[TreeWorld[stop_agreement.World]], *, without_s
 
 
 def until_stopped(driver: Driver[TreeWorld[stop_agreement.World]], stop: int) -> None:
-    driver.until(lambda world: all((each.mode, each.boundary) == (Mode.STOPPED, stop) for each in world.world.processes), limit=2000)
+    driver.until(
+        lambda world: all((each.mode, each.boundary) == (Mode.STOPPED, stop) for each in world.world.processes),
+        limit=2000,
+    )
 
 
 def test_a_stop_that_only_one_has_heard_confirmed_is_not_forgotten_for_what_a_node_between_remembers() -> None:

@@ -21,18 +21,30 @@ SEEDS = range(3)
 Drive = Callable[..., Driver[World]]
 
 
-def drive(nodes: int, copies: int, *, seed: int = 0, faults: int = 9, rules: Rules | None = None, start: World | None = None) -> Driver[World]:
+def drive(
+    nodes: int, copies: int, *, seed: int = 0, faults: int = 9, rules: Rules | None = None, start: World | None = None
+) -> Driver[World]:
     """Begin a story in mid-training."""
     start = start or steady(nodes, copies, seed=seed)
-    return Driver(Model(Shape(nodes, copies, 10_000, faults), rules, is_fine=True, start=start), seed=seed, weights=SLOWLY)
+    return Driver(
+        Model(Shape(nodes, copies, 10_000, faults), rules, is_fine=True, start=start), seed=seed, weights=SLOWLY
+    )
 
 
-def commits(driver: Driver[World], count: int, *, without: Callable[[Event], bool] = lambda event: False, limit: int = 40_000) -> None:
+def commits(
+    driver: Driver[World], count: int, *, without: Callable[[Event], bool] = lambda event: False, limit: int = 40_000
+) -> None:
     """Let training go on until C has moved `count` times more; every agent has heard of the last."""
     for _ in range(count):
         goal = driver.world.best + 1
-        driver.until(lambda world: world.restore is None and world.coordinator.committed >= goal, without=without, limit=limit)  # noqa: B023
-    driver.until(lambda world: all(shard.committed == world.coordinator.committed for shard in world.shards), without=without)
+        driver.until(
+            lambda world: world.restore is None and world.coordinator.committed >= goal,  # noqa: B023
+            without=without,
+            limit=limit,
+        )
+    driver.until(
+        lambda world: all(shard.committed == world.coordinator.committed for shard in world.shards), without=without
+    )
 
 
 def touches(holder: int) -> Callable[[Event], bool]:
@@ -108,7 +120,9 @@ def test_a_second_failure_between_prepare_and_start(moment: str, second: tuple[i
         "promised": lambda world: world.restore is not None and world.restore.inventories[0] is not None,
         "planned": lambda world: world.restore is not None and world.restore.plan is not None,
         "half loaded": lambda world: world.restore is not None and any(world.restore.loaded),
-        "loaded": lambda world: world.restore is not None and world.restore.plan is not None and all(world.restore.loaded),
+        "loaded": lambda world: (
+            world.restore is not None and world.restore.plan is not None and all(world.restore.loaded)
+        ),
     }
     best = story.world.best
     story.until(reached[moment], without=lambda event: event[0] == "start")
@@ -141,7 +155,11 @@ def test_a_mismatch_walks_back(seed: int) -> None:
 
 def steps_at_owner(world: World, rank: int) -> set[int]:
     """Return what the owner's own slots have sealed."""
-    return {view.content.step for view in world.slots[rank][0] if view.state is SlotState.SEALED and view.content is not None}
+    return {
+        view.content.step
+        for view in world.slots[rank][0]
+        if view.state is SlotState.SEALED and view.content is not None
+    }
 
 
 def states(nodes: int, copies: int) -> list[World]:
@@ -220,7 +238,11 @@ def test_inventories_of_a_node_that_was_only_unreachable(seed: int) -> None:
 def test_a_late_announcement_makes_a_rank_abandon(seed: int) -> None:
     story = drive(2, 2, seed=seed)
     deaf: Callable[[Event], bool] = lambda event: event[:2] == ("hear", 1)  # noqa: E731
-    story.until(lambda world: world.processes[1].boundary > world.coordinator.proposed > world.shards[1].proposed, without=deaf, limit=60_000)
+    story.until(
+        lambda world: world.processes[1].boundary > world.coordinator.proposed > world.shards[1].proposed,
+        without=deaf,
+        limit=60_000,
+    )
     late, lead = story.world.coordinator.proposed, story.world.coordinator.lead.steps
     story.do("hear", 1)
     story.until(lambda world: world.shards[1].vote is Vote.ABANDON or world.coordinator.proposed != late)
@@ -234,8 +256,8 @@ def test_a_late_announcement_makes_a_rank_abandon(seed: int) -> None:
 def test_a_plan_that_does_not_know_the_highest_c_loses_it() -> None:
     """Why the control plane must hear the highest C with the promises: its own last figure may be a second old.
 
-    Node 1 holds {8, 9} of rank 0's shard, C is 9 and rank 0 has 10. Told of 8 only, a plan for base 10 keeps 8 there and voids 9; should node 0
-    be lost before 10 is committed again, 9 is gone for good.
+    Node 1 holds {8, 9} of rank 0's shard, C is 9 and rank 0 has 10. Told of 8 only, a plan for base 10 keeps 8 there
+    and voids 9; should node 0 be lost before 10 is committed again, 9 is gone for good.
     """
     told = _second_loss(Rules())
     told.until(lambda world: world.restore is None)
@@ -283,7 +305,10 @@ def test_a_holder_that_is_not_told_c_overwrites_it() -> None:
         commits(story, 1)
         c = story.world.best
         story.until(lambda world: world.coordinator.committed > c, without=deaf)
-        story.until(lambda world: world.streams[0][1].phase is Phase.TAKEN and world.streams[0][1].step > world.best > c, without=deaf)
+        story.until(
+            lambda world: world.streams[0][1].phase is Phase.TAKEN and world.streams[0][1].step > world.best > c,
+            without=deaf,
+        )
 
     tell(Rules())
     with pytest.raises(Found):
@@ -304,7 +329,10 @@ def _lay(world: World, rows: tuple[tuple[tuple[int, ...], ...], ...]) -> World:
 
 
 def _crashed_with_an_uncommitted_step(rules: Rules) -> Driver[World]:
-    """All ranks crash when step n is sealed by both owners and only one of the two holders; C is c. The base is n, and committed nowhere."""
+    """All ranks crash when step n is sealed by both owners and only one of the two holders; C is c.
+
+    The base is n, and committed nowhere.
+    """
     world = steady(2, 2)
     c = world.best
     laid = _lay(world, (((c, c + 1), (c, c + 1)), ((c, c + 1), (c,))))
@@ -318,7 +346,9 @@ def _crashed_with_an_uncommitted_step(rules: Rules) -> Driver[World]:
 def test_a_base_that_counts_as_committed_from_the_start_loses_the_step_before() -> None:
     unfilled: Callable[[Event], bool] = lambda event: event[0] == "connect" and event[1] == 1  # noqa: E731
     good = _crashed_with_an_uncommitted_step(Rules())
-    with pytest.raises(Found, match="the end is not reached"):  # nothing newer is captured before the base is with all holders
+    with pytest.raises(
+        Found, match="the end is not reached"
+    ):  # nothing newer is captured before the base is with all holders
         good.until(lambda world: world.best > 0 and world.granted[0] >= 0, without=unfilled, limit=3000)
     bad = _crashed_with_an_uncommitted_step(BUGS["base-committed"])
     with pytest.raises(Found, match="was committed"):
@@ -338,7 +368,11 @@ def test_a_new_generation_begins_with_every_planned_holder_in_view() -> None:
         story.until(lambda world: world.restore is None)
         begun = story.world.best
         with pytest.raises(Found, match=what):  # without replicas nothing may be committed
-            story.until(lambda world: world.best > begun + 1, without=lambda event: event[0] in ("connect", "begin"), limit=3000)  # noqa: B023
+            story.until(
+                lambda world: world.best > begun + 1,  # noqa: B023
+                without=lambda event: event[0] in ("connect", "begin"),
+                limit=3000,
+            )
 
 
 @pytest.mark.parametrize("bug", [None, "never-revokes"])
@@ -354,7 +388,9 @@ def test_a_holder_that_lost_a_slot_revokes_its_acknowledgement(bug: str | None) 
 
     story.until(has_acknowledged, without=late)
     step = story.world.shards[0].proposed
-    index = next(i for i, view in enumerate(story.world.slots[0][1]) if view.content is not None and view.content.step == step)
+    index = next(
+        i for i, view in enumerate(story.world.slots[0][1]) if view.content is not None and view.content.step == step
+    )
     story.do("spoil", 0, first, index)
     story.do("connect", 0, first)
     if bug is None:

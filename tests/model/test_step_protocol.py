@@ -42,7 +42,9 @@ def test_every_interleaving_of_a_longer_beginning(nodes: int, copies: int, steps
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("nodes", "copies", "steps", "faults"), [(2, 2, 2, 1), (2, 1, 1, 1), (2, 1, 0, 2), (3, 2, 0, 1)])
+@pytest.mark.parametrize(
+    ("nodes", "copies", "steps", "faults"), [(2, 2, 2, 1), (2, 1, 1, 1), (2, 1, 0, 2), (3, 2, 0, 1)]
+)
 def test_every_interleaving_of_more_in_mid_training(nodes: int, copies: int, steps: int, faults: int) -> None:
     start = steady(nodes, copies)
     every_interleaving(Model(Shape(nodes, copies, later(start, steps), faults), start=start))
@@ -52,9 +54,13 @@ def follow(shape: Shape, seeds: range, *, is_steady: bool, length: int = 250) ->
     """Walk at random, then let everything settle: what was dropped must return, and C must pass where training stood."""
     seen = Explored()
     for seed in seeds:
-        start = steady(shape.nodes, shape.copies, seed=seed % 7, ranks_per_node=shape.ranks_per_node) if is_steady else None
+        start = (
+            steady(shape.nodes, shape.copies, seed=seed % 7, ranks_per_node=shape.ranks_per_node) if is_steady else None
+        )
         steps = shape.steps + (later(start, 0) if start is not None else 0)
-        world, walked = walk(Model(replace(shape, steps=steps), is_fine=True, start=start), random.Random(seed), length, weights=WEIGHTS)
+        world, walked = walk(
+            Model(replace(shape, steps=steps), is_fine=True, start=start), random.Random(seed), length, weights=WEIGHTS
+        )
         seen.update(walked)
         if seed % 5 == 0 and not has_lost_its_base(shape, world):
             settle(shape, world, seed)
@@ -67,7 +73,8 @@ def has_lost_its_base(shape: Shape, world: World) -> bool:
     is_at_stake = world.restore is None and world.base and world.coordinator.committed == NONE
     content = model.content(world, base)
     return bool(is_at_stake) and not all(
-        any(model.has(world, rank, holder, content) for holder in range(len(row))) for rank, row in enumerate(model.holders)
+        any(model.has(world, rank, holder, content) for holder in range(len(row)))
+        for rank, row in enumerate(model.holders)
     )
 
 
@@ -121,7 +128,10 @@ def test_every_interleaving_of_a_fault_during_uploads() -> None:
 
 
 def walk_with_uploads(shape: Shape, seeds: range, rules: Rules | None = None) -> Explored:
-    """Walk until the final round is over and no upload runs. Uploads pin slots and fail; nodes are lost while they run."""
+    """Walk until the final round is over and no upload runs.
+
+    Uploads pin slots and fail; nodes are lost while they run.
+    """
     seen = Explored()
     for seed in seeds:
         world, walked = walk(Model(shape, rules, is_fine=True), random.Random(seed), 4000, weights=WEIGHTS)
@@ -159,8 +169,12 @@ def test_an_upload_fails_or_ends_with_its_node() -> None:
 @pytest.mark.parametrize("ranks_per_node", [1, 2])
 @pytest.mark.parametrize("has_slow_uploads", [False, True])
 def test_many_random_walks_with_uploads(ranks_per_node: int, has_slow_uploads: bool) -> None:
-    walk_with_uploads(Shape(2, 2, 6, 5, ranks_per_node, every_steps=1, has_slow_uploads=has_slow_uploads), range(1000, 1600))
-    walk_with_uploads(Shape(3, 2, 6, 5, ranks_per_node, every_steps=2, has_slow_uploads=has_slow_uploads), range(1000, 1300))
+    walk_with_uploads(
+        Shape(2, 2, 6, 5, ranks_per_node, every_steps=1, has_slow_uploads=has_slow_uploads), range(1000, 1600)
+    )
+    walk_with_uploads(
+        Shape(3, 2, 6, 5, ranks_per_node, every_steps=2, has_slow_uploads=has_slow_uploads), range(1000, 1300)
+    )
 
 
 @pytest.mark.full
@@ -187,8 +201,12 @@ def partly_sealed(nodes: int) -> World:
         step = world.coordinator.proposed
         if not world.best < step or any(shard.committed != world.best for shard in world.shards):
             return False
-        held = [[{view.content.step for view in pair if view.content is not None} for pair in row] for row in world.slots]
-        is_lagging = any(world.best in pair and min(pair) < world.best and step not in pair for row in held for pair in row[1:])
+        held = [
+            [{view.content.step for view in pair if view.content is not None} for pair in row] for row in world.slots
+        ]
+        is_lagging = any(
+            world.best in pair and min(pair) < world.best and step not in pair for row in held for pair in row[1:]
+        )
         return is_lagging and all(step in shard.sealed for shard in world.shards)
 
     driver = Driver(Model(Shape(nodes, 2, 99, 0)), weights=SLOWLY)

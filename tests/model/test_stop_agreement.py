@@ -23,7 +23,9 @@ pytestmark = pytest.mark.timeout(600)
         pytest.param(Options(2, 1, restarts=1, may_stop=False), id="end, coordinator restarts"),
         pytest.param(Options(2, 2, may_stop=False), id="end"),
         pytest.param(Options(2, 2, every_steps=1, may_stop=False), id="uploads pin slots"),
-        pytest.param(Options(2, 3, every_steps=1, may_stop=False, has_slow_uploads=True), id="uploads outlast training"),
+        pytest.param(
+            Options(2, 3, every_steps=1, may_stop=False, has_slow_uploads=True), id="uploads outlast training"
+        ),
         pytest.param(Options(2, 2, every_steps=1, slot_count=3, may_stop=False), id="uploads, a third slot"),
         pytest.param(Options(2, 1, may_stop=False, may_hurry=True), id="given up"),
         pytest.param(Options(2, 1, has_uploads=True), id="stop, what is left behind"),
@@ -63,7 +65,10 @@ def test_random_walks_with_messages_on_their_way(ranks: int, every: int) -> None
     follow(Options(ranks, 6, restarts=2, every_steps=every, is_fine=True), range(40))
     follow(Options(ranks, 6, restarts=1, every_steps=every, may_hurry=True, is_fine=True), range(15))
     follow(Options(ranks, 6, restarts=1, every_steps=every, has_slow_uploads=True, is_fine=True), range(15))
-    follow(Options(ranks, 6, restarts=1, every_steps=every, may_hurry=True, may_hang=True, has_uploads=True, is_fine=True), range(25))
+    follow(
+        Options(ranks, 6, restarts=1, every_steps=every, may_hurry=True, may_hang=True, has_uploads=True, is_fine=True),
+        range(25),
+    )
 
 
 @pytest.mark.full
@@ -91,13 +96,25 @@ def test_random_walks_find_planted(bug: str) -> None:
 
 
 def test_an_answer_to_an_older_stop_is_not_taken_for_one_to_a_newer_of_the_same_number() -> None:
-    """The coordinator's agent restarts while a stop at 1 is announced. Both say yes, hear that there is none, and go on; then it is asked again."""
+    """The coordinator's agent restarts while a stop at 1 is announced.
+
+    Both say yes, hear that there is none, and go on; then it is asked again.
+    """
 
     def tell(bug: dict[str, object]) -> Coordinator:
         story = Driver(Model(replace(Options(2, 3, restarts=1), **bug)), weights={})  # type: ignore[arg-type]
         reports, hears, go = [("report", 0), ("report", 1)], [("hear", 0), ("hear", 1)], [("go", 0), ("go", 1)]
         asked = [*reports, *go, ("ask",), ("request stop",), *hears, ("restart",), *reports]
-        for event in (*asked, ("boundary", 0, 1), ("boundary", 1, 1), *hears, *go, ("request stop",), *reports, ("boundary", 0, 2)):
+        for event in (
+            *asked,
+            ("boundary", 0, 1),
+            ("boundary", 1, 1),
+            *hears,
+            *go,
+            ("request stop",),
+            *reports,
+            ("boundary", 0, 2),
+        ):
             story.do(*event)
         return story.world.coordinator
 

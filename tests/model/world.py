@@ -1,7 +1,7 @@
 """The world of the step-protocol model: every part of it is a value, so that states can be compared, hashed and stored.
 
-What decides is real (`Shard`, `Coordinator`, slots as the pure core sees them); what surrounds it (processes, pages, streams, promises) is
-drawn here with just the fields that the decisions and the invariants read.
+What decides is real (`Shard`, `Coordinator`, slots as the pure core sees them); what surrounds it (processes, pages,
+streams, promises) is drawn here with just the fields that the decisions and the invariants read.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Process(NamedTuple):
 
 
 class Phase(IntEnum):
-    """Of a replica stream. OFF: no session. IDLE: connected. BEGUN: announced. TAKEN: into a granted slot. SENT: all bytes are with the holder,
+    """Of a replica stream. OFF: no session. IDLE: connected. BEGUN: announced. TAKEN: into a granted slot.
+
+    SENT: all bytes are with the holder,
     and the word that they are a snapshot. SEALED: the acknowledgement is on its way."""
 
     OFF = 0
@@ -139,7 +141,10 @@ class World(NamedTuple):
     dropped: frozenset[tuple[int, int]]
     """(rank, seat) that the owner gave up on."""
     spoiled: frozenset[tuple[int, int, Content]]
-    """(rank, seat, content) that a seat has lost behind its word; its owner did not know as it voted, or does not yet. It hears so on a new line."""
+    """(rank, seat, content) that a seat has lost behind its word; its owner did not know as it voted, or does not yet.
+
+    It hears so on a new line.
+    """
     heard: frozenset[int]
     """Steps that some rank's agent has ever heard proposed in this generation."""
     marked: tuple[int, ...] = ()
@@ -178,7 +183,9 @@ class Shape:
     def holders(self) -> tuple[tuple[int, ...], ...]:
         """Return the seats that hold each rank's shard, the owner's first: the control plane's own placement."""
         planned = placement.plan([NodeId(f"{seat}") for seat in range(self.nodes)], self.copies, {}).holders
-        return tuple(tuple(int(node) for node in planned[NodeId(f"{self.seat_of(rank)}")]) for rank in range(self.world_size))
+        return tuple(
+            tuple(int(node) for node in planned[NodeId(f"{self.seat_of(rank)}")]) for rank in range(self.world_size)
+        )
 
 
 def put(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:

@@ -13,7 +13,11 @@ ROOT = Path(control_plane.__file__).parent
 
 def wall_clock_reads(source: str) -> list[int]:
     """Return the lines that name a wall clock."""
-    return sorted(node.lineno for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute) and ast.unparse(node) in WALL_CLOCKS)
+    return sorted(
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in WALL_CLOCKS
+    )
 
 
 def test_it_sees_a_wall_clock() -> None:
@@ -21,5 +25,11 @@ def test_it_sees_a_wall_clock() -> None:
 
 
 def test_the_control_plane_reads_the_steady_clock() -> None:
-    found = {f"{path.relative_to(ROOT)}:{line}" for path in sorted(ROOT.rglob("*.py")) for line in wall_clock_reads(path.read_text())}
-    assert {place.partition(":")[0] for place in found} == {"steady_clock.py"}, f"use control_plane.steady_clock.steady_now: {sorted(found)}"
+    found = {
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sorted(ROOT.rglob("*.py"))
+        for line in wall_clock_reads(path.read_text())
+    }
+    assert {place.partition(":")[0] for place in found} == {"steady_clock.py"}, (
+        f"use control_plane.steady_clock.steady_now: {sorted(found)}"
+    )

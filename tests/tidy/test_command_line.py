@@ -71,15 +71,43 @@ def test_no_help_text_has_words_that_rich_takes_for_markup_and_leaves_out(whose)
 
 
 def test_the_client_and_the_command_line_need_the_base_install_alone():
-    heavy = ("torch", "deepspeed", "numpy", "fastapi", "sqlalchemy", "moto", "pydantic", "control_plane", "worker", "infra")
-    code = f"import sys, everstep, everstep.sdk, everstep.failures, everstep.cli.main; print([name for name in {heavy!r} if name in sys.modules])"
+    heavy = (
+        "torch",
+        "deepspeed",
+        "numpy",
+        "fastapi",
+        "sqlalchemy",
+        "moto",
+        "pydantic",
+        "control_plane",
+        "worker",
+        "infra",
+    )
+    code = (
+        "import sys, everstep, everstep.sdk, everstep.failures, everstep.cli.main; print([name for name in "
+        f"{heavy!r} if name in sys.modules])"
+    )
     found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
 
 def test_help_comes_at_once():
-    """Imports make --help slow. The commands' own modules and their options cost a third of the time that --help may take."""
-    heavy = ("boto3", "botocore", "urllib3", "jmespath", "yaml", "msgspec", "asyncio", "everstep.sdk", "everstep.training", "everstep.cli.commands")
+    """Imports make --help slow.
+
+    The commands' own modules and their options cost a third of the time that --help may take.
+    """
+    heavy = (
+        "boto3",
+        "botocore",
+        "urllib3",
+        "jmespath",
+        "yaml",
+        "msgspec",
+        "asyncio",
+        "everstep.sdk",
+        "everstep.training",
+        "everstep.cli.commands",
+    )
     code = f"import sys, everstep.cli.main; print([name for name in {heavy!r} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

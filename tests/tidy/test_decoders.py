@@ -10,7 +10,9 @@ import pytest
 
 from tests.warm_parent import ROOT
 
-MODULES = [path for part in ("everstep", "worker", "control_plane", "infra") for path in sorted((ROOT / part).rglob("*.py"))]
+MODULES = [
+    path for part in ("everstep", "worker", "control_plane", "infra") for path in sorted((ROOT / part).rglob("*.py"))
+]
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
@@ -25,7 +27,9 @@ def first_uses(source: str) -> set[str]:
     tree = ast.parse(source)
     at_import = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr)]
     made = {id(call) for statement in at_import for _, call in calls(statement)}
-    resolved = {ast.unparse(call.args[0]) for statement in at_import for name, call in calls(statement) if name == "resolve"}
+    resolved = {
+        ast.unparse(call.args[0]) for statement in at_import for name, call in calls(statement) if name == "resolve"
+    }
     found = set()
     for name, call in calls(tree):
         keywords = {keyword.arg: keyword.value for keyword in call.keywords}

@@ -25,12 +25,18 @@ EXTERNAL = frozenset({"ec2", "httpx", "moto", "msgspec", "rich", "torch", "boto3
 
 
 def test_generated_documents_are_current() -> None:
-    done = subprocess.run([sys.executable, str(ROOT / "docs/generate.py"), "--check"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "docs/generate.py"), "--check"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_module_says_in_its_first_line_what_it_is() -> None:
-    silent = [str(path.relative_to(ROOT)) for path in modules() if not (ast.get_docstring(ast.parse(path.read_text())) or "").strip()]
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in modules()
+        if not (ast.get_docstring(ast.parse(path.read_text())) or "").strip()
+    ]
     assert silent == []
 
 
@@ -50,15 +56,25 @@ def test_every_name_of_the_code_exists(document: Path) -> None:
 def test_every_name_that_is_given_with_its_file_is_defined_there(document: Path) -> None:
     text = " ".join(document.read_text().split())
     given = re.findall(r"`([\w.]+)(?:\(\))?`,? \(`([\w/]+\.py)`", text)
-    wrong = [(name, path) for name, path in given if path not in tracked() or not set(name.split(".")) <= defined_in(path) | {Path(path).stem}]
+    wrong = [
+        (name, path)
+        for name, path in given
+        if path not in tracked() or not set(name.split(".")) <= defined_in(path) | {Path(path).stem}
+    ]
     assert wrong == []
     assert given or document.name != "ARCHITECTURE.md"
 
 
 def test_every_field_of_every_request_has_a_test() -> None:
-    rows = [line.split(" | ") for line in (ROOT / "docs/reference/field-coverage.md").read_text().splitlines() if " | `" in line]
+    rows = [
+        line.split(" | ")
+        for line in (ROOT / "docs/reference/field-coverage.md").read_text().splitlines()
+        if " | `" in line
+    ]
     assert len(rows) > 150
-    assert [f"{operation.removeprefix('| ')}.{field.strip('`')}" for operation, field, tests in rows if tests == "– |"] == []
+    assert [
+        f"{operation.removeprefix('| ')}.{field.strip('`')}" for operation, field, tests in rows if tests == "– |"
+    ] == []
 
 
 def test_each_decision_has_a_number_of_its_own() -> None:
@@ -75,15 +91,22 @@ def test_every_variable_is_documented_and_every_documented_one_is_used() -> None
 
 @pytest.mark.parametrize("document", [ROOT / "README.md", *NAMED], ids=lambda path: path.name)
 def test_every_command_and_option_exists(document: Path) -> None:
-    promised = {tuple(line.split()[:3]): set(line.replace("/", " ").split()) for line in (ROOT / "tests/tidy/flags.txt").read_text().splitlines()}
+    promised = {
+        tuple(line.split()[:3]): set(line.replace("/", " ").split())
+        for line in (ROOT / "tests/tidy/flags.txt").read_text().splitlines()
+    }
     text = document.read_text().replace("\\\n", " ")
-    for command in re.findall(r"(?:^|[`$;(\s])(everstep (?:jobs|local|fleets|nodes|incidents|events|protection) [a-z][^`\n;)]*)", text):
+    for command in re.findall(
+        r"(?:^|[`$;(\s])(everstep (?:jobs|local|fleets|nodes|incidents|events|protection) [a-z][^`\n;)]*)", text
+    ):
         first, *options = re.split(r"\s&&\s|\s#\s|\s{3,}", command)[0].split()
         noun, verb, *rest = options
         assert (first, noun, verb) in promised, command
         if noun != "local":  # its options belong to the program that it becomes
             options_of = rest[: rest.index("--")] if "--" in rest else rest  # behind it, words are somebody else's
-            assert {word.rstrip(",") for word in options_of if word.startswith("--")} <= promised[first, noun, verb], command
+            assert {word.rstrip(",") for word in options_of if word.startswith("--")} <= promised[first, noun, verb], (
+                command
+            )
 
 
 def modules() -> Iterator[Path]:
@@ -93,7 +116,9 @@ def modules() -> Iterator[Path]:
 
 def code_spans(document: Path) -> Iterator[str]:
     """Yield what stands in backquotes, outside of blocks."""
-    yield from re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE))
+    yield from re.findall(
+        r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    )
 
 
 def file_exists(name: str) -> bool:
@@ -103,7 +128,13 @@ def file_exists(name: str) -> bool:
 
 @cache
 def tracked() -> tuple[str, ...]:
-    done = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return tuple(done.stdout.splitlines())
 
 
@@ -125,7 +156,9 @@ def defined_in(path: str) -> frozenset[str]:
     """Every class, function and name that a file defines."""
     nodes = list(ast.walk(ast.parse((ROOT / path).read_text())))
     defined = {node.name for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)}
-    return frozenset(defined | {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)})
+    return frozenset(
+        defined | {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    )
 
 
 @cache

@@ -11,7 +11,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COLUMNS = 120
 DOCUMENTS = subprocess.run(
-    ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
+    ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
 ).stdout.splitlines()
 UNBROKEN = re.compile(r"\s*(?:[-*+>]|\d+\.)?\s*(?:`[^`]*`|\S)+")
 """A line that is one word: a link or a code span that no line break may divide."""
@@ -38,7 +42,14 @@ def test_no_line_of_prose_is_too_long(name: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["x" * 121, f"| {'x ' * 80} |", f"```\n{'x ' * 80}\n```", f"- [{'x' * 60}](docs/{'x' * 80}.md)", f"![{'x ' * 60}](y.png)", "`" + "x " * 70 + "`"],
+    [
+        "x" * 121,
+        f"| {'x ' * 80} |",
+        f"```\n{'x ' * 80}\n```",
+        f"- [{'x' * 60}](docs/{'x' * 80}.md)",
+        f"![{'x ' * 60}](y.png)",
+        "`" + "x " * 70 + "`",
+    ],
     ids=["word", "table", "code", "link", "picture", "code span"],
 )
 def test_what_cannot_be_broken_may_be_longer(text: str) -> None:

@@ -23,7 +23,11 @@ ROOT = Path(__file__).parents[2]
 def test_the_folder_does_not_shadow_the_library():
     assert not (ROOT / "alembic/__init__.py").exists()
     found = subprocess.run(
-        [sys.executable, "-c", "import alembic.config; print(alembic.__version__)"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", "import alembic.config; print(alembic.__version__)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert found.stdout.strip()
 
@@ -39,6 +43,8 @@ def test_migrated_is_what_the_models_say(empty_database_url):
     database = Database(empty_database_url)
     schema.migrate(database)
     with database.engine.connect() as connection:
-        difference = compare_metadata(MigrationContext.configure(connection, opts={"compare_type": True}), Base.metadata)
+        difference = compare_metadata(
+            MigrationContext.configure(connection, opts={"compare_type": True}), Base.metadata
+        )
     database.close()
     assert difference == []

@@ -22,14 +22,20 @@ FEWEST_WORDS = 6
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_public_class_and_function_has_a_docstring(package: str) -> None:
-    silent = [f"{path.relative_to(ROOT)}:{found.lineno} {name}" for path in files(package) for name, found in undescribed(path)]
+    silent = [
+        f"{path.relative_to(ROOT)}:{found.lineno} {name}"
+        for path in files(package)
+        for name, found in undescribed(path)
+    ]
     assert silent == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_module_is_described_in_a_sentence(package: str) -> None:
     labels = [
-        f"{path.relative_to(ROOT)}: {said}" for path in files(package) if len((said := ast.get_docstring(tree_of(path)) or "").split()) < FEWEST_WORDS
+        f"{path.relative_to(ROOT)}: {said}"
+        for path in files(package)
+        if len((said := ast.get_docstring(tree_of(path)) or "").split()) < FEWEST_WORDS
     ]
     assert labels == []
 
@@ -41,7 +47,12 @@ def test_nothing_is_left_for_later() -> None:
 
 def test_nobody_sleeps() -> None:
     """Also where the linter's ban does not look: an alias, a bare `sleep`."""
-    sleeping = [f"{path.relative_to(ROOT)}:{node.lineno}" for path in python_files() for node in ast.walk(tree_of(path)) if is_sleep(node)]
+    sleeping = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in python_files()
+        for node in ast.walk(tree_of(path))
+        if is_sleep(node)
+    ]
     assert sleeping == []
 
 
@@ -70,7 +81,12 @@ def lines_with(path: Path, pattern: re.Pattern[str]) -> Iterator[str]:
 def is_sleep(node: ast.AST) -> bool:
     if isinstance(node, ast.ImportFrom):
         return node.module == "time" and any(name.name == "sleep" for name in node.names)
-    return isinstance(node, ast.Attribute) and node.attr == "sleep" and isinstance(node.value, ast.Name) and node.value.id == "time"
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr == "sleep"
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "time"
+    )
 
 
 def undescribed(path: Path) -> Iterator[tuple[str, Definition]]:
@@ -109,8 +125,13 @@ def promised(folder: Path, scope: ast.ClassDef) -> frozenset[str]:
 @cache
 def interfaces(folder: Path) -> dict[ast.ClassDef, frozenset[str]]:
     """Return the methods with a docstring of every class in a folder."""
-    classes = [node for path in sorted(folder.glob("*.py")) for node in tree_of(path).body if isinstance(node, ast.ClassDef)]
-    return {owner: frozenset(member.name for member in definitions(owner.body) if ast.get_docstring(member)) for owner in classes}
+    classes = [
+        node for path in sorted(folder.glob("*.py")) for node in tree_of(path).body if isinstance(node, ast.ClassDef)
+    ]
+    return {
+        owner: frozenset(member.name for member in definitions(owner.body) if ast.get_docstring(member))
+        for owner in classes
+    }
 
 
 def is_protocol(owner: ast.ClassDef) -> bool:

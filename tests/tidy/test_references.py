@@ -29,7 +29,13 @@ TEXT = (".py", ".md", ".ts", ".tsx", ".toml", ".cpp", ".css", ".mako", ".ini", "
 
 @cache
 def tracked() -> tuple[str, ...]:
-    done = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return tuple(name for name in done.stdout.splitlines() if (ROOT / name).is_file())
 
 
@@ -118,14 +124,22 @@ def test_every_short_path_in_a_document_ends_one_of_a_file(name: str) -> None:
 
 
 def test_every_path_in_a_docstring_or_comment_exists() -> None:
-    lost = {(name, path) for name in sources() if name.endswith(".py") for text in docstrings(name) for path in dangling(text)}
+    lost = {
+        (name, path)
+        for name in sources()
+        if name.endswith(".py")
+        for text in docstrings(name)
+        for path in dangling(text)
+    }
     assert sorted(lost) == []
 
 
 def test_every_path_in_other_code_exists() -> None:
     """Of TypeScript and build files the comments alone are not told apart: all text counts."""
     others = [name for name in sources() if not name.endswith((".py", ".md"))]
-    assert sorted({(name, path) for name in others for path in dangling(text_of(name)) if path.startswith("docs/")}) == []
+    assert (
+        sorted({(name, path) for name in others for path in dangling(text_of(name)) if path.startswith("docs/")}) == []
+    )
 
 
 def test_the_rules_of_the_design_are_numbered_in_order_and_those_that_are_named_exist() -> None:

@@ -24,7 +24,9 @@ sys.exit(pytest.main(["--collect-only", "-q", "tests/unit/protocol/test_loopback
 
 
 def test_a_run_without_torch_does_not_import_it() -> None:
-    answer = subprocess.run([sys.executable, "-c", PROBE], cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    answer = subprocess.run(
+        [sys.executable, "-c", PROBE], cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
+    )
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "imported: []" in answer.stdout
 

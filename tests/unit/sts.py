@@ -1,7 +1,8 @@
 """An STS of one region that verifies signatures: AWS Signature Version 4, as AWS documents it, over what was really received.
 
-moto's STS believes whatever comes. This one knows a few keys, computes the signature of the request that it got, and answers GetCallerIdentity
-alone to whom it fits. It notes every request, so that a test can say what was asked for and that nothing else was.
+moto's STS believes whatever comes. This one knows a few keys, computes the signature of the request that it got, and
+answers GetCallerIdentity alone to whom it fits. It notes every request, so that a test can say what was asked for and
+that nothing else was.
 """
 
 from __future__ import annotations
@@ -36,7 +37,13 @@ class Keys:
 
 
 def keys_of(instance: str, *, role: str = "trainer", account: str = ACCOUNT, number: int = 0) -> Keys:
-    return Keys(f"ASIA{number:016d}", f"secret{number}", f"token{number}", f"arn:aws:sts::{account}:assumed-role/{role}/{instance}", account)
+    return Keys(
+        f"ASIA{number:016d}",
+        f"secret{number}",
+        f"token{number}",
+        f"arn:aws:sts::{account}:assumed-role/{role}/{instance}",
+        account,
+    )
 
 
 @dataclass
@@ -54,7 +61,9 @@ class Sts:
         self.known.update({each.access_key: each for each in keys})
 
 
-def signature(method: str, path: str, query: str, headers: dict[str, str], signed: list[str], body: bytes, secret: str, scope: str) -> str:
+def signature(
+    method: str, path: str, query: str, headers: dict[str, str], signed: list[str], body: bytes, secret: str, scope: str
+) -> str:
     """Return the signature of a request, by AWS's own description of Signature Version 4."""
     canonical = "\n".join(
         [
@@ -67,7 +76,9 @@ def signature(method: str, path: str, query: str, headers: dict[str, str], signe
             hashlib.sha256(body).hexdigest(),
         ]
     )
-    to_sign = "\n".join(["AWS4-HMAC-SHA256", headers["x-amz-date"], scope, hashlib.sha256(canonical.encode()).hexdigest()])
+    to_sign = "\n".join(
+        ["AWS4-HMAC-SHA256", headers["x-amz-date"], scope, hashlib.sha256(canonical.encode()).hexdigest()]
+    )
     key = f"AWS4{secret}".encode()
     for part in scope.split("/"):
         key = hmac.digest(key, part.encode(), "sha256")
@@ -84,7 +95,11 @@ def verified(sts: Sts, method: str, path: str, headers: dict[str, str], body: by
     signed = parts["SignedHeaders"].split(";")
     keys = sts.known.get(access_key)
     is_whole = keys is not None and "host" in signed and all(name in headers for name in [*signed, "x-amz-date"])
-    if not is_whole or headers.get("x-amz-security-token") != keys.token or scope != f"{headers['x-amz-date'][:8]}/{REGION}/sts/aws4_request":
+    if (
+        not is_whole
+        or headers.get("x-amz-security-token") != keys.token
+        or scope != f"{headers['x-amz-date'][:8]}/{REGION}/sts/aws4_request"
+    ):
         return None
     bare, _, query = path.partition("?")
     fits = signature(method, bare, query, headers, signed, body, keys.secret_key, scope)

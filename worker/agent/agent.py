@@ -1,8 +1,8 @@
 """The agent of a node: the line to the control plane, the promise, and the member that follows from it.
 
-Commands are taken one after another; each first becomes durable (`promise`), then true (`member`, `supervisor`), then visible (the next
-report). Invariant: what a report says of a generation is true at the moment that it is sent, and nothing of a generation below the promised one
-is acted on.
+Commands are taken one after another; each first becomes durable (`promise`), then true (`member`, `supervisor`), then
+visible (the next report). Invariant: what a report says of a generation is true at the moment that it is sent, and
+nothing of a generation below the promised one is acted on.
 """
 
 from __future__ import annotations
@@ -209,9 +209,17 @@ class Agent:
             self._printed,
         )
         self._supplies = Supplies(
-            settings.state, objects, aws, now=now, input_bytes=settings.input_bytes, user=settings.rank_user, allows_builds=settings.allows_builds
+            settings.state,
+            objects,
+            aws,
+            now=now,
+            input_bytes=settings.input_bytes,
+            user=settings.rank_user,
+            allows_builds=settings.allows_builds,
         )
-        self._metadata = InstanceMetadata(settings.metadata_endpoint, self._changed) if settings.metadata_endpoint else None
+        self._metadata = (
+            InstanceMetadata(settings.metadata_endpoint, self._changed) if settings.metadata_endpoint else None
+        )
         self._control = ControlClient(
             settings.control_plane_urls,
             join_token=settings.join_token,
@@ -276,7 +284,9 @@ class Agent:
                 tasks.create_task(self._tell_warm(), name="warm start")
                 tasks.create_task(self._fetch_sources(), name="sources")
                 if settings.rank_user is not None and metadata_rule.is_covered(settings.metadata_endpoint):
-                    tasks.create_task(metadata_rule.keep_on(settings.rank_user, self._exposure, self._exposed), name="metadata rule")
+                    tasks.create_task(
+                        metadata_rule.keep_on(settings.rank_user, self._exposure, self._exposed), name="metadata rule"
+                    )
                 if self._metadata is not None:
                     tasks.create_task(self._metadata.run(), name="instance metadata")
         finally:
@@ -308,11 +318,16 @@ class Agent:
         except OSError as error:
             if port == self._settings.peer_port:
                 raise
-            log.warning("port %d of the agent before this one is taken, peers of a running generation will not find this node: %s", port, error)
+            log.warning(
+                "port %d of the agent before this one is taken, peers of a running generation will not find "
+                "this node: %s",
+                port,
+                error,
+            )
             self._listener.start(address, more_cards=more_cards)
         kept.keep(self._listener.port)
 
-    # -- after a restart ----------------------------------------------------------------------------------------------------------------------
+    # -- after a restart
 
     async def _resume(self) -> None:
         """Take up what an earlier agent on this node had promised."""
@@ -337,7 +352,7 @@ class Agent:
                 await self._supplies.adopt(promise.plan, promise.key)
                 await self._run_ranks(promise, self._member)
 
-    # -- the line to the control plane ----------------------------------------------------------------------------------------------------------
+    # -- the line to the control plane
 
     def _hello(self) -> Hello:
         self._outbox.connected()
@@ -403,7 +418,9 @@ class Agent:
             run=membership.run,
             generation=membership.generation,
             phase=membership.phase,
-            ranks=tuple(msgspec.structs.replace(status, exit=self._exits.get(status.rank)) for status in member.rank_statuses()),
+            ranks=tuple(
+                msgspec.structs.replace(status, exit=self._exits.get(status.rank)) for status in member.rank_statuses()
+            ),
             longest=member.longest(),
             stacks=self._stacks.shown() if self._stacks is not None else (),
             protection=member.protection(),
@@ -439,7 +456,10 @@ class Agent:
         self._changed()
 
     async def _fetch_sources(self) -> None:
-        """Fetch what a node that waits for work is to have ready. What cannot be had now is tried again when it is asked for again."""
+        """Fetch what a node that waits for work is to have ready.
+
+        What cannot be had now is tried again when it is asked for again.
+        """
         while True:
             version = self._sources_asked.version
             for source in self._wanted_sources:
@@ -466,10 +486,12 @@ class Agent:
         try:
             await asyncio.to_thread(self._archives.keep, {source.sha256 for source in sources})
         except OSError as error:
-            log.info("sources that are not wanted any more stay on this node: %s", error)  # until they are asked for, or not, again
+            log.info(
+                "sources that are not wanted any more stay on this node: %s", error
+            )  # until they are asked for, or not, again
         self._sources_asked.notify()
 
-    # -- commands -----------------------------------------------------------------------------------------------------------------------------
+    # -- commands
 
     def _take(self, command: Message) -> None:
         """Queue a command; a Prepare or Release cuts short what is being loaded, a halt reaches ranks without queueing."""
@@ -513,10 +535,14 @@ class Agent:
                 case StopTraining(run=run, generation=generation) if is_current(self._membership, run, generation):
                     if self._member is not None and self._member.server is not None:
                         self._member.server.request_stop()
-                case TakeCheckpoint(run=run, generation=generation, step=step) if is_current(self._membership, run, generation):
+                case TakeCheckpoint(run=run, generation=generation, step=step) if is_current(
+                    self._membership, run, generation
+                ):
                     if self._member is not None and self._member.server is not None:
                         self._member.server.request_checkpoint(step)
-                case KillForDrill(run=run, generation=generation, rank=rank, drill=drill) if is_current(self._membership, run, generation):
+                case KillForDrill(run=run, generation=generation, rank=rank, drill=drill) if is_current(
+                    self._membership, run, generation
+                ):
                     log.warning("drill %s: killing %s", drill, "this agent" if rank is None else f"rank {rank}")
                     if rank is None:
                         os.kill(os.getpid(), signal.SIGKILL)
@@ -525,7 +551,9 @@ class Agent:
                 case RunCommand():
                     self._run_command(command)
                     continue
-                case TakeStacks(run=run, generation=generation, number=number) if is_current(self._membership, run, generation):
+                case TakeStacks(run=run, generation=generation, number=number) if is_current(
+                    self._membership, run, generation
+                ):
                     self._look(run, generation, number)
                 case _:
                     log.debug("%s is not for what this node has promised", type(command).__name__)
@@ -538,7 +566,9 @@ class Agent:
             return
 
         def known() -> list[RankRecord]:
-            return [record for record in self._supervisor.records if (record.run, record.generation) == (run, generation)]
+            return [
+                record for record in self._supervisor.records if (record.run, record.generation) == (run, generation)
+            ]
 
         self._stacks = self._stacks or StackWatch(
             lambda: [record for record in known() if record.end is None],
@@ -555,7 +585,11 @@ class Agent:
             self._rank_commands.take(command, None)
             return
         key = (command.run, command.generation, command.rank)
-        living = (record for record in self._supervisor.records if (record.run, record.generation, record.rank) == key and record.end is None)
+        living = (
+            record
+            for record in self._supervisor.records
+            if (record.run, record.generation, record.rank) == key and record.end is None
+        )
         self._rank_commands.take(command, next(living, None))
 
     def _beside_ranks(self, run: RunId) -> dict[str, str]:
@@ -592,14 +626,20 @@ class Agent:
         if self._promise is None:
             return ()
         found = self._supervisor.rank_memory(RunId(self._promise.run), Generation(self._promise.generation))
-        return tuple(RankMemory(rank=rank, resident_bytes=each.resident_bytes, peak_bytes=each.peak_bytes) for rank, each in sorted(found.items()))
+        return tuple(
+            RankMemory(rank=rank, resident_bytes=each.resident_bytes, peak_bytes=each.peak_bytes)
+            for rank, each in sorted(found.items())
+        )
 
     def _gpu_percent(self, member: Member, rank: Rank) -> float | None:
         """Return how busy a rank's GPU is: the one that has the rank's LOCAL_RANK for a number."""
         return self._health.gpu_percent(member.here.ranks.index(rank)) if self._health is not None else None
 
     async def _keep_evidence(self, place: ObjectReference) -> None:
-        """Store what this node alone can tell; asked again when it could not. The streams of ranks are there already, or follow with Release."""
+        """Store what this node alone can tell; asked again when it could not.
+
+        The streams of ranks are there already, or follow with Release.
+        """
         if self._evidence_key == place.key:
             return
         try:
@@ -664,7 +704,13 @@ class Agent:
     def _ship(self, member: Member) -> None:
         """Ship what the ranks of a generation print, from now on."""
         self._shipper = LogShipper(
-            self._settings.state, self._objects, member.plan, member.here, now=self._node.now, live=self._show_lines, on_trouble=self._full_disks.note
+            self._settings.state,
+            self._objects,
+            member.plan,
+            member.here,
+            now=self._node.now,
+            live=self._show_lines,
+            on_trouble=self._full_disks.note,
         )
         self._shipper.begin()
 
@@ -703,7 +749,8 @@ class Agent:
     async def _let_go(self, run: RunId) -> None:
         """The run is over here: end its work, and release it once what its ranks have left is stored, or moves no more.
 
-        Until then the run is reported, so that the node is given to nobody else; nothing waits for it here, and asked again it goes on.
+        Until then the run is reported, so that the node is given to nobody else; nothing waits for it here, and asked
+        again it goes on.
         """
         if self._promise is not None and self._promise.run != run:
             return
@@ -713,7 +760,9 @@ class Agent:
         if self._promise is None or not self._leaving:
             await self._release(run)
         else:
-            self._letting_go = asyncio.create_task(self._until_left(self._promise.membership), name="what a run has left")
+            self._letting_go = asyncio.create_task(
+                self._until_left(self._promise.membership), name="what a run has left"
+            )
 
     async def _until_left(self, membership: Membership) -> None:
         begun = self._logs.monotonic()
@@ -721,7 +770,8 @@ class Agent:
             await asyncio.wait(self._leaving, timeout=LOOK_SECONDS)
         if self._leaving:
             message = (
-                f"outputs of ranks of run {membership.run} that are not in S3 are lost with their node's release: nothing has reached S3 for too long"
+                f"outputs of ranks of run {membership.run} that are not in S3 are lost with their node's release: "
+                "nothing has reached S3 for too long"
             )
             self._faults = (*self._faults, NodeFault(code="output_missing", message=message, is_permanent=False))
             self._changed()
@@ -773,14 +823,24 @@ class Agent:
 
     async def _load(self, plan: GenerationPlan, key: bytes) -> None:
         membership = self._membership
-        if membership is None or not is_current(membership, plan.run, plan.generation) or membership.phase is not MemberPhase.PROMISED:
+        if (
+            membership is None
+            or not is_current(membership, plan.run, plan.generation)
+            or membership.phase is not MemberPhase.PROMISED
+        ):
             log.debug("Load of generation %d is not for what this node has promised", plan.generation)
             return
-        if self._is_kept(Promise(job=plan.job, run=plan.run, generation=plan.generation, phase=MemberPhase.LOADING, plan=plan, key=key)):
+        if self._is_kept(
+            Promise(
+                job=plan.job, run=plan.run, generation=plan.generation, phase=MemberPhase.LOADING, plan=plan, key=key
+            )
+        ):
             self._begin_load(plan, key)
 
     def _begin_load(self, plan: GenerationPlan, key: bytes) -> None:
-        for rank in list(self._store.shards):  # the promise has ended every rank and stream, and none of this generation has begun
+        for rank in list(
+            self._store.shards
+        ):  # the promise has ended every rank and stream, and none of this generation has begun
             self._store.settle_copiers(rank)
         self._member = Member(self._node, plan, key, on_change=self._changed)
         self._begin(self._load_member(self._member))
@@ -812,14 +872,22 @@ class Agent:
             assert watching is not None
             self._load_seconds = loop.time() - begun
             self._move(Event.LOADED)
-            log.info("generation %d loaded in %.3f s: base step %d", member.plan.generation, self._load_seconds, member.plan.base_step)
+            log.info(
+                "generation %d loaded in %.3f s: base step %d",
+                member.plan.generation,
+                self._load_seconds,
+                member.plan.base_step,
+            )
             await watching
         except LoadFailed as error:
             log.warning("generation %d cannot be loaded: %s", member.plan.generation, error)
             self._full_disks.note(error, self._settings.slots if error.code == FaultCode.MEMORY_FULL else None)
             if error.code == FaultCode.DISK_FULL:
                 self._full_disks.note_words(str(error))
-            self._faults = (*self._faults, NodeFault(code=error.code, message=str(error), is_permanent=error.is_permanent))
+            self._faults = (
+                *self._faults,
+                NodeFault(code=error.code, message=str(error), is_permanent=error.is_permanent),
+            )
             self._move(Event.LOAD_FAILED)
         finally:
             await end(watching)
@@ -843,12 +911,16 @@ class Agent:
         """Start the ranks that an agent that died in the middle has not started, and watch all of them."""
         if promise.phase is MemberPhase.RUNNING:
             unborn = set(member.here.ranks) - {
-                key.rank for key in self._supervisor.records if (key.run, key.generation) == (promise.run, promise.generation)
+                key.rank
+                for key in self._supervisor.records
+                if (key.run, key.generation) == (promise.run, promise.generation)
             }
             supplied = self._supplied or Supplied()
             try:
                 if unborn and self._supplied is None:
-                    supplied = await self._supplies.gather(member.plan, promise.key, member.here, Path(promise.entry_point))
+                    supplied = await self._supplies.gather(
+                        member.plan, promise.key, member.here, Path(promise.entry_point)
+                    )
             except (LoadFailed, OSError) as error:
                 self._full_disks.note(error)
                 for rank in sorted(unborn):
@@ -863,7 +935,9 @@ class Agent:
         """Start those that were not started yet."""
         entry = Path(promise.entry_point)
         for rank in member.here.ranks:
-            await self._supervisor.start_rank(member.plan, member.here, rank, entry, agent_socket=self._ranks.path, supplied=supplied)
+            await self._supervisor.start_rank(
+                member.plan, member.here, rank, entry, agent_socket=self._ranks.path, supplied=supplied
+            )
 
     async def _watch(self, promise: Promise) -> None:
         """Report each rank's exit at once; when all have exited and what they leave is in S3, the node's part is done."""
@@ -885,15 +959,25 @@ class Agent:
 
     async def _watch_exits(self, promise: Promise, member: Member) -> None:
         while len(self._exits) < len(member.here.ranks):
-            exited = await self._supervisor.next_exit(promise.membership.run, promise.membership.generation, seen=set(self._exits))
+            exited = await self._supervisor.next_exit(
+                promise.membership.run, promise.membership.generation, seen=set(self._exits)
+            )
             boundary = next(status.boundary for status in member.rank_statuses() if status.rank == exited.rank)
             self._exits[exited.rank] = exited.describe(boundary)
-            if self._exits[exited.rank].exit_class is ExitClass.ERROR:  # the rank was not started, or its script could not write
+            if (
+                self._exits[exited.rank].exit_class is ExitClass.ERROR
+            ):  # the rank was not started, or its script could not write
                 self._full_disks.note_words(self._exits[exited.rank].last_lines)
-            log.info("rank %d: %s, code %d, after step %d", exited.rank, self._exits[exited.rank].exit_class, self._exits[exited.rank].code, boundary)
+            log.info(
+                "rank %d: %s, code %d, after step %d",
+                exited.rank,
+                self._exits[exited.rank].exit_class,
+                self._exits[exited.rank].code,
+                boundary,
+            )
             self._changed()
 
-    # -- state --------------------------------------------------------------------------------------------------------------------------------
+    # -- state
 
     def _is_kept(self, promise: Promise) -> bool:
         """Make a promise, and say whether the disk has taken it: else all is as before, and the control plane says again what it wants."""
@@ -926,7 +1010,10 @@ class Agent:
             self._listener.promised_run = RunId(promise.run)
 
     def _move(self, event: Event) -> None:
-        """Say that something has come to its end. Where the disk does not take that, the next agent comes to the same end once more."""
+        """Say that something has come to its end.
+
+        Where the disk does not take that, the next agent comes to the same end once more.
+        """
         assert self._promise is not None
         promise = _after(self._promise, event)
         if not self._is_kept(promise):

@@ -1,6 +1,7 @@
 """How this node's agent joins without a token: it signs what only its instance can, and shows the signature (`everstep.protocol.attestation`).
 
-Invariant: the role's keys never leave this process; what leaves it is a signature that names one server, once, for one question to STS.
+Invariant: the role's keys never leave this process; what leaves it is a signature that names one server, once, for one
+question to STS.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def sign(claim: Claim, credentials: Credentials, nonce: str) -> dict[str, str]:
         AttestationFailed: the credentials are not those of a role's session.
     """
     if not credentials.token:
-        raise AttestationFailed("the AWS credentials here are not those of the instance's role: they have no session token")
+        raise AttestationFailed(
+            "the AWS credentials here are not those of the instance's role: they have no session token"
+        )
     request = AWSRequest(
         method=attestation.METHOD,
         url=f"https://{attestation.sts_host(claim.region)}{attestation.PATH}",
@@ -81,7 +84,8 @@ def join(url: str, claim: Claim, tls: ssl.SSLContext | None) -> str:
         The token, good for an hour of new connections.
 
     Raises:
-        AttestationFailed: there are no credentials, or the control plane does not take the signature or does not answer.
+        AttestationFailed: there are no credentials, or the control plane does not take the signature or does not
+            answer.
     """
     found = botocore.session.Session().get_credentials()
     if found is None:
@@ -108,7 +112,9 @@ def _post(url: str, path: str, body: dict[str, Any], tls: ssl.SSLContext | None)
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme == "https":
-        line: http.client.HTTPConnection = http.client.HTTPSConnection(host, parts.port, timeout=TIMEOUT_SECONDS, context=tls)
+        line: http.client.HTTPConnection = http.client.HTTPSConnection(
+            host, parts.port, timeout=TIMEOUT_SECONDS, context=tls
+        )
     else:
         line = http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT_SECONDS)
     try:

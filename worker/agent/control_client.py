@@ -1,7 +1,7 @@
 """The agent's line to the control plane: one websocket that it opens and opens again, without end.
 
-Invariant: the newest report is the only one that waits to be sent; a report is sent on every change and at least every third of the lease. No state
-of the disk costs the line.
+Invariant: the newest report is the only one that waits to be sent; a report is sent on every change and at least every
+third of the lease. No state of the disk costs the line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from pathlib import Path
 import websockets
 from websockets.asyncio.client import ClientConnection, connect
 
-from everstep.protocol.agent_messages import ALREADY_JOINED, NOT_YOURS, AgentReport, AgentWelcome, CommandEnded, ControlToAgent, Hello, LogLines
+from everstep.protocol.agent_messages import (
+    ALREADY_JOINED,
+    NOT_YOURS,
+    AgentReport,
+    AgentWelcome,
+    CommandEnded,
+    ControlToAgent,
+    Hello,
+    LogLines,
+)
 from everstep.protocol.codec import MAX_MESSAGE_BYTES, Message, decode, encode
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.plan import Timeouts
@@ -30,7 +39,9 @@ from worker.tasks import Signal, first_of
 log = logging.getLogger(__name__)
 RETRY_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 OPEN_SECONDS = 5.0
-"""A server that does not answer by then is left for the next one. A lease, once its length is known: whoever is cut off finds another server within
+"""A server that does not answer by then is left for the next one.
+
+A lease, once its length is known: whoever is cut off finds another server within
 the grace that a new one gives."""
 MAX_LINES_WAITING = 64
 """Messages with lines of ranks that wait to be sent."""
@@ -56,10 +67,12 @@ class ControlClient:
         """Prepare the line; nothing is opened yet.
 
         Args:
-            urls: of the control plane's replicas, http or https; one after the other is tried, beginning with any of them.
+            urls: of the control plane's replicas, http or https; one after the other is tried, beginning with any of
+            them.
             join_token: from user data; used until a session token has been given.
             token_path: where the session token is kept for the next agent on this node, mode 0600.
-            attest: given a replica's URL, returns a session token where neither is there, by showing which instance this is; blocks.
+            attest: given a replica's URL, returns a session token where neither is there, by showing which instance
+            this is; blocks.
             tls: how the control plane's certificate is verified; None for the system's own way.
             hello: returns the first message of a connection.
             report: returns the newest state; called right before it is sent.
@@ -122,11 +135,18 @@ class ControlClient:
                 ) as line:
                     await self._speak(line)
                 failures = 0
-            except (OSError, TimeoutError, websockets.exceptions.WebSocketException, ProtocolError, AttestationFailed) as error:
+            except (
+                OSError,
+                TimeoutError,
+                websockets.exceptions.WebSocketException,
+                ProtocolError,
+                AttestationFailed,
+            ) as error:
                 if failures == 0 or self.is_connected:
                     log.warning("line to the control plane: %s", error)
                 if _is_unauthorized(error):
-                    # The session may be another node's, and the join token good; or a proxy refused a good session. Each is tried in turn, and the
+                    # The session may be another node's, and the join token good; or a proxy refused a good session.
+                    # Each is tried in turn, and the
                     # session stays on disk until a welcome brings another.
                     self._session = "" if self._session else None
                 failures = 0 if self.is_connected else failures + 1

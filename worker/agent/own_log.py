@@ -76,4 +76,6 @@ class OwnLog(logging.Handler):
         if shim_log.exists():
             with shim_log.open("rb") as file:
                 file.seek(max(0, shim_log.stat().st_size - LIMIT_BYTES))
-                objects.put_bytes(ObjectReference(bucket=place.bucket, key=f"{place.key}shim.log"), file.read(LIMIT_BYTES))
+                objects.put_bytes(
+                    ObjectReference(bucket=place.bucket, key=f"{place.key}shim.log"), file.read(LIMIT_BYTES)
+                )

@@ -1,7 +1,7 @@
 """What an agent measures of its node, as Prometheus reads it: the agent's newest report in other words.
 
-Series are as many as the node has ranks (64 at most) and kinds of faults; the one job of the node is a label, no step ever is. How long snapshots
-took is counted here as they come, for all ranks of the node together.
+Series are as many as the node has ranks (64 at most) and kinds of faults; the one job of the node is a label, no step
+ever is. How long snapshots took is counted here as they come, for all ranks of the node together.
 
 Invariant: a scrape reads what the agent said last, in a thread of its own; it asks nothing of the agent.
 """
@@ -22,7 +22,8 @@ from prometheus_client.registry import Collector
 from everstep import __version__
 from everstep.protocol.agent_messages import AgentReport
 
-# Second series beside every one, with the time of the process's start: nothing that the agent's own figures do not tell.
+# Second series beside every one, with the time of the process's start: nothing that the agent's own figures do not
+# tell.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 SNAPSHOT_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -46,40 +47,64 @@ def families(facts: AgentFacts) -> Iterator[Metric]:
     build = InfoMetricFamily("everstep_agent_build", "The version of this agent.")
     build.add_metric([], {"version": __version__})
     yield build
-    yield GaugeMetricFamily("everstep_agent_connected", "1 while the line to the control plane is open.", value=facts.is_connected)
     yield GaugeMetricFamily(
-        "everstep_agent_metrics_waiting_steps", "Logged steps that the control plane has not kept yet.", value=facts.waiting_count
+        "everstep_agent_connected", "1 while the line to the control plane is open.", value=facts.is_connected
     )
-    yield CounterMetricFamily("everstep_agent_metrics_dropped_steps", "Logged steps that were lost on this node.", value=facts.dropped_count)
+    yield GaugeMetricFamily(
+        "everstep_agent_metrics_waiting_steps",
+        "Logged steps that the control plane has not kept yet.",
+        value=facts.waiting_count,
+    )
+    yield CounterMetricFamily(
+        "everstep_agent_metrics_dropped_steps", "Logged steps that were lost on this node.", value=facts.dropped_count
+    )
     report = facts.report
     if report is None:
         return
-    yield CounterMetricFamily("everstep_agent_refused", "Sessions and lines of others that this agent refused or closed.", value=report.refused_count)
-    yield GaugeMetricFamily("everstep_agent_warm", "1 while ranks can be started without importing first.", value=report.is_warm)
+    yield CounterMetricFamily(
+        "everstep_agent_refused",
+        "Sessions and lines of others that this agent refused or closed.",
+        value=report.refused_count,
+    )
+    yield GaugeMetricFamily(
+        "everstep_agent_warm", "1 while ranks can be started without importing first.", value=report.is_warm
+    )
     yield from _of_memory(report)
     member = report.member
-    faults = GaugeMetricFamily("everstep_node_faults", "Faults of the node or its job that are told now.", labels=["code"])
+    faults = GaugeMetricFamily(
+        "everstep_node_faults", "Faults of the node or its job that are told now.", labels=["code"]
+    )
     every = [*report.faults, *(member.faults if member is not None else ())]
     for code, count in sorted(Counter(fault.code for fault in every).items()):
         faults.add_metric([code], count)
     yield faults
     if member is None:
         return
-    generation = GaugeMetricFamily("everstep_node_generation", "The generation that the node has promised.", labels=["job"])
+    generation = GaugeMetricFamily(
+        "everstep_node_generation", "The generation that the node has promised.", labels=["job"]
+    )
     generation.add_metric([member.job], member.generation)
     phase = GaugeMetricFamily("everstep_node_phase", "1 for the phase that the node is in.", labels=["job", "phase"])
     phase.add_metric([member.job, member.phase.value], 1)
-    load = GaugeMetricFamily("everstep_node_load_seconds", "How long the node took to load its shards for this generation.", labels=["job"])
+    load = GaugeMetricFamily(
+        "everstep_node_load_seconds", "How long the node took to load its shards for this generation.", labels=["job"]
+    )
     load.add_metric([member.job], member.load_seconds)
     yield from (generation, phase, load)
     of_rank = ["job", "rank"]
     step = GaugeMetricFamily("everstep_rank_step", "The newest step that the rank has finished.", labels=of_rank)
     committed = GaugeMetricFamily(
-        "everstep_shard_committed_step", "The newest step of the rank's shard that every holder has verified.", labels=of_rank
+        "everstep_shard_committed_step",
+        "The newest step of the rank's shard that every holder has verified.",
+        labels=of_rank,
     )
-    lag = GaugeMetricFamily("everstep_shard_replica_lag_steps", "From the rank's newest step to its shard's committed one.", labels=of_rank)
+    lag = GaugeMetricFamily(
+        "everstep_shard_replica_lag_steps", "From the rank's newest step to its shard's committed one.", labels=of_rank
+    )
     size = GaugeMetricFamily("everstep_shard_bytes", "The rank's shard, one copy.", labels=of_rank)
-    holders = GaugeMetricFamily("everstep_shard_holders", "Nodes that count as holders of the shard now, its own included.", labels=of_rank)
+    holders = GaugeMetricFamily(
+        "everstep_shard_holders", "Nodes that count as holders of the shard now, its own included.", labels=of_rank
+    )
     boundaries = {status.rank: max(status.boundary, 0) for status in member.ranks}
     for rank, boundary in sorted(boundaries.items()):
         step.add_metric([member.job, str(rank)], boundary)
@@ -96,14 +121,26 @@ def _of_memory(report: AgentReport) -> Iterator[Metric]:
     memory = report.memory
     if memory is None:
         return
-    yield GaugeMetricFamily("everstep_node_memory_total_bytes", "Memory that agent and ranks can have at most.", value=memory.total_bytes)
-    yield GaugeMetricFamily("everstep_node_memory_available_bytes", "Memory that can be allocated now.", value=memory.available_bytes)
+    yield GaugeMetricFamily(
+        "everstep_node_memory_total_bytes", "Memory that agent and ranks can have at most.", value=memory.total_bytes
+    )
+    yield GaugeMetricFamily(
+        "everstep_node_memory_available_bytes", "Memory that can be allocated now.", value=memory.available_bytes
+    )
     if memory.limit_bytes is not None:
-        yield GaugeMetricFamily("everstep_node_memory_limit_bytes", "The memory limit of the agent's cgroup.", value=memory.limit_bytes)
+        yield GaugeMetricFamily(
+            "everstep_node_memory_limit_bytes", "The memory limit of the agent's cgroup.", value=memory.limit_bytes
+        )
     if report.member is None:
         return
-    resident = GaugeMetricFamily("everstep_rank_resident_bytes", "Resident memory of the rank's process.", labels=["job", "rank"])
-    peak = GaugeMetricFamily("everstep_rank_resident_peak_bytes", "The highest resident memory since the rank started.", labels=["job", "rank"])
+    resident = GaugeMetricFamily(
+        "everstep_rank_resident_bytes", "Resident memory of the rank's process.", labels=["job", "rank"]
+    )
+    peak = GaugeMetricFamily(
+        "everstep_rank_resident_peak_bytes",
+        "The highest resident memory since the rank started.",
+        labels=["job", "rank"],
+    )
     for rank in memory.ranks:
         resident.add_metric([report.member.job, str(rank.rank)], rank.resident_bytes)
         peak.add_metric([report.member.job, str(rank.rank)], rank.peak_bytes)

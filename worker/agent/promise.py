@@ -1,6 +1,7 @@
 """What this node has promised, on disk: the one thing that an agent must not forget (docs/design.md#generations).
 
-Invariant: the file is whole and durable (written aside, fsynced, renamed, folder fsynced) before anything that depends on it is said.
+Invariant: the file is whole and durable (written aside, fsynced, renamed, folder fsynced) before anything that depends
+on it is said.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class PromiseFile:
             The newest promise, or None when this node has never made one or has forgotten it.
 
         Raises:
-            msgspec.DecodeError: the file is not ours or of another version: a person must look before this node joins anything.
+            msgspec.DecodeError: the file is not ours or of another version: a person must look before this node joins
+            anything.
         """
         try:
             promise = _decoder.decode(self._path.read_bytes())

@@ -1,7 +1,7 @@
 """Averages that a few strays do not move, and how well they are known.
 
-A median sees nothing of what happens in two iterations of five; a mean makes one that something else held up the usual case. Between them lies the
-mean of what is left when the least and the greatest are cut off.
+A median sees nothing of what happens in two iterations of five; a mean makes one that something else held up the usual
+case. Between them lies the mean of what is left when the least and the greatest are cut off.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def trimmed_error(values: Sequence[float]) -> float:
         return 0.0
     winsorized = [left[0]] * cut + left + [left[-1]] * cut
     mean, count = statistics.fmean(winsorized), len(winsorized)
-    variance = math.fsum((value - mean) ** 2 for value in winsorized) / (count - 1)  # `statistics.variance` is exact, and takes ten times as long
+    variance = math.fsum((value - mean) ** 2 for value in winsorized) / (
+        count - 1
+    )  # `statistics.variance` is exact, and takes ten times as long
     return math.sqrt(variance * count) / len(left)
 
 

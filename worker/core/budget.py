@@ -1,10 +1,11 @@
 """How often a step is proposed, so that saving costs training no more than the job allows (`Protection.MaxSlowdown`).
 
-What a snapshot costs is what the iterations from its boundary on took longer, all together, than as many without one, for as long as it was being
-captured or sent; never less than what the rank says it was held meanwhile. Between two snapshots there are as many iterations as it takes to pay for
-one.
+What a snapshot costs is what the iterations from its boundary on took longer, all together, than as many without one,
+for as long as it was being captured or sent; never less than what the rank says it was held meanwhile. Between two
+snapshots there are as many iterations as it takes to pay for one.
 
-Invariant: the interval grows only where the cost is too high beyond doubt, and then to where it is most likely low enough.
+Invariant: the interval grows only where the cost is too high beyond doubt, and then to where it is most likely low
+enough.
 """
 
 from __future__ import annotations
@@ -82,7 +83,11 @@ class Budget:
             return replace(self, quiet=(*self.quiet, seconds)[-KEPT_QUIET:], since_rest=0)._settled()
         loaded = replace(self, since_rest=self.since_rest + 1)
         if not has_begun:  # what is sent before a first snapshot is none
-            return loaded if self.newest is None else replace(loaded, newest=self.newest.and_also(seconds, blocked_seconds))
+            return (
+                loaded
+                if self.newest is None
+                else replace(loaded, newest=self.newest.and_also(seconds, blocked_seconds))
+            )
         begun = replace(loaded, newest=Load(1, seconds, blocked_seconds))
         return begun if self.newest is None else begun._over(self.newest)._settled()
 
@@ -112,7 +117,11 @@ class Budget:
         likely = self._needed(self._cost(LIKELY))
         if likely < self.interval:
             least = self.interval // GROWTH
-            return replace(self, interval=likely) if likely > least else replace(self, interval=max(1, least), snapshots=())
+            return (
+                replace(self, interval=likely)
+                if likely > least
+                else replace(self, interval=max(1, least), snapshots=())
+            )
         if self._needed(self._cost(-BEYOND_DOUBT)) > max(self.interval, self.iterations_per_snapshot):
             most = GROWTH * max(self.interval, round(self.iterations_per_snapshot))  # they are that far apart now
             return replace(self, interval=min(likely, most), snapshots=())
@@ -125,7 +134,9 @@ class Budget:
 
     def _cost(self, errors: float) -> float:
         """Return seconds per snapshot, so many standard errors above what was measured; what the rank was held is certain."""
-        held = trimmed_mean([load.blocked_seconds for load in self.snapshots])  # an audit, now and then, is no usual cost
+        held = trimmed_mean(
+            [load.blocked_seconds for load in self.snapshots]
+        )  # an audit, now and then, is no usual cost
         if len(self.quiet) < ENOUGH_QUIET:
             return held
         usual = trimmed_mean(self.quiet)

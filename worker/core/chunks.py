@@ -3,8 +3,8 @@
     profile ──IdleSpan──▶ partition ──ScheduledChunk──▶ how much of a snapshot fits, and when each piece leaves
                     └───▶ opening ───when───▶ the pacer, chunk by chunk
 
-Times are offsets from the boundary that begins the iteration. Invariant: every byte is scheduled exactly once, and nothing is scheduled into the
-part of a span that its variation may take away.
+Times are offsets from the boundary that begins the iteration. Invariant: every byte is scheduled exactly once, and
+nothing is scheduled into the part of a span that its variation may take away.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def partition(
 ) -> tuple[ScheduledChunk, ...]:
     """Fit the copies of a snapshot into the idle spans of one iteration, chunk by chunk.
 
-    Four lines of the printed algorithm are changed, each shown by a test: a chunk costs f(its own size); as many copies are sent as are asked
-    for; a span too short for a byte ends instead of looping for ever; the unbounded span for what does not fit comes after the profiled ones
-    instead of replacing the last.
+    Four lines of the printed algorithm are changed, each shown by a test: a chunk costs f(its own size); as many copies
+    are sent as are asked for; a span too short for a byte ends instead of looping for ever; the unbounded span for what
+    does not fit comes after the profiled ones instead of replacing the last.
 
     Args:
         spans: of one iteration, in order of time, without overlap.
@@ -90,7 +90,8 @@ def partition(
         mu: part of a mean span that is used, in (0, 1].
 
     Returns:
-        All chunks in order of time. Those with span `len(spans)` did not fit: they follow the last span and delay what comes then.
+        All chunks in order of time. Those with span `len(spans)` did not fit: they follow the last span and delay what
+        comes then.
 
     Raises:
         ValueError: an argument that describes no link, buffer or span.
@@ -117,7 +118,9 @@ def partition(
     return tuple(chunks)
 
 
-def uniform(checkpoint_bytes: int, copies: int, *, chunk_bytes: int, iteration_seconds: float) -> tuple[ScheduledChunk, ...]:
+def uniform(
+    checkpoint_bytes: int, copies: int, *, chunk_bytes: int, iteration_seconds: float
+) -> tuple[ScheduledChunk, ...]:
     """Spread the copies of a snapshot evenly over `UNIFORM_SHARE` of an iteration, whatever training does: what scheduling has to beat.
 
     Args:
@@ -136,7 +139,9 @@ def uniform(checkpoint_bytes: int, copies: int, *, chunk_bytes: int, iteration_s
         raise ValueError("chunks of no bytes")
     per_byte = UNIFORM_SHARE * iteration_seconds / max(1, checkpoint_bytes * copies)
     return tuple(
-        ScheduledChunk(copy, offset, min(chunk_bytes, checkpoint_bytes - offset), 0, (copy * checkpoint_bytes + offset) * per_byte)
+        ScheduledChunk(
+            copy, offset, min(chunk_bytes, checkpoint_bytes - offset), 0, (copy * checkpoint_bytes + offset) * per_byte
+        )
         for copy in range(copies)
         for offset in range(0, checkpoint_bytes, chunk_bytes)
     )

@@ -1,8 +1,8 @@
 """What a generation asks of this node: promise, load, start (docs/design.md#generations).
 
-Invariant: the promised generation only grows, and nothing of a lower one is acted on from the moment it is promised. The machine names what is
-to be done; the agent does it and says when it is done. `Promised` in particular is told only after the promise is on disk, every old rank is
-proven gone and every old stream is closed.
+Invariant: the promised generation only grows, and nothing of a lower one is acted on from the moment it is promised.
+The machine names what is to be done; the agent does it and says when it is done. `Promised` in particular is told only
+after the promise is on disk, every old rank is proven gone and every old stream is closed.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class Answer(StrEnum):
 def answer_prepare(member: Membership | None, run: RunId, generation: Generation) -> Answer:
     """Say what a Prepare means to a node in this state.
 
-    A Prepare for another run also promises: the fleet's table is the only writer of who works for whom, so the run held so far has ended here.
+    A Prepare for another run also promises: the fleet's table is the only writer of who works for whom, so the run held
+    so far has ended here.
     """
     if member is None or member.run != run or generation > member.generation:
         return Answer.PROMISE
@@ -100,8 +101,8 @@ def answer_prepare(member: Membership | None, run: RunId, generation: Generation
 def is_own_run(promised: RunId | None, run: RunId) -> bool:
     """Say whether a session that is refused comes from the run that this node works for: fenced off as stale, or early, but nobody foreign.
 
-    Any of the run's generations will do. Around a restart peers still dial for the one before, or already for the next; a node that has taken a lost
-    one's place hears of generations it never was a member of.
+    Any of the run's generations will do. Around a restart peers still dial for the one before, or already for the next;
+    a node that has taken a lost one's place hears of generations it never was a member of.
 
     Args:
         promised: the run of the newest promise; None before the first one.

@@ -1,6 +1,7 @@
 """What of a prefix lies where below a channel's directory, and what a node's cache lets go to make room. Pure.
 
-Invariant: no file of a channel lies outside of its directory, no two lie at one place, and nothing that a run uses is let go.
+Invariant: no file of a channel lies outside of its directory, no two lie at one place, and nothing that a run uses is
+let go.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """How far ahead of the ranks a step is proposed, so that all hear of it before they pass it.
 
-A lead of one keeps every step, of two every second. Who hears too late loses a step, so a lead that is a step too short is cheap to try and one
-that is a step too long is not: it grows by one with every late round and is tried shorter again soon; later where that was in vain.
+A lead of one keeps every step, of two every second. Who hears too late loses a step, so a lead that is a step too short
+is cheap to try and one that is a step too long is not: it grows by one with every late round and is tried shorter again
+soon; later where that was in vain.
 
-Invariant: where a round is late now and then, the lead is mostly the shortest; where every round is late at a lead, one in `MAX_PATIENCE` tries it.
+Invariant: where a round is late now and then, the lead is mostly the shortest; where every round is late at a lead, one
+in `MAX_PATIENCE` tries it.
 """
 
 from __future__ import annotations
@@ -35,4 +37,8 @@ class Lead:
     def clean(self) -> Lead:
         """A proposed step was committed."""
         counted = replace(self, clean_rounds=self.clean_rounds + 1)
-        return replace(self, steps=self.steps - 1, clean_rounds=0) if self.steps > 1 and counted.clean_rounds >= self.patience else counted
+        return (
+            replace(self, steps=self.steps - 1, clean_rounds=0)
+            if self.steps > 1 and counted.clean_rounds >= self.patience
+            else counted
+        )

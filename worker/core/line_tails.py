@@ -1,4 +1,6 @@
-"""The newest lines of a node, as its peers keep them: rows of a log chunk with consecutive numbers, bounded in bytes. Pure.
+"""The newest lines of a node, as its peers keep them: rows of a log chunk with consecutive numbers, bounded in bytes.
+
+Pure.
 
 Invariant: a tail has no holes. Lines that do not follow on replace all that is there; the bound takes the oldest.
 """

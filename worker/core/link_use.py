@@ -1,10 +1,11 @@
 """How much of a link's time transfers have had that share it: all of them together, and each its part.
 
-The ranks of a node send at the same boundary, each to each of its holders. What their link carries is what they sent together by the time in which
-any of them did. Whether one of them is slow is told by its part of that time: a second that it shared with three others was a quarter of one.
+The ranks of a node send at the same boundary, each to each of its holders. What their link carries is what they sent
+together by the time in which any of them did. Whether one of them is slow is told by its part of that time: a second
+that it shared with three others was a quarter of one.
 
-Whoever sends counts, many times a second, also when nothing leaves. So when nobody has for a while the process stood still (SIGSTOP, a host that
-was paused), and what its kernel sent meanwhile nobody knows.
+Whoever sends counts, many times a second, also when nothing leaves. So when nobody has for a while the process stood
+still (SIGSTOP, a host that was paused), and what its kernel sent meanwhile nobody knows.
 
 Invariant: time passes here only while somebody sends, and can.
 """

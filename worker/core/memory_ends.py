@@ -6,8 +6,8 @@
     the kill counter of the node rose                               no         node
     the rank's last exception is one of lack of memory              yes        exception
 
-The first three count only for a rank that ended by SIGKILL and that the agent did not stop. The node's counter counts every process of the
-machine, so the killed process may be another one.
+The first three count only for a rank that ended by SIGKILL and that the agent did not stop. The node's counter counts
+every process of the machine, so the killed process may be another one.
 
 Invariant: a figure that nobody measured is None, never estimated.
 """
@@ -21,7 +21,9 @@ from everstep.protocol.agent_messages import MemoryEnd, MemoryKind, MemorySource
 
 MAX_WORDS = 300
 _TRACEBACK = "Traceback (most recent call last):"
-_GPU_EXCEPTIONS = re.compile(r"torch\.(?:cuda\.)?OutOfMemoryError\b|(?:RuntimeError|torch\.AcceleratorError): CUDA(?: error)?: out of memory\b")
+_GPU_EXCEPTIONS = re.compile(
+    r"torch\.(?:cuda\.)?OutOfMemoryError\b|(?:RuntimeError|torch\.AcceleratorError): CUDA(?: error)?: out of memory\b"
+)
 _HOST_EXCEPTIONS = re.compile(
     r"(?:MemoryError|numpy\.(?:_?core\._exceptions\.)?_?ArrayMemoryError)(?::|\s*$)"
     r"|RuntimeError: .*DefaultCPUAllocator: (?:can't allocate memory|not enough memory)"
@@ -65,7 +67,8 @@ def end_of_killed(before: KillCounts, after: KillCounts, use: MemoryUse, logged_
         before: counts from a while before the end.
         after: counts from after the end.
         use: the newest figures from before the end.
-        logged_bytes: what the rank had resident according to the kernel's log (`logged_kill`); None: the log does not name the rank.
+        logged_bytes: what the rank had resident according to the kernel's log (`logged_kill`); None: the log does not
+            name the rank.
 
     Returns:
         The strongest evidence with the figures.
@@ -79,7 +82,11 @@ def end_of_killed(before: KillCounts, after: KillCounts, use: MemoryUse, logged_
     else:
         return None
     return MemoryEnd(
-        source=source, kind=MemoryKind.HOST, rank_bytes=logged_bytes or use.rank_bytes, used_bytes=use.used_bytes, total_bytes=use.total_bytes
+        source=source,
+        kind=MemoryKind.HOST,
+        rank_bytes=logged_bytes or use.rank_bytes,
+        used_bytes=use.used_bytes,
+        total_bytes=use.total_bytes,
     )
 
 
@@ -114,7 +121,8 @@ def logged_kill(log: str, pid: int, since_seconds: float) -> int | None:
     Args:
         log: records of /dev/kmsg, one per line.
         pid: of the process.
-        since_seconds: seconds since boot at which the process started; older records are about an earlier process with that pid.
+        since_seconds: seconds since boot at which the process started; older records are about an earlier process with
+            that pid.
 
     Returns:
         Bytes, or None if the log does not say that the kernel killed it.

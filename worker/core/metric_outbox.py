@@ -22,7 +22,10 @@ AGAIN_SECONDS = 5.0
 
 
 class MetricOutbox:
-    """What rank 0 of this node's job has logged and nobody has confirmed yet. One per agent, through generations and jobs."""
+    """What rank 0 of this node's job has logged and nobody has confirmed yet.
+
+    One per agent, through generations and jobs.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, RunId, MetricPoint]] = deque()

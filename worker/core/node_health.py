@@ -13,7 +13,8 @@
     memory_low       less than `LOW_MEMORY_SHARE` can be allocated, for `LOW_SECONDS`
     memory_killed    the kernel has ended a process for want of memory, within `WINDOW_SECONDS`
 
-Invariant: a fault is told while it holds and no longer, in the same words all the while: a report that changes wakes the control plane.
+Invariant: a fault is told while it holds and no longer, in the same words all the while: a report that changes wakes
+the control plane.
 """
 
 from __future__ import annotations
@@ -156,7 +157,9 @@ def judge(before: NodeHealth, facts: NodeFacts) -> NodeHealth:
     kills = _window(before.kills, now, facts.kill_count) if facts.kill_count is not None else ()
     is_low = facts.memory_available_bytes < LOW_MEMORY_SHARE * facts.memory_total_bytes
     low_since = (now if before.low_since is None else before.low_since) if is_low else None
-    waits = {disk.path: _wait(before.waits.get(disk.path), disk.queue, now) for disk in facts.disks if disk.queue is not None}
+    waits = {
+        disk.path: _wait(before.waits.get(disk.path), disk.queue, now) for disk in facts.disks if disk.queue is not None
+    }
     stuck = {path for path, wait in waits.items() if wait.is_stuck(now)}
     seen_up = before.seen_up | {link.name for link in facts.links if link.is_up}
     faults = (
@@ -165,7 +168,16 @@ def judge(before: NodeHealth, facts: NodeFacts) -> NodeHealth:
         *(fault for disk in facts.disks for fault in _of_disk(disk, is_stuck=disk.path in stuck)),
         *_of_memory(is_low=low_since is not None and now - low_since >= LOW_SECONDS, kill_count=_grown(kills)),
     )
-    return NodeHealth(xids=xids, slowed_since=slowed, seen_up=seen_up, errors=errors, kills=kills, low_since=low_since, waits=waits, faults=faults)
+    return NodeHealth(
+        xids=xids,
+        slowed_since=slowed,
+        seen_up=seen_up,
+        errors=errors,
+        kills=kills,
+        low_since=low_since,
+        waits=waits,
+        faults=faults,
+    )
 
 
 def _of_gpus(gpus: Sequence[GpuFacts], xids: Mapping[tuple[int, int], float], slowed: set[int]) -> list[NodeFault]:
@@ -177,10 +189,18 @@ def _of_gpus(gpus: Sequence[GpuFacts], xids: Mapping[tuple[int, int], float], sl
             faults.append(_fault(FaultCode.GPU_LOST, f"the driver cannot reach {name} any more", device))
         for index, xid in sorted(xids):
             if index == gpu.index:
-                faults.append(NodeFault(code=FaultCode.GPU_XID, message=f"{name}: Xid {xid}", is_permanent=False, device=device, xid=xid))
+                faults.append(
+                    NodeFault(
+                        code=FaultCode.GPU_XID, message=f"{name}: Xid {xid}", is_permanent=False, device=device, xid=xid
+                    )
+                )
         if gpu.ecc_uncorrectable:
             faults.append(
-                _fault(FaultCode.GPU_ECC, f"{name}: {gpu.ecc_uncorrectable} uncorrectable memory errors since the driver was loaded", device)
+                _fault(
+                    FaultCode.GPU_ECC,
+                    f"{name}: {gpu.ecc_uncorrectable} uncorrectable memory errors since the driver was loaded",
+                    device,
+                )
             )
         if gpu.is_remapping_failed:
             faults.append(_fault(FaultCode.GPU_ECC, f"{name}: broken memory rows can be replaced no more", device))
@@ -189,7 +209,9 @@ def _of_gpus(gpus: Sequence[GpuFacts], xids: Mapping[tuple[int, int], float], sl
     return faults
 
 
-def _of_links(links: Sequence[LinkFacts], seen_up: frozenset[str], errors: Mapping[str, tuple[tuple[float, int], ...]]) -> list[NodeFault]:
+def _of_links(
+    links: Sequence[LinkFacts], seen_up: frozenset[str], errors: Mapping[str, tuple[tuple[float, int], ...]]
+) -> list[NodeFault]:
     faults = []
     for link in links:
         if not link.is_up and link.name in seen_up:
@@ -209,7 +231,9 @@ def _wait(before: DiskWait | None, queue: DiskQueue, now: float) -> DiskWait:
     if waiting <= (least or 0):
         return DiskWait(finished_count=finished, least_waiting=least, since=None)
     has_stood = before is not None and before.since is not None and before.finished_count == finished
-    return DiskWait(finished_count=finished, least_waiting=least, since=before.since if before is not None and has_stood else now)
+    return DiskWait(
+        finished_count=finished, least_waiting=least, since=before.since if before is not None and has_stood else now
+    )
 
 
 def _of_disk(disk: DiskFacts, *, is_stuck: bool) -> list[NodeFault]:
@@ -217,7 +241,11 @@ def _of_disk(disk: DiskFacts, *, is_stuck: bool) -> list[NodeFault]:
         words = f"the disk below {disk.path} has finished none of its requests for {DEVICE_SILENT_SECONDS:g} s"
         return [_fault(FaultCode.DISK_SILENT, words, disk.path)]
     if disk.is_read_only:
-        return [_fault(FaultCode.DISK_READ_ONLY, f"{disk.path} can only be read: the kernel has taken it out of use", disk.path)]
+        return [
+            _fault(
+                FaultCode.DISK_READ_ONLY, f"{disk.path} can only be read: the kernel has taken it out of use", disk.path
+            )
+        ]
     if disk.free_bytes < disk.least_bytes:
         return [_fault(FaultCode.DISK_FULL, f"less than {disk.least_bytes:,} bytes are free on {disk.path}", disk.path)]
     return []
@@ -226,7 +254,13 @@ def _of_disk(disk: DiskFacts, *, is_stuck: bool) -> list[NodeFault]:
 def _of_memory(*, is_low: bool, kill_count: int) -> list[NodeFault]:
     faults = []
     if is_low:
-        faults.append(_fault(FaultCode.MEMORY_LOW, f"less than {LOW_MEMORY_SHARE:.0%} of the node's memory can be allocated", "memory"))
+        faults.append(
+            _fault(
+                FaultCode.MEMORY_LOW,
+                f"less than {LOW_MEMORY_SHARE:.0%} of the node's memory can be allocated",
+                "memory",
+            )
+        )
     if kill_count > 0:
         words = f"the kernel has ended a process for want of memory within the last {WINDOW_SECONDS:g} s"
         faults.append(_fault(FaultCode.MEMORY_KILLED, words, "memory"))

@@ -3,9 +3,9 @@
     Boundary, Captured ──▶ OwnMetrics ──at most every PERIOD_SECONDS──▶ one set of values
                                             rank 0's node: a MetricPoint, numbered and kept      every node: its newest, in its report
 
-The control plane puts what all nodes measured beside each point of rank 0's node. Of a node its first rank speaks: collectives make iterations
-common to all. Invariant: however fast steps are and however many ranks there are, there is at most one set in `PERIOD_SECONDS`, of as many values
-as `OwnMetrics.due` names.
+The control plane puts what all nodes measured beside each point of rank 0's node. Of a node its first rank speaks:
+collectives make iterations common to all. Invariant: however fast steps are and however many ranks there are, there is
+at most one set in `PERIOD_SECONDS`, of as many values as `OwnMetrics.due` names.
 """
 
 from __future__ import annotations
@@ -107,4 +107,6 @@ class OwnMetrics:
             before = self.usage.network_bytes
             if before is not None and usage.network_bytes is not None and usage.network_bytes >= before:
                 values["network_bytes_per_second"] = (usage.network_bytes - before) / passed
-        return {OWN_METRICS + name: value for name, value in values.items()}, OwnMetrics(began_at=now, replica_bytes=replica_bytes, usage=usage)
+        return {OWN_METRICS + name: value for name, value in values.items()}, OwnMetrics(
+            began_at=now, replica_bytes=replica_bytes, usage=usage
+        )

@@ -2,12 +2,14 @@
 
     steps 0-3 paced ─▶ 4-7 at once ─▶ 8-11 at once ─▶ 12-15 paced ─▶ … ─▶ verdict
 
-Pacing keeps chunks out of the way of collectives, and costs wake-ups and time in which the processor is needed elsewhere: where agents share the
-cores of ranks that wait for the network, it sends while they compute and rests while they wait. What waits may also be on its way still when the
-next step is due, which is not kept then. So both are tried, by the time that a kept step takes.
+Pacing keeps chunks out of the way of collectives, and costs wake-ups and time in which the processor is needed
+elsewhere: where agents share the cores of ranks that wait for the network, it sends while they compute and rests while
+they wait. What waits may also be on its way still when the next step is due, which is not kept then. So both are tried,
+by the time that a kept step takes.
 
-Invariant: which steps are tried how follows from their numbers alone. One node whose chunks are in the way makes everybody's iteration longer: all
-nodes of a job try the same at the same time, and go by what the coordinator's node finds (`Announcement.pacing`).
+Invariant: which steps are tried how follows from their numbers alone. One node whose chunks are in the way makes
+everybody's iteration longer: all nodes of a job try the same at the same time, and go by what the coordinator's node
+finds (`Announcement.pacing`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """How long a rank stands still: between two boundaries, or between two phases.
 
-Invariant: a length is told as finished only when the rank has moved on by itself, and never as longer than it was seen to be: what nobody
-watched may have been many short ones. What a script has told the limit of is not told at all: it is no measure of the job's own pace.
+Invariant: a length is told as finished only when the rank has moved on by itself, and never as longer than it was seen
+to be: what nobody watched may have been many short ones. What a script has told the limit of is not told at all: it is
+no measure of the job's own pace.
 """
 
 from __future__ import annotations

@@ -2,10 +2,12 @@
 
     Coordinator ──(C, w)──▶ Shard ──wanted──▶ holders ──acknowledge──▶ Shard ──vote──▶ Coordinator
 
-Both are level-triggered: `Shard.hear` takes the coordinator's newest state, `Coordinator.report` a rank's newest state, and `Coordinator.advance`
-follows from what is known, however often it is called. Time enters only as facts ("this holder is dropped", "the final round is over").
+Both are level-triggered: `Shard.hear` takes the coordinator's newest state, `Coordinator.report` a rank's newest state,
+and `Coordinator.advance` follows from what is known, however often it is called. Time enters only as facts ("this
+holder is dropped", "the final round is over").
 
-Invariant: C never falls within a generation, and no step is ever proposed twice unless every rank has first said that it forgot the first time.
+Invariant: C never falls within a generation, and no step is ever proposed twice unless every rank has first said that
+it forgot the first time.
 """
 
 from __future__ import annotations
@@ -57,14 +59,32 @@ class Shard:
         return cls(base=base, peers=peers, view=frozenset(peers), sealed=frozenset({base} if base else ()))
 
     @classmethod
-    def adopt(cls, base: Step, peers: tuple[NodeId, ...], *, committed: Step, proposed: Step, vote: Vote, sealed: frozenset[Step]) -> Shard:
+    def adopt(
+        cls,
+        base: Step,
+        peers: tuple[NodeId, ...],
+        *,
+        committed: Step,
+        proposed: Step,
+        vote: Vote,
+        sealed: frozenset[Step],
+    ) -> Shard:
         """Return the shard as a restarted agent finds it: (C, w, vote) from the rank's page, what is sealed from the slots.
 
-        Holders are counted in view again until they have failed to answer; what they hold they say when they are connected.
+        Holders are counted in view again until they have failed to answer; what they hold they say when they are
+        connected.
         """
-        return cls(base=base, peers=peers, view=frozenset(peers), committed=committed, proposed=proposed, vote=vote, sealed=sealed)
+        return cls(
+            base=base,
+            peers=peers,
+            view=frozenset(peers),
+            committed=committed,
+            proposed=proposed,
+            vote=vote,
+            sealed=sealed,
+        )
 
-    # -- what happens ------------------------------------------------------------------------------------------------------------------
+    # -- what happens
 
     def hear(self, committed: Step, proposed: Step) -> Shard:
         """Take the coordinator's newest (C, w). A lower C is refused: the announcement is late."""
@@ -73,7 +93,16 @@ class Shard:
         held = frozenset((peer, step) for peer, step in self.held if step >= committed)
         if proposed == self.proposed:
             return replace(self, committed=committed, held=held)
-        heard = replace(self, committed=committed, held=held, proposed=proposed, capturing=NONE, vote=Vote.NONE, reason="", is_late=False)
+        heard = replace(
+            self,
+            committed=committed,
+            held=held,
+            proposed=proposed,
+            capturing=NONE,
+            vote=Vote.NONE,
+            reason="",
+            is_late=False,
+        )
         if committed > self.committed:  # a dropped peer may hold the new C: it answered after this owner had voted
             for peer in self.peers:
                 heard = heard if peer in heard.unheard else heard._confirmed(peer)
@@ -86,7 +115,9 @@ class Shard:
 
     def seal(self, step: Step) -> Shard:
         """The owner's own slot holds `step`, sealed."""
-        return replace(self, sealed=self.sealed | {step}, capturing=NONE if step == self.capturing else self.capturing)._settled()
+        return replace(
+            self, sealed=self.sealed | {step}, capturing=NONE if step == self.capturing else self.capturing
+        )._settled()
 
     def forget(self, step: Step) -> Shard:
         """The owner's own slot no longer holds `step` (it was granted anew): captured once more it is another one than peers have acknowledged."""
@@ -107,7 +138,9 @@ class Shard:
         """`peer` (re)connected and holds exactly these steps: acknowledgements that it does not list are revoked."""
         held = frozenset(each for each in self.held if each[0] != peer) | {(peer, step) for step in steps}
         lost = {peer} if self.committed != NONE and peer in self.view and self.committed not in steps else set[NodeId]()
-        heard = replace(self, held=held, view=self.view - lost, returning=self.returning | lost, unheard=self.unheard - {peer})
+        heard = replace(
+            self, held=held, view=self.view - lost, returning=self.returning | lost, unheard=self.unheard - {peer}
+        )
         return heard._confirmed(peer)._settled()
 
     def answer(self, peer: NodeId) -> Shard:
@@ -120,13 +153,13 @@ class Shard:
         unheard = self.unheard | ({peer} & frozenset(self.peers))
         return replace(self, view=self.view - {peer}, returning=self.returning - {peer}, unheard=unheard)._settled()
 
-    # -- what follows ------------------------------------------------------------------------------------------------------------------
+    # -- what follows
 
     def wanted(self, peer: NodeId) -> Step:
         """Return the step that `peer` should be sent next, or `NONE`.
 
-        A holder first gets what the generation stands on (C, or the base before the first commit), then what is being proposed. Only what the
-        owner has sealed can be sent, or captures just now.
+        A holder first gets what the generation stands on (C, or the base before the first commit), then what is being
+        proposed. Only what the owner has sealed can be sent, or captures just now.
         """
         for step in (self.foundation, self.proposed):
             if step != NONE and (step in self.sealed or step == self.capturing) and (peer, step) not in self.held:
@@ -170,9 +203,10 @@ def _cut(reason: str) -> str:
 def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
     """Return what a rank's agent reports as the rank's answer to the announced stop.
 
-    A rank answers at boundaries only. One that passed the step just before it could hear of the stop may never come to the next: the others wait
-    at the stop, and it waits for them. Its agent says no for it. That may be said of a rank that is about to stop after all; then the stop is
-    withdrawn and announced again, which costs a round and does no harm.
+    A rank answers at boundaries only. One that passed the step just before it could hear of the stop may never come to
+    the next: the others wait at the stop, and it waits for them. Its agent says no for it. That may be said of a rank
+    that is about to stop after all; then the stop is withdrawn and announced again, which costs a round and does no
+    harm.
 
     Args:
         half: the rank's half of its page.
@@ -214,7 +248,8 @@ class Coordinator:
     persist: Step = NONE
     """The newest step that is to be uploaded: committed, or the base of a job that is stopped before it is.
 
-    The final step is marked when it is proposed, if the upload of an older step holds its slot: agents cancel that upload.
+    The final step is marked when it is proposed, if the upload of an older step holds its slot: agents cancel that
+    upload.
     """
     wanted: Step = NONE
     """A person wants this step or a later one uploaded."""
@@ -239,7 +274,14 @@ class Coordinator:
         strayed: frozenset[Rank] = frozenset(),
     ) -> Coordinator:
         """Return the coordinator of a new generation: w = base and C = none (docs/design.md#rounds)."""
-        core = cls(world_size=world_size, base=base, every_steps=every_steps, slot_count=slot_count, stored=stored, strayed=strayed)
+        core = cls(
+            world_size=world_size,
+            base=base,
+            every_steps=every_steps,
+            slot_count=slot_count,
+            stored=stored,
+            strayed=strayed,
+        )
         return core._propose()
 
     @classmethod
@@ -254,10 +296,17 @@ class Coordinator:
         strayed: frozenset[Rank] = frozenset(),
     ) -> Coordinator:
         """Return the coordinator of a generation that is already running, after its agent restarted: it knows nothing yet."""
-        core = cls(world_size=world_size, base=base, every_steps=every_steps, slot_count=slot_count, stored=stored, strayed=strayed)
+        core = cls(
+            world_size=world_size,
+            base=base,
+            every_steps=every_steps,
+            slot_count=slot_count,
+            stored=stored,
+            strayed=strayed,
+        )
         return replace(core, is_recovering=True)
 
-    # -- what happens ------------------------------------------------------------------------------------------------------------------
+    # -- what happens
 
     def report(self, *rounds: RankRound) -> Coordinator:
         """Take the newest state of some ranks and everything that follows from it."""
@@ -271,7 +320,8 @@ class Coordinator:
     def request_checkpoint(self, step: Step) -> Coordinator:
         """Have the next commit of `step` or a later one uploaded; asking again changes nothing.
 
-        The next, not the newest: only what is announced together with a commit is known to every member before its slot may be used again.
+        The next, not the newest: only what is announced together with a commit is known to every member before its slot
+        may be used again.
         """
         return replace(self, wanted=max(self.wanted, step))
 
@@ -287,7 +337,7 @@ class Coordinator:
         """The ranks are being ended. If a stop was asked for, what is committed now is what the job leaves behind."""
         return replace(self, is_finished=True, proposed=NONE).advance() if self._is_stopping else self
 
-    # -- what follows ------------------------------------------------------------------------------------------------------------------
+    # -- what follows
 
     @property
     def highest_boundary(self) -> Step:
@@ -324,8 +374,15 @@ class Coordinator:
         heard = max(each.committed for each in self.ranks)
         acked = newest > heard and all(each.proposed == newest and each.vote is Vote.ACKED for each in self.ranks)
         committed = newest if acked else heard
-        known = replace(self, is_recovering=False, stop=max(each.confirmed_stop for each in self.ranks), stop_state=StopState.CONFIRMED)
-        if known.stop == NONE:  # withdrawn, if one was announced; its number is not used again: answers to it are still on the ranks' pages
+        known = replace(
+            self,
+            is_recovering=False,
+            stop=max(each.confirmed_stop for each in self.ranks),
+            stop_state=StopState.CONFIRMED,
+        )
+        if (
+            known.stop == NONE
+        ):  # withdrawn, if one was announced; its number is not used again: answers to it are still on the ranks' pages
             known = replace(known, stop=max(each.heard_stop for each in self.ranks), stop_state=StopState.NONE)
         return replace(known, committed=committed, newest=newest, persist=committed if self.every_steps else NONE)
 
@@ -334,7 +391,9 @@ class Coordinator:
         if self.is_recovering or self.proposed == NONE or not self.is_complete:
             return self
         votes = [each for each in self.ranks if each.proposed == self.proposed]
-        abandoned = [each for each in votes if each.vote is Vote.ABANDON and each.proposed != self.base]  # the base is there, nobody captures it
+        abandoned = [
+            each for each in votes if each.vote is Vote.ABANDON and each.proposed != self.base
+        ]  # the base is there, nobody captures it
         late = any(each.is_late for each in abandoned)
         if abandoned:
             if self.proposed == self.final and not late:  # it cannot be captured, now or later
@@ -354,7 +413,9 @@ class Coordinator:
         )
 
     def _persist(self, committed: Step) -> Step:
-        """A commit at or past the next multiple of the interval is uploaded. The base itself is where a multiple lies between what is stored and it:
+        """A commit at or past the next multiple of the interval is uploaded.
+
+        The base itself is where a multiple lies between what is stored and it:
         the upload that was due then ended with its generation.
         """
         if self._is_uploading:
@@ -378,7 +439,9 @@ class Coordinator:
             closing = any(each.standing >= Standing.CLOSING for each in self.ranks)
             if not self.stop_requested or closing or any(each.boundary == NONE for each in self.ranks):
                 return self
-            return replace(self, stop=Step(max(self.highest_boundary, self.stop) + self.lead.steps), stop_state=StopState.ANNOUNCED)
+            return replace(
+                self, stop=Step(max(self.highest_boundary, self.stop) + self.lead.steps), stop_state=StopState.ANNOUNCED
+            )
         echoes = [each.echo for each in self.ranks if each.echo_step == self.stop]
         if any(echo == ECHO_NO for echo in echoes):
             return replace(self, stop_state=StopState.NONE)
@@ -414,7 +477,9 @@ class Coordinator:
 
     @property
     def _is_stopping(self) -> bool:
-        return self.stop_requested or self.stop_state is StopState.CONFIRMED  # who restarted may know the one without the other
+        return (
+            self.stop_requested or self.stop_state is StopState.CONFIRMED
+        )  # who restarted may know the one without the other
 
     def _propose(self) -> Coordinator:
         if self.is_recovering or self.is_finished or self.proposed != NONE:
@@ -433,5 +498,7 @@ class Coordinator:
         step = max(soonest, self.committed + self.distance)
         if self.every_steps:
             multiple = -(-soonest // self.every_steps) * self.every_steps
-            step = multiple if multiple - step <= self.cadence else step  # checkpoints fall on multiples of the interval, and none is left out
+            step = (
+                multiple if multiple - step <= self.cadence else step
+            )  # checkpoints fall on multiples of the interval, and none is left out
         return replace(self, proposed=Step(step), newest=Step(step))

@@ -3,13 +3,15 @@
     owed something, asked for it             ──▶ silent  ── progress, or nothing is owed or asked ──▶ not silent
     attempts fail, each after some progress  ──▶ failing ── one succeeded, or nothing is owed     ──▶ not failing
 
-One such attempt alone is a line that broke: what the holder has got so far stays there, and the next attempt goes on from it. One that achieved
-nothing at all is silence.
+One such attempt alone is a line that broke: what the holder has got so far stays there, and the next attempt goes on
+from it. One that achieved nothing at all is silence.
 
-A holder that was given up may return when it answers. One that has failed at everything although it answered, or has returned in vain, may do so
-only after as long again, twice as long each time: whatever breaks each transfer, commits wait for it less and less.
+A holder that was given up may return when it answers. One that has failed at everything although it answered, or has
+returned in vain, may do so only after as long again, twice as long each time: whatever breaks each transfer, commits
+wait for it less and less.
 
-It is looked at every period. A look that comes late says that the owner itself stood still: what came meanwhile has not been read yet.
+It is looked at every period. A look that comes late says that the owner itself stood still: what came meanwhile has not
+been read yet.
 
 Invariant: time in which the owner stood still, or was occupied with itself, is no part of any holder's silence.
 """
@@ -64,7 +66,11 @@ class Silence:
 
     def progressed(self) -> Silence:
         """It has answered, or taken something."""
-        return self if self.owed_since is None and self.has_progressed else replace(self, owed_since=None, has_progressed=True)
+        return (
+            self
+            if self.owed_since is None and self.has_progressed
+            else replace(self, owed_since=None, has_progressed=True)
+        )
 
     def failed(self, now: float) -> Silence:
         """An attempt came to nothing: what a row of such attempts seems to achieve is no progress."""
@@ -81,7 +87,10 @@ class Silence:
         return replace(self, failing_since=None, has_failed=False, returns_at=-math.inf, apart_seconds=0.0)
 
     def given_up(self) -> Silence:
-        """Commits go on without it. Before it might have returned that changes nothing: it was back by what it had already."""
+        """Commits go on without it.
+
+        Before it might have returned that changes nothing: it was back by what it had already.
+        """
         if not self.may_return:
             return self
         in_vain = self.failing_since is not None or self.returns_at > -math.inf
@@ -96,4 +105,6 @@ class Silence:
     @property
     def seconds(self) -> float:
         """How long it had been silent, or failing, at the last look."""
-        return max((self.looked_at - each for each in (self.owed_since, self.failing_since) if each is not None), default=0.0)
+        return max(
+            (self.looked_at - each for each in (self.owed_since, self.failing_since) if each is not None), default=0.0
+        )

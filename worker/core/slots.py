@@ -1,7 +1,8 @@
 """Which slot of a shard may be written.
 
-A holder keeps a few slots per shard (two; three where the job asked for it). Invariant: what must be kept is named exactly, by origin
-generation and step; everything else may be overwritten, and only for the step that is being proposed or filled. This module never looks at
+A holder keeps a few slots per shard (two; three where the job asked for it). Invariant: what must be kept is named
+exactly, by origin generation and step; everything else may be overwritten, and only for the step that is being proposed
+or filled. This module never looks at
 lineage: the plan has already said what is worth keeping.
 """
 
@@ -41,8 +42,8 @@ EMPTY = SlotView(SlotState.EMPTY, None)
 def being_written(slots: Sequence[SlotView], content: Content) -> int | None:
     """Return the slot that was granted for exactly this content before, or None.
 
-    A step can be proposed again, the last one of a training, while what its rank has captured for the first proposal is still on its way to the
-    agent. The rank does not capture it twice: it has to find that very slot.
+    A step can be proposed again, the last one of a training, while what its rank has captured for the first proposal is
+    still on its way to the agent. The rank does not capture it twice: it has to find that very slot.
 
     Args:
         slots: the shard's slots on this node, in order.
@@ -60,8 +61,8 @@ def being_written(slots: Sequence[SlotView], content: Content) -> int | None:
 def writable(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None:
     """Return the slot that may be overwritten, or None when every slot is kept, pinned or busy.
 
-    Called by a holder's agent before each capture and each incoming replica. An empty slot is preferred, then an unsealed one, then the sealed
-    one with the oldest step.
+    Called by a holder's agent before each capture and each incoming replica. An empty slot is preferred, then an
+    unsealed one, then the sealed one with the oldest step.
 
     Args:
         slots: the shard's slots on this node, in order.
@@ -71,7 +72,9 @@ def writable(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None
         An index into `slots`, or None.
     """
     free = [
-        index for index, slot in enumerate(slots) if not (slot.is_pinned or slot.is_busy or (slot.state is SlotState.SEALED and slot.content in keep))
+        index
+        for index, slot in enumerate(slots)
+        if not (slot.is_pinned or slot.is_busy or (slot.state is SlotState.SEALED and slot.content in keep))
     ]
     if not free:
         return None
@@ -104,7 +107,8 @@ def kept(committed: Content | None, planned: Collection[Content], base: Content 
 def is_superseded(uploading: Step, *, proposed: Step, persist: Step) -> bool:
     """Return whether an upload is to be cancelled: its slot is needed for the final step, which is uploaded instead.
 
-    Only the coordinator of ranks that stand still proposes a step that it has marked for upload. The cancelled upload is of no complete checkpoint.
+    Only the coordinator of ranks that stand still proposes a step that it has marked for upload. The cancelled upload
+    is of no complete checkpoint.
 
     Args:
         uploading: the step whose slot is pinned, or -1.

@@ -2,8 +2,8 @@
 
     suspected slow ──▶ limited to a half of what it carried ── after a while ──▶ let go, and looked at ──▶ limited again, for longer, or sound
 
-What is limited says nothing of what the link could carry: so each transfer begins without a limit, and a long one is let go now and then, soon at
-first, for a suspicion may be wrong. Seconds are those in which a transfer might send.
+What is limited says nothing of what the link could carry: so each transfer begins without a limit, and a long one is
+let go now and then, soon at first, for a suspicion may be wrong. Seconds are those in which a transfer might send.
 
 Invariant: a link that carries what it should is never limited for longer than `RETRY_SECONDS` of sending.
 """
@@ -13,7 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 ROOM_RATIO = 0.5
-"""What snapshots take of a slow link. At all of it the smallest collective waits behind what the kernel holds: 12 to 30 ms at 12.5 MB/s."""
+"""What snapshots take of a slow link.
+
+At all of it the smallest collective waits behind what the kernel holds: 12 to 30 ms at 12.5 MB/s.
+"""
 LOOK_SECONDS = 0.2
 """Of sending without a limit, after which it is known whether the link is sound again."""
 FIRST_RETRY_SECONDS, RETRY_SECONDS = 0.5, 10.0
@@ -47,7 +50,9 @@ class SlowLink:
         if self.carries:
             return self
         stands_still = bytes_per_second < LEAST_BYTES_PER_SECOND
-        return SlowLink(max(bytes_per_second, 1.0), None if stands_still else ROOM_RATIO * bytes_per_second, (sent_bytes, seconds))
+        return SlowLink(
+            max(bytes_per_second, 1.0), None if stands_still else ROOM_RATIO * bytes_per_second, (sent_bytes, seconds)
+        )
 
     def next_transfer(self) -> SlowLink:
         """Another transfer begins: without a limit."""
@@ -71,7 +76,9 @@ class SlowLink:
         begun = (sent_bytes, seconds)
         if self.limit is not None:
             is_slower = rate < HELD_RATIO * self.limit
-            return replace(self, carries=max(rate, 1.0) if is_slower else self.carries, limit=None, begun=begun, is_faster=False)
+            return replace(
+                self, carries=max(rate, 1.0) if is_slower else self.carries, limit=None, begun=begun, is_faster=False
+            )
         if rate >= sound:
             return self
         if rate < LEAST_BYTES_PER_SECOND:

@@ -1,6 +1,7 @@
 """What a rank's stacks say, and whether they have changed. Pure.
 
-Invariant: text and comparison hold no address, pid or thread id: two ranks that stand at the same place have the same text.
+Invariant: text and comparison hold no address, pid or thread id: two ranks that stand at the same place have the same
+text.
 """
 
 from __future__ import annotations
@@ -33,7 +34,12 @@ def describe(threads: Sequence[ThreadStack]) -> str:
     """Return stacks as text, the main thread's first, cut to what a report may carry."""
     ordered = sorted(threads, key=lambda thread: (thread.name != MAIN_THREAD, thread.name, thread.frames == ()))
     blocks = [
-        "\n".join([thread.name or "(a thread without a name)", *(f"    {frame.function} ({frame.file}:{frame.line})" for frame in thread.frames)])
+        "\n".join(
+            [
+                thread.name or "(a thread without a name)",
+                *(f"    {frame.function} ({frame.file}:{frame.line})" for frame in thread.frames),
+            ]
+        )
         for thread in ordered
     ]
     whole = "\n".join(blocks)
@@ -58,7 +64,8 @@ def compare(before: Look | None, found: Look) -> tuple[Look, float, float]:
         found: what is found now.
 
     Returns:
-        (the look to compare the next one with, for how many seconds the stacks have been the same, CPU seconds used meanwhile).
+        (the look to compare the next one with, for how many seconds the stacks have been the same, CPU seconds used
+        meanwhile).
     """
     if before is None or before.text != found.text:
         return found, 0.0, 0.0

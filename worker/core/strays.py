@@ -1,8 +1,9 @@
 """Decides when a node drops replicas of shards that the plan places elsewhere now.
 
-A stray is a shard in this node's slots that the node neither owns nor holds under the running plan. Until the new holders have their replicas,
-the strays are what protects such a shard. On a node whose memory is sized exactly, strays and new replicas do not fit together: the node then
-drops one content of one stray at a time, and only if the shard stays protected without it.
+A stray is a shard in this node's slots that the node neither owns nor holds under the running plan. Until the new
+holders have their replicas, the strays are what protects such a shard. On a node whose memory is sized exactly, strays
+and new replicas do not fit together: the node then drops one content of one stray at a time, and only if the shard
+stays protected without it.
 
     content of the stray    dropped where a new slot lacks room               dropped in any case
     ---------------------   ------------------------------------------------   ------------------------------------------
@@ -13,14 +14,16 @@ drops one content of one stray at a time, and only if the shard stays protected 
                             of all shards of that owner; or the base is
                             committed
 
-Nodes that wait for each other get on. Where a job might go back to the older step, the owner of a shard keeps that step, unless the owner is
-a replacement. So the node with a stray of a survivor has room for one slot at once, and receives the base of the shard that the plan placed
-there. The seal of that base releases the stray of that shard on the next node, and so on. After several losses no content may be left to drop.
-The owners then take the node out of their view at the holder deadline, the base is committed without that node, and the older contents are free.
+Nodes that wait for each other get on. Where a job might go back to the older step, the owner of a shard keeps that
+step, unless the owner is a replacement. So the node with a stray of a survivor has room for one slot at once, and
+receives the base of the shard that the plan placed there. The seal of that base releases the stray of that shard on the
+next node, and so on. After several losses no content may be left to drop. The owners then take the node out of their
+view at the holder deadline, the base is committed without that node, and the older contents are free.
 
-Invariant: until the base is committed, the loss of any one further node leaves a step that all shards can be restored to, if the plan had one.
-The loss of an owner leaves the base: all its shards' on other nodes, and all others' on their owners. The loss of another node leaves the older
-step. An owner may have several ranks: if the base of one of its shards is nowhere else, its loss makes all shards go back to the older step.
+Invariant: until the base is committed, the loss of any one further node leaves a step that all shards can be restored
+to, if the plan had one. The loss of an owner leaves the base: all its shards' on other nodes, and all others' on their
+owners. The loss of another node leaves the older step. An owner may have several ranks: if the base of one of its
+shards is nowhere else, its loss makes all shards go back to the older step.
 """
 
 from __future__ import annotations
@@ -104,7 +107,12 @@ class Strays:
 
 def strayed(plan: GenerationPlan) -> frozenset[Rank]:
     """Return the ranks whose protection is announced: those with a stray, and all other ranks of the same owners."""
-    found = {reference.owner_rank for node in plan.nodes for reference in node.keep if node.node_id not in plan.ranks[reference.owner_rank].holders}
+    found = {
+        reference.owner_rank
+        for node in plan.nodes
+        for reference in node.keep
+        if node.node_id not in plan.ranks[reference.owner_rank].holders
+    }
     return frozenset(rank for node in plan.nodes if found.intersection(node.ranks) for rank in node.ranks)
 
 
@@ -129,5 +137,7 @@ def _needed(plan: GenerationPlan) -> frozenset[Step]:
                 keepers[reference.step].setdefault(reference.owner_rank, set()).add(node.node_id)
     alone = {plan.ranks[rank].holders[0] for rank in _alone(plan)}
     return frozenset(
-        step for step, by_rank in keepers.items() if any(all(by_rank.get(rank.rank, set()) - {node_id} for rank in plan.ranks) for node_id in alone)
+        step
+        for step, by_rank in keepers.items()
+        if any(all(by_rank.get(rank.rank, set()) - {node_id} for rank in plan.ranks) for node_id in alone)
     )

@@ -108,4 +108,6 @@ class StreamCount:
         if tried.rate < WORTHWHILE * self.best_rate:
             return replace(tried, count=self.best_count, is_settled=True)
         more = min(2 * self.count, self.limit)
-        return StreamCount(self.limit, count=more, best_count=self.count, best_rate=tried.rate, is_settled=more == self.count)
+        return StreamCount(
+            self.limit, count=more, best_count=self.count, best_rate=tried.rate, is_settled=more == self.count
+        )

@@ -1,14 +1,18 @@
-"""The tree of agents that the rounds of a generation travel over, and what is known of the nodes below one of them. Pure.
+"""The tree of agents that the rounds of a generation travel over, and what is known of the nodes below one of them.
+
+Pure.
 
     position 0 ─┬─ 1 ─┬─ 17 …            0 is the coordinator; the parent of i is (i - 1) // ARITY
                 │     └─ … 32
                 ├─ 2 ─── 33 … 48
                 └─ … 16
 
-A node's report carries the coordinator's term that it answers and a number of its own. Of each node the newest report of the newest term is
-kept, wherever it comes in and by whatever way it came: nothing that was overtaken can come back, and nothing is counted twice.
+A node's report carries the coordinator's term that it answers and a number of its own. Of each node the newest report
+of the newest term is kept, wherever it comes in and by whatever way it came: nothing that was overtaken can come back,
+and nothing is counted twice.
 
-Invariant: what the coordinator learns over the tree is what it would learn over lines of its own to every node, only later.
+Invariant: what the coordinator learns over the tree is what it would learn over lines of its own to every node, only
+later.
 """
 
 from __future__ import annotations
@@ -22,8 +26,11 @@ from everstep.protocol.rank_messages import Vote
 from everstep.protocol.rounds import NodeReport, RankRound
 
 ARITY = 16
-"""Children of a node: up to 17 nodes dial the coordinator itself, and 10,000 are four lines from it. At 512 agents 8, 16 and 32 come to about the
-same (measured by `benchmarks.scale`): more children cost the node, fewer cost levels, and each level may hold what does not press for 20 ms."""
+"""Children of a node: up to 17 nodes dial the coordinator itself, and 10,000 are four lines from it.
+
+At 512 agents 8, 16 and 32 come to about the
+same (measured by `benchmarks.scale`): more children cost the node, fewer cost levels, and each level may hold what does
+not press for 20 ms."""
 RANKS_PER_MESSAGE = 1024
 """Of one `RoundReport`: a rank takes some 100 bytes and a sentence at worst, far below `MAX_PEER_MESSAGE_BYTES` for all of them."""
 NO_TERM = 0
@@ -90,7 +97,9 @@ class Reports:
         known = self.begin_term(max((each.term for each in reports), default=NO_TERM))
         newest = dict(known.newest)
         for each in reports:
-            if each.term == known.term and (each.node_id not in newest or each.sequence > newest[each.node_id].sequence):
+            if each.term == known.term and (
+                each.node_id not in newest or each.sequence > newest[each.node_id].sequence
+            ):
                 newest[each.node_id] = each
         return Reports(known.term, MappingProxyType(newest))
 
@@ -101,8 +110,8 @@ class Reports:
     def is_pressing(self, told: Reports, members: frozenset[NodeId]) -> bool:
         """Say whether the coordinator should hear at once of what it was not told.
 
-        Steps that were made can wait for company, and so can single votes: before all have voted they move nothing. What presses is the last
-        vote of a subtree, an abandoned step, and all that is rare.
+        Steps that were made can wait for company, and so can single votes: before all have voted they move nothing.
+        What presses is the last vote of a subtree, an abandoned step, and all that is rare.
 
         Args:
             told: what the coordinator was told.
@@ -122,7 +131,9 @@ class Reports:
         does depends on that before all have voted, and the votes say it again.
         """
         return all(
-            before is not None and len(before.ranks) == len(each.ranks) and all(map(_is_progress, each.ranks, before.ranks))
+            before is not None
+            and len(before.ranks) == len(each.ranks)
+            and all(map(_is_progress, each.ranks, before.ranks))
             for each in self.since(told)
             for before in (told.newest.get(each.node_id),)
         )
@@ -131,7 +142,11 @@ class Reports:
         """Return the step that all ranks of `members` have voted on."""
         if len(self.newest) < len(members):
             return None
-        steps = {rank.proposed if rank.vote is not Vote.NONE else None for each in self.newest.values() for rank in each.ranks}
+        steps = {
+            rank.proposed if rank.vote is not Vote.NONE else None
+            for each in self.newest.values()
+            for rank in each.ranks
+        }
         return steps.pop() if len(steps) == 1 else None
 
 

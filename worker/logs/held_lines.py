@@ -2,8 +2,9 @@
 
     owner ──PrintedLines──▶ take ──▶ <state>/logs/<run>/gen=<g>/held/<owner>.jsonl ──ship──▶ object store, as a tail
 
-An owner sends its lines ahead of the end of each shard (`worker.replication.sender`), so a committed step's lines are here. When the generation ends,
-all tails are stored: the owner may be lost. Readers skip what the owner has stored itself.
+An owner sends its lines ahead of the end of each shard (`worker.replication.sender`), so a committed step's lines are
+here. When the generation ends, all tails are stored: the owner may be lost. Readers skip what the owner has stored
+itself.
 
 Invariant: the lines of one owner that are kept here are consecutive, and the newest of them that fit are never dropped.
 """
@@ -62,13 +63,16 @@ class HeldLines:
         folder = logs_of(state.absolute(), plan.run) / f"gen={plan.generation}" / "held"
         owners = {rank.holders[0] for rank in plan.ranks if here in rank.holders[1:]}
         self._held: Mapping[NodeId, _Held] = {
-            owner: _Held(folder / f"{owner}.jsonl", TAIL_BYTES * max(1, len(plan.node(owner).ranks))) for owner in owners
+            owner: _Held(folder / f"{owner}.jsonl", TAIL_BYTES * max(1, len(plan.node(owner).ranks)))
+            for owner in owners
         }
         for held in self._held.values():
             held.tail = _read(held.path)
 
     async def take(self, peer: NodeId, message: PrintedLines) -> None:
-        """Keep lines of an owner; what is there already is skipped. Called by the receiver before it hears that the shard behind them has ended.
+        """Keep lines of an owner; what is there already is skipped.
+
+        Called by the receiver before it hears that the shard behind them has ended.
 
         Args:
             peer: the owner, as its session has proven.
@@ -86,7 +90,9 @@ class HeldLines:
             raise MalformedMessage(f"lines of {peer} cannot be read: {error}") from error
         async with held.lock:
             before = held.tail
-            held.tail = before.extended(message.first, message.lines.splitlines(keepends=True), limit_bytes=held.limit_bytes)
+            held.tail = before.extended(
+                message.first, message.lines.splitlines(keepends=True), limit_bytes=held.limit_bytes
+            )
             if held.tail is before:
                 return
             added = held.tail.rows[len(before.rows) :] if held.is_on_disk and held.tail.first == before.first else None
@@ -111,7 +117,9 @@ class HeldLines:
             if not held.tail.rows:
                 continue
             name = TailName(owner, held.tail.first, decode_lines(held.tail.rows[0])[0].at_ms, self._here)
-            reference = ObjectReference(bucket=self._place.bucket, key=f"{self._place.key}gen={self._generation}/{name.path}")
+            reference = ObjectReference(
+                bucket=self._place.bucket, key=f"{self._place.key}gen={self._generation}/{name.path}"
+            )
             error = await self._store(objects, reference, _encoded(held.tail))
             if error is not None:
                 missing.append(f"the last lines of {owner} that this node keeps are not in S3: {error}")

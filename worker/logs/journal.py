@@ -3,11 +3,12 @@
     rank=<r>.stdout, .stderr ──▶ lines ──▶ gen=<g>/node=<node>/<first>-<ms>.jsonl ──▶ object store
       written by the rank                    written here, once, in order               (`worker.logs.uploads`)
 
-An agent that starts while ranks run goes on where the journal ends: the last chunk says how far each stream was read. So a line has the same number
-whoever asks, and none is read twice. On disk there is, of a stream, what was not read yet and what fits `WHOLE_BYTES`; of the journal, what was not
-stored yet, up to `JOURNAL_BYTES`, and the chunk that grows.
+An agent that starts while ranks run goes on where the journal ends: the last chunk says how far each stream was read.
+So a line has the same number whoever asks, and none is read twice. On disk there is, of a stream, what was not read yet
+and what fits `WHOLE_BYTES`; of the journal, what was not stored yet, up to `JOURNAL_BYTES`, and the chunk that grows.
 
-Invariant: one thread at a time works with a journal; a line that was returned is in a file. What the disk does not take leaves the journal as it
+Invariant: one thread at a time works with a journal; a line that was returned is in a file. What the disk does not take
+leaves the journal as it
 was: its lines are read again.
 """
 
@@ -23,7 +24,17 @@ from pathlib import Path
 from typing import Final
 
 from everstep.protocol.ids import NodeId, Rank
-from everstep.protocol.log_chunks import LINE_BYTES, NO_RANK, ChunkHead, ChunkName, LogLine, decode_chunk, encode_head, encode_lines, parse_name
+from everstep.protocol.log_chunks import (
+    LINE_BYTES,
+    NO_RANK,
+    ChunkHead,
+    ChunkName,
+    LogLine,
+    decode_chunk,
+    encode_head,
+    encode_lines,
+    parse_name,
+)
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +86,9 @@ class LogJournal:
         now: Unix time, seconds.
     """
 
-    def __init__(self, folder: Path, node_id: NodeId, streams: Mapping[StreamKey, Path], now: Callable[[], float]) -> None:
+    def __init__(
+        self, folder: Path, node_id: NodeId, streams: Mapping[StreamKey, Path], now: Callable[[], float]
+    ) -> None:
         self._folder = folder
         self._node_id = node_id
         self._streams = dict(streams)
@@ -130,7 +143,9 @@ class LogJournal:
         while more := self._take(is_last=True):
             lines += more
         with self._unless_failed() as before:
-            left = [(key, _size(path)) for key, path in self._streams.items() if _size(path) > self._positions[key]]  # the journal is full
+            left = [
+                (key, _size(path)) for key, path in self._streams.items() if _size(path) > self._positions[key]
+            ]  # the journal is full
             last = [*(self._gap(key, size) for key, size in left), self._line(NO_RANK, "end", "", 0)]
             self._append(last, before)
         self.is_ended = True
@@ -155,7 +170,11 @@ class LogJournal:
 
     def _take_up(self) -> None:
         """Go on where an earlier agent of this node has stopped."""
-        found = sorted(name for path in self._folder.glob("node=*/*.jsonl") if (name := parse_name(f"{path.parent.name}/{path.name}")) is not None)
+        found = sorted(
+            name
+            for path in self._folder.glob("node=*/*.jsonl")
+            if (name := parse_name(f"{path.parent.name}/{path.name}")) is not None
+        )
         for name in found:
             path = self._folder / name.path
             data = path.read_bytes()
@@ -218,7 +237,12 @@ class LogJournal:
     def _begun_anew(self, key: StreamKey) -> LogLine:
         """Somebody has opened a stream to write it from its beginning, as `> /dev/stderr` does: read it from there."""
         self._positions[key], self._given_back[key] = 0, 0
-        return self._line(*key, f"{key[1]} of rank {key[0]} was begun anew: what it had before, and was not read yet, is lost.", 0, is_gap=True)
+        return self._line(
+            *key,
+            f"{key[1]} of rank {key[0]} was begun anew: what it had before, and was not read yet, is lost.",
+            0,
+            is_gap=True,
+        )
 
     def _gap(self, key: StreamKey, upto: int) -> LogLine:
         """Give up what was not read of a stream up to a byte."""
@@ -226,9 +250,19 @@ class LogJournal:
         text = f"{lost} bytes of {key[1]} of rank {key[0]} were not kept: the node could not store them in time."
         return self._line(*key, text, upto, is_gap=True)
 
-    def _line(self, rank: Rank, stream: str, text: str, end: int, *, is_piece: bool = False, is_gap: bool = False) -> LogLine:
+    def _line(
+        self, rank: Rank, stream: str, text: str, end: int, *, is_piece: bool = False, is_gap: bool = False
+    ) -> LogLine:
         self._last_ms = max(self._last_ms, int(self._now() * 1000))
-        return LogLine(at_ms=self._last_ms, rank=rank, stream=stream, text=text, end=end, is_piece=is_piece, is_gap=is_gap)  # type: ignore[arg-type]
+        return LogLine(
+            at_ms=self._last_ms,
+            rank=rank,
+            stream=stream,  # type: ignore[arg-type]
+            text=text,
+            end=end,
+            is_piece=is_piece,
+            is_gap=is_gap,
+        )
 
     def _append(self, lines: list[LogLine], before: Mapping[StreamKey, int]) -> None:
         newest = self._chunks[-1] if self._chunks else None
@@ -239,7 +273,9 @@ class LogJournal:
 
     def _begin_chunk(self, at_ms: int, before: Mapping[StreamKey, int]) -> _Chunk:
         name = ChunkName(self._node_id, self.count, at_ms)
-        head = ChunkHead(first=self.count, positions={f"{rank}.{stream}": position for (rank, stream), position in before.items()})
+        head = ChunkHead(
+            first=self.count, positions={f"{rank}.{stream}": position for (rank, stream), position in before.items()}
+        )
         path = self._folder / name.path
         try:
             chunk = _Chunk(name, path, _write(path, 0, encode_head(head)))
@@ -269,7 +305,8 @@ def split_lines(data: bytes, *, is_last: bool) -> Iterator[tuple[str, int, bool]
         is_last: nothing follows: what has no line feed is a line, too.
 
     Yields:
-        Text without the line feed, bytes with it, and whether the line goes on. Bytes that are left over are read again later.
+        Text without the line feed, bytes with it, and whether the line goes on. Bytes that are left over are read again
+        later.
     """
     begin = 0
     while begin < len(data):

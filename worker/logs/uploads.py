@@ -4,11 +4,12 @@
     <log key>gen=<g>/rank=<r>.stdout | .stderr       sent again while the rank runs, and once more when it has ended
     <output key>gen=<g>/rank=<r>/<path>              sent when the ranks have ended
 
-A stream of up to `WHOLE_BYTES` that grows is sent whole each time: at once while it is short, and then each time it has grown by a quarter, so that
-all sendings together stay within a few times its length.
+A stream of up to `WHOLE_BYTES` that grows is sent whole each time: at once while it is short, and then each time it has
+grown by a quarter, so that all sendings together stay within a few times its length.
 
-Invariant: nothing outside of a rank's output folder, and no other user's file in it, is ever sent, whatever links the folder holds and whoever
-changes them meanwhile; and no failure in here stops a job: what is not in the store is told in a sentence.
+Invariant: nothing outside of a rank's output folder, and no other user's file in it, is ever sent, whatever links the
+folder holds and whoever changes them meanwhile; and no failure in here stops a job: what is not in the store is told in
+a sentence.
 """
 
 from __future__ import annotations
@@ -109,7 +110,11 @@ class LogShipper:
     ) -> None:
         self._on_trouble = on_trouble
         files = {rank: RankFiles(state.absolute(), plan.run, plan.generation, rank) for rank in here.ranks}
-        streams = {(rank, stream): path for rank in here.ranks for stream, path in (("stdout", files[rank].stdout), ("stderr", files[rank].stderr))}
+        streams = {
+            (rank, stream): path
+            for rank in here.ranks
+            for stream, path in (("stdout", files[rank].stdout), ("stderr", files[rank].stderr))
+        }
         self.run = plan.run
         self.generation = plan.generation
         self._folder = files[here.ranks[0]].stdout.parent
@@ -131,7 +136,10 @@ class LogShipper:
 
     def begin(self) -> None:
         """Begin to read and to ship."""
-        self._tasks = [asyncio.create_task(self._read_on(), name="lines of ranks"), asyncio.create_task(self._ship_on(), name="chunks of lines")]
+        self._tasks = [
+            asyncio.create_task(self._read_on(), name="lines of ranks"),
+            asyncio.create_task(self._ship_on(), name="chunks of lines"),
+        ]
 
     def show_recent(self) -> None:
         """Pass the newest lines on once more: whoever begins to follow has what is stored, and would wait for what is not yet."""
@@ -141,7 +149,8 @@ class LogShipper:
     async def printed(self, number: int) -> Tail:
         """Read on until all is read that the ranks have printed by now, and return the newest lines of this node.
 
-        Called for each shard that is about to end, by every sender: a holder has the lines of a step before it acknowledges it.
+        Called for each shard that is about to end, by every sender: a holder has the lines of a step before it
+        acknowledges it.
 
         Args:
             number: of the first line that is wanted.
@@ -166,7 +175,9 @@ class LogShipper:
         await self.close()
         await self._try(self._drain)  # what cannot be shipped now is tried and told below
         failures = [await self._try(partial(self._read, is_last=True)), await self._try(self._ship)]
-        return tuple(f"the last lines of this node's ranks are not in S3: {error}" for error in failures if error is not None)
+        return tuple(
+            f"the last lines of this node's ranks are not in S3: {error}" for error in failures if error is not None
+        )
 
     async def _drain(self) -> None:
         """Read and ship in turn: the journal has no room for all that ranks may have printed last."""
@@ -191,7 +202,9 @@ class LogShipper:
     async def _read_on(self) -> None:
         while True:
             try:
-                if self._journal is None or self._journal.has_news():  # mostly not: a thread for each look would take a core's time from training
+                if (
+                    self._journal is None or self._journal.has_news()
+                ):  # mostly not: a thread for each look would take a core's time from training
                     await self._read()
             except OSError as error:
                 if self._on_trouble is not None:
@@ -262,7 +275,9 @@ class LogShipper:
                 due = self._journal.unstored() if self._journal is not None else []
             for chunk in due:
                 key = f"{self._place.key}gen={self.generation}/{chunk.name.path}"
-                await _to_end(self._objects.put_file, ObjectReference(bucket=self._place.bucket, key=key), chunk.path, chunk.size)
+                await _to_end(
+                    self._objects.put_file, ObjectReference(bucket=self._place.bucket, key=key), chunk.path, chunk.size
+                )
                 async with self._reading:
                     assert self._journal is not None
                     self._journal.stored(chunk)
@@ -296,7 +311,13 @@ def _length(lines: LogLines) -> int:
 class RankLogs:
     """One per agent."""
 
-    def __init__(self, state: Path, objects: FileStore, user: RankUser | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        state: Path,
+        objects: FileStore,
+        user: RankUser | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Nothing is sent yet.
 
         Args:
@@ -361,10 +382,16 @@ class RankLogs:
             missing += refused
             for relative, path in files:
                 key = f"{plan.script.output.key}gen={plan.generation}/rank={rank}/{relative}"
-                missing += await self._send_output(folder, path, ObjectReference(bucket=plan.script.output.bucket, key=key), uid)
+                missing += await self._send_output(
+                    folder, path, ObjectReference(bucket=plan.script.output.bucket, key=key), uid
+                )
         for sentence in missing:
             log.warning("%s", sentence)
-        more = [f"{len(missing) - MAX_TOLD:,} more outputs are not in S3; the agent's log names them"] if len(missing) > MAX_TOLD else []
+        more = (
+            [f"{len(missing) - MAX_TOLD:,} more outputs are not in S3; the agent's log names them"]
+            if len(missing) > MAX_TOLD
+            else []
+        )
         return (*missing[:MAX_TOLD], *more)
 
     def is_moving(self, since: float) -> bool:
@@ -379,7 +406,10 @@ class RankLogs:
         return self.monotonic() - max(since, self._moved_at) < still_seconds(max(self._under_way.values(), default=0))
 
     def forget(self, run: RunId) -> None:
-        """Remove all streams and outputs of a run from this node. From any thread; nothing of the run is being sent any more."""
+        """Remove all streams and outputs of a run from this node.
+
+        From any thread; nothing of the run is being sent any more.
+        """
         for folder in (logs_of(self._state, run), outputs_of(self._state, run)):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -471,7 +501,9 @@ def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
             relative = path.relative_to(root).as_posix()
             target = Path(os.path.realpath(path))  # unlike `resolve`, gives a loop of links back as it is
             if not target.is_relative_to(root):
-                refused.append(f"output {_shown(relative)} is not in S3: it is a link that leads out of the output folder")
+                refused.append(
+                    f"output {_shown(relative)} is not in S3: it is a link that leads out of the output folder"
+                )
             elif not target.is_file():
                 refused.append(f"output {_shown(relative)} is not in S3: it is not a file")
             elif not _is_text(relative):
@@ -497,7 +529,11 @@ def _open_output(root: Path, path: Path, uid: int) -> int:
     """
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     told = os.fstat(file)
-    if not (stat.S_ISREG(told.st_mode) and told.st_uid == uid and Path(os.readlink(f"/proc/self/fd/{file}")).is_relative_to(root)):
+    if not (
+        stat.S_ISREG(told.st_mode)
+        and told.st_uid == uid
+        and Path(os.readlink(f"/proc/self/fd/{file}")).is_relative_to(root)
+    ):
         os.close(file)
         raise PermissionError(errno.EACCES, "it is no file of the rank's in its output folder")
     return file

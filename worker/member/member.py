@@ -2,8 +2,8 @@
 
     Prepare ─▶ (agent: promise) ─▶ Member.open ─▶ Member.load ─▶ Member.begin_rounds ─▶ replicas, uploads ─▶ Member.close
 
-Invariant: everything that a generation begins on this node (sessions, senders, uploads, rank lines) is owned here and has ended when `close`
-returns; slots alone outlive it.
+Invariant: everything that a generation begins on this node (sessions, senders, uploads, rank lines) is owned here and
+has ended when `close` returns; slots alone outlive it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from typing import Literal
 
 from msgspec import structs
 
-from everstep.protocol.agent_messages import FaultCode, NodeFault, RankStatus, RoundStatus, ShardProtection, UploadedShard
+from everstep.protocol.agent_messages import (
+    FaultCode,
+    NodeFault,
+    RankStatus,
+    RoundStatus,
+    ShardProtection,
+    UploadedShard,
+)
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.peer_messages import SessionKind
@@ -125,7 +132,14 @@ class Member:
         self._node = node
         self._on_change = on_change
         self._slot_count = 3 if plan.checkpoint.third_slot else 2
-        self._credentials = Credentials(plan.job, plan.run, plan.generation, node.node_id, key, silence_seconds=plan.timeouts.holder_deadline_seconds)
+        self._credentials = Credentials(
+            plan.job,
+            plan.run,
+            plan.generation,
+            node.node_id,
+            key,
+            silence_seconds=plan.timeouts.holder_deadline_seconds,
+        )
         self._ways = Ways(network_cards(node.address))
         self._keep_list: dict[Rank, set[Content]] = {}
         for named in self.here.keep:
@@ -138,7 +152,9 @@ class Member:
         node.store.place(Strays.of(plan, node.node_id))
         self.pacer = NodePacer()
         self.held_lines = HeldLines(node.state, plan, node.node_id)
-        self._receiver = ReplicaReceiver(node.store, held_ranks=held, keep=self._keep, slot_count=self._slot_count, take_lines=self.held_lines.take)
+        self._receiver = ReplicaReceiver(
+            node.store, held_ranks=held, keep=self._keep, slot_count=self._slot_count, take_lines=self.held_lines.take
+        )
         tree = RoundTree.of(plan.coordinator, {each.node_id: each.ranks for each in plan.nodes})
         self._rounds = RoundMember(
             plan.generation,
@@ -179,7 +195,7 @@ class Member:
         self._uploading: dict[Rank, asyncio.Task[None]] = {}
         """The newest upload of each local rank; it may have ended."""
 
-    # -- what must survive ------------------------------------------------------------------------------------------------------------------
+    # -- what must survive
 
     def _base(self, rank: Rank) -> Content | None:
         sources = self.plan.ranks[rank].sources
@@ -195,7 +211,7 @@ class Member:
         committed = self._content(rank, step) if step != NONE else None
         return kept(committed, self._keep_list.get(rank, set()), self._base(rank))
 
-    # -- load -------------------------------------------------------------------------------------------------------------------------------
+    # -- load
 
     async def open(self, *, has_ranks: bool = False) -> Path:
         """Make room for the generation, and put its source tree on disk: from now on its ranks can be started, and wait.
@@ -215,14 +231,16 @@ class Member:
         try:
             self._open_shards()
         except OSError as error:  # tmpfs is full to the last page; another attempt, or another node, may find room
-            raise LoadFailed(FaultCode.MEMORY_FULL, f"the ranks' pages cannot be made on tmpfs: {error.strerror}", is_permanent=False) from error
+            raise LoadFailed(
+                FaultCode.MEMORY_FULL, f"the ranks' pages cannot be made on tmpfs: {error.strerror}", is_permanent=False
+            ) from error
         return entry
 
     async def load(self) -> None:
         """Fetch and verify the base of every local rank, side by side.
 
-        A shard that is not what the plan says ends it at once: all ranks will need an older one. What is merely out of reach does not: what the
-        others fetch meanwhile is here for the next attempt.
+        A shard that is not what the plan says ends it at once: all ranks will need an older one. What is merely out of
+        reach does not: what the others fetch meanwhile is here for the next attempt.
 
         Raises:
             LoadFailed: with a code and a sentence for the user.
@@ -259,7 +277,8 @@ class Member:
             sealed = frozenset(
                 record.step
                 for record in self._node.store.inventory()
-                if record.owner_rank == shard.rank and Content(record.origin_generation, record.step) == shard.content(record.step)
+                if record.owner_rank == shard.rank
+                and Content(record.origin_generation, record.step) == shard.content(record.step)
             )
             core = Shard.adopt(
                 self.plan.base_step,
@@ -308,15 +327,29 @@ class Member:
                 has_room = has_room and not isinstance(error, NoRoom)
                 log.warning("rank %d step %d is not to be had from %s", rank.rank, source.step, refusals[-1])
                 continue
-            log.info("rank %d: step %d restored from %s in %.3f s", rank.rank, source.step, source.kind, time.monotonic() - begun)
+            log.info(
+                "rank %d: step %d restored from %s in %.3f s",
+                rank.rank,
+                source.step,
+                source.kind,
+                time.monotonic() - begun,
+            )
             slot = shard.slot(self.plan.base_step)
             assert slot is not None, "what was loaded is sealed"
             self.lines.arrived(rank.rank, slot.file, slot.file.header, slot.file.header.payload_bytes)
             self._restored_from[rank.rank] = source.kind
             return
         if rank.sources:
-            code = FaultCode.SOURCE_MISMATCH if is_mismatch else FaultCode.SOURCE_UNAVAILABLE if has_room else FaultCode.MEMORY_FULL
-            raise LoadFailed(code, f"step {self.plan.base_step} of rank {rank.rank}: " + "; ".join(refusals), is_permanent=False)
+            code = (
+                FaultCode.SOURCE_MISMATCH
+                if is_mismatch
+                else FaultCode.SOURCE_UNAVAILABLE
+                if has_room
+                else FaultCode.MEMORY_FULL
+            )
+            raise LoadFailed(
+                code, f"step {self.plan.base_step} of rank {rank.rank}: " + "; ".join(refusals), is_permanent=False
+            )
 
     async def _regain_base(self, shard: OwnedShard) -> None:
         """Fetch a base again that this node's restarted agent no longer finds: nothing is voted on before the base is committed.
@@ -372,7 +405,15 @@ class Member:
     async def _load_s3(self, rank: Rank, source: ShardSource) -> None:
         content = Content(source.origin_generation, source.step)
         keep = self._keep(rank, NONE) - {content}
-        await download_shard(self._node.objects, source, self._node.store, rank=rank, content=content, keep=keep, slot_count=self._slot_count)
+        await download_shard(
+            self._node.objects,
+            source,
+            self._node.store,
+            rank=rank,
+            content=content,
+            keep=keep,
+            slot_count=self._slot_count,
+        )
 
     @property
     def _tree(self) -> Path:
@@ -384,17 +425,20 @@ class Member:
             return await fetch_source(self._node.archives, self.plan.script, self._tree)
         except StorageError as error:
             words = f"the source archive cannot be fetched: {error}"
-            raise LoadFailed.lacking(self.plan.parent, "archive_unavailable", words, is_passing=error.retryable) from error
+            raise LoadFailed.lacking(
+                self.plan.parent, "archive_unavailable", words, is_passing=error.retryable
+            ) from error
         except SourceRefused as error:
             raise LoadFailed.lacking(self.plan.parent, "source_refused", str(error), is_passing=False) from error
 
-    # -- rounds -----------------------------------------------------------------------------------------------------------------------------
+    # -- rounds
 
     def begin_rounds(self, *, is_restarted: bool) -> None:
         """Take part from now on; on the coordinator's node coordinate, too.
 
         Args:
-            is_restarted: the agent took a running generation over: a coordinator asks everybody before it proposes anything.
+            is_restarted: the agent took a running generation over: a coordinator asks everybody before it proposes
+                anything.
         """
         plan = self.plan
         self._node.store.strays = self._node.store.strays.loaded()
@@ -409,7 +453,9 @@ class Member:
                 stored=plan.checkpoint.stored_step,
                 strayed=strayed(plan),
             )
-            self.server = RoundServer(plan.generation, core, final_round_seconds=plan.timeouts.final_round_seconds, now=self._node.now)
+            self.server = RoundServer(
+                plan.generation, core, final_round_seconds=plan.timeouts.final_round_seconds, now=self._node.now
+            )
             self._begin(partial(self._rounds.run_local, self.server), "rounds")
         else:
             patience = plan.timeouts.holder_deadline_seconds
@@ -504,7 +550,12 @@ class Member:
         self.lines.hear(announcement)
         for shard in self.shards.values():
             if is_superseded(shard.pinned, proposed=announcement.proposed, persist=announcement.persist_step):
-                log.info("the upload of step %d of rank %d is cancelled for the final step %d", shard.pinned, shard.rank, announcement.proposed)
+                log.info(
+                    "the upload of step %d of rank %d is cancelled for the final step %d",
+                    shard.pinned,
+                    shard.rank,
+                    announcement.proposed,
+                )
                 self._keep_upload_task(self._end_upload(shard), f"end of the upload of rank {shard.rank}")
         self._tell()
 
@@ -519,7 +570,14 @@ class Member:
             finished,
             len(self.uploads),
             *(
-                (shard.core.view, tuple(shard.slow_holders), tuple(shard.broken_lines), shard.core.committed == NONE, shard.refusal, shard.trouble)
+                (
+                    shard.core.view,
+                    tuple(shard.slow_holders),
+                    tuple(shard.broken_lines),
+                    shard.core.committed == NONE,
+                    shard.refusal,
+                    shard.trouble,
+                )
                 for shard in self.shards.values()
             ),
         )
@@ -527,7 +585,7 @@ class Member:
             self._told = visible
             self._on_change()
 
-    # -- the durable tier ---------------------------------------------------------------------------------------------------------------------
+    # -- the durable tier
 
     def _upload_if_due(self, shard: OwnedShard) -> None:
         """Pin the slot that is to be uploaded now, before anything can be granted, and upload it in the background; one after another."""
@@ -545,7 +603,12 @@ class Member:
                 self.uploads = [*self.uploads[-2 * len(self.shards) + 1 :], uploaded]
                 self.lines.mended("upload_failed", subject)
             except StorageError as error:
-                self.lines.fault("upload_failed", f"step {step} of {subject} is not in S3: {error}", is_permanent=False, subject=subject)
+                self.lines.fault(
+                    "upload_failed",
+                    f"step {step} of {subject} is not in S3: {error}",
+                    is_permanent=False,
+                    subject=subject,
+                )
             finally:
                 slot.pins -= 1
                 shard.pinned = NONE
@@ -570,7 +633,7 @@ class Member:
         while self._upload_tasks:
             await asyncio.wait(list(self._upload_tasks))
 
-    # -- for the control plane ----------------------------------------------------------------------------------------------------------------
+    # -- for the control plane
 
     def rank_statuses(self) -> tuple[RankStatus, ...]:
         """Return where each local rank stands and for how long it has; each call is a look at the clock."""
@@ -621,7 +684,9 @@ class Member:
             *(f"{peer} is hard to reach: {trouble}" for peer, trouble in shard.broken_lines.items() if peer in view),
         ]
         slot = shard.slot(shard.core.committed) if shard.core.committed != NONE else None
-        reason = shard.refusal if shard.core.committed == NONE or shard.refusal.startswith("Protection") else shard.trouble
+        reason = (
+            shard.refusal if shard.core.committed == NONE or shard.refusal.startswith("Protection") else shard.trouble
+        )
         return ShardProtection(
             rank=shard.rank,
             holders=holders,
@@ -629,7 +694,9 @@ class Member:
             committed=shard.core.committed,
             payload_bytes=slot.file.header.payload_bytes if slot is not None else 0,
             reason="; ".join(troubles) or reason,
-            verified=tuple(shard.verified.get(None if holder == self._node.node_id else holder, (NONE, 0.0)) for holder in holders),
+            verified=tuple(
+                shard.verified.get(None if holder == self._node.node_id else holder, (NONE, 0.0)) for holder in holders
+            ),
         )
 
     def silent_peers(self) -> tuple[NodeId, ...]:
@@ -659,7 +726,7 @@ class Member:
             finished=core.is_finished,
         )
 
-    # -- the end ------------------------------------------------------------------------------------------------------------------------------
+    # -- the end
 
     def _begin(self, work: Callable[[], Awaitable[None]], name: str) -> None:
         """Do a part of what a generation does here for as long as it lasts: a bug that ends it is told, and it begins again.

@@ -1,7 +1,8 @@
 """What ranks and their shards say to each other through the agent, in one generation on one node.
 
-A rank asks for slots, says what it captured or gave up; the coordinator's announcements come down to its page. Invariant: a rank is granted a
-slot for the proposed step only, and nothing that it reports of any other step has an effect.
+A rank asks for slots, says what it captured or gave up; the coordinator's announcements come down to its page.
+Invariant: a rank is granted a slot for the proposed step only, and nothing that it reports of any other step has an
+effect.
 """
 
 from __future__ import annotations
@@ -117,8 +118,11 @@ class RankLines:
         self._early: dict[Rank, SlotsRequest] = {}
         """What those have asked for: slots are made when what is being loaded has its own."""
         self._is_loaded = False
-        # A rank that comes from `init` long before the others meets them in a collective, which has a time limit: memory takes seconds, S3 minutes.
-        self._is_followed = bool(plan.base_step) and all(rank.sources and rank.sources[0].kind != "s3" for rank in plan.ranks)
+        # A rank that comes from `init` long before the others meets them in a collective, which has a time limit:
+        # memory takes seconds, S3 minutes.
+        self._is_followed = bool(plan.base_step) and all(
+            rank.sources and rank.sources[0].kind != "s3" for rank in plan.ranks
+        )
         """Ranks may copy what has arrived before all of it has."""
         self._layouts: dict[Rank, tuple[bytes, int]] = {}
         """Layout hash and capacity that each rank asked for."""
@@ -151,7 +155,7 @@ class RankLines:
         for line in (*self._lines.values(), *self._waiting.values()):
             line.close()
 
-    # -- from the ranks -------------------------------------------------------------------------------------------------------------------
+    # -- from the ranks
 
     def hello(self, hello: RankHello, line: RankLine) -> bool:
         """Welcome a rank of this generation (see `RankEvents`)."""
@@ -176,7 +180,10 @@ class RankLines:
             line.send(WordChanged() if was_told else shard.arriving)
 
     def welcome_all(self) -> None:
-        """Let ranks train: every node has verified what the plan names. Those that have come so far wait for this word."""
+        """Let ranks train: every node has verified what the plan names.
+
+        Those that have come so far wait for this word.
+        """
         self._is_loaded = True
         for rank, line in self._waiting.items():
             self._welcome(self._shards[rank], line)
@@ -240,14 +247,18 @@ class RankLines:
                 self._traffic.spans(rank, message)
             case Logged() if rank == 0:
                 points = [
-                    MetricPoint(generation=self.generation, step=each.step, values=each.values, at_seconds=each.at_seconds)
+                    MetricPoint(
+                        generation=self.generation, step=each.step, values=each.values, at_seconds=each.at_seconds
+                    )
                     for each in message.records
                 ]
                 self._outbox.add(self.run, points, message.dropped_count)
             case Logged():
                 pass  # rank 0 speaks for all
             case RankFault():
-                self.fault(message.code, f"rank {rank}: {message.message}", is_permanent=message.code == "cannot_resume")
+                self.fault(
+                    message.code, f"rank {rank}: {message.message}", is_permanent=message.code == "cannot_resume"
+                )
             case _:
                 log.warning("rank %d sends %s", rank, type(message).__name__)
 
@@ -266,8 +277,12 @@ class RankLines:
         if not values:
             return
         self.measured = values
-        if shard.rank == 0:  # whose values are kept until they are stored: those of the others are worth something beside them alone
-            point = MetricPoint(generation=self.generation, step=message.boundary, values=values, at_seconds=self._now())
+        if (
+            shard.rank == 0
+        ):  # whose values are kept until they are stored: those of the others are worth something beside them alone
+            point = MetricPoint(
+                generation=self.generation, step=message.boundary, values=values, at_seconds=self._now()
+            )
             self._outbox.add(self.run, [point])
 
     def fault(self, code: str, message: str, *, is_permanent: bool, subject: str | None = None) -> None:
@@ -277,9 +292,12 @@ class RankLines:
             code: its type.
             message: a sentence for the user.
             is_permanent: trying again gives the same.
-            subject: what has it; the newest of a code and a subject is told alone, until it is `mended`. None: it is told for good.
+            subject: what has it; the newest of a code and a subject is told alone, until it is `mended`. None: it is
+                told for good.
         """
-        self.faults[f"{code} {message if subject is None else subject}"] = NodeFault(code=code, message=message, is_permanent=is_permanent)
+        self.faults[f"{code} {message if subject is None else subject}"] = NodeFault(
+            code=code, message=message, is_permanent=is_permanent
+        )
         self._on_change()
 
     def mended(self, code: str, subject: str) -> None:
@@ -297,7 +315,7 @@ class RankLines:
         if not task.cancelled() and task.exception() is not None:
             raise task.exception()  # type: ignore[misc]  # a bug: the loop's exception hook reports it
 
-    # -- slots ----------------------------------------------------------------------------------------------------------------------------
+    # -- slots
 
     async def _reserve(self, shard: OwnedShard, request: SlotsRequest) -> None:
         self._layouts.pop(shard.rank, None)
@@ -312,7 +330,12 @@ class RankLines:
         try:
             if needed > self._store.memory_bytes:
                 raise NoRoom(needed_bytes=needed, available_bytes=self._store.memory_bytes)
-            await self._store.reserve(shard.rank, capacity_bytes=request.capacity_bytes, layout_hash=request.layout_hash, slot_count=self._slot_count)
+            await self._store.reserve(
+                shard.rank,
+                capacity_bytes=request.capacity_bytes,
+                layout_hash=request.layout_hash,
+                slot_count=self._slot_count,
+            )
         except NoRoom as error:
             if error.is_passing:  # asked for again with every step that is proposed; training goes on
                 shard.refusal = f"Protection waits for memory on its node: {error}"
@@ -325,12 +348,19 @@ class RankLines:
             figures = self._figures(copies, shards, request, error)
             self._refused[shard.rank] = shard.refusal = figures
             self._send(shard, SlotsRefused(layout_hash=request.layout_hash, reason=figures))
-            if shard.core.foundation == NONE:  # what is kept already of a state that has grown since is worth more than an end of the job
+            if (
+                shard.core.foundation == NONE
+            ):  # what is kept already of a state that has grown since is worth more than an end of the job
                 self.fault("protection_does_not_fit", figures, is_permanent=True)
             return
         shard.refusal = ""
         shard.reserve(request.capacity_bytes, request.layout_hash)
-        self._send(shard, SlotsGranted(layout_hash=request.layout_hash, capacity_bytes=request.capacity_bytes, paths=self._paths(shard)))
+        self._send(
+            shard,
+            SlotsGranted(
+                layout_hash=request.layout_hash, capacity_bytes=request.capacity_bytes, paths=self._paths(shard)
+            ),
+        )
         if not await shard.holders_ready():
             return  # a later request waits for its own
         self._layouts[shard.rank] = (request.layout_hash, request.capacity_bytes)
@@ -343,8 +373,10 @@ class RankLines:
         needed = slot_bytes_per_node(copies=copies, shard_bytes=[every], slot_count=self._slot_count)
         besides = ", with what else it holds," if needed < error.needed_bytes else ""
         return (
-            f"Protection.Copies: {self._slot_count} slots · {copies} copies · {every:,} bytes of shards per node{besides} "
-            f"need {max(needed, error.needed_bytes):,} bytes of host memory per node; {error.available_bytes:,} are there. "
+            f"Protection.Copies: {self._slot_count} slots · {copies} copies · {every:,} bytes of shards per "
+            f"node{besides} "
+            f"need {max(needed, error.needed_bytes):,} bytes of host memory per node; {error.available_bytes:,} "
+            "are there. "
             "Use fewer copies, more nodes, or an instance type with more memory."
         )
 
@@ -359,7 +391,12 @@ class RankLines:
                 late = ", ".join(sorted(shard.unready & shard.core.view))
                 shard.refusal = self._refused.get(shard.rank) or (f"{late} makes slots for it" if late else NO_LAYOUT)
                 return
-            if step == NONE or step in shard.core.sealed or shard.granted_slot >= 0 or not self._can_capture(shard, step):
+            if (
+                step == NONE
+                or step in shard.core.sealed
+                or shard.granted_slot >= 0
+                or not self._can_capture(shard, step)
+            ):
                 return
             if self._sealing.get(shard.rank) == step:
                 return  # it was captured when it was proposed before
@@ -374,7 +411,11 @@ class RankLines:
                     layout_hash=layout[0],
                     slot_count=self._slot_count,
                 )
-                shard.refusal = "" if index is not None else "no slot is free: one is being uploaded, the other holds the committed step"
+                shard.refusal = (
+                    ""
+                    if index is not None
+                    else "no slot is free: one is being uploaded, the other holds the committed step"
+                )
             except NoRoom as error:
                 index, shard.refusal = None, str(error)
             for lost in [sealed for sealed in shard.core.sealed if shard.slot(sealed) is None]:
@@ -382,7 +423,9 @@ class RankLines:
             if index is None or shard.core.proposed != step:
                 return
             if self._files(shard) != before:  # made anew under the same name: the rank must map it again
-                self._send(shard, SlotsGranted(layout_hash=layout[0], capacity_bytes=layout[1], paths=self._paths(shard)))
+                self._send(
+                    shard, SlotsGranted(layout_hash=layout[0], capacity_bytes=layout[1], paths=self._paths(shard))
+                )
             shard.granted_slot = index
             shard.publish()
             self._wake(shard, shard.page.agent.stop_state)
@@ -418,7 +461,12 @@ class RankLines:
             return
         slot.is_busy = False
         if _is_of_another_file(captured, slot):
-            log.warning("rank %d: step %d is not what lies in slot %d: that was made anew since", shard.rank, captured.step, captured.slot)
+            log.warning(
+                "rank %d: step %d is not what lies in slot %d: that was made anew since",
+                shard.rank,
+                captured.step,
+                captured.slot,
+            )
             self._store.give_up(shard.rank, shard.content(captured.step))
             shard.apply(shard.core.abandon(captured.step, "the rank wrote into a slot that was made anew since"))
             return
@@ -433,12 +481,18 @@ class RankLines:
     def _slot_of(self, shard: OwnedShard, said: Capturing | Captured) -> Slot | None:
         """Return the slot that the rank speaks of, if it is the one that it should write."""
         slots = self._store.shards.get(shard.rank, [])
-        is_granted = (said.step, said.slot) == (shard.core.proposed, shard.granted_slot)  # also where a restarted agent took it for void
+        is_granted = (said.step, said.slot) == (
+            shard.core.proposed,
+            shard.granted_slot,
+        )  # also where a restarted agent took it for void
         is_written = said.slot == being_written([slot.view for slot in slots], shard.content(said.step))
         if said.slot < 0 or not (is_granted or is_written):
             return None
         capacity = slots[said.slot].file.header.capacity_bytes
-        if not (0 < said.payload_bytes <= capacity and 0 <= said.index_offset <= said.payload_bytes - said.index_bytes <= said.payload_bytes):
+        if not (
+            0 < said.payload_bytes <= capacity
+            and 0 <= said.index_offset <= said.payload_bytes - said.index_bytes <= said.payload_bytes
+        ):
             shard.apply(shard.core.abandon(said.step, f"a payload of {said.payload_bytes} bytes in {capacity}"))
             return None
         return slots[said.slot]
@@ -471,7 +525,7 @@ class RankLines:
             if self._sealing.get(shard.rank) == step:
                 del self._sealing[shard.rank]
 
-    # -- from the coordinator ---------------------------------------------------------------------------------------------------------------
+    # -- from the coordinator
 
     def hear(self, announcement: Announcement) -> None:
         """Bring an announcement down to the shards and their ranks."""
@@ -479,13 +533,18 @@ class RankLines:
         for shard in self._shards.values():
             stop_before = shard.page.agent.stop_state
             shard.apply(shard.core.hear(announcement.committed, announcement.proposed))
-            shard.publish(finished=announcement.finished, stop=announcement.stop_step, stop_state=announcement.stop_state)
+            shard.publish(
+                finished=announcement.finished, stop=announcement.stop_step, stop_state=announcement.stop_state
+            )
             self._wake(shard, stop_before)
             self.grant_if_due(shard)
         self._on_round_change()
 
     def grant_if_due(self, shard: OwnedShard) -> None:
-        """Grant a slot for the proposed step, if the rank has none yet. Called for each announcement, and when a pinned slot becomes free."""
+        """Grant a slot for the proposed step, if the rank has none yet.
+
+        Called for each announcement, and when a pinned slot becomes free.
+        """
         if shard.core.proposed in (NONE, self._plan.base_step) or shard.granted_slot >= 0:
             return
         if shard.rank not in self._layouts:  # also while they are being made: the grant waits for that
@@ -517,6 +576,7 @@ def _is_of_another_file(captured: Captured, slot: Slot) -> bool:
 def _may_stand(chunk_digests: bytes, digests: ChunkDigests) -> bool:
     """Say whether a rank's digests may stand for the agent's own: of all chunks, none of which is being digested here.
 
-    Whether all of them hold is seen by every holder, chunk by chunk as they come, and by the own node before it restores.
+    Whether all of them hold is seen by every holder, chunk by chunk as they come, and by the own node before it
+    restores.
     """
     return len(chunk_digests) == DIGEST_BYTES * digests.chunk_count and not digests.due_count

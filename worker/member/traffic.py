@@ -3,9 +3,10 @@
     Boundary, Captured ──▶ Budget, PacingTrial ──distance, pacing──▶ Coordinator ──pacing──▶ every node
     IdleSpans ──▶ SpanPacer ──pacing──▶ senders
 
-One local rank speaks for all: collectives make their iterations one. So the coordinator's node alone is asked how far apart steps are proposed and
-whether replicas wait; the others hear of it. Invariant: what is not known changes nothing: without a profile chunks go at once, without measurements
-every step is proposed. What makes kept steps take longer than no pacing does is not kept up.
+One local rank speaks for all: collectives make their iterations one. So the coordinator's node alone is asked how far
+apart steps are proposed and whether replicas wait; the others hear of it. Invariant: what is not known changes nothing:
+without a profile chunks go at once, without measurements every step is proposed. What makes kept steps take longer than
+no pacing does is not kept up.
 """
 
 from __future__ import annotations
@@ -93,9 +94,10 @@ class Traffic:
     def trial(self) -> PacingTrial:
         """What is known of pacing for steps that are proposed as they are now.
 
-        A snapshot that is on its way for two iterations costs a step where every step is proposed, and none where they are further apart. All else
-        that is found where every step is proposed holds there, too. Where the budget has been exceeded by every step once, steps that are lost are
-        none that it could pay for: else pacing would bring every step back, which would go at once, and exceed it again.
+        A snapshot that is on its way for two iterations costs a step where every step is proposed, and none where they
+        are further apart. All else that is found where every step is proposed holds there, too. Where the budget has
+        been exceeded by every step once, steps that are lost are none that it could pay for: else pacing would bring
+        every step back, which would go at once, and exceed it again.
         """
         return self._trials[self._is_every_step]
 
@@ -128,7 +130,8 @@ class Traffic:
             is_sending: a holder of some shard of the job is owed something, or may be.
 
         Returns:
-            How long the iteration took that ends here, seconds; None where none does, and of a rank that does not speak for the node.
+            How long the iteration took that ends here, seconds; None where none does, and of a rank that does not speak
+            for the node.
         """
         if rank != self._speaker:
             return None
@@ -163,7 +166,11 @@ class Traffic:
         )
         self._is_every_step &= self.budget.interval == 1
         if self.budget.interval != before.interval:
-            log.info("a step is proposed every %d steps: snapshots may cost %.2g of an iteration", self.budget.interval, before.max_slowdown)
+            log.info(
+                "a step is proposed every %d steps: snapshots may cost %.2g of an iteration",
+                self.budget.interval,
+                before.max_slowdown,
+            )
         if self.budget.distance != before.distance:
             self._on_distance(self.budget.distance)
         return seconds
@@ -184,16 +191,23 @@ class Traffic:
             return
         self._trials[False] = self._trials[False].iteration(done.seconds, is_paced=done.is_paced)
         if self._is_every_step:
-            self._trials[True] = self._trials[True].iteration(done.seconds, is_paced=done.is_paced, lost_count=done.lost_count)
+            self._trials[True] = self._trials[True].iteration(
+                done.seconds, is_paced=done.is_paced, lost_count=done.lost_count
+            )
         trial = self.trial
         if trial.verdict is not None:
             took = trial.paced.kept_seconds, trial.at_once.kept_seconds
-            log.debug("as this node sees it, a kept step takes %.3f s where replicas wait for idle spans, and %.3f s where they do not", *took)
+            log.debug(
+                "as this node sees it, a kept step takes %.3f s where replicas wait for idle spans, and %.3f s "
+                "where they do not",
+                *took,
+            )
 
     def _plan(self) -> None:
         """Put the profile to use as soon as the link is known, if there is anything to gain.
 
-        A snapshot that the idle spans of one iteration cannot hold would be late: it goes at once as long as the budget pays for that.
+        A snapshot that the idle spans of one iteration cannot hold would be late: it goes at once as long as the budget
+        pays for that.
         """
         profile, rate = self._profile, self._pacer.bytes_per_second
         if profile is None or rate is None or self._planned is not None:
@@ -202,9 +216,15 @@ class Traffic:
         needed = self._replica_count * self._pacer.transfer_bytes / rate
         is_worth = needed <= idle or self.budget.interval > 1 or self._pacing is not Pacing.AT_ONCE
         if min(needed, idle) >= least and is_worth:
-            self._planned = SpanPacer(profile.spans, Link(rate, ALPHA_SECONDS), iteration_seconds=profile.iteration_seconds)
+            self._planned = SpanPacer(
+                profile.spans, Link(rate, ALPHA_SECONDS), iteration_seconds=profile.iteration_seconds
+            )
             self._tried_seconds = self._tried_seconds or profile.iteration_seconds
-            log.info("there are %d idle spans for replicas in an iteration of %.3f s", len(profile.spans), profile.iteration_seconds)
+            log.info(
+                "there are %d idle spans for replicas in an iteration of %.3f s",
+                len(profile.spans),
+                profile.iteration_seconds,
+            )
 
     @property
     def _wanted(self) -> Pacing:

@@ -3,8 +3,8 @@
     node health          judges free space of the state directory and the tmpfs, once a second
     failed writes        name what free space does not show: quotas, inodes, other file systems, a file larger than what is free
 
-Invariant: a place counts as full until `QUIET_SECONDS` after the newest failed write, and its words do not change meanwhile: a report that changes
-wakes the control plane.
+Invariant: a place counts as full until `QUIET_SECONDS` after the newest failed write, and its words do not change
+meanwhile: a report that changes wakes the control plane.
 """
 
 from __future__ import annotations
@@ -92,7 +92,11 @@ class FullDisks:
         now = self._monotonic()
         self._places = {name: place for name, place in self._places.items() if now - place.failed_at < QUIET_SECONDS}
         reported = [Path(fault.device) for fault in others if fault.code == FaultCode.DISK_FULL]
-        return tuple(place.fault for name, place in sorted(self._places.items()) if not any(Path(name).is_relative_to(each) for each in reported))
+        return tuple(
+            place.fault
+            for name, place in sorted(self._places.items())
+            if not any(Path(name).is_relative_to(each) for each in reported)
+        )
 
     def _note(self, directory: Path, words: str, *, is_ours: bool = True) -> NodeFault:
         name = str(directory)

@@ -1,11 +1,12 @@
 """What this instance's own metadata announces (IMDSv2): spot interruption, rebalance recommendation, maintenance, and its group's end of it.
 
-The nearest source of a notice there is: no event bus, no permission, no region. A service that is absent is quiet; one that fails keeps what it
-said last, for a notice does not go away because a question about it failed.
+The nearest source of a notice there is: no event bus, no permission, no region. A service that is absent is quiet; one
+that fails keeps what it said last, for a notice does not go away because a question about it failed.
 
-Invariant: GET requests with a session token alone, each bounded in time and size, to one address that was given or to EC2's own on an EC2 instance.
-Source: Amazon EC2 User Guide, `Use the Instance Metadata Service`, `Spot Instance interruption notices`, `rebalance recommendations`, `scheduled
-events`; Amazon EC2 Auto Scaling User Guide, `Retrieve the target lifecycle state through instance metadata`.
+Invariant: GET requests with a session token alone, each bounded in time and size, to one address that was given or to
+EC2's own on an EC2 instance. Source: Amazon EC2 User Guide, `Use the Instance Metadata Service`, `Spot Instance
+interruption notices`, `rebalance recommendations`, `scheduled events`; Amazon EC2 Auto Scaling User Guide, `Retrieve
+the target lifecycle state through instance metadata`.
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ def endpoint_of(environment: Mapping[str, str], dmi: Path = DMI) -> str | None:
     """Return where this node's metadata service is, or None where there is none.
 
     Args:
-        environment: of the agent; `AWS_EC2_METADATA_SERVICE_ENDPOINT` and `AWS_EC2_METADATA_DISABLED` as the AWS SDKs read them.
+        environment: of the agent; `AWS_EC2_METADATA_SERVICE_ENDPOINT` and `AWS_EC2_METADATA_DISABLED` as the AWS SDKs
+        read them.
         dmi: what the machine's firmware says of itself.
 
     Returns:
-        The endpoint that is named; else EC2's own, but only on an EC2 instance: elsewhere anybody may answer at a link-local address.
+        The endpoint that is named; else EC2's own, but only on an EC2 instance: elsewhere anybody may answer at a
+        link-local address.
     """
     if environment.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return None
@@ -96,7 +99,10 @@ class InstanceMetadata:
                 log.info("the instance's metadata service does not answer; nothing is announced by it: %s", error)
             self._is_absent = True
         if self.notices != before:
-            log.warning("announced for this instance: %s", "; ".join(f"{notice.kind}: {notice.message}" for notice in self.notices) or "nothing more")
+            log.warning(
+                "announced for this instance: %s",
+                "; ".join(f"{notice.kind}: {notice.message}" for notice in self.notices) or "nothing more",
+            )
             self._on_change()
 
     def _ask(self, told: dict[str, tuple[NodeNotice, ...]]) -> dict[str, tuple[NodeNotice, ...]]:
@@ -120,18 +126,24 @@ class InstanceMetadata:
         """Return status and body; with a fresh token where there is none or it has run out."""
         for _ in range(2):
             if not self._token:
-                status, token = _request(connection, "PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)})
+                status, token = _request(
+                    connection, "PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}
+                )
                 if status != http.client.OK:
                     return status if status != http.client.NOT_FOUND else http.client.SERVICE_UNAVAILABLE, ""
                 self._token = token
-            status, body = _request(connection, "GET", f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": self._token})
+            status, body = _request(
+                connection, "GET", f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": self._token}
+            )
             if status != http.client.UNAUTHORIZED:
                 break
             self._token = ""
         return status, body
 
 
-def _request(connection: http.client.HTTPConnection, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
+def _request(
+    connection: http.client.HTTPConnection, method: str, path: str, headers: dict[str, str]
+) -> tuple[int, str]:
     connection.request(method, path, headers=headers)
     response = connection.getresponse()
     body = response.read(MAX_ANSWER_BYTES + 1)
@@ -143,11 +155,19 @@ def _request(connection: http.client.HTTPConnection, method: str, path: str, hea
 def _spot(body: str) -> tuple[NodeNotice, ...]:
     said = json.loads(body)
     action, time = said["action"], said["time"]
-    return (NodeNotice(kind=NoticeKind.SPOT_INTERRUPTION, message=f"spot instance-action {action} at {time}", ends_at_seconds=_seconds(time)),)
+    return (
+        NodeNotice(
+            kind=NoticeKind.SPOT_INTERRUPTION,
+            message=f"spot instance-action {action} at {time}",
+            ends_at_seconds=_seconds(time),
+        ),
+    )
 
 
 def _rebalance(body: str) -> tuple[NodeNotice, ...]:
-    return (NodeNotice(kind=NoticeKind.REBALANCE, message=f"rebalance recommendation of {json.loads(body)['noticeTime']}"),)
+    return (
+        NodeNotice(kind=NoticeKind.REBALANCE, message=f"rebalance recommendation of {json.loads(body)['noticeTime']}"),
+    )
 
 
 def _maintenance(body: str) -> tuple[NodeNotice, ...]:
@@ -163,7 +183,11 @@ def _maintenance(body: str) -> tuple[NodeNotice, ...]:
 
 
 def _lifecycle(body: str) -> tuple[NodeNotice, ...]:
-    return (NodeNotice(kind=NoticeKind.TERMINATING, message=f"target-lifecycle-state {body}"),) if body == "Terminated" else ()
+    return (
+        (NodeNotice(kind=NoticeKind.TERMINATING, message=f"target-lifecycle-state {body}"),)
+        if body == "Terminated"
+        else ()
+    )
 
 
 def _seconds(text: str) -> float:

@@ -1,14 +1,17 @@
 """Keeps the user of ranks from the instance's metadata: whoever reaches it gets the keys of the instance's role.
 
-A routing rule, which takes no firewall and no module: packets of that uid to those addresses are prohibited, in either family.
+A routing rule, which takes no firewall and no module: packets of that uid to those addresses are prohibited, in either
+family.
 
     ip rule add pref 1 uidrange <first uid>-<last uid> to 169.254.169.254 prohibit
 
-What counts is not that the rule was made but that it holds: it is tried as that user, by a socket that is connected and sends nothing. The rule stays
-when the agent ends, for ranks outlive it; it goes with the instance. It is marked as the kernel's, because systemd-networkd removes strangers' rules.
+What counts is not that the rule was made but that it holds: it is tried as that user, by a socket that is connected and
+sends nothing. The rule stays when the agent ends, for ranks outlive it; it goes with the instance. It is marked as the
+kernel's, because systemd-networkd removes strangers' rules.
 
 Invariant: the agent says that metadata is out of reach only after it has seen that.
-Source: ip-rule(8); Amazon EC2 User Guide, `Limit access to the Instance Metadata Service`; systemd.network(5), ManageForeignRoutingPolicyRules=.
+Source: ip-rule(8); Amazon EC2 User Guide, `Limit access to the Instance Metadata Service`; systemd.network(5),
+ManageForeignRoutingPolicyRules=.
 """
 
 from __future__ import annotations
@@ -59,7 +62,21 @@ def keep_away(user: RankUser) -> str:
     told = []
     uids = f"{user.uid}-{user.uid + user.uid_count - 1}"
     for family, address in ADDRESSES.items():
-        words = ["ip", family, "rule", "add", "pref", "1", "uidrange", uids, "to", address, "prohibit", "protocol", "kernel"]
+        words = [
+            "ip",
+            family,
+            "rule",
+            "add",
+            "pref",
+            "1",
+            "uidrange",
+            uids,
+            "to",
+            address,
+            "prohibit",
+            "protocol",
+            "kernel",
+        ]
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False)
         except (OSError, subprocess.SubprocessError) as error:

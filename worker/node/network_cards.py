@@ -1,7 +1,8 @@
 """The network cards of this node that lie in its network: streams are spread over all of them.
 
-An address alone takes no connection over its card. The kernel chooses a way by where a packet goes: of several cards in one network the first carries
-what the addresses of all of them send, and EC2 drops what leaves by a card that has another address. So connections are bound to cards, too.
+An address alone takes no connection over its card. The kernel chooses a way by where a packet goes: of several cards in
+one network the first carries what the addresses of all of them send, and EC2 drops what leaves by a card that has
+another address. So connections are bound to cards, too.
 
 Invariant: an agent on a loopback address has no other, so that clusters on one machine never meet over its real cards.
 """
@@ -53,13 +54,17 @@ def network_cards(address: str, class_net: Path = CLASS_NET) -> tuple[NetworkCar
         class_net: where the kernel lists the cards.
 
     Returns:
-        The agent's own first, the others by name; that alone, without its name, on loopback, where there is no other and where the kernel does
-        not tell.
+        The agent's own first, the others by name; that alone, without its name, on loopback, where there is no other
+        and where the kernel does not tell.
     """
     alone = (NetworkCard(address),)
     if ipaddress.ip_address(address).is_loopback or not class_net.is_dir():
         return alone
-    names = [card.name for card in sorted(class_net.iterdir()) if (card / "device").exists() and (card / "operstate").read_text().strip() == "up"]
+    names = [
+        card.name
+        for card in sorted(class_net.iterdir())
+        if (card / "device").exists() and (card / "operstate").read_text().strip() == "up"
+    ]
     found = {name: interface for name in names if (interface := _interface(name)) is not None}
     own = next((interface for interface in found.values() if str(interface.ip) == address), None)
     if own is None:

@@ -1,7 +1,8 @@
 """Who goes first where the agent and ranks want the same cores.
 
-A niceness counts among threads of one session alone where the kernel groups sessions (autogroups, sched(7)): an agent and each rank then have equal
-parts of a core, however many threads they have. So what ranks wait for is raised as a session.
+A niceness counts among threads of one session alone where the kernel groups sessions (autogroups, sched(7)): an agent
+and each rank then have equal parts of a core, however many threads they have. So what ranks wait for is raised as a
+session.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def work_as_ranks_do() -> None:
-    """Give the calling thread the priority of the ranks. The agent's loop runs above them, for its work is short and everybody waits for it;
-    threads that copy, send and digest for long begin with the loop's priority, and would hold up training on a node whose cores are all in use.
+    """Give the calling thread the priority of the ranks.
+
+    The agent's loop runs above them, for its work is short and everybody waits for it;
+    threads that copy, send and digest for long begin with the loop's priority, and would hold up training on a node
+    whose cores are all in use.
     """
     work_at(0)
 
@@ -30,17 +34,22 @@ def work_at(niceness: int) -> None:
 
 
 def lead_own_session() -> None:
-    """Begin a session, so that raising it raises nobody else. One who leads a session, or a shell's job, stays where it is."""
+    """Begin a session, so that raising it raises nobody else.
+
+    One who leads a session, or a shell's job, stays where it is.
+    """
     with contextlib.suppress(PermissionError):
         os.setsid()
 
 
 @contextlib.contextmanager
 def before_other_sessions() -> Iterator[None]:
-    """Go before other sessions for as long as the context lasts: with all threads, those that move bytes too. For what ranks wait for.
+    """Go before other sessions for as long as the context lasts: with all threads, those that move bytes too.
 
-    Nothing happens where the kernel does not group sessions, where this process does not lead its own, and so would raise others with it, or where
-    it may not.
+    For what ranks wait for.
+
+    Nothing happens where the kernel does not group sessions, where this process does not lead its own, and so would
+    raise others with it, or where it may not.
     """
     before = _session_niceness() if os.getsid(0) == os.getpid() else None
     try:

@@ -1,7 +1,8 @@
 """The users that ranks run as, where the agent is root: what of the agent's folders is open to them, and how a process becomes one.
 
-By default each job on a node has a user of its own: `user_of` gives the jobs of a node the uids of a range by turns, and they share a group. So no
-process of one job may read the environment, the memory or the files of another's. `end_processes` ends all that is left of a job's user.
+By default each job on a node has a user of its own: `user_of` gives the jobs of a node the uids of a range by turns,
+and they share a group. So no process of one job may read the environment, the memory or the files of another's.
+`end_processes` ends all that is left of a job's user.
 
     <state>/rank_users     which job has which turn, newest last
     <state>, <slots>       root:ranks 0710     a way through that cannot be listed; what is the agent's own has mode 0600 or 0700 as ever
@@ -9,7 +10,8 @@ process of one job may read the environment, the memory or the files of another'
     slots, page, socket    root:ranks 0660     of this node's ranks alone; who may write into a file cannot replace it
     outputs, home          ranks' own
 
-A process that has become this user has no capability, and none of its children gets one by whatever it runs (no_new_privs).
+A process that has become this user has no capability, and none of its children gets one by whatever it runs
+(no_new_privs).
 
 Invariant: no code of a job runs before `become` has returned; where it fails the process ends.
 Source: capabilities(7), `Effect of user ID changes`; prctl(2); Yama, Documentation/admin-guide/LSM/Yama.rst.
@@ -55,7 +57,8 @@ _PR_SET_DUMPABLE = 4
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_SET_PTRACER = 0x59616D61
 _CLOSED = (
-    "import os, sys; print(*(path for path in sys.argv[1:] if not os.access(path, os.X_OK if os.path.isdir(path) else os.R_OK)), sep=', ', end='')"
+    "import os, sys; print(*(path for path in sys.argv[1:] if not os.access(path, os.X_OK if "
+    "os.path.isdir(path) else os.R_OK)), sep=', ', end='')"
 )
 
 
@@ -73,7 +76,10 @@ for uid in range(first, first + count):
         os.kill(-1, signal.SIGKILL)
     os.seteuid(0)
 """
-"""As each user it may signal that user's processes alone. Real and saved uid are others', so they cannot signal it. Source: kill(2)."""
+"""As each user it may signal that user's processes alone. Real and saved uid are others', so they cannot signal it.
+
+Source: kill(2).
+"""
 TURNS: Final = "rank_users"
 _LOOK_SECONDS = 0.02
 _taking_turns = threading.Lock()
@@ -116,12 +122,13 @@ def choose(setting: str | None, own_uid: int) -> RankUser | None:
     """Choose the user of a node's ranks.
 
     Args:
-        setting: a name, `uid` or `uid:gid`: all jobs have that user. None: each job has a uid of its own, and the groups of `everstep-ranks` where
-            there is such a user.
+        setting: a name, `uid` or `uid:gid`: all jobs have that user. None: each job has a uid of its own, and the
+            groups of `everstep-ranks` where there is such a user.
         own_uid: the agent's.
 
     Returns:
-        The user or users, or None where ranks run as the agent's: because that was said, or because only root can become somebody else.
+        The user or users, or None where ranks run as the agent's: because that was said, or because only root can
+        become somebody else.
 
     Raises:
         UserRefused: there is no such user, or the agent may not become it, or it is as good as root.
@@ -181,8 +188,9 @@ def user_of(run: RunId, state: Path, user: RankUser | None) -> RankUser | None:
 def end_processes(user: RankUser | None, *, seconds: float) -> str:
     """End every process of these users. Blocks for some 50 ms.
 
-    `kill(-1)` reaches all processes of a uid at once, and the kernel lets none of them fork after that. A list of /proc is not enough:
-    it misses a process that forks and ends, over and over. A process of the job cannot signal the helper that sends the signals.
+    `kill(-1)` reaches all processes of a uid at once, and the kernel lets none of them fork after that. A list of /proc
+    is not enough: it misses a process that forks and ends, over and over. A process of the job cannot signal the helper
+    that sends the signals.
 
     Args:
         user: whose; never root's, nor this process's own. None: nobody.
@@ -197,7 +205,9 @@ def end_processes(user: RankUser | None, *, seconds: float) -> str:
     deadline = time.monotonic() + seconds
     while True:
         try:
-            done = subprocess.run(words, cwd="/", env={}, capture_output=True, text=True, timeout=TRY_SECONDS, check=False)
+            done = subprocess.run(
+                words, cwd="/", env={}, capture_output=True, text=True, timeout=TRY_SECONDS, check=False
+            )
         except (OSError, subprocess.SubprocessError) as error:
             problem = str(error)
         else:
@@ -206,7 +216,11 @@ def end_processes(user: RankUser | None, *, seconds: float) -> str:
         if not left and not problem:
             return ""
         if time.monotonic() > deadline:
-            return f"processes of {user.name}: {', '.join(map(str, sorted(left)))}" if left else f"processes of {user.name}, perhaps: {problem}"
+            return (
+                f"processes of {user.name}: {', '.join(map(str, sorted(left)))}"
+                if left
+                else f"processes of {user.name}, perhaps: {problem}"
+            )
         _killed.wait(_LOOK_SECONDS)
 
 
@@ -229,8 +243,9 @@ def end_memory(user: RankUser) -> None:
 def become(user: RankUser) -> None:
     """Become this user, for good. In a single thread, before anything of a job runs.
 
-    Locked memory stays unlimited, as it was for root: network cards and GPUs register what they read and write. Set-uid bits do nothing from now on.
-    Yama, where it is, lets processes of the same user look at each other: py-spy beside a rank is one.
+    Locked memory stays unlimited, as it was for root: network cards and GPUs register what they read and write. Set-uid
+    bits do nothing from now on. Yama, where it is, lets processes of the same user look at each other: py-spy beside a
+    rank is one.
 
     Args:
         user: who.
@@ -252,8 +267,8 @@ def become(user: RankUser) -> None:
 def allow_looks() -> None:
     """Let processes of the same user look into this one: itself through /proc, as CUDA does, and py-spy.
 
-    The kernel keeps everybody out of a process that has changed its user and runs on, for it may know what its new user must not. Called when nothing
-    of the kind is left in it.
+    The kernel keeps everybody out of a process that has changed its user and runs on, for it may know what its new user
+    must not. Called when nothing of the kind is left in it.
     """
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
@@ -344,7 +359,11 @@ def closed_to(user: RankUser, paths: Iterable[Path]) -> str:
         done = run_as(user, _CLOSED, *map(str, paths))
     except (OSError, subprocess.SubprocessError) as error:
         return f"{sys.executable} ({error})"
-    return done.stdout if done.returncode == 0 else f"{sys.executable} ({(done.stderr.strip().splitlines() or ['it does not start'])[-1]})"
+    return (
+        done.stdout
+        if done.returncode == 0
+        else f"{sys.executable} ({(done.stderr.strip().splitlines() or ['it does not start'])[-1]})"
+    )
 
 
 def run_as(user: RankUser, code: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -363,14 +382,19 @@ def run_as(user: RankUser, code: str, *words: str) -> subprocess.CompletedProces
         SubprocessError: it has not ended after `TRY_SECONDS`.
     """
     command = [sys.executable, "-I", "-S", "-c", code, *words]
-    return subprocess.run(command, cwd="/", env={}, capture_output=True, text=True, timeout=TRY_SECONDS, check=False, **user.options)
+    return subprocess.run(
+        command, cwd="/", env={}, capture_output=True, text=True, timeout=TRY_SECONDS, check=False, **user.options
+    )
 
 
 def _by_turns() -> RankUser:
     """Return the users that jobs have by turns, in the groups of the node's own user for ranks, where there is one."""
     for uid in range(NUMBER, NUMBER + UID_COUNT + 1):
         if _name_of(uid) not in (None, NAME):
-            raise UserRefused(f"the uid {uid} is that of {_name_of(uid)} here, and jobs have those from {NUMBER} on by turns: name another user")
+            raise UserRefused(
+                f"the uid {uid} is that of {_name_of(uid)} here, and jobs have those from {NUMBER} on by turns: "
+                "name another user"
+            )
     named = _named(NAME)
     group, groups = (NUMBER, ()) if named is None else (named.gid, named.groups)
     return RankUser(NUMBER + 1, group, groups, uid_count=UID_COUNT)
@@ -379,7 +403,8 @@ def _by_turns() -> RankUser:
 def _processes_of(user: RankUser) -> set[int]:
     """Return the pids of these users' processes, as far as a list of /proc has them.
 
-    A process that waits to be reaped runs no more, and is not among them. One whose first thread alone has ended looks alike, and is.
+    A process that waits to be reaped runs no more, and is not among them. One whose first thread alone has ended looks
+    alike, and is.
     """
     found = set()
     for name in os.listdir("/proc"):

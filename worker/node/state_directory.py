@@ -3,7 +3,8 @@
     <state>/node_id            whose
     <state>/shim.lock          held by the shim that serves the directory, for as long as it lives
 
-Invariant: whatever an agent reads of the directory is its own node's. The name is written last: while anything of another node is here, it says so.
+Invariant: whatever an agent reads of the directory is its own node's. The name is written last: while anything of
+another node is here, it says so.
 """
 
 from __future__ import annotations
@@ -52,7 +53,11 @@ def take(state: Path, node_id: NodeId, user: RankUser | None = None) -> None:
         _drop(state, whose)
         if user is not None:
             clear(user)
-        log.warning("%s was that of %s, as in an image made of it: what belongs to that node is dropped, this one joins anew", state, whose)
+        log.warning(
+            "%s was that of %s, as in an image made of it: what belongs to that node is dropped, this one joins anew",
+            state,
+            whose,
+        )
     try:
         write_durably(path, mine)
     except OSError as error:
@@ -99,7 +104,9 @@ def _drop(state: Path, whose: str) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ShimUnavailable(f"{state} is that of {whose}, whose shim lives: this node needs a directory of its own") from None
+            raise ShimUnavailable(
+                f"{state} is that of {whose}, whose shim lives: this node needs a directory of its own"
+            ) from None
         for belonging in [path for pattern in BELONGINGS for path in state.glob(pattern)]:
             _remove(belonging)
         sync(state)

@@ -10,8 +10,9 @@ from pathlib import Path
 def listen_private(path: Path, backlog: int = 128) -> socket.socket:
     """Listen at a path with mode 0600 from the first moment; a socket that an earlier owner left there is replaced.
 
-    Linux gives the file the mode of the unbound socket, so there is no moment at which others could open it, and no umask to set and restore. The
-    path may be of any length: the address holds 107 bytes, so it goes by the directory's descriptor.
+    Linux gives the file the mode of the unbound socket, so there is no moment at which others could open it, and no
+    umask to set and restore. The path may be of any length: the address holds 107 bytes, so it goes by the directory's
+    descriptor.
 
     Args:
         path: where the socket's file is to be; its directory exists.

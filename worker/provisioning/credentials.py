@@ -3,9 +3,10 @@
     rank ──GET /role, Authorization: <token of the generation>──▶ 127.0.0.1 ──▶ keys for an hour at most, as JSON
                                                                      └─▶ STS, with the node's own role, when they have less than 20 minutes left
 
-The answer's form and the two variables are those of the container credential provider that all AWS SDKs have. Old keys are given as long as they
-are good: the SDKs wait two seconds, and ask for new ones from a quarter of an hour before the end on. The port is kept on disk and the token follows
-from the generation's key, so that ranks find the next agent of their node like this one.
+The answer's form and the two variables are those of the container credential provider that all AWS SDKs have. Old keys
+are given as long as they are good: the SDKs wait two seconds, and ask for new ones from a quarter of an hour before the
+end on. The port is kept on disk and the token follows from the generation's key, so that ranks find the next agent of
+their node like this one.
 
 Invariant: who does not know the token gets nothing; no key is written to disk or to a log.
 Source: AWS SDKs and Tools Reference Guide, `Container credential provider`.
@@ -92,7 +93,10 @@ class RoleCredentials:
         """Return what leads a rank's AWS SDK here."""
         assert self._server is not None, "it was begun"
         port = self._server.sockets[0].getsockname()[1]
-        return {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"http://{HOST}:{port}{PATH}", "AWS_CONTAINER_AUTHORIZATION_TOKEN": self._token.decode()}
+        return {
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"http://{HOST}:{port}{PATH}",
+            "AWS_CONTAINER_AUTHORIZATION_TOKEN": self._token.decode(),
+        }
 
     async def withdraw(self) -> None:
         """Serve nobody any more; the generation's ranks are gone."""
@@ -114,7 +118,11 @@ class RoleCredentials:
         except OSError as error:
             if not kept:
                 raise
-            log.warning("port %d of the agent before this one is taken, ranks that run do not get new keys of their role: %s", kept, error)
+            log.warning(
+                "port %d of the agent before this one is taken, ranks that run do not get new keys of their role: %s",
+                kept,
+                error,
+            )
             server = await asyncio.start_server(self._serve, HOST, 0, limit=MAX_REQUEST_BYTES)
         self._port.keep(server.sockets[0].getsockname()[1])
         return server
@@ -125,14 +133,21 @@ class RoleCredentials:
                 head = await reader.readuntil(b"\r\n\r\n")
             status, answer = await self._answer(head)
             body = json.dumps(answer).encode()
-            fields = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            fields = (
+                f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: "
+                "close\r\n\r\n"
+            )
             writer.write(fields.encode() + body)
             await writer.drain()
         writer.close()
 
     async def _answer(self, head: bytes) -> tuple[str, dict[str, str]]:
         request, *lines = head.split(b"\r\n")
-        given = [value.strip() for name, _, value in (line.partition(b":") for line in lines) if name.strip().lower() == b"authorization"]
+        given = [
+            value.strip()
+            for name, _, value in (line.partition(b":") for line in lines)
+            if name.strip().lower() == b"authorization"
+        ]
         if not (self._token and len(given) == 1 and hmac.compare_digest(given[0], self._token)):
             self.refused_count += 1
             return "401 Unauthorized", {"code": "Unauthorized", "message": "this is no token of a job that runs here"}

@@ -4,12 +4,14 @@
     <state>/inputs/runs/<run>/<channel>/…                                a channel as its ranks see it: hard links to these
     <state>/inputs/runs/<run>/<channel>.json                             what it consists of, written last
 
-A file of the cache gets its name when it is whole, verified and on disk; a directory gets its name when all of its links are there, and counts when
-its index is written. So whatever dies in the middle, nothing half there has a name that is read. The number of links says what is in use, and
-the time of its last change when it was used last: there are no counts that could be wrong after a crash. A file that somebody has written to
-has another time than the one that its name gives it, and is fetched anew.
+A file of the cache gets its name when it is whole, verified and on disk; a directory gets its name when all of its
+links are there, and counts when its index is written. So whatever dies in the middle, nothing half there has a name
+that is read. The number of links says what is in use, and the time of its last change when it was used last: there are
+no counts that could be wrong after a crash. A file that somebody has written to has another time than the one that its
+name gives it, and is fetched anew.
 
-Invariant: what a channel's directory holds is what S3 listed when this node first fetched it for the run; later generations ask S3 for nothing.
+Invariant: what a channel's directory holds is what S3 listed when this node first fetched it for the run; later
+generations ask S3 for nothing.
 """
 
 from __future__ import annotations
@@ -76,7 +78,9 @@ class _Wanted:
     @property
     def name(self) -> str:
         where, told = self.object.reference, self.object
-        return hashlib.sha256("\0".join((self.reader, where.bucket, where.key, told.etag, str(told.bytes))).encode()).hexdigest()
+        return hashlib.sha256(
+            "\0".join((self.reader, where.bucket, where.key, told.etag, str(told.bytes))).encode()
+        ).hexdigest()
 
 
 _index = msgspec.json.Decoder(tuple[IndexedFile, ...])
@@ -99,7 +103,13 @@ class InputCache:
         self._user = user
 
     def fetch(
-        self, store: ObjectStore, run: RunId, channels: Sequence[InputChannel], cancelled: threading.Event, *, reader: str = ""
+        self,
+        store: ObjectStore,
+        run: RunId,
+        channels: Sequence[InputChannel],
+        cancelled: threading.Event,
+        *,
+        reader: str = "",
     ) -> dict[str, Path]:
         """Have all channels of a run on this node. Doing it again fetches nothing. In a thread.
 
@@ -141,16 +151,22 @@ class InputCache:
         """Take a run's directories away; its objects stay for later jobs. From any thread."""
         _remove(self._runs / run)
 
-    # -- fetching ---------------------------------------------------------------------------------------------------------------------------
+    # -- fetching
 
-    def _bring(self, store: ObjectStore, run: RunId, listed: Mapping[str, Sequence[_Wanted]], cancelled: threading.Event) -> None:
+    def _bring(
+        self, store: ObjectStore, run: RunId, listed: Mapping[str, Sequence[_Wanted]], cancelled: threading.Event
+    ) -> None:
         self._objects.mkdir(mode=0o700, parents=True, exist_ok=True)
         begun = time.monotonic()
         for scratch in self._objects.glob("*.new"):  # of an agent that died
             scratch.unlink()
         self._make_room(listed)
         for channel, wanted in listed.items():
-            lacking = {each.name: each for each in wanted if not _is_sound(self._objects / each.name, each.name, each.object.bytes)}
+            lacking = {
+                each.name: each
+                for each in wanted
+                if not _is_sound(self._objects / each.name, each.name, each.object.bytes)
+            }
             try:
                 self._fetch_all(store, lacking.values(), cancelled)
                 self._link(run, channel, wanted)
@@ -176,11 +192,16 @@ class InputCache:
         limit_bytes = self._limit_bytes
         if limit_bytes is None:
             disk = os.statvfs(self._objects)
-            limit_bytes = sum(file.bytes for file in held) + disk.f_bavail * disk.f_frsize - int(SPARED_PART * disk.f_blocks * disk.f_frsize)
+            limit_bytes = (
+                sum(file.bytes for file in held)
+                + disk.f_bavail * disk.f_frsize
+                - int(SPARED_PART * disk.f_blocks * disk.f_frsize)
+            )
         room = make_room(held, wanted, limit_bytes)
         if room.lacking_bytes:
             raise InputRefused(
-                f"InputDataConfig: the job's channels have {sum(wanted.values()):,} bytes, which is {room.lacking_bytes:,} bytes more than this "
+                f"InputDataConfig: the job's channels have {sum(wanted.values()):,} bytes, which is "
+                f"{room.lacking_bytes:,} bytes more than this "
                 f"node has room for: its inputs may take {max(0, limit_bytes):,} bytes"
             )
         for name in room.dropped:
@@ -199,7 +220,9 @@ class InputCache:
 
         with ThreadPoolExecutor(FETCHES_AT_ONCE, thread_name_prefix="inputs") as pool:
             errors = [future.exception() for future in [pool.submit(fetch, each) for each in wanted]]
-        for error in sorted((error for error in errors if error is not None), key=lambda error: isinstance(error, _Given)):
+        for error in sorted(
+            (error for error in errors if error is not None), key=lambda error: isinstance(error, _Given)
+        ):
             raise error  # the first true one: the others only ended because of it
         sync(self._objects)
 
@@ -212,12 +235,20 @@ class InputCache:
             except StorageError as error:
                 if not error.retryable or isinstance(error, ObjectChanged) or attempt == MAX_ATTEMPTS:
                     raise  # what was listed is no longer there: the next generation lists anew
-                log.warning("s3://%s/%s, attempt %d: %s", wanted.object.reference.bucket, wanted.object.reference.key, attempt, error)
+                log.warning(
+                    "s3://%s/%s, attempt %d: %s",
+                    wanted.object.reference.bucket,
+                    wanted.object.reference.key,
+                    attempt,
+                    error,
+                )
                 cancelled.wait(RETRY_SECONDS * attempt)
             else:
                 return
 
-    def _fetch_once(self, store: ObjectStore, wanted: _Wanted, cancelled: threading.Event, failed: threading.Event) -> None:
+    def _fetch_once(
+        self, store: ObjectStore, wanted: _Wanted, cancelled: threading.Event, failed: threading.Event
+    ) -> None:
         path = self._objects / wanted.name
         scratch = path.with_suffix(".new")
         where = f"s3://{wanted.object.reference.bucket}/{wanted.object.reference.key}"
@@ -243,7 +274,7 @@ class InputCache:
         os.utime(scratch, (_time_of(path.name),) * 2)
         scratch.replace(path)
 
-    # -- a channel's directory --------------------------------------------------------------------------------------------------------------
+    # -- a channel's directory
 
     def _link(self, run: RunId, channel: str, wanted: Sequence[_Wanted]) -> None:
         """Make a channel's directory, whole at once; its index comes last."""
@@ -280,7 +311,9 @@ class InputCache:
         return all(_is_sound(folder / file.place, file.name, file.bytes) for file in files)
 
 
-def _listed(store: ObjectStore, prefix: ObjectReference, reader: str, cancelled: threading.Event) -> tuple[_Wanted, ...]:
+def _listed(
+    store: ObjectStore, prefix: ObjectReference, reader: str, cancelled: threading.Event
+) -> tuple[_Wanted, ...]:
     """Return what a channel consists of: one object, or what lies below a folder of keys."""
     folder = prefix.key if not prefix.key or prefix.key.endswith("/") else f"{prefix.key}/"
     wanted: list[_Wanted] = []
@@ -306,7 +339,9 @@ def _present(directory: Path, user: RankUser | None) -> Path:
     with os.scandir(directory):
         pass
     if user is not None and closed_to(user, [directory]):
-        raise PermissionError(errno.EACCES, f"ranks run as {user.name} (uid {user.uid}), which may not read it", str(directory))
+        raise PermissionError(
+            errno.EACCES, f"ranks run as {user.name} (uid {user.uid}), which may not read it", str(directory)
+        )
     return directory
 
 

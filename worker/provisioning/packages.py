@@ -6,21 +6,23 @@
     <state>/packages/<key>.<nonce>.work.new/   pip's home, temporary folder, working directory and settings
     <state>/packages/lock                   held while a layer is made; the kernel drops the lock when its holder dies
 
-pip runs in the layer and sees the node's packages behind it. pip skips a package that the node has in the right version. Another version goes into
-the layer, which ranks see first; the node's own stays as it is. Ranks run under the node's own Python, with the layer in their PYTHONPATH. An
-editable install needs more than a path, so it is refused.
+pip runs in the layer and sees the node's packages behind it. pip skips a package that the node has in the right
+version. Another version goes into the layer, which ranks see first; the node's own stays as it is. Ranks run under the
+node's own Python, with the layer in their PYTHONPATH. An editable install needs more than a path, so it is refused.
 
-The key digests everything that a layer follows from, the project first: jobs of two projects never import the same layer. A layer gets its name
-when it is whole and on disk.
+The key digests everything that a layer follows from, the project first: jobs of two projects never import the same
+layer. A layer gets its name when it is whole and on disk.
 
-pip reads nothing of the job but the requirements file and what that file names. pip runs isolated (`-I`), in an environment that the node makes
-(`pip_environment`), with an empty home. pip installs wheels only, unless the agent allows builds: a build runs code of the package.
+pip reads nothing of the job but the requirements file and what that file names. pip runs isolated (`-I`), in an
+environment that the node makes (`pip_environment`), with an empty home. pip installs wheels only, unless the agent
+allows builds: a build runs code of the package.
 
-Where ranks have a user of their own, pip runs as the job's user, and in a copy of the source where it may build there. The agent ends every process
-that pip has left (`worker.ranks.contained_program`, `end_processes`), and then takes the files over, before the layer gets its name.
+Where ranks have a user of their own, pip runs as the job's user, and in a copy of the source where it may build there.
+The agent ends every process that pip has left (`worker.ranks.contained_program`, `end_processes`), and then takes the
+files over, before the layer gets its name.
 
-Invariant: nothing of a job's code, which an installation may run, sees the node's AWS credentials, or runs as root where ranks do not. No process
-that an installation has started outlives it.
+Invariant: nothing of a job's code, which an installation may run, sees the node's AWS credentials, or runs as root
+where ranks do not. No process that an installation has started outlives it.
 """
 
 from __future__ import annotations
@@ -69,8 +71,13 @@ END_SECONDS = 15.0
 """For processes that pip has left to be gone once they are killed."""
 _LOOK_SECONDS = 0.2
 """Between two looks at a lock that another agent of this node holds."""
-_PASSED_ON = frozenset({"PATH", "LD_LIBRARY_PATH", "LANG", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"})
-"""Variables of the agent that pip sees; besides them `LC_…` and those of proxies. Its own settings (`PIP_…`) are in a file."""
+_PASSED_ON = frozenset(
+    {"PATH", "LD_LIBRARY_PATH", "LANG", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}
+)
+"""Variables of the agent that pip sees; besides them `LC_…` and those of proxies.
+
+Its own settings (`PIP_…`) are in a file.
+"""
 _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"})
 _SETTING = "PIP_"
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
@@ -155,7 +162,9 @@ class PackageLayers:
                         packages = await self._make(layer, order)
                     return packages
         except TimeoutError:
-            raise RequirementsRefused(f"{order.requirements} is not installed after {self._seconds:g} s{_words(order.output)}") from None
+            raise RequirementsRefused(
+                f"{order.requirements} is not installed after {self._seconds:g} s{_words(order.output)}"
+            ) from None
         except OSError as error:
             if full_disk_of(error) is not None:
                 raise
@@ -200,7 +209,14 @@ class PackageLayers:
         order.output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         user = beside.CONFINED if order.user is None else beside.written(order.user)
         pip = ["-m", "pip"] if self._allows_builds else [wheels_only.__file__]
-        words = ["install", "--no-input", "--no-color", "--no-cache-dir", "--progress-bar=off", "--disable-pip-version-check"]
+        words = [
+            "install",
+            "--no-input",
+            "--no-color",
+            "--no-cache-dir",
+            "--progress-bar=off",
+            "--disable-pip-version-check",
+        ]
         words += [] if self._allows_builds else ["--only-binary", ":all:"]
         with order.output.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
@@ -239,7 +255,10 @@ class PackageLayers:
             limit_bytes = int(LAYERS_PART * disk.f_blocks * disk.f_frsize)
         needed = _bytes_of(scratch)
         if needed > limit_bytes:
-            raise RequirementsRefused(f"{order.requirements} takes {needed:,} bytes, and packages may take {limit_bytes:,} bytes of this node's disk")
+            raise RequirementsRefused(
+                f"{order.requirements} takes {needed:,} bytes, and packages may take {limit_bytes:,} bytes of "
+                "this node's disk"
+            )
         kept = {layer: _bytes_of(layer) for layer in self._layers()}
         for layer in list(kept):
             if sum(kept.values()) + needed <= limit_bytes:
@@ -273,7 +292,9 @@ def read_requirements(order: Order) -> bytes:
     if _EDITABLE.search(text):
         raise RequirementsRefused(f"{order.requirements} has an editable install; name the folder without -e")
     if variable := _VARIABLE.search(text):
-        raise RequirementsRefused(f"{order.requirements} names {variable[0]}, and pip sees no variable of the job: write the value")
+        raise RequirementsRefused(
+            f"{order.requirements} names {variable[0]}, and pip sees no variable of the job: write the value"
+        )
     if importlib.util.find_spec("pip") is None:
         raise RequirementsRefused(f"{order.requirements} cannot be installed: {sys.executable} has no pip")
     return data
@@ -342,13 +363,18 @@ def pip_environment(environment: Mapping[str, str]) -> dict[str, str]:
     Returns:
         Those variables; no credentials of AWS and nothing of Everstep's are among them.
     """
-    return {name: value for name, value in environment.items() if name in _PASSED_ON or name.startswith("LC_") or name.upper() in _PROXIES}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in _PASSED_ON or name.startswith("LC_") or name.upper() in _PROXIES
+    }
 
 
 def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the node's settings of pip: those of the agent's PIP_CONFIG_FILE, and its PIP_… variables, which win.
 
-    They go into a file: a requirements file may put `${PIP_INDEX_URL}` into a URL of its own, and the index may take a password.
+    They go into a file: a requirements file may put `${PIP_INDEX_URL}` into a URL of its own, and the index may take a
+    password.
 
     Args:
         environment: the agent's.
@@ -359,7 +385,12 @@ def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
     given = configparser.RawConfigParser()
     if path := environment.get("PIP_CONFIG_FILE"):
         given.read(path)
-    of_file = {name: value for section in ("global", "install") if given.has_section(section) for name, value in given[section].items()}
+    of_file = {
+        name: value
+        for section in ("global", "install")
+        if given.has_section(section)
+        for name, value in given[section].items()
+    }
     of_variables = {
         name.removeprefix(_SETTING).lower().replace("_", "-"): value
         for name, value in environment.items()
@@ -369,7 +400,11 @@ def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _environment_in(work: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    return pip_environment(environment) | {"HOME": str(work / "home"), "TMPDIR": str(work / "temporary"), "PIP_CONFIG_FILE": str(work / "pip.conf")}
+    return pip_environment(environment) | {
+        "HOME": str(work / "home"),
+        "TMPDIR": str(work / "temporary"),
+        "PIP_CONFIG_FILE": str(work / "pip.conf"),
+    }
 
 
 def _end_users(user: RankUser | None) -> None:

@@ -4,10 +4,12 @@
     <state>/sources/<run>/…                    the tree that the run's ranks work in
     <state>/sources/<run>.*.new/…              what is being unpacked, each attempt by itself
 
-What is unpacked is this process's, and readable by all who can come so far: ranks can run it, and where their user is another, not change it.
+What is unpacked is this process's, and readable by all who can come so far: ranks can run it, and where their user is
+another, not change it.
 
-Invariant: nothing of an archive that is not exactly what the plan names, or that would write outside its folder, ever reaches the disk unpacked;
-while ranks of one job may run here, no archive of another one is here; an attempt that nobody waits for any more puts no tree in place.
+Invariant: nothing of an archive that is not exactly what the plan names, or that would write outside its folder, ever
+reaches the disk unpacked; while ranks of one job may run here, no archive of another one is here; an attempt that
+nobody waits for any more puts no tree in place.
 """
 
 from __future__ import annotations
@@ -54,7 +56,10 @@ class SourceArchives:
 
     @property
     def held(self) -> tuple[str, ...]:
-        """What is here, by digest, sorted. What an earlier agent has left counts: `get` verifies it before anybody has it."""
+        """What is here, by digest, sorted.
+
+        What an earlier agent has left counts: `get` verifies it before anybody has it.
+        """
         with self._lock:
             return tuple(sorted(self._held))
 
@@ -106,7 +111,9 @@ def _digest(path: Path) -> str:
 
 
 async def fetch_source(archives: SourceArchives, script: ScriptPlan, folder: Path) -> Path:
-    """Put a job's source tree in its place. Cancelled, it returns at once; the thread, which may hang in the store, ends later and changes nothing.
+    """Put a job's source tree in its place.
+
+    Cancelled, it returns at once; the thread, which may hang in the store, ends later and changes nothing.
 
     Args:
         archives: of this node; all but this one are dropped.

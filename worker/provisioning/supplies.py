@@ -64,7 +64,9 @@ class Supplies:
         self._credentials = RoleCredentials(state, aws, now)
 
     async def gather(self, plan: GenerationPlan, key: bytes, here: PlanNode, entry: Path) -> Supplied:
-        """Have everything that the ranks of a generation need. Doing it again costs little. Once a generation, and once more by a restarted agent.
+        """Have everything that the ranks of a generation need. Doing it again costs little.
+
+        Once a generation, and once more by a restarted agent.
 
         Args:
             plan: of the generation.
@@ -111,7 +113,9 @@ class Supplies:
         try:
             return await self._credentials.begin(plan, key)
         except StorageError as error:
-            raise LoadFailed.lacking(plan.parent, FaultCode.ROLE_UNAVAILABLE, f"RoleArn: {error}", is_passing=error.retryable) from error
+            raise LoadFailed.lacking(
+                plan.parent, FaultCode.ROLE_UNAVAILABLE, f"RoleArn: {error}", is_passing=error.retryable
+            ) from error
 
     async def _secrets(self, plan: GenerationPlan, keys: RoleKeys | None) -> dict[str, str]:
         """Read them anew for each launch: one that was changed meanwhile has its new value, and none is kept on the node."""
@@ -126,7 +130,9 @@ class Supplies:
                     if "\0" in values[variable]:
                         raise StoreRefused(f"{reference}: it contains a zero byte, and a variable cannot")
                 except StorageError as error:
-                    raise LoadFailed.lacking(plan.parent, "secret_unavailable", f"Secrets.{variable}: {error}", is_passing=error.retryable) from error
+                    raise LoadFailed.lacking(
+                        plan.parent, "secret_unavailable", f"Secrets.{variable}: {error}", is_passing=error.retryable
+                    ) from error
             return values
 
         return await in_thread(read) if plan.script.secrets else {}
@@ -144,18 +150,28 @@ class Supplies:
         try:
             found = await in_thread(fetch)
         except InputRefused as error:
-            raise LoadFailed.lacking(plan.parent, "input_unavailable", str(error), is_passing=error.is_passing) from error
+            raise LoadFailed.lacking(
+                plan.parent, "input_unavailable", str(error), is_passing=error.is_passing
+            ) from error
         except StorageError as error:
-            raise LoadFailed.lacking(plan.parent, FaultCode.ROLE_UNAVAILABLE, f"RoleArn: {error}", is_passing=error.retryable) from error
+            raise LoadFailed.lacking(
+                plan.parent, FaultCode.ROLE_UNAVAILABLE, f"RoleArn: {error}", is_passing=error.retryable
+            ) from error
         paths = {name: str(path) for name, path in found.items()}
-        return {"EVERSTEP_INPUT_CHANNELS": json.dumps(paths), **{channel_variable(name): path for name, path in paths.items()}}
+        return {
+            "EVERSTEP_INPUT_CHANNELS": json.dumps(paths),
+            **{channel_variable(name): path for name, path in paths.items()},
+        }
 
     async def _install(self, plan: GenerationPlan, here: PlanNode, entry: Path) -> Packages:
         """Install what is asked for; pip's words are lines of the job's log, as those of the node's first rank."""
         if not plan.script.requirements:
             return Packages()
         if told := sorted(name for name in plan.script.environment if name.startswith("PIP_")):
-            words = f"Environment.{told[0]}: pip does not read the job's variables. Write its options into {plan.script.requirements} (--index-url …)"
+            words = (
+                f"Environment.{told[0]}: pip does not read the job's variables. Write its options into "
+                f"{plan.script.requirements} (--index-url …)"
+            )
             raise LoadFailed.lacking(plan.parent, "requirements_failed", words, is_passing=False)
         order = Order(
             project=plan.script.project or plan.run,
@@ -172,7 +188,9 @@ class Supplies:
             if says_full(str(error)):
                 raise LoadFailed(FaultCode.DISK_FULL, f"Requirements: {error}", is_permanent=False) from error
             # pip does not say whether its package is missing or its index: a job that has trained tries again.
-            raise LoadFailed.lacking(plan.parent, "requirements_failed", f"Requirements: {error}", is_passing=False) from error
+            raise LoadFailed.lacking(
+                plan.parent, "requirements_failed", f"Requirements: {error}", is_passing=False
+            ) from error
 
     async def forget(self, run: RunId) -> None:
         """Let go of what a run alone needed on this node."""
@@ -182,7 +200,8 @@ class Supplies:
 def wait_for_start(plan: GenerationPlan) -> bool:
     """Say whether the ranks of a generation start only when all nodes have loaded, not while they load. Pure.
 
-    A node that is new to a job may fetch for hours; ranks of the others would wait for its ranks in their rendezvous, and give up.
+    A node that is new to a job may fetch for hours; ranks of the others would wait for its ranks in their rendezvous,
+    and give up.
 
     Args:
         plan: of the generation.

@@ -1,10 +1,11 @@
 """`python -I wheels_only.py ARGUMENT …`: pip that installs wheels and builds nothing.
 
-A build runs code of the package: `setup.py`, or the backend that `pyproject.toml` names. `--only-binary :all:` does not prevent every build: a
-requirements file may take it back, and paths, repositories and dependencies with a URL are built all the same. All builds pass one method of pip,
-which this program replaces.
+A build runs code of the package: `setup.py`, or the backend that `pyproject.toml` names. `--only-binary :all:` does not
+prevent every build: a requirements file may take it back, and paths, repositories and dependencies with a URL are built
+all the same. All builds pass one method of pip, which this program replaces.
 
-Invariant: where pip has no such method, nothing is installed. This file imports nothing of `worker`: pip's user runs it under `-I`.
+Invariant: where pip has no such method, nothing is installed. This file imports nothing of `worker`: pip's user runs it
+under `-I`.
 """
 
 from __future__ import annotations
@@ -32,12 +33,16 @@ def main(arguments: list[str]) -> NoReturn:
         refused = importlib.import_module("pip._internal.exceptions").InstallationError
         sources.prepare_distribution_metadata  # noqa: B018  # raises where pip has no such method
     except (ImportError, AttributeError) as error:
-        sys.stderr.write(f"everstep: this pip cannot be kept from building packages ({error}); install another version on the node\n")
+        sys.stderr.write(
+            f"everstep: this pip cannot be kept from building packages ({error}); install another version on the node\n"
+        )
         sys.exit(CANNOT_CONFINE)
 
     def refuse(distribution: object, *_: object, **__: object) -> NoReturn:
         name = getattr(distribution, "req", "a package")
-        raise refused(f"{name} would have to be built here, and this node installs wheels only (everstep agent --allow-builds)")
+        raise refused(
+            f"{name} would have to be built here, and this node installs wheels only (everstep agent --allow-builds)"
+        )
 
     sources.prepare_distribution_metadata = refuse
     sys.exit(pip(arguments))

@@ -1,11 +1,12 @@
 """Locks of torch's compiled extensions that ranks left behind when they were killed while they built one.
 
-torch builds an extension (DeepSpeed's CPU Adam, among others) in a folder below HOME, once, and keeps other processes out by a file named `lock`.
-Who is killed meanwhile leaves it there, and every later rank waits for it for ever: the next generation, and each one after it.
+torch builds an extension (DeepSpeed's CPU Adam, among others) in a folder below HOME, once, and keeps other processes
+out by a file named `lock`. Who is killed meanwhile leaves it there, and every later rank waits for it for ever: the
+next generation, and each one after it.
 
-Invariant: a lock that a process has open is let be, and one that a process of another node may have open; nothing is removed but from the ranks'
-own folders, wherever their links lead.
-Source: torch 2.13, `torch.utils.file_baton` (the holder has the file open) and `torch.utils.cpp_extension` (where it lies).
+Invariant: a lock that a process has open is let be, and one that a process of another node may have open; nothing is
+removed but from the ranks' own folders, wherever their links lead. Source: torch 2.13, `torch.utils.file_baton` (the
+holder has the file open) and `torch.utils.cpp_extension` (where it lies).
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
             if (kind := _file_system(path.parent)) in OWN_FILE_SYSTEMS:
                 found[told.st_dev, told.st_ino] = path
             else:
-                log.info("%s is let be: it lies on %s, where another node may hold it", path, kind or "a file system of unknown type")
+                log.info(
+                    "%s is let be: it lies on %s, where another node may hold it",
+                    path,
+                    kind or "a file system of unknown type",
+                )
     if not found:
         return
     for lock in found.keys() - _held():
@@ -55,10 +60,14 @@ def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
             if (told.st_dev, told.st_ino) == lock:
                 _unlink(path, user)
         except OSError as error:
-            log.warning("%s, which nobody holds, cannot be removed; ranks that build there will wait for it: %s", path, error)
+            log.warning(
+                "%s, which nobody holds, cannot be removed; ranks that build there will wait for it: %s", path, error
+            )
         else:
             log.warning(
-                "%s was left by a rank that was killed while it built an extension; it is removed, or others would wait for it for ever", path
+                "%s was left by a rank that was killed while it built an extension; it is removed, or others "
+                "would wait for it for ever",
+                path,
             )
 
 

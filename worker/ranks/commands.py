@@ -4,7 +4,8 @@
                                                       │ stdin: what was given; stdout, stderr: the first 256 KiB
                                                       └ ended with all that the program has started, in whichever session
 
-Invariant: a command that was run is not run again. Nothing that a command has started outlives the command, where the agent may end it.
+Invariant: a command that was run is not run again. Nothing that a command has started outlives the command, where the
+agent may end it.
 """
 
 from __future__ import annotations
@@ -75,10 +76,17 @@ class RankCommands:
             self._answer(known)
             return
         if rank is None:
-            self._answer(CommandEnded(command_id=command.command_id, refusal=f"rank {command.rank} of generation {command.generation} does not run"))
+            self._answer(
+                CommandEnded(
+                    command_id=command.command_id,
+                    refusal=f"rank {command.rank} of generation {command.generation} does not run",
+                )
+            )
             return
         if len(self._running) >= MAX_AT_ONCE:
-            self._answer(CommandEnded(command_id=command.command_id, refusal=f"{MAX_AT_ONCE} commands run on this node already"))
+            self._answer(
+                CommandEnded(command_id=command.command_id, refusal=f"{MAX_AT_ONCE} commands run on this node already")
+            )
             return
         log.info("beside rank %d: %s", rank.rank, shlex.join(command.argv))
         task = asyncio.create_task(self._run(command, rank), name=f"command beside rank {rank.rank}")
@@ -114,7 +122,9 @@ def words_for(argv: Sequence[str], pid: int) -> list[str]:
     return [*words, "--pid", str(pid)] if words[0] == "py-spy" and len(words) > 1 and not is_about_another else words
 
 
-async def run_beside(command: RunCommand, rank: RankRecord, environment: Mapping[str, str], user: RankUser | None = None) -> CommandEnded:
+async def run_beside(
+    command: RunCommand, rank: RankRecord, environment: Mapping[str, str], user: RankUser | None = None
+) -> CommandEnded:
     """Run a command beside a rank.
 
     Args:
@@ -132,7 +142,9 @@ async def run_beside(command: RunCommand, rank: RankRecord, environment: Mapping
     own = {**environment, "RANK": str(rank.rank), "EVERSTEP_RANK_PID": str(rank.pid)}
     words = (rank.cgroup or beside.NONE, beside.written(user), *words_for(command.argv, rank.pid))
     process = await _started(
-        [sys.executable, "-P", "-s", "-m", "worker.ranks.contained_program", *words], own, stdin=PIPE if command.stdin else DEVNULL
+        [sys.executable, "-P", "-s", "-m", "worker.ranks.contained_program", *words],
+        own,
+        stdin=PIPE if command.stdin else DEVNULL,
     )
     assert process.stdout is not None
     assert process.stderr is not None
@@ -140,7 +152,12 @@ async def run_beside(command: RunCommand, rank: RankRecord, environment: Mapping
     is_timed_out = False
     try:
         async with asyncio.timeout(command.timeout_seconds):
-            await asyncio.gather(_feed(process, command.stdin), _read(process.stdout, said[0]), _read(process.stderr, said[1]), process.wait())
+            await asyncio.gather(
+                _feed(process, command.stdin),
+                _read(process.stdout, said[0]),
+                _read(process.stderr, said[1]),
+                process.wait(),
+            )
     except TimeoutError:
         is_timed_out = True
     finally:

@@ -2,11 +2,12 @@
 
     agent ── this process: in the rank's cgroup, as the job's user, a subreaper ── the program ── whatever the program starts
 
-The kernel makes orphans below a subreaper its children, whichever session and group they are in. So when the program ends, everything that it has
-left is below this process, which kills it and then ends as the program did. The kernel kills this process, and the program, when the agent dies.
+The kernel makes orphans below a subreaper its children, whichever session and group they are in. So when the program
+ends, everything that it has left is below this process, which kills it and then ends as the program did. The kernel
+kills this process, and the program, when the agent dies.
 
-Invariant: this process prints nothing but why a program cannot be run: exit code 127, as shells do. HOME is the ranks' already, and no code of
-theirs (their user site) runs before this process is theirs.
+Invariant: this process prints nothing but why a program cannot be run: exit code 127, as shells do. HOME is the ranks'
+already, and no code of theirs (their user site) runs before this process is theirs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ NONE = "-"
 CONFINED = "="
 """In the place of a user: this process's own, whose programs gain no rights by whatever they run."""
 END_SECONDS = 5.0
-"""For what was killed to be gone. Where the agent is not root, a child may be another user's by now (`sudo`), and cannot be killed."""
+"""For what was killed to be gone.
+
+Where the agent is not root, a child may be another user's by now (`sudo`), and cannot be killed.
+"""
 _LOOK_SECONDS = 0.05
 _PR_SET_NO_NEW_PRIVS = 38
 _CANNOT_RUN = 127

@@ -1,7 +1,7 @@
 """What a rank sees: environment variables and arguments. Pure.
 
-Torchrun's names where torchrun has them, so that a script needs no change; ours begin with EVERSTEP_. `LOCAL_SIZE` is never set: with it
-DeepSpeed's shared-memory all-reduce on CPU would bypass the network (measured).
+Torchrun's names where torchrun has them, so that a script needs no change; ours begin with EVERSTEP_. `LOCAL_SIZE` is
+never set: with it DeepSpeed's shared-memory all-reduce on CPU would bypass the network (measured).
 
 Invariant: what the user sets wins over the node's environment, and never over a reserved name.
 """
@@ -61,7 +61,11 @@ _CREDENTIALS = frozenset(
     }
 )
 """Where AWS SDKs look for whose keys they are to use. Those of the node are the agent's alone."""
-_NO_CREDENTIALS = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
+_NO_CREDENTIALS = {
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
 _OF_THE_AGENT = frozenset({"TORCH_EXTENSIONS_DIR", "MAIL", "SUDO_USER", "SUDO_UID", "SUDO_GID", "SUDO_COMMAND"})
 _RESERVED_PREFIX = "EVERSTEP_"
 _KEYED = "everstep-"
@@ -103,17 +107,20 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
     """Choose what of the agent's own environment ranks inherit.
 
     Args:
-        environment: the agent's. Whatever is Everstep's own (tokens among it) stays behind, and the node's AWS credentials.
-        card: the network card with this node's address, empty if that is not known. gloo and NCCL are told: left to themselves, gloo takes the one
-            that the machine's name leads to, which may be a bridge of containers or loopback, and NCCL all that it finds, over which routes may not
-            lead (`network_cards`).
+        environment: the agent's. Whatever is Everstep's own (tokens among it) stays behind, and the node's AWS
+        credentials.
+        card: the network card with this node's address, empty if that is not known. gloo and NCCL are told: left to
+            themselves, gloo takes the one that the machine's name leads to, which may be a bridge of containers or
+            loopback, and NCCL all that it finds, over which routes may not lead (`network_cards`).
 
     Returns:
         It; also the environment of the shim and its template, which warm ranks are forked from.
     """
     hidden = _CREDENTIALS | {"PYTHONSAFEPATH"}
     inherited = {
-        name: value for name, value in environment.items() if not (is_reserved(name) or name in hidden or name.startswith("AWS_BEARER_TOKEN"))
+        name: value
+        for name, value in environment.items()
+        if not (is_reserved(name) or name in hidden or name.startswith("AWS_BEARER_TOKEN"))
     }
     inherited |= _NO_CREDENTIALS
     # DeepSpeed compiles its operator with the `ninja` that stands beside this interpreter.
@@ -124,7 +131,9 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
     path = inherited.get("PATH", os.defpath).split(os.pathsep)
     inherited["PATH"] = os.pathsep.join([programs, *(folder for folder in path if folder != programs)])
     inherited.setdefault("OMP_NUM_THREADS", "1")
-    inherited.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler tells stderr whenever it starts and stops; read once, when torch is imported
+    inherited.setdefault(
+        "KINETO_LOG_LEVEL", "6"
+    )  # torch's profiler tells stderr whenever it starts and stops; read once, when torch is imported
     if card:
         inherited.setdefault("GLOO_SOCKET_IFNAME", card)
         inherited.setdefault("NCCL_SOCKET_IFNAME", f"={card}")
@@ -134,8 +143,8 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
 def keyed_extensions(cache: str, key: str) -> str:
     """Return the folder for compiled extensions of one environment. Pure; again gives the same.
 
-    torch compiles an extension anew whenever another environment has compiled it in the same folder, so environments that share a home would do it
-    for each other by turns.
+    torch compiles an extension anew whenever another environment has compiled it in the same folder, so environments
+    that share a home would do it for each other by turns.
 
     Args:
         cache: the folder of all environments.
@@ -167,7 +176,9 @@ def with_packages(environment: Mapping[str, str], packages: str) -> dict[str, st
 
 def _default_extensions(environment: Mapping[str, str]) -> str:
     """Return where torch keeps compiled extensions by default; empty without a home."""
-    cache = environment.get("XDG_CACHE_HOME") or (os.path.join(environment["HOME"], ".cache") if environment.get("HOME") else "")
+    cache = environment.get("XDG_CACHE_HOME") or (
+        os.path.join(environment["HOME"], ".cache") if environment.get("HOME") else ""
+    )
     return os.path.join(cache, "torch_extensions") if cache else ""
 
 
@@ -193,7 +204,9 @@ def inherited_as(user: Mapping[str, str], inherited: Mapping[str, str]) -> dict[
     """
     if not user:
         return dict(inherited)
-    return {name: value for name, value in inherited.items() if name not in _OF_THE_AGENT and not name.startswith("XDG_")} | dict(user)
+    return {
+        name: value for name, value in inherited.items() if name not in _OF_THE_AGENT and not name.startswith("XDG_")
+    } | dict(user)
 
 
 def job_environment(script: ScriptPlan, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -202,7 +215,12 @@ def job_environment(script: ScriptPlan, inherited: Mapping[str, str]) -> dict[st
 
 
 def rank_environment(
-    plan: GenerationPlan, here: PlanNode, rank: Rank, paths: RankPaths, inherited: Mapping[str, str], supplied: Mapping[str, str]
+    plan: GenerationPlan,
+    here: PlanNode,
+    rank: Rank,
+    paths: RankPaths,
+    inherited: Mapping[str, str],
+    supplied: Mapping[str, str],
 ) -> dict[str, str]:
     """Build the environment of one rank.
 

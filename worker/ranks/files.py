@@ -71,7 +71,10 @@ def home_of(state_dir: Path, run: RunId) -> Path:
 
 
 def make_home(state_dir: Path, run: RunId, user: RankUser) -> dict[str, str]:
-    """Make the home of a run's ranks; returns the variables that lead to it. A run has its own: what a job leaves there no other reads or runs."""
+    """Make the home of a run's ranks; returns the variables that lead to it.
+
+    A run has its own: what a job leaves there no other reads or runs.
+    """
     home = home_of(state_dir, run)
     make_way(home.parent, user)
     make_own(home, user)

@@ -1,6 +1,7 @@
 """The agent's end of its ranks' lines (`everstep.protocol.rank_messages`), on a unix socket that only their user's processes can open.
 
-Invariant: a line speaks for one rank of the current generation, or it is closed; nothing that a rank sends, or stops reading, holds up the agent.
+Invariant: a line speaks for one rank of the current generation, or it is closed; nothing that a rank sends, or stops
+reading, holds up the agent.
 """
 
 from __future__ import annotations

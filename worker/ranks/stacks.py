@@ -1,7 +1,7 @@
 """What this node's ranks are doing, when the control plane asks: Python stacks by py-spy, CPU time and state from /proc.
 
-py-spy reads the rank's memory and never stops it (`--nonblocking`): stacks of a process that stands still are right without that, and one that is
-stopped already can be read in no other way. A look is bounded in time and size.
+py-spy reads the rank's memory and never stops it (`--nonblocking`): stacks of a process that stands still are right
+without that, and one that is stopped already can be read in no other way. A look is bounded in time and size.
 
 Invariant: nothing here signals a rank or holds up the agent's loop; a rank that cannot be read is told with the reason.
 """
@@ -95,7 +95,11 @@ async def stacks_of(pid: int, *, limit_seconds: float = LOOK_SECONDS) -> str:
 async def _look(program: str, pid: int) -> str:
     command = (program, "dump", "--json", "--nonblocking", "--pid", str(pid))
     spy = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, limit=_MAX_BYTES
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        limit=_MAX_BYTES,
     )
     try:
         output, errors = await spy.communicate()
@@ -114,7 +118,10 @@ async def _look(program: str, pid: int) -> str:
         raise Unreadable(f"py-spy is not understood: {error}") from error
     return describe(
         [
-            ThreadStack(thread.name, tuple(Frame(frame.name, frame.short_filename or frame.filename, frame.line) for frame in thread.frames))
+            ThreadStack(
+                thread.name,
+                tuple(Frame(frame.name, frame.short_filename or frame.filename, frame.line) for frame in thread.frames),
+            )
             for thread in threads
         ]
     )
@@ -181,7 +188,10 @@ class StackWatch:
 
     async def _take(self, number: int) -> None:
         gate = asyncio.Semaphore(_AT_ONCE)
-        unborn = [RankStacks(rank=rank, number=number, text="", same_seconds=0.0, cpu_seconds=0.0, error=_UNBORN) for rank in self._unborn()]
+        unborn = [
+            RankStacks(rank=rank, number=number, text="", same_seconds=0.0, cpu_seconds=0.0, error=_UNBORN)
+            for rank in self._unborn()
+        ]
         taken = await asyncio.gather(*(self._one(record, number, gate) for record in self._living()))
         self._taken = tuple(sorted((*unborn, *taken), key=lambda each: each.rank))
         log.info("look %d at what ranks do: %s", number, "; ".join(_in_brief(each) for each in self._taken))
@@ -195,7 +205,9 @@ class StackWatch:
             except Unreadable as unreadable:
                 error = str(unreadable)
             used = await asyncio.to_thread(processes.tree_usage, record.pid)
-        self._before[record.pid], same, cpu = compare(self._before.get(record.pid), Look(text, self._monotonic(), used.cpu_seconds))
+        self._before[record.pid], same, cpu = compare(
+            self._before.get(record.pid), Look(text, self._monotonic(), used.cpu_seconds)
+        )
         return RankStacks(
             rank=record.rank,
             number=number,

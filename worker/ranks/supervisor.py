@@ -1,10 +1,11 @@
 """The agent's hold on its ranks, through the shim: start, stop, prove gone, hear of exits, and take over what an earlier agent started.
 
-Exits are state, not events: `next_exit` answers from what is known, however often and after whichever restart it is asked. A rank that could
-not be started has exited, too. When the shim itself dies, its ranks are killed by (pid, start ticks), recorded as killed, and another shim
-is started.
+Exits are state, not events: `next_exit` answers from what is known, however often and after whichever restart it is
+asked. A rank that could not be started has exited, too. When the shim itself dies, its ranks are killed by (pid, start
+ticks), recorded as killed, and another shim is started.
 
-Invariant: a rank counts as ended only when its process has been reaped, or when exactly that process is no longer there.
+Invariant: a rank counts as ended only when its process has been reaped, or when exactly that process is no longer
+there.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ from worker.tasks import Signal, end
 
 log = logging.getLogger(__name__)
 
-_CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS})
+_CRASHES = frozenset(
+    {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS}
+)
 _ALL_GENERATIONS = Generation(2**31)
 _NOT_STARTED = 127
 _LISTEN_SECONDS = 20.0
@@ -197,7 +200,8 @@ class Supervisor:
             environment: the agent's own; what ranks inherit of it is decided in `rank_environment`.
             modules: what the template imports.
             gone_seconds: how long killed processes may take to disappear before the node is declared unable to go on.
-            cgroup: name of the node's cgroup, unique on this machine; None: after its state folder. Empty: ranks get none of their own.
+            cgroup: name of the node's cgroup, unique on this machine; None: after its state folder. Empty: ranks get
+            none of their own.
             user: the users of this node's ranks; None: this process's.
             memory_paths: where the kernel's figures of memory are read.
         """
@@ -209,7 +213,9 @@ class Supervisor:
         self._modules = modules if is_warm and can_preload(modules) else ()
         self.gone_seconds = gone_seconds
         """Of the ladder; set by the agent when the control plane has told it."""
-        self._cgroup = f"everstep-{os.getuid()}-{xxhash.xxh3_64_hexdigest(os.fsencode(self._state))}" if cgroup is None else cgroup
+        self._cgroup = (
+            f"everstep-{os.getuid()}-{xxhash.xxh3_64_hexdigest(os.fsencode(self._state))}" if cgroup is None else cgroup
+        )
         self._confinement: tuple[str, str] | None = None
         """What the shim said last: where cgroups are made, or why none are."""
         self.changed = Signal()
@@ -236,7 +242,7 @@ class Supervisor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closing = False
 
-    # -- life -----------------------------------------------------------------------------------------------------------------------------
+    # -- life
 
     async def start(self) -> None:
         """Connect to the node's shim, starting one if there is none, and learn what it has; once, before anything else.
@@ -283,10 +289,14 @@ class Supervisor:
         """Ranks start as fast as they ever will: the template has loaded what they import and can be forked, or there is nothing to load."""
         return self.preload in (Preload.READY, Preload.NONE)
 
-    # -- starting -------------------------------------------------------------------------------------------------------------------------
+    # -- starting
 
-    async def start_rank(self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path, supplied: Supplied) -> None:
-        """Have one rank started; returns when the shim has been asked. A rank that was asked for before is left as it is.
+    async def start_rank(
+        self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path, supplied: Supplied
+    ) -> None:
+        """Have one rank started; returns when the shim has been asked.
+
+        A rank that was asked for before is left as it is.
 
         A start that fails is an exit: `next_exit` tells of it.
 
@@ -321,7 +331,9 @@ class Supervisor:
             script=str(entry.absolute()),
             arguments=rank_arguments(plan.script.hyperparameters),
             working_directory=str(source_folder(entry, plan.script.entry_point)),
-            environment=with_packages(rank_environment(plan, here, rank, paths, inherited, supplied.environment), supplied.packages.path),
+            environment=with_packages(
+                rank_environment(plan, here, rank, paths, inherited, supplied.environment), supplied.packages.path
+            ),
             packages=supplied.packages.path,
             package_modules=supplied.packages.modules,
             stdout_path=str(files.stdout),
@@ -335,7 +347,9 @@ class Supervisor:
         self._send(start)
 
     def fail_rank(self, plan: GenerationPlan, rank: Rank, reason: str) -> None:
-        """Record that a rank cannot be started: an exit, like any start that fails. One that was asked for before is let be.
+        """Record that a rank cannot be started: an exit, like any start that fails.
+
+        One that was asked for before is let be.
 
         Args:
             plan: of the generation.
@@ -348,7 +362,7 @@ class Supervisor:
             self._note_unstarted(key, str(files.stdout), str(files.stderr), f"the rank was not started: {reason}")
             self.changed.notify()
 
-    # -- exits ----------------------------------------------------------------------------------------------------------------------------
+    # -- exits
 
     @property
     def records(self) -> tuple[RankRecord, ...]:
@@ -362,14 +376,23 @@ class Supervisor:
             for key, record in self._records.items():
                 if key[:2] == (run, generation) and record.end is not None and record.rank not in seen:
                     return ExitedRank(
-                        run, generation, record.rank, record.end, Path(record.stderr_path), self._killed.get(key), self._use_before(key)
+                        run,
+                        generation,
+                        record.rank,
+                        record.end,
+                        Path(record.stderr_path),
+                        self._killed.get(key),
+                        self._use_before(key),
                     )
             await self.changed.wait(version)
 
-    # -- stopping -------------------------------------------------------------------------------------------------------------------------
+    # -- stopping
 
     def halt_now(self, run: RunId, generation: Generation) -> None:
-        """Kill the ranks of this run up to this generation, descendants and all; returns at once. Nothing of it starts any more."""
+        """Kill the ranks of this run up to this generation, descendants and all; returns at once.
+
+        Nothing of it starts any more.
+        """
         self._send(StopRanks(run=run, generation=generation))
 
     def kill_rank(self, run: RunId, generation: Generation, rank: Rank) -> None:
@@ -381,12 +404,16 @@ class Supervisor:
             rank: which.
         """
         for record in self.records:
-            if (record.run, record.generation, record.rank) != (run, generation, rank) or not processes.is_alive(record.pid, record.start_ticks):
+            if (record.run, record.generation, record.rank) != (run, generation, rank) or not processes.is_alive(
+                record.pid, record.start_ticks
+            ):
                 continue
             with contextlib.suppress(ProcessLookupError):
                 handle = os.pidfd_open(record.pid)
                 try:
-                    if processes.is_alive(record.pid, record.start_ticks):  # the handle is this very process's from here on
+                    if processes.is_alive(
+                        record.pid, record.start_ticks
+                    ):  # the handle is this very process's from here on
                         signal.pidfd_send_signal(handle, signal.SIGKILL)
                 finally:
                     os.close(handle)
@@ -399,13 +426,17 @@ class Supervisor:
                 await self._until_ended(None)
 
     async def prove_gone(self, run: RunId | None) -> None:
-        """Return when no process of a rank of this run, nor what it left behind, exists any more. Kills no rank that has not been stopped.
+        """Return when no process of a rank of this run, nor what it left behind, exists any more.
 
-        The proof is an empty cgroup: it also covers what the shim cannot see, such as children in sessions of their own of ranks whose shim has
-        died. Where ranks have no cgroup, and for what is about to become a rank, the shim's own count is the proof.
+        Kills no rank that has not been stopped.
 
-        Where ranks have users of their own, every process of these users is ended as well, whichever run it is of: no rank of a job lives here when
-        another job is promised, and programs that pip or a command has left are in no rank's cgroup.
+        The proof is an empty cgroup: it also covers what the shim cannot see, such as children in sessions of their own
+        of ranks whose shim has died. Where ranks have no cgroup, and for what is about to become a rank, the shim's own
+        count is the proof.
+
+        Where ranks have users of their own, every process of these users is ended as well, whichever run it is of: no
+        rank of a job lives here when another job is promised, and programs that pip or a command has left are in no
+        rank's cgroup.
 
         Args:
             run: None: of any run.
@@ -426,8 +457,10 @@ class Supervisor:
             living = {record.pid for record in self.records if record.end is None and run in (None, record.run)}
             left = {pid for path in self._cgroups_of(run) for pid in cgroups.pids(path)} - living
             raise RanksNotGone(
-                f"{len(living)} ranks ({', '.join(map(str, sorted(living))) or 'none'}) and {max(len(left), self._remains_count)} processes that "
-                f"ranks left behind ({', '.join(map(str, sorted(left))) or 'not in a cgroup'}) are still there after {self.gone_seconds} s"
+                f"{len(living)} ranks ({', '.join(map(str, sorted(living))) or 'none'}) and "
+                f"{max(len(left), self._remains_count)} processes that "
+                f"ranks left behind ({', '.join(map(str, sorted(left))) or 'not in a cgroup'}) are still there "
+                f"after {self.gone_seconds} s"
             ) from error
         if left_behind := await asyncio.to_thread(end_processes, self._user, seconds=self.gone_seconds):
             raise RanksNotGone(f"still there after {self.gone_seconds} s: {left_behind}")
@@ -450,7 +483,9 @@ class Supervisor:
 
     def _forget(self, run: RunId) -> None:
         self._send(ForgetRun(run=run))
-        self._records = {key: record for key, record in self._records.items() if record.run != run or record.end is None}
+        self._records = {
+            key: record for key, record in self._records.items() if record.run != run or record.end is None
+        }
         self._killed = {key: end_ for key, end_ in self._killed.items() if key in self._records}
         self._rank_memory = {key: found for key, found in self._rank_memory.items() if key in self._records}
 
@@ -465,7 +500,7 @@ class Supervisor:
                 return
             await self.changed.wait(version)
 
-    # -- the line to the shim -------------------------------------------------------------------------------------------------------------
+    # -- the line to the shim
 
     def _send(self, message: Message) -> None:
         """Send, or let it be: without a shim there is nothing that could be stopped, forgotten or listed."""
@@ -499,7 +534,11 @@ class Supervisor:
                 await self._launch()
                 reader = await self._dial()
             finally:
-                if reader is None:  # a child of ours that nobody has waited for; one that starts still would hold the socket against the next
+                if (
+                    reader is None
+                    # a child of ours that nobody has waited for; one that starts still would hold the socket against the
+                    # next
+                ):
                     await self._end_shim()
         if reader is None:
             raise ShimUnavailable("a shim was started and does not answer")
@@ -520,8 +559,23 @@ class Supervisor:
         """Start a shim in a session of its own; returns when it listens."""
         read, write = os.pipe()
         os.set_inheritable(write, True)
-        command = [sys.executable, "-P", "-m", "worker.ranks.shim", "--socket", str(self._socket), "--state-dir", str(self._state)]
-        command += ["--cgroup", self._cgroup, "--ready-fd", str(write), *(word for name in self._modules for word in ("--preload", name))]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "worker.ranks.shim",
+            "--socket",
+            str(self._socket),
+            "--state-dir",
+            str(self._state),
+        ]
+        command += [
+            "--cgroup",
+            self._cgroup,
+            "--ready-fd",
+            str(write),
+            *(word for name in self._modules for word in ("--preload", name)),
+        ]
         log_path = str(self._state / "logs" / "shim.log")
         try:
             self._shim_pid = os.posix_spawn(  # noqa: ASYNC221 — returns at once
@@ -611,13 +665,22 @@ class Supervisor:
         if message.confinement:
             log.info("ranks run in cgroups below %s", message.confinement)
         if message.confinement_error:
-            log.warning("ranks have no cgroup of their own, their children are found by descent and session: %s", message.confinement_error)
+            log.warning(
+                "ranks have no cgroup of their own, their children are found by descent and session: %s",
+                message.confinement_error,
+            )
 
     def _note_exit(self, record: RankRecord) -> None:
         key, end_ = _key(record), record.end
         known = self._records.get(key)
         is_new = end_ is not None and (known is None or known.end is None)
-        if is_new and end_ is not None and end_.code == -signal.SIGKILL and not end_.stopped and (killed := self._memory_end(record)) is not None:
+        if (
+            is_new
+            and end_ is not None
+            and end_.code == -signal.SIGKILL
+            and not end_.stopped
+            and (killed := self._memory_end(record)) is not None
+        ):
             self._killed[key] = killed
         self._records[key] = record
 
@@ -626,9 +689,13 @@ class Supervisor:
         if start is not None:
             log.warning("rank %s of generation %s is not started: %s", refusal.rank, refusal.generation, refusal.reason)
             words = f"the rank was not started: {refusal.reason}"
-            self._note_unstarted(_key(start), start.stdout_path, start.stderr_path, words, is_stopped="stopped" in refusal.reason)
+            self._note_unstarted(
+                _key(start), start.stdout_path, start.stderr_path, words, is_stopped="stopped" in refusal.reason
+            )
 
-    def _note_unstarted(self, key: RankKey, stdout_path: str, stderr_path: str, text: str, *, is_stopped: bool = False) -> None:
+    def _note_unstarted(
+        self, key: RankKey, stdout_path: str, stderr_path: str, text: str, *, is_stopped: bool = False
+    ) -> None:
         now = time.time()
         self._records[key] = RankRecord(
             run=key[0],
@@ -649,7 +716,7 @@ class Supervisor:
             self._writer.close()
             self._writer = None
 
-    # -- a dead shim ----------------------------------------------------------------------------------------------------------------------
+    # -- a dead shim
 
     async def _end_shim(self) -> None:
         if self._shim_pid is not None:
@@ -676,7 +743,8 @@ class Supervisor:
                 code=-signal.SIGKILL,
                 at_seconds=time.time(),
                 stopped=False,
-                text="its parent, the node's shim, had ended, so that its own exit could no longer be seen: it was killed",
+                text="its parent, the node's shim, had ended, so that its own exit could no longer be seen: it was "
+                "killed",
             )
             ended = msgspec.structs.replace(record, end=end_)
             self._disk.write_end(ended)
@@ -684,7 +752,12 @@ class Supervisor:
         asked, self._asked = self._asked, {}
         for start in asked.values():
             if _key(start) not in self._records:
-                self._note_unstarted(_key(start), start.stdout_path, start.stderr_path, "the node's shim ended before the rank was started")
+                self._note_unstarted(
+                    _key(start),
+                    start.stdout_path,
+                    start.stderr_path,
+                    "the node's shim ended before the rank was started",
+                )
         if orphans:
             log.error("killed %s ranks whose shim was gone", len(orphans))
         self.changed.notify()  # whether or not another shim can be started
@@ -694,7 +767,7 @@ class Supervisor:
             await asyncio.sleep(RETRY_SECONDS)
             self._disk.write_owed()
 
-    # -- memory ---------------------------------------------------------------------------------------------------------------------------
+    # -- memory
 
     def rank_memory(self, run: RunId, generation: Generation) -> dict[Rank, ProcessMemory]:
         """Return the newest sample of each living rank of a generation. Called at every report."""
@@ -711,7 +784,9 @@ class Supervisor:
             with contextlib.suppress(OSError):  # no descriptor is free, say: the next sample may succeed
                 facts = memory.memory_facts(paths.proc, paths.cgroups)
                 counts = memory.kill_counts(paths.proc, paths.cgroups)
-                self._samples.append(_MemorySample(counts, facts.total_bytes - facts.available_bytes, facts.total_bytes))
+                self._samples.append(
+                    _MemorySample(counts, facts.total_bytes - facts.available_bytes, facts.total_bytes)
+                )
             for key, record in self._records.items():
                 if record.end is None and (found := memory.process_memory(record.pid, paths.proc)) is not None:
                     self._rank_memory[key] = found
@@ -749,7 +824,10 @@ def _wait_for_child(pid: int) -> None:
 
 
 async def _kill(record: RankRecord) -> None:
-    """Kill a rank that is not our child, with its descendants; returns when it is gone. One that has ended, or whose pid is another's, is let be."""
+    """Kill a rank that is not our child, with its descendants; returns when it is gone.
+
+    One that has ended, or whose pid is another's, is let be.
+    """
     if not processes.is_alive(record.pid, record.start_ticks):
         return
     try:

@@ -2,8 +2,9 @@
 
     RoundMember ──NodeReport──▶ RoundServer ──▶ core.rounds.Coordinator ──Announcement──▶ RoundMember
 
-Both travel over the tree of agents (`worker.replication.round_member`), whose root is the member on the coordinator's own node.
-Invariant: of each node the newest report counts, and only one that answers this coordinator: none that was made for its agent's earlier life.
+Both travel over the tree of agents (`worker.replication.round_member`), whose root is the member on the coordinator's
+own node. Invariant: of each node the newest report counts, and only one that answers this coordinator: none that was
+made for its agent's earlier life.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def new_life() -> int:
 class RoundServer:
     """The coordinator's shell: reports in, announcements out. One owner: the `Member` on the coordinator's node."""
 
-    def __init__(self, generation: Generation, core: Coordinator, *, final_round_seconds: float, now: Callable[[], float]) -> None:
+    def __init__(
+        self, generation: Generation, core: Coordinator, *, final_round_seconds: float, now: Callable[[], float]
+    ) -> None:
         """Begin.
 
         Args:
@@ -75,7 +78,9 @@ class RoundServer:
         before = self._known
         self._known = before.take(*(each for each in reports if each.term == self.term))
         rounds = [rank for each in self._known.since(before) for rank in each.ranks]
-        refused = sorted({each.reason for each in rounds if each.vote is Vote.ABANDON and each.proposed == self.core.proposed})
+        refused = sorted(
+            {each.reason for each in rounds if each.vote is Vote.ABANDON and each.proposed == self.core.proposed}
+        )
         if refused and refused != self._refused:
             self._refused = refused
             log.info("step %d is abandoned: %s", self.core.proposed, "; ".join(refused))
@@ -114,10 +119,21 @@ class RoundServer:
             self.committed_at_seconds = self._now()
         if core.final != NONE and self._final_timer is None:
             loop = asyncio.get_running_loop()
-            self._final_timer = loop.call_later(self._final_round_seconds, lambda: self._apply(self.core.end_final_round()))
+            self._final_timer = loop.call_later(
+                self._final_round_seconds, lambda: self._apply(self.core.end_final_round())
+            )
         if _spoken(core) != _spoken(before):
             self.changed.notify()
 
 
 def _spoken(core: Coordinator) -> tuple[object, ...]:
-    return core.committed, core.proposed, core.persist, core.stop, core.stop_state, core.is_finished, core.is_recovering, core.held
+    return (
+        core.committed,
+        core.proposed,
+        core.persist,
+        core.stop,
+        core.stop_state,
+        core.is_finished,
+        core.is_recovering,
+        core.held,
+    )

@@ -67,7 +67,11 @@ async def fetch_shard(
         session = await _dial(dialler, rank)
     streams, receiver = Streams(receive_seconds=silence_seconds / LOOKS_PER_SILENCE), Receiver()
     try:
-        await session.send(FetchShard(owner_rank=rank, origin_generation=source.origin_generation, step=source.step, digest=source.digest))
+        await session.send(
+            FetchShard(
+                owner_rank=rank, origin_generation=source.origin_generation, step=source.step, digest=source.digest
+            )
+        )
         async with asyncio.timeout(answer_seconds):
             begin = await session.receive()
         if isinstance(begin, ShardRefused):
@@ -81,7 +85,9 @@ async def fetch_shard(
             except PeerError as error:
                 if not streams.lines:
                     raise
-                log.warning("rank %d is fetched over %d stream%s, not more: %s", rank, number, "s" if number > 1 else "", error)
+                log.warning(
+                    "rank %d is fetched over %d stream%s, not more: %s", rank, number, "s" if number > 1 else "", error
+                )
                 break
 
         async def told() -> ShardDigests | EndShard:

@@ -1,7 +1,7 @@
 """When a chunk may leave this node: at once, evenly, or in the network's idle spans.
 
-All senders of a node share one pacer, for they share its link. Invariant: pacing delays, it never refuses: a training that stands still, or whose
-boundaries are not heard of, leaves the network to the snapshots.
+All senders of a node share one pacer, for they share its link. Invariant: pacing delays, it never refuses: a training
+that stands still, or whose boundaries are not heard of, leaves the network to the snapshots.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Pacer(Protocol):
         """
 
     def book(self, bytes_count: int) -> float | None:
-        """Admit a chunk without the loop, from any thread, where that needs no more than a short wait. Most chunks follow one that just went.
+        """Admit a chunk without the loop, from any thread, where that needs no more than a short wait.
+
+        Most chunks follow one that just went.
 
         Args:
             bytes_count: of the chunk.
@@ -134,7 +136,8 @@ class UniformPacer:
     """A constant rate, whatever training does. Nothing is saved up while nobody sends.
 
     Args:
-        bytes_per_second: of the node: the bytes of an iteration's snapshots, all copies, by the time that they shall take.
+        bytes_per_second: of the node: the bytes of an iteration's snapshots, all copies, by the time that they shall
+        take.
         chunk_bytes: of a chunk.
         clock: the loop's, for threads.
     """
@@ -177,11 +180,20 @@ class SpanPacer:
         clock: the loop's, for threads.
     """
 
-    def __init__(self, spans: Sequence[IdleSpan], link: Link, *, iteration_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        spans: Sequence[IdleSpan],
+        link: Link,
+        *,
+        iteration_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._windows = [usable(span) for span in spans]
         self.chunk_bytes = chunk_bytes_for(self._windows, link)
         # A loop that wakes up late catches up, by as much as a usual span has room for beside its window.
-        self._lateness_seconds = (1 - MU_RATIO) / 2 * statistics.median(span.seconds for span in spans) if spans else 0.0
+        self._lateness_seconds = (
+            (1 - MU_RATIO) / 2 * statistics.median(span.seconds for span in spans) if spans else 0.0
+        )
         self._link = link
         self._iteration_seconds = iteration_seconds
         self._boundary_at: float | None = None
@@ -196,8 +208,8 @@ class SpanPacer:
         """Begin an iteration.
 
         Args:
-            at_seconds: when the rank passed the boundary, on the monotonic clock that a node's processes share with its agent's event loop. An
-                earlier one than known is late news and changes nothing.
+            at_seconds: when the rank passed the boundary, on the monotonic clock that a node's processes share with its
+                agent's event loop. An earlier one than known is late news and changes nothing.
         """
         if self._boundary_at is None or at_seconds > self._boundary_at:
             self._boundary_at = at_seconds
@@ -213,7 +225,9 @@ class SpanPacer:
         now, cost = asyncio.get_running_loop().time, self._link.seconds(bytes_count)
         async with self._turn:
             asked_at = now()
-            while (wait := self._wait(cost, asked_at, now(), patience_seconds=0.0)) > 0:  # a boundary in the meantime moves every opening
+            while (
+                wait := self._wait(cost, asked_at, now(), patience_seconds=0.0)
+            ) > 0:  # a boundary in the meantime moves every opening
                 await self._changed.wait(self._changed.version, wait)
 
     def book(self, bytes_count: int) -> float | None:
@@ -278,7 +292,8 @@ class NodePacer:
     def counted(self, transfer: Transfer) -> Iterator[None]:
         """Count what a transfer sends for as long as the context lasts, and what it has sent ever after.
 
-        The link is measured from when a transfer begins while none is under way until none is again: only then is it known what was sent when.
+        The link is measured from when a transfer begins while none is under way until none is again: only then is it
+        known what was sent when.
         """
         if not self._under_way:
             self._begun, self._is_telling = (self._sent_bytes, self.link.use.busy_seconds), True

@@ -1,6 +1,7 @@
 """Serves the sessions that other agents open to this node: their shards arrive here, or are fetched from here.
 
-Invariant: one replica session per generation and owner; a new one joins the old before it begins, so that two streams never write one shard.
+Invariant: one replica session per generation and owner; a new one joins the old before it begins, so that two streams
+never write one shard.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ class _Open:
 
 
 class ReplicaReceiver:
-    """The listener's side of all replica and fetch sessions of one generation, and of their streams. One owner: the node's `Member`."""
+    """The listener's side of all replica and fetch sessions of one generation, and of their streams.
+
+    One owner: the node's `Member`.
+    """
 
     def __init__(
         self,
@@ -99,7 +103,7 @@ class ReplicaReceiver:
         self._open: dict[bytes, _Open] = {}
         self.rejected_count = 0
 
-    # -- streams ----------------------------------------------------------------------------------------------------------------------------
+    # -- streams
 
     async def stream(self, session: TcpSession) -> None:
         """Give a stream to the session that it names; returns when that session, or the stream, is over.
@@ -125,7 +129,7 @@ class ReplicaReceiver:
         finally:
             owner.streams.drop(line)
 
-    # -- replicas ---------------------------------------------------------------------------------------------------------------------------
+    # -- replicas
 
     async def replica(self, session: Session) -> None:
         """Take shards of one owner until the line ends. An earlier session of the same owner is ended first.
@@ -152,7 +156,9 @@ class ReplicaReceiver:
             if self._sessions.get(rank) is task:
                 del self._sessions[rank]
 
-    async def _serve(self, session: Session, receiver: Receiver | None, work: Callable[[_Open], Coroutine[object, object, None]]) -> None:
+    async def _serve(
+        self, session: Session, receiver: Receiver | None, work: Callable[[_Open], Coroutine[object, object, None]]
+    ) -> None:
         """Run a session's work while its streams can find it; all of its threads have ended when this returns."""
         owner = _Open(session.peer, receiver)
         self._open[session.opened.nonce] = owner
@@ -166,7 +172,10 @@ class ReplicaReceiver:
     async def _take(self, session: Session, owner: _Open, rank: Rank) -> None:
         sealed = [record for record in self._store.inventory() if record.owner_rank == rank]
         await session.send(
-            HolderInventory(owner_rank=rank, sealed=tuple((record.origin_generation, record.step, record.digest) for record in sealed))
+            HolderInventory(
+                owner_rank=rank,
+                sealed=tuple((record.origin_generation, record.step, record.digest) for record in sealed),
+            )
         )
         taking: asyncio.Task[None] | None = None
         reserving: asyncio.Task[None] | None = None
@@ -180,7 +189,9 @@ class ReplicaReceiver:
                     case BeginShard() if message.owner_rank == rank and message.transfer > number:
                         number, told = message.transfer, asyncio.Queue()
                         await end(taking)
-                        taking = asyncio.create_task(self._in_turn(owner, reserving, partial(self._take_one, session, owner, message, told.get)))
+                        taking = asyncio.create_task(
+                            self._in_turn(owner, reserving, partial(self._take_one, session, owner, message, told.get))
+                        )
                     case ShardDigests() | EndShard() if message.transfer <= number:
                         if message.transfer == number:
                             told.put_nowait(message)
@@ -192,7 +203,9 @@ class ReplicaReceiver:
                             await end(taking)
                     case ReserveShard() if message.capacity_bytes >= 0 and len(message.layout_hash) == DIGEST_BYTES:
                         await end(reserving)
-                        reserving = asyncio.create_task(self._in_turn(owner, taking, partial(self._reserve, session, rank, message)))
+                        reserving = asyncio.create_task(
+                            self._in_turn(owner, taking, partial(self._reserve, session, rank, message))
+                        )
                     case _:
                         raise MalformedMessage(f"{type(message).__name__} where a shard of rank {rank} should begin")
         finally:
@@ -220,12 +233,18 @@ class ReplicaReceiver:
     async def _reserve(self, session: Session, rank: Rank, wanted: ReserveShard) -> None:
         """Make the slots that this owner's shards will need: the first one that comes finds every page there."""
         try:
-            await self._store.reserve(rank, capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash, slot_count=self._slot_count)
+            await self._store.reserve(
+                rank, capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash, slot_count=self._slot_count
+            )
         except NoRoom as error:
-            log.info("no room for the shards of rank %d: %s", rank, error)  # its owner hears it with the first that is refused
+            log.info(
+                "no room for the shards of rank %d: %s", rank, error
+            )  # its owner hears it with the first that is refused
         await session.send(ShardReserved(capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash))
 
-    async def _take_one(self, session: Session, owner: _Open, begin: BeginShard, told: Callable[[], Awaitable[ShardDigests | EndShard]]) -> None:
+    async def _take_one(
+        self, session: Session, owner: _Open, begin: BeginShard, told: Callable[[], Awaitable[ShardDigests | EndShard]]
+    ) -> None:
         assert owner.receiver is not None
         try:
             digest = await receive_shard(
@@ -242,9 +261,11 @@ class ReplicaReceiver:
             await session.send(ShardSealed(transfer=begin.transfer, digest=digest))
         except (ShardRejected, NoRoom) as error:
             self.rejected_count += 1
-            await session.send(ShardRefused(transfer=begin.transfer, reason=str(error), is_damaged=isinstance(error, ShardDamaged)))
+            await session.send(
+                ShardRefused(transfer=begin.transfer, reason=str(error), is_damaged=isinstance(error, ShardDamaged))
+            )
 
-    # -- fetches ----------------------------------------------------------------------------------------------------------------------------
+    # -- fetches
 
     async def fetch(self, session: Session) -> None:
         """Give shards that a replaced node needs, until the line ends.
@@ -274,7 +295,16 @@ class ReplicaReceiver:
                     if digests is not None:
                         begin = announcement(slot.file.header, transfer=number, committed=Step(-1))
                         answer = partial(_answer, session)
-                        await send_shard(session, owner.streams, answer, slot.file, digests, begin, ChunkQueue(), progress=lambda _: None)
+                        await send_shard(
+                            session,
+                            owner.streams,
+                            answer,
+                            slot.file,
+                            digests,
+                            begin,
+                            ChunkQueue(),
+                            progress=lambda _: None,
+                        )
                 finally:
                     slot.pins -= 1
             if digests is None:

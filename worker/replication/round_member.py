@@ -3,10 +3,11 @@
     the node above ◀── own state and what came from below ── RoundMember ◀── RoundReport ── nodes below
                    ── Announcement ──▶ heard here first, then ──▶
 
-Both sides of a line say something at least every third of `holder_deadline`, and know when the other has fallen silent: evidence about a node that
-does not depend on whether it is owed anything.
+Both sides of a line say something at least every third of `holder_deadline`, and know when the other has fallen silent:
+evidence about a node that does not depend on whether it is owed anything.
 
-Invariant: whom a node reports to changes nothing about what it reports: every report is its node's newest whole state, numbered by that node.
+Invariant: whom a node reports to changes nothing about what it reports: every report is its node's newest whole state,
+numbered by that node.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class RoundMember:
         self.silent_since: float | None = None
         """When this node last had a line to anybody above it, on the loop's clock; None while it has one.
 
-        A node above that is cut off itself has nobody left to dial but the coordinator, and says so: who lacks a line lacks the coordinator.
+        A node above that is cut off itself has nobody left to dial but the coordinator, and says so: who lacks a line
+        lacks the coordinator.
         """
         self._generation = generation
         self._node_id = node_id
@@ -83,7 +85,9 @@ class RoundMember:
         self._heard_at: dict[NodeId, float] = {}
         """When each neighbour last said something in this agent's life, on the loop's clock."""
         self._silent: frozenset[NodeId] = frozenset()
-        self._announced = Announcement(generation=generation, term=NO_TERM, sequence=0, committed=NONE, proposed=NONE, is_silent=True)
+        self._announced = Announcement(
+            generation=generation, term=NO_TERM, sequence=0, committed=NONE, proposed=NONE, is_silent=True
+        )
         self._heard = Signal()
 
     async def run_local(self, server: RoundServer) -> None:
@@ -105,20 +109,27 @@ class RoundMember:
         """Neighbours in the tree that have spoken in this generation, and have not for longer than the deadline."""
         return self._silent
 
-    async def run(self, dial: Callable[[NodeId], Awaitable[Session]], *, patience_seconds: float, is_restarted: bool) -> None:
+    async def run(
+        self, dial: Callable[[NodeId], Awaitable[Session]], *, patience_seconds: float, is_restarted: bool
+    ) -> None:
         """Take part until cancelled; a broken line is dialled again.
 
         Args:
             dial: opens a round session to a node.
             patience_seconds: how long the parent may be out of reach before the nodes above it are tried, too.
-            is_restarted: this node has taken part before and does not know how much it has heard. Another node may lag behind that, and would lead
-                it back to a step that it has voted on: the first word must be the coordinator's own.
+            is_restarted: this node has taken part before and does not know how much it has heard. Another node may lag
+                behind that, and would lead it back to a step that it has voted on: the first word must be the
+                coordinator's own.
         """
         await first_of(self._take_part(dial, patience_seconds, is_restarted=is_restarted), self._watch())
 
-    async def _take_part(self, dial: Callable[[NodeId], Awaitable[Session]], patience_seconds: float, *, is_restarted: bool) -> None:
+    async def _take_part(
+        self, dial: Callable[[NodeId], Awaitable[Session]], patience_seconds: float, *, is_restarted: bool
+    ) -> None:
         now = asyncio.get_running_loop().time
-        self.silent_since = now() if self.silent_since is None else self.silent_since  # who begins again has not been heard meanwhile
+        self.silent_since = (
+            now() if self.silent_since is None else self.silent_since
+        )  # who begins again has not been heard meanwhile
         failures = 0
         while True:
             if is_restarted and self._announced.term == NO_TERM:
@@ -146,8 +157,8 @@ class RoundMember:
             session: opened by that node.
 
         Raises:
-            MalformedMessage: the other side speaks for a node that is not below it, or for ranks that a node does not have.
-            PeerLost: the line is gone.
+            MalformedMessage: the other side speaks for a node that is not below it, or for ranks that a node does not
+            have. PeerLost: the line is gone.
         """
         await first_of(self._collect(session), self._announce(session))
 
@@ -164,7 +175,7 @@ class RoundMember:
     def _heard_from(self, peer: NodeId) -> None:
         self._heard_at[peer] = asyncio.get_running_loop().time()
 
-    # -- down -----------------------------------------------------------------------------------------------------------------------------
+    # -- down
 
     async def _listen(self, session: Session) -> None:
         while True:
@@ -198,7 +209,7 @@ class RoundMember:
             await session.send(self._announced)
             await self._heard.wait(seen, self._deadline / 3)
 
-    # -- up -------------------------------------------------------------------------------------------------------------------------------
+    # -- up
 
     async def _collect(self, session: Session) -> None:
         members = self._tree.below(session.peer)
@@ -208,7 +219,10 @@ class RoundMember:
                 raise MalformedMessage(f"{type(message).__name__} of another kind or generation from {session.peer}")
             self._heard_from(session.peer)
             for each in message.nodes:
-                if each.node_id not in members or not {rank.rank for rank in each.ranks} <= self._tree.ranks[each.node_id]:
+                if (
+                    each.node_id not in members
+                    or not {rank.rank for rank in each.ranks} <= self._tree.ranks[each.node_id]
+                ):
                     raise MalformedMessage(f"{session.peer} reports ranks of {each.node_id} that it does not speak for")
             self._known = self._known.take(*message.nodes)
             self.changed.notify()
@@ -218,7 +232,9 @@ class RoundMember:
         ranks, own = self._state(), self._known.newest.get(self._node_id)
         if self._known.term != NO_TERM and (own is None or own.ranks != ranks):
             self._sequence += 1
-            self._known = self._known.take(NodeReport(node_id=self._node_id, term=self._known.term, sequence=self._sequence, ranks=ranks))
+            self._known = self._known.take(
+                NodeReport(node_id=self._node_id, term=self._known.term, sequence=self._sequence, ranks=ranks)
+            )
         return self._known
 
     def _sender(self, session: Session) -> Send:

@@ -4,8 +4,8 @@
     stream 1 ─▶ this node's second card, the peer's second      leads nowhere: the next ways are tried, the own one last
     stream 2 ─▶ ...
 
-Invariant: a way is left out only once another one has led to the same peer meanwhile: from a peer that is gone nothing is learnt about cards. The
-session's own is never left out.
+Invariant: a way is left out only once another one has led to the same peer meanwhile: from a peer that is gone nothing
+is learnt about cards. The session's own is never left out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,13 @@ class Ways:
         self._left_out: dict[Way, float] = {}
         """Until when, by the loop's clock."""
 
-    async def open(self, peer: NodeId, addresses: Sequence[Address], number: int, dial: Callable[[NetworkCard, Address], Awaitable[T]]) -> T:
+    async def open(
+        self,
+        peer: NodeId,
+        addresses: Sequence[Address],
+        number: int,
+        dial: Callable[[NetworkCard, Address], Awaitable[T]],
+    ) -> T:
         """Open a stream over the next way that leads to a peer.
 
         Args:
@@ -57,7 +63,9 @@ class Ways:
         """
         now = asyncio.get_running_loop().time()
         count = math.lcm(len(self._cards), len(addresses))
-        own, *further = [(self._cards[each % len(self._cards)], addresses[each % len(addresses)]) for each in range(count)]
+        own, *further = [
+            (self._cards[each % len(self._cards)], addresses[each % len(addresses)]) for each in range(count)
+        ]
         usable = [own, *(way for way in further if now >= self._left_out.get(way, -math.inf))]
         chosen = number % len(usable)
         lost: dict[Way, PeerLost] = {}
@@ -75,5 +83,11 @@ class Ways:
         now = asyncio.get_running_loop().time()
         for way, error in lost.items():
             if now >= self._left_out.get(way, -math.inf):  # else another stream has just told of it
-                log.warning("streams to %s leave out %s for %g s: %s", peer, way[0].name or way[0].address, LEFT_OUT_SECONDS, error)
+                log.warning(
+                    "streams to %s leave out %s for %g s: %s",
+                    peer,
+                    way[0].name or way[0].address,
+                    LEFT_OUT_SECONDS,
+                    error,
+                )
             self._left_out[way] = now + LEFT_OUT_SECONDS

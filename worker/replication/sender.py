@@ -1,7 +1,8 @@
 """Sends one owned shard to one of its holders, for as long as the generation lasts.
 
-It asks the pure `Shard` what this holder wants next and sends that; what the holder has sealed comes back as acknowledgements. Invariant: the
-holder's silence is measured from the moment that it is owed something (`worker.core.silence`), so an idle line is never a silent one.
+It asks the pure `Shard` what this holder wants next and sends that; what the holder has sealed comes back as
+acknowledgements. Invariant: the holder's silence is measured from the moment that it is owed something
+(`worker.core.silence`), so an idle line is never a silent one.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class ReplicaSender:
             store: this node's slots.
             pacer: the node's.
             holder_deadline_seconds: how long a holder that is owed something may make no progress.
-            printed: returns what this node's ranks have printed; the holder has it before it acknowledges a shard. None: nothing.
+            printed: returns what this node's ranks have printed; the holder has it before it acknowledges a shard.
+                None: nothing.
         """
         self._printed = printed
         self._held_lines = 0
@@ -180,7 +182,8 @@ class ReplicaSender:
                 reserved = shard.reserved
                 await session.send(ReserveShard(capacity_bytes=reserved[0], layout_hash=reserved[1]))
             await self._fit(session)
-            # Nothing is waited for between this look at the slot and its reading: it might be granted for another step meanwhile.
+            # Nothing is waited for between this look at the slot and its reading: it might be granted for another step
+            # meanwhile.
             step = shard.core.wanted(self._peer)
             slot = shard.source(step) if step != NONE else None
             if slot is None:
@@ -194,9 +197,21 @@ class ReplicaSender:
                 self._silence = self._silence.succeeded()
                 self._tell_of(self._line.arrived(step))
                 shard.acknowledge(self._peer, shard.content(step))
-            elif isinstance(outcome, ShardRefused) and outcome.is_damaged and step != shard.core.foundation and await self._is_damaged_here(slot):
-                log.error("what rank %d captured of step %d does not hash to its digests in its own slot either: it is given up", shard.rank, step)
-                shard.apply(shard.core.forget(step).abandon(step, "what the rank captured no longer hashes to its digests"))
+            elif (
+                isinstance(outcome, ShardRefused)
+                and outcome.is_damaged
+                and step != shard.core.foundation
+                and await self._is_damaged_here(slot)
+            ):
+                log.error(
+                    "what rank %d captured of step %d does not hash to its digests in its own slot either: it "
+                    "is given up",
+                    shard.rank,
+                    step,
+                )
+                shard.apply(
+                    shard.core.forget(step).abandon(step, "what the rank captured no longer hashes to its digests")
+                )
             elif isinstance(outcome, ShardRefused):
                 self._failed(f"it refuses step {step}: {outcome.reason}")
                 log.info("%s refuses step %d of rank %d: %s", self._peer, step, shard.rank, outcome.reason)
@@ -256,7 +271,9 @@ class ReplicaSender:
                     await send()
                 else:
                     await first_of(send(), self._dropped(step, digests))
-                if pacer is None and isinstance(outcome, ShardSealed):  # one that was paced says nothing of what the link carries at its best
+                if pacer is None and isinstance(
+                    outcome, ShardSealed
+                ):  # one that was paced says nothing of what the link carries at its best
                     self._measured(queue)
             finally:
                 self._queue = None
@@ -290,8 +307,8 @@ class ReplicaSender:
     def _crawls(self, queue: ChunkQueue, seconds: float) -> bool:
         """Say whether what has been sent is much less than what a link carries in the time in which it might, if that is longer than so many seconds.
 
-        What other transfers of the node take of the link is not missing from it. What it has carried at its best is counted without them, though:
-        each may have had a way of its own.
+        What other transfers of the node take of the link is not missing from it. What it has carried at its best is
+        counted without them, though: each may have had a way of its own.
         """
         return queue.busy_seconds > seconds and queue.taken_bytes / queue.part_seconds < SLOW_RATIO * self._best_rate
 
@@ -312,7 +329,14 @@ class ReplicaSender:
                 if not count:
                     raise
                 several = "s" if count > 1 else ""
-                log.warning("rank %d sends to %s over %d stream%s, not more: %s", self._shard.rank, self._peer, count, several, error)
+                log.warning(
+                    "rank %d sends to %s over %d stream%s, not more: %s",
+                    self._shard.rank,
+                    self._peer,
+                    count,
+                    several,
+                    error,
+                )
                 self._most_streams = count
             finally:
                 self._paused(-beside)
@@ -360,7 +384,9 @@ class ReplicaSender:
             link = link.found((sent - filled[0]) / (seconds - filled[1]), sent, seconds)
         if link.carries and self._is_slow(queue):
             self._shard.told_slow(
-                self._peer, f"its link carries {link.carries / 1e6:.3g} MB/s; a step has taken {queue.busy_seconds:.0f} s of sending so far"
+                self._peer,
+                f"its link carries {link.carries / 1e6:.3g} MB/s; a step has taken {queue.busy_seconds:.0f} s "
+                "of sending so far",
             )
         self._held_to(link.looked(sent, seconds, sound=SLOW_RATIO * self._best_rate))
 
@@ -373,12 +399,16 @@ class ReplicaSender:
     def _look_at_holder(self, now: float) -> None:
         """Drop the holder from the view when it has been owed something for the holder deadline without any progress."""
         is_owed = self._shard.core.wanted(self._peer) != NONE or self._peer in self._shard.unready
-        self._silence = self._silence.looked(now, is_owed=is_owed, is_asked=not self._paused_count, is_occupied=self._is_verifying)
+        self._silence = self._silence.looked(
+            now, is_owed=is_owed, is_asked=not self._paused_count, is_occupied=self._is_verifying
+        )
         if self._queue is not None:
             self._look(self._queue)
         seconds = self._silence.seconds
         if seconds > self._deadline and self._peer in self._shard.core.awaited:
             trouble = self._shard.holder_troubles.setdefault(self._peer, "it does not answer")
-            log.warning("rank %d: holder %s leaves the view after %.1f s: %s", self._shard.rank, self._peer, seconds, trouble)
+            log.warning(
+                "rank %d: holder %s leaves the view after %.1f s: %s", self._shard.rank, self._peer, seconds, trouble
+            )
             self._silence = self._silence.given_up()
             self._shard.apply(self._shard.core.drop(self._peer))

@@ -4,8 +4,8 @@
     stream 1  ── chunks ────▶ a thread, blocked in the kernel
     stream 2  ── chunks ────▶ another one
 
-A stream's thread holds no lock while bytes move: sending, receiving and digesting all let go of the interpreter. Invariant: when `close`, `cut` or
-a cancelled `run` has returned, no thread reads or writes anybody's memory any more.
+A stream's thread holds no lock while bytes move: sending, receiving and digesting all let go of the interpreter.
+Invariant: when `close`, `cut` or a cancelled `run` has returned, no thread reads or writes anybody's memory any more.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ from worker.tasks import ended
 OWN_STREAMS = min(32, os.cpu_count() or 1)
 """Of a session that this side opens."""
 BUFFER_BYTES = 512 * 1024
-"""Asked for, of a stream, in the kernel, each way; Linux allows twice as much, and counts its own bookkeeping in. Grown to megabytes, as the kernel
-would, what lies in it leaves the processor's cache between two copies: moving and verifying a GiB both ways took 441 ms then and 361 ms with this
-(loopback). 1 Gbyte/s over 0.4 ms there and back fits; a longer way has more streams."""
+"""Asked for, of a stream, in the kernel, each way; Linux allows twice as much, and counts its own bookkeeping in.
+
+Grown to megabytes, as the kernel
+would, what lies in it leaves the processor's cache between two copies: moving and verifying a GiB both ways took 441 ms
+then and 361 ms with this (loopback). 1 Gbyte/s over 0.4 ms there and back fits; a longer way has more streams."""
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 """Many kernels allow everybody 208 KiB, and cut what is asked for to that without a word."""
 CANCELLED_SECONDS = 0.05
@@ -51,7 +53,9 @@ UNSENT_BYTES = 128 * 1024
 _TCP_NOTSENT_LOWAT = 25
 _SO_MAX_PACING_RATE = 47
 _LEAST_RATE = 64 * 1024
-"""Bytes per second of a stream that is limited. The kernel sends that many at once, and the next ones when these have had their time: a connection
+"""Bytes per second of a stream that is limited.
+
+The kernel sends that many at once, and the next ones when these have had their time: a connection
 that was limited to 1000 was silent for longer than ten seconds, also after the limit was gone (Linux 6.18)."""
 _UNLIMITED = 2 ** (8 * struct.calcsize("L")) - 1
 
@@ -64,14 +68,17 @@ class Payload(Protocol):
 
 
 class Streams:
-    """The streams of one session's side. One owner: that side, which closes it; every method is called on the loop, what `begin` is given is not."""
+    """The streams of one session's side.
+
+    One owner: that side, which closes it; every method is called on the loop, what `begin` is given is not.
+    """
 
     def __init__(self, *, receive_seconds: float | None = None) -> None:
         """Begin with none.
 
         Args:
-            receive_seconds: how long a thread waits for more before it takes note of what has come of a chunk; None: until all of it is there, which
-                wakes nobody in between.
+            receive_seconds: how long a thread waits for more before it takes note of what has come of a chunk; None:
+                until all of it is there, which wakes nobody in between.
         """
         self.lines: list[socket.socket] = []
         self.attached = asyncio.Event()
@@ -172,7 +179,11 @@ class Streams:
         if bytes_per_second == self._limit:
             return
         self._limit = bytes_per_second
-        rate = _UNLIMITED if bytes_per_second is None else max(_LEAST_RATE, int(bytes_per_second / max(1, len(self.lines))))
+        rate = (
+            _UNLIMITED
+            if bytes_per_second is None
+            else max(_LEAST_RATE, int(bytes_per_second / max(1, len(self.lines))))
+        )
         for line in self.lines:
             with contextlib.suppress(OSError):  # it is gone, as who uses it will notice
                 line.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("L", rate))
@@ -183,7 +194,10 @@ class Streams:
             self.drop(line)
 
     def drop(self, line: socket.socket) -> None:
-        """Close a stream, which then makes room for another; nothing runs on it. One that is closed already is passed over."""
+        """Close a stream, which then makes room for another; nothing runs on it.
+
+        One that is closed already is passed over.
+        """
         if line not in self.lines:
             return
         self.lines.remove(line)
@@ -218,11 +232,13 @@ def _cut(line: socket.socket) -> None:
         return  # it is down already
 
 
-# -- sending ----------------------------------------------------------------------------------------------------------------------------------
+# -- sending
 
 
 class ChunkQueue:
-    """The chunks of one transfer that are wanted, shared by the threads of all streams: who is free takes the next. Any thread.
+    """The chunks of one transfer that are wanted, shared by the threads of all streams: who is free takes the next.
+
+    Any thread.
 
     Args:
         clock: seconds, monotonic.
@@ -269,7 +285,10 @@ class ChunkQueue:
             since, now = self._busy_since, self._link.use
             if since is None:
                 return self._busy_seconds, self._part_seconds
-            return self._busy_seconds + now.busy_seconds - since.busy_seconds, self._part_seconds + now.part_seconds - since.part_seconds
+            return (
+                self._busy_seconds + now.busy_seconds - since.busy_seconds,
+                self._part_seconds + now.part_seconds - since.part_seconds,
+            )
 
     def _turn(self) -> None:
         """Begin or end to count time, as it has something to send or not."""
@@ -384,7 +403,10 @@ async def send_chunks(
     waiting: set[concurrent.futures.Future[None]] = set()
 
     def admit(size: int) -> None:
-        """Wait in the stream's thread for the loop's word. A cancellation ends the line: its chunk would never be whole."""
+        """Wait in the stream's thread for the loop's word.
+
+        A cancellation ends the line: its chunk would never be whole.
+        """
         if pacer is None:
             return
         soon = pacer.book(size)
@@ -446,7 +468,9 @@ def _send_all(line: socket.socket, header: bytes, data: memoryview, taken: Calla
         try:
             with data[max(0, sent) :] as rest:
                 count = line.sendmsg([header[sent:], rest]) if sent < 0 else line.send(rest)
-        except BlockingIOError:  # nothing has left meanwhile: whether that is too long somebody else says, who cuts the line
+        except (
+            BlockingIOError
+        ):  # nothing has left meanwhile: whether that is too long somebody else says, who cuts the line
             taken(0)
             continue
         before, sent = max(0, sent), sent + count
@@ -454,11 +478,14 @@ def _send_all(line: socket.socket, header: bytes, data: memoryview, taken: Calla
             taken(sent - before)
 
 
-# -- receiving --------------------------------------------------------------------------------------------------------------------------------
+# -- receiving
 
 
 class IncomingShard:
-    """The receiving side of one transfer: what is missing of it, and who writes it. Its threads claim chunks; its owner awaits and closes it."""
+    """The receiving side of one transfer: what is missing of it, and who writes it.
+
+    Its threads claim chunks; its owner awaits and closes it.
+    """
 
     def __init__(self, target: Payload, *, transfer: int, payload_bytes: int) -> None:
         """Begin.
@@ -497,7 +524,9 @@ class IncomingShard:
             self.missing.update(missing)
 
     def follow(self, index: range, tell: Callable[[int], None]) -> None:
-        """Have somebody told what is there, now and as chunks come. On the loop, when all chunks are named and their digests believed.
+        """Have somebody told what is there, now and as chunks come.
+
+        On the loop, when all chunks are named and their digests believed.
 
         Args:
             index: chunks without which nothing is told.

@@ -1,8 +1,8 @@
 """Sessions over TCP (`everstep.protocol.peer_messages` draws the handshake).
 
-A session carries messages on the agent's loop. A stream begins as a session, too, and after its handshake `detach` gives the bare connection to
-a thread (`streams`). Invariant: nothing is read past the handshake from a peer that has not proved the generation's key, and every frame's
-length is checked before its body is read.
+A session carries messages on the agent's loop. A stream begins as a session, too, and after its handshake `detach`
+gives the bare connection to a thread (`streams`). Invariant: nothing is read past the handshake from a peer that has
+not proved the generation's key, and every frame's length is checked before its body is read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ HANDSHAKE_SECONDS = 5.0
 MAX_SESSIONS = 4096
 """Connections that a listener holds at once; more are closed unread."""
 MAX_UNPROVEN = 256
-"""Sessions in their handshake. Of more, the oldest of the address that has most of them is closed: a flood from one address evicts itself."""
+"""Sessions in their handshake.
+
+Of more, the oldest of the address that has most of them is closed: a flood from one address evicts itself.
+"""
 MAX_HANDSHAKE_BYTES = 4096
 """Of a message before both sides are proven."""
 ACCEPT_RETRY_SECONDS = 1.0
@@ -144,7 +147,10 @@ class TcpSession:
         return LENGTH.size + int(length)
 
     async def _read(self, missing: int) -> None:
-        """Wait until more has come. The loop is left watching: to begin and end that takes a message longer than to read it."""
+        """Wait until more has come.
+
+        The loop is left watching: to begin and end that takes a message longer than to read it.
+        """
         if self._is_closed:
             raise PeerLost(f"the line to {self.peer} is closed")
         self._missing = missing
@@ -170,7 +176,11 @@ class TcpSession:
         if arrival is None or arrival.done():
             self._unwatch()
             return
-        into = memoryview(bytearray(self._missing)) if self._ahead is None or self._missing > self._ahead.nbytes else self._ahead
+        into = (
+            memoryview(bytearray(self._missing))
+            if self._ahead is None or self._missing > self._ahead.nbytes
+            else self._ahead
+        )
         try:
             count = self._line.recv_into(into)
         except BlockingIOError:
@@ -191,7 +201,10 @@ class TcpSession:
             self._loop.remove_reader(self._line)
 
     def detach(self) -> socket.socket:
-        """Give the connection away, blocking: the session is over, and closing it does nothing. For streams, after their handshake."""
+        """Give the connection away, blocking: the session is over, and closing it does nothing.
+
+        For streams, after their handshake.
+        """
         assert self._ahead is None, "what was read ahead would be lost"
         self._unwatch()
         self._is_closed = True
@@ -236,8 +249,8 @@ async def dial(
         The session, both sides proven; the caller closes it.
 
     Raises:
-        PeerLost: nobody answers within `HANDSHAKE_SECONDS`, the line broke, or this node has no descriptor or memory for one.
-        PeerRefused: the other side does not know us, or could not prove that it is the peer.
+        PeerLost: nobody answers within `HANDSHAKE_SECONDS`, the line broke, or this node has no descriptor or memory
+        for one. PeerRefused: the other side does not know us, or could not prove that it is the peer.
     """
     try:
         line = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -282,7 +295,9 @@ async def _prove(session: TcpSession, credentials: Credentials, peer: NodeId) ->
     expected = session_mac(credentials.key, "listener", opened, challenge.nonce, challenge.node_id, credentials.job)
     if challenge.node_id != peer or not hmac.compare_digest(challenge.mac, expected):
         raise PeerRefused(f"who answers as {peer} does not hold the key of generation {credentials.generation}")
-    await session.send(Answer(mac=session_mac(credentials.key, "dialler", opened, challenge.nonce, peer, credentials.job)))
+    await session.send(
+        Answer(mac=session_mac(credentials.key, "dialler", opened, challenge.nonce, peer, credentials.job))
+    )
     verdict = await session.receive()
     if isinstance(verdict, Refused):
         raise PeerRefused(f"{peer} refuses: {verdict.reason}")
@@ -298,7 +313,9 @@ Serve = Callable[[TcpSession], Awaitable[None]]
 
 def _nobody(origin: str) -> Open:
     """Stand in for the first message of who has not said anything yet."""
-    return Open(run=RunId(""), generation=Generation(0), kind="round", node_id=NodeId(origin), owner_rank=Rank(-1), nonce=b"")
+    return Open(
+        run=RunId(""), generation=Generation(0), kind="round", node_id=NodeId(origin), owner_rank=Rank(-1), nonce=b""
+    )
 
 
 class PeerListener:
@@ -327,8 +344,8 @@ class PeerListener:
         Args:
             address: the node's.
             port: on that address; 0: the kernel chooses.
-            more_cards: the node's other network cards, for streams: at the same port, so that one rule lets all of them in. One where that cannot
-                be is left out.
+            more_cards: the node's other network cards, for streams: at the same port, so that one rule lets all of them
+                in. One where that cannot be is left out.
 
         Raises:
             OSError: the address is not this node's, or the port is taken.
@@ -379,7 +396,10 @@ class PeerListener:
         return asyncio.get_running_loop()
 
     def _accept(self, listener: socket.socket) -> None:
-        """Take every connection that waits. Called by the loop, which has nothing to cancel between a connection and its session."""
+        """Take every connection that waits.
+
+        Called by the loop, which has nothing to cancel between a connection and its session.
+        """
         while True:
             try:
                 line, origin = listener.accept()
@@ -446,7 +466,11 @@ class PeerListener:
         if not isinstance(opened, Open):
             raise MalformedMessage(f"a session that begins with {type(opened).__name__}")
         credentials, serve = self._credentials, self._serve
-        if credentials is None or serve is None or (opened.run, opened.generation) != (credentials.run, credentials.generation):
+        if (
+            credentials is None
+            or serve is None
+            or (opened.run, opened.generation) != (credentials.run, credentials.generation)
+        ):
             reason = f"not a member of generation {opened.generation} of run {opened.run}"
             await session.send(Refused(reason=reason))
             raise OtherGeneration(reason) if is_own_run(self.promised_run, opened.run) else PeerRefused(reason)

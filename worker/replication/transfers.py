@@ -9,9 +9,11 @@
     EndShard(digest of the whole)      ───▶
                                        ◀───  ShardSealed | ShardRefused
 
-A slot that is sealed already is named whole and ended at once; one that its rank still writes is named as its chunks become final.
+A slot that is sealed already is named whole and ended at once; one that its rank still writes is named as its chunks
+become final.
 
-Invariant: a slot is sealed only when its owner's is, and every chunk of the payload was seen to hash to what the owner named.
+Invariant: a slot is sealed only when its owner's is, and every chunk of the payload was seen to hash to what the owner
+named.
 """
 
 from __future__ import annotations
@@ -27,7 +29,16 @@ from everstep.protocol.codec import Message
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import Step
 from everstep.protocol.peer_messages import BeginShard, EndShard, ShardDigests, ShardRefused, ShardSealed, ShardWanted
-from everstep.protocol.slot import DIGEST_BYTES, SlotHeader, SlotState, chunk_bytes, chunk_count, chunk_range, digest, shard_digest
+from everstep.protocol.slot import (
+    DIGEST_BYTES,
+    SlotHeader,
+    SlotState,
+    chunk_bytes,
+    chunk_count,
+    chunk_range,
+    digest,
+    shard_digest,
+)
 from worker.core.slots import Content
 from worker.core.transfers import are_within, chunk_digest, found_elsewhere, ranges
 from worker.errors import NoRoom, PeerError, PeerLost
@@ -98,7 +109,9 @@ async def send_shard(
     paused: Callable[[int], None] = lambda _: None,
     before_end: Callable[[], Awaitable[Sequence[Message]]] | None = None,
 ) -> ShardSealed | ShardRefused:
-    """Send a slot that is sealed, or that will be. The caller holds it: it is a registered reader of the slot, or has pinned it.
+    """Send a slot that is sealed, or that will be.
+
+    The caller holds it: it is a registered reader of the slot, or has pinned it.
 
     Args:
         session: whose other side runs `receive_shard`.
@@ -110,11 +123,13 @@ async def send_shard(
         queue: a new one; says afterwards what was sent, and how fast.
         pacer: see `send_chunks`.
         progress: told whenever the receiver has answered (0) or the kernel has taken something for it (bytes).
-        paused: told +1 whenever the receiver is kept waiting, by the pacer or because nothing new is final yet, and -1 when it no longer is.
+        paused: told +1 whenever the receiver is kept waiting, by the pacer or because nothing new is final yet, and -1
+        when it no longer is.
         before_end: returns what the receiver gets ahead of the shard's end, once the slot is sealed. None: nothing.
 
     Returns:
-        The receiver's last word. A caller whose work was cancelled (the slot was granted anew, or its capture given up) says so with `CancelShard`.
+        The receiver's last word. A caller whose work was cancelled (the slot was granted anew, or its capture given up)
+        says so with `CancelShard`.
 
     Raises:
         PeerLost: the line is gone.
@@ -131,7 +146,9 @@ async def send_shard(
         found: list[Message] = []
         if digests.known_count > named_count:
             first, named_count = named_count, digests.known_count
-            found.append(ShardDigests(transfer=begin.transfer, first=first, chunk_digests=digests.known[DIGEST_BYTES * first :]))
+            found.append(
+                ShardDigests(transfer=begin.transfer, first=first, chunk_digests=digests.known[DIGEST_BYTES * first :])
+            )
         if digests.is_sealed and not is_ended:
             is_ended = True
             if before_end is not None:
@@ -161,7 +178,16 @@ async def send_shard(
     async def supply() -> None:
         await is_wanted.wait()
         await streams.attached.wait()
-        await send_chunks(streams, file, begin.transfer, queue, payload_bytes=begin.payload_bytes, pacer=pacer, progress=progress, paused=paused)
+        await send_chunks(
+            streams,
+            file,
+            begin.transfer,
+            queue,
+            payload_bytes=begin.payload_bytes,
+            pacer=pacer,
+            progress=progress,
+            paused=paused,
+        )
 
     await session.send(begin, *await news())
     await first_of(hear(), supply(), *(() if is_ended else (name(),)))
@@ -201,9 +227,10 @@ async def receive_shard(
         store: this node's slots.
         keep: contents of this shard that must survive.
         slot_count: slots that this shard may have here.
-        silence_seconds: how long nothing may come before the line counts as broken; None: the sender paces itself, the kernel finds dead lines.
-        arrived: told on the loop as chunks come and are verified; the index is asked for first then, and nothing is told before all digests are
-            known to make the payload's. None: nobody follows.
+        silence_seconds: how long nothing may come before the line counts as broken; None: the sender paces itself, the
+        kernel finds dead lines.
+        arrived: told on the loop as chunks come and are verified; the index is asked for first then, and nothing is
+            told before all digests are known to make the payload's. None: nobody follows.
 
     Returns:
         The digest of the sealed payload.
@@ -269,11 +296,15 @@ async def _take(
         known = len(incoming.chunk_digests) // DIGEST_BYTES
         if isinstance(message, EndShard):
             if known != count or shard_digest(incoming.chunk_digests, begin.payload_bytes) != message.digest:
-                raise MalformedMessage(f"the digest of a shard is not that of its {count} chunks, of which {known} were named")
+                raise MalformedMessage(
+                    f"the digest of a shard is not that of its {count} chunks, of which {known} were named"
+                )
             return
         named, rest = divmod(len(message.chunk_digests), DIGEST_BYTES)
         if message.first != known or rest or not 0 < named <= count - known:
-            raise MalformedMessage(f"{len(message.chunk_digests)} bytes of digests from chunk {message.first} on, after {known} of {count}")
+            raise MalformedMessage(
+                f"{len(message.chunk_digests)} bytes of digests from chunk {message.first} on, after {known} of {count}"
+            )
         digests = incoming.chunk_digests + message.chunk_digests
         missing = set()
         for index in range(known, known + named):
@@ -321,7 +352,9 @@ async def _under_way(incoming: IncomingShard, streams: Streams) -> None:
         await incoming.close()
 
 
-async def _copy_unchanged(store: SlotStore, slot: Slot, begin: BeginShard, chunk_digests: bytes, missing: Collection[int]) -> set[int]:
+async def _copy_unchanged(
+    store: SlotStore, slot: Slot, begin: BeginShard, chunk_digests: bytes, missing: Collection[int]
+) -> set[int]:
     """Take from the shard's other slots what did not change; verified like what comes over the wire."""
     others = [
         (other, other.digests.known)

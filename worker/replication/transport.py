@@ -1,6 +1,7 @@
 """What replication needs of a network: authenticated sessions that carry messages; shards travel on streams that belong to them (`streams`).
 
-Invariant: whoever holds a `Session` knows that the other side proved possession of the generation's key for exactly this session.
+Invariant: whoever holds a `Session` knows that the other side proved possession of the generation's key for exactly
+this session.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A shard that this node owns: the pure `Shard`, the slots that hold it, and the rank's page, kept in step with each other.
 
-Invariant: the page says (C, w, vote) before anybody else is told; whoever waits on `changed` sees the state that woke it.
+Invariant: the page says (C, w, vote) before anybody else is told; whoever waits on `changed` sees the state that woke
+it.
 """
 
 from __future__ import annotations
@@ -93,7 +94,10 @@ class OwnedShard:
 
     @property
     def trouble(self) -> str:
-        """Why this rank has given up several steps in a row; empty when it keeps what it is asked for. A single one is everyday life."""
+        """Why this rank has given up several steps in a row; empty when it keeps what it is asked for.
+
+        A single one is everyday life.
+        """
         return self._given_up[-1] if len(self._given_up) >= TROUBLE_COUNT else ""
 
     @property
@@ -112,7 +116,9 @@ class OwnedShard:
         """Return the own slot that `step` can be sent from: it holds it sealed, or its rank captures into it and the agent follows; or None."""
         content = self.content(step)
         slots = self._store.shards.get(self.rank, [])
-        return self.slot(step) or next((slot for slot in slots if slot.digests is not None and slot.is_written_with(content)), None)
+        return self.slot(step) or next(
+            (slot for slot in slots if slot.digests is not None and slot.is_written_with(content)), None
+        )
 
     def apply(self, core: Shard) -> None:
         """Take the core's new state: page first, then whoever waits, then the node's report."""
@@ -133,7 +139,9 @@ class OwnedShard:
         self.changed.notify()
         self._on_change()
 
-    def publish(self, *, finished: bool | None = None, stop: Step | None = None, stop_state: StopState | None = None) -> bool:
+    def publish(
+        self, *, finished: bool | None = None, stop: Step | None = None, stop_state: StopState | None = None
+    ) -> bool:
         """Write the agent's half of the page; what is not given stays. Returns whether it changed."""
         half = self.page.agent
         is_finished = half.proposed == FINISHED if finished is None else finished
@@ -200,7 +208,9 @@ class OwnedShard:
         self.passed = boundary, self._unix(at_seconds)
 
     def note_first(self, half: RankHalf) -> None:
-        """Take in when the rank made its first step. Called at each look; the moment is converted once, so that it does not move with the clock.
+        """Take in when the rank made its first step.
+
+        Called at each look; the moment is converted once, so that it does not move with the clock.
 
         Args:
             half: the rank's page: messages that would say so can be lost while the agent restarts.
@@ -244,7 +254,11 @@ class OwnedShard:
         steps = set()
         for origin, step, digest in sealed:
             slot = self._store.sealed(self.rank, Content(origin, step))
-            if self.content(step) == Content(origin, step) and slot is not None and slot.file.header.payload_digest == digest:
+            if (
+                self.content(step) == Content(origin, step)
+                and slot is not None
+                and slot.file.header.payload_digest == digest
+            ):
                 steps.add(step)
         self._note(peer, frozenset(steps))
         self.apply(self.core.inventory(peer, frozenset(steps)))

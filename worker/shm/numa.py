@@ -1,11 +1,12 @@
 """Where pages of new slots lie on a node with several NUMA nodes: near the GPU that will fill them.
 
-A page that a thread gives a file on tmpfs comes from where the thread's memory policy says. GPUs are listed by the driver's own folder here, and by
-NVML in `worker.node.health.gpus`: this is read once, before the agent serves anybody, when NVML may be missing or hang for as long as a sick driver does;
-what health needs (Xids, memory errors, clocks) only NVML tells, in a thread that may hang.
+A page that a thread gives a file on tmpfs comes from where the thread's memory policy says. GPUs are listed by the
+driver's own folder here, and by NVML in `worker.node.health.gpus`: this is read once, before the agent serves anybody,
+when NVML may be missing or hang for as long as a sick driver does; what health needs (Xids, memory errors, clocks) only
+NVML tells, in a thread that may hang.
 
-Invariant: on a node with one NUMA node or without GPUs, in a thread whose policy somebody has set already, and where the kernel refuses, nothing is
-changed; and nothing stays changed.
+Invariant: on a node with one NUMA node or without GPUs, in a thread whose policy somebody has set already, and where
+the kernel refuses, nothing is changed; and nothing stays changed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ MEMORY_NODES = Path("/sys/devices/system/node")
 UNKNOWN = -1
 """The kernel's own word for a device that is near no node, or whose node nobody told it."""
 DEFAULT, PREFERRED = 0, 1
-"""Memory policies: pages come from where the thread runs; from one node as long as it has some. Source: linux/mempolicy.h."""
+"""Memory policies: pages come from where the thread runs; from one node as long as it has some.
+
+Source: linux/mempolicy.h.
+"""
 _WORD_BITS = 64
 _SET_GET = {"x86_64": (238, 239), "aarch64": (237, 236)}.get(platform.machine())
 """Numbers of set_mempolicy and get_mempolicy; libc has no functions for them."""

@@ -1,6 +1,7 @@
 """The page that a rank and its agent share (layout: `everstep.protocol.rank_messages`), mapped into the agent.
 
-Invariant: the agent's half is what a restarted agent finds, so it is written before anything that depends on it is told to another node.
+Invariant: the agent's half is what a restarted agent finds, so it is written before anything that depends on it is told
+to another node.
 """
 
 from __future__ import annotations
@@ -9,7 +10,15 @@ import mmap
 import os
 from pathlib import Path
 
-from everstep.protocol.rank_messages import MAX_TARGET, RANK_WORD_BYTES, AgentHalf, RankHalf, read_agent_half, read_rank_half, write_agent_half
+from everstep.protocol.rank_messages import (
+    MAX_TARGET,
+    RANK_WORD_BYTES,
+    AgentHalf,
+    RankHalf,
+    read_agent_half,
+    read_rank_half,
+    write_agent_half,
+)
 
 
 class RankPage:
@@ -82,4 +91,11 @@ def last_half(path: Path) -> RankHalf | None:
         page = memoryview(file.read(RANK_WORD_BYTES + 1))  # the script may have written to it
     agent = read_agent_half(page) if len(page) == RANK_WORD_BYTES else None
     half = read_rank_half(page) if agent is not None else None
-    return half if agent is not None and half is not None and half.generation == agent.generation and half.boundary <= MAX_TARGET else None
+    return (
+        half
+        if agent is not None
+        and half is not None
+        and half.generation == agent.generation
+        and half.boundary <= MAX_TARGET
+        else None
+    )

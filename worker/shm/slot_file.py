@@ -1,7 +1,7 @@
 """One slot on tmpfs: a header page and a payload, mapped into the agent (layout: `everstep.protocol.slot`).
 
-Invariant: the header on tmpfs is what this object says it is; it is written before anything is told to anybody. Pages are allocated when the
-file is made, so that a full tmpfs is an error here and never a SIGBUS in a rank.
+Invariant: the header on tmpfs is what this object says it is; it is written before anything is told to anybody. Pages
+are allocated when the file is made, so that a full tmpfs is an error here and never a SIGBUS in a rank.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class SlotFile:
             The file, mapped, with `header` written; the caller closes it.
 
         Raises:
-            OSError: tmpfs is full (ENOSPC), the folder is missing, or nobody wants the file any more (ECANCELED); none is left behind.
+            OSError: tmpfs is full (ENOSPC), the folder is missing, or nobody wants the file any more (ECANCELED); none
+                is left behind.
         """
         scratch = path.with_name(f"{path.name}.new")
         size = HEADER_BYTES + header.capacity_bytes
@@ -86,7 +87,9 @@ class SlotFile:
             found = os.fstat(descriptor)
             size = found.st_size
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-                raise ProtocolError(f"{path.name} is no file of this agent's, but of uid {found.st_uid}, mode {found.st_mode:o}")
+                raise ProtocolError(
+                    f"{path.name} is no file of this agent's, but of uid {found.st_uid}, mode {found.st_mode:o}"
+                )
             if size < HEADER_BYTES:
                 raise ProtocolError(f"{path.name} has {size} bytes")
             mapping = mmap.mmap(descriptor, size)
@@ -106,7 +109,8 @@ class SlotFile:
         """Declare whatever lies at `path` an empty slot, in place: a rank that still has it mapped keeps the same pages.
 
         Args:
-            path: of a slot whose content cannot be believed; where nothing lies, or less than a header, the slot has no file.
+            path: of a slot whose content cannot be believed; where nothing lies, or less than a header, the slot has no
+            file.
             header: EMPTY; the capacity is the file's.
 
         Returns:
@@ -143,7 +147,10 @@ class SlotFile:
             self.write_header(replace(self.header, state=SlotState.EMPTY))
 
     def drop(self) -> None:
-        """Remove the file: the slot holds nothing, and has no room until it is made anew. Who has it mapped keeps an orphan. Idempotent."""
+        """Remove the file: the slot holds nothing, and has no room until it is made anew.
+
+        Who has it mapped keeps an orphan. Idempotent.
+        """
         self.empty()
         self.header = replace(self.header, capacity_bytes=0)
         self.close(unlink=True)
@@ -154,7 +161,10 @@ class SlotFile:
         return self._view[HEADER_BYTES + start : HEADER_BYTES + stop]
 
     def close(self, *, unlink: bool = False) -> None:
-        """Unmap, and remove the file if asked. A view that somebody still holds keeps the memory until it is released."""
+        """Unmap, and remove the file if asked.
+
+        A view that somebody still holds keeps the memory until it is released.
+        """
         if unlink:
             self.path.unlink(missing_ok=True)
         self._view.release()

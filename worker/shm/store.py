@@ -5,7 +5,8 @@
 
 `worker.core.strays` decides how long the slots of a shard stay that the plan places on other nodes now.
 
-Invariant: a slot's old content is read and digested by nobody from the moment it is granted: `grant` cancels and joins every reader first.
+Invariant: a slot's old content is read and digested by nobody from the moment it is granted: `grant` cancels and joins
+every reader first.
 """
 
 from __future__ import annotations
@@ -107,12 +108,13 @@ class SlotStore:
         """Of files that threads are making."""
         make_way(root, user)
 
-    # -- the run --------------------------------------------------------------------------------------------------------------------------
+    # -- the run
 
     def open_run(self, job: JobName, run: RunId) -> None:
         """Make `run` the one whose slots these are: those of any other run are removed, those of this one adopted.
 
-        A slot that was being written when the last agent died stays busy until `settle_copiers` knows that its rank's copier has stopped.
+        A slot that was being written when the last agent died stays busy until `settle_copiers` knows that its rank's
+        copier has stopped.
         """
         if self.run == run:
             return
@@ -139,7 +141,9 @@ class SlotStore:
         else:
             if (file.header.run, file.header.owner_rank) == (self.run, rank):
                 return Slot(file, is_busy=file.header.state is SlotState.WRITING)
-            log.warning("slot %s is void: it belongs to run %s rank %d", path.name, file.header.run, file.header.owner_rank)
+            log.warning(
+                "slot %s is void: it belongs to run %s rank %d", path.name, file.header.run, file.header.owner_rank
+            )
             file.close()
         return Slot(SlotFile.void(path, self._header(rank)), is_busy=True)
 
@@ -195,17 +199,22 @@ class SlotStore:
 
     def ended_ranks(self) -> EndedRanks | None:
         """Return how far the ranks of the newest generation came that have a page here; they are known to be gone."""
-        halves = [half for path in (self.root / str(self.run)).glob("rank-*.word") if (half := last_half(path)) is not None]
+        halves = [
+            half for path in (self.root / str(self.run)).glob("rank-*.word") if (half := last_half(path)) is not None
+        ]
         newest = max((half.generation for half in halves), default=None)
         if newest is None:
             return None
-        return EndedRanks(generation=Generation(newest), boundary=Step(max(half.boundary for half in halves if half.generation == newest)))
+        return EndedRanks(
+            generation=Generation(newest),
+            boundary=Step(max(half.boundary for half in halves if half.generation == newest)),
+        )
 
     def page_commits(self) -> tuple[PageCommit, ...]:
         """Return the newest committed step on the rank pages of each generation, oldest generation first.
 
-        The agent calls this at the promise, after all streams are closed. It skips an unreadable page: one readable page of any node that holds the
-        newest step is enough for the control plane.
+        The agent calls this at the promise, after all streams are closed. It skips an unreadable page: one readable
+        page of any node that holds the newest step is enough for the control plane.
         """
         newest: dict[Generation, Step] = {}
         for path in sorted((self.root / str(self.run)).glob("rank-*.word")):
@@ -217,7 +226,7 @@ class SlotStore:
                 newest[generation] = max(newest.get(generation, FIRST_STEP), Step(half.committed))
         return tuple(PageCommit(generation=generation, step=newest[generation]) for generation in sorted(newest))
 
-    # -- what is there ----------------------------------------------------------------------------------------------------------------------
+    # -- what is there
 
     def inventory(self) -> tuple[SlotRecord, ...]:
         """Return every sealed slot, by rank and step."""
@@ -246,10 +255,17 @@ class SlotStore:
         """What all slots take."""
         return sum(slot.file.header.capacity_bytes for slots in self.shards.values() for slot in slots)
 
-    # -- writing ------------------------------------------------------------------------------------------------------------------------------
+    # -- writing
 
     async def grant(
-        self, rank: Rank, content: Content, *, keep: Collection[Content], capacity_bytes: int, layout_hash: bytes, slot_count: int
+        self,
+        rank: Rank,
+        content: Content,
+        *,
+        keep: Collection[Content],
+        capacity_bytes: int,
+        layout_hash: bytes,
+        slot_count: int,
     ) -> int | None:
         """Make a slot ready to be written with `content`, its header WRITING.
 
@@ -316,9 +332,15 @@ class SlotStore:
             slots = self.shards.setdefault(rank, [])
             empty = replace(self._header(rank), capacity_bytes=capacity_bytes, layout_hash=layout_hash)
             for index, slot in enumerate(slots):
-                if slot.is_busy and not slot.file.header.capacity_bytes:  # its file is gone, and its rank may still write it
+                if (
+                    slot.is_busy and not slot.file.header.capacity_bytes
+                ):  # its file is gone, and its rank may still write it
                     raise self._full(capacity_bytes)
-                if slot.view.state is SlotState.EMPTY and not slot.is_busy and slot.file.header.capacity_bytes < capacity_bytes:
+                if (
+                    slot.view.state is SlotState.EMPTY
+                    and not slot.is_busy
+                    and slot.file.header.capacity_bytes < capacity_bytes
+                ):
                     await self._join(slot)
                     await self._enlarge(slot, rank, index, empty)
             while len(slots) < slot_count:
@@ -342,7 +364,11 @@ class SlotStore:
 
     def _reusable(self, slots: list[Slot]) -> int | None:
         """While there may be more slots, only what holds nothing is reused."""
-        empty = [index for index, slot in enumerate(slots) if slot.view.state is SlotState.EMPTY and not slot.is_busy and not slot.pins]
+        empty = [
+            index
+            for index, slot in enumerate(slots)
+            if slot.view.state is SlotState.EMPTY and not slot.is_busy and not slot.pins
+        ]
         return empty[0] if empty else None
 
     async def _create(self, rank: Rank, index: int, header: SlotHeader) -> SlotFile:
@@ -374,7 +400,9 @@ class SlotStore:
     def _make_room(self, needed_bytes: int) -> None:
         """Drop slots of strays that may make way, oldest content first, until a new slot fits; nothing if it would not fit without all of them."""
         needed_bytes += self._creating_bytes + self.used_bytes() - self.memory_bytes
-        strays = [(rank, slot) for rank, slots in self.shards.items() if rank not in self.strays.placed for slot in slots]
+        strays = [
+            (rank, slot) for rank, slots in self.shards.items() if rank not in self.strays.placed for slot in slots
+        ]
         leaving = [each for each in strays if self._makes_way(*each)]
         if needed_bytes > sum(slot.file.header.capacity_bytes for _, slot in leaving):
             return
@@ -422,7 +450,8 @@ class SlotStore:
             expected: the owner's digest, for a restored shard; anything else is not sealed.
 
         Returns:
-            The digest, or None when it is not the expected one (the slot is empty then), or the slot was granted anew or given up meanwhile.
+            The digest, or None when it is not the expected one (the slot is empty then), or the slot was granted anew
+            or given up meanwhile.
         """
         if slot.digests is not digests:
             return None
@@ -470,7 +499,9 @@ class SlotStore:
     @staticmethod
     def _declare(slot: Slot, digests: ChunkDigests) -> bytes:
         capacity, found = slot.file.header.capacity_bytes, digests.payload_digest
-        slot.file.write_header(replace(digests.header, state=SlotState.SEALED, capacity_bytes=capacity, payload_digest=found))
+        slot.file.write_header(
+            replace(digests.header, state=SlotState.SEALED, capacity_bytes=capacity, payload_digest=found)
+        )
         slot.digests, slot.arrived = digests, {}
         digests.seal()
         return found
@@ -489,7 +520,9 @@ class SlotStore:
                     task.cancel()
 
     async def verify(self, slot: Slot, *, threads: int = 1, is_pressing: bool = False) -> bool | None:
-        """Digest a sealed slot again; one that no longer hashes to its own digest becomes empty. No other slot is touched.
+        """Digest a sealed slot again; one that no longer hashes to its own digest becomes empty.
+
+        No other slot is touched.
 
         Args:
             slot: the slot.
@@ -504,7 +537,10 @@ class SlotStore:
             return None
         found = ChunkDigests(header)
         found.complete()
-        if await self.reading(slot, self._digest_at_once(slot, found, threads, is_pressing)) is None or slot.file.header is not header:
+        if (
+            await self.reading(slot, self._digest_at_once(slot, found, threads, is_pressing)) is None
+            or slot.file.header is not header
+        ):
             return None
         if found.payload_digest != header.payload_digest:
             self._void(slot)
@@ -548,7 +584,10 @@ class SlotStore:
         each = -(-digests.chunk_count // threads)
         parts = [range(first, min(first + each, digests.chunk_count)) for first in range(0, digests.chunk_count, each)]
         async with asyncio.TaskGroup() as group:
-            begun = [group.create_task(in_thread(partial(_digest_chunks, slot.file, size, part), is_pressing=is_pressing)) for part in parts]
+            begun = [
+                group.create_task(in_thread(partial(_digest_chunks, slot.file, size, part), is_pressing=is_pressing))
+                for part in parts
+            ]
         for task in begun:
             digests.add(task.result())
         return digests
@@ -574,7 +613,7 @@ class SlotStore:
             task.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
 
-    # -- keeping ------------------------------------------------------------------------------------------------------------------------------
+    # -- keeping
 
     def place(self, strays: Strays) -> None:
         """Take what a new generation places here; the `Member` calls it once per generation, before Load."""
@@ -593,7 +632,10 @@ class SlotStore:
             self._forget_if_empty(rank)
 
     def drop_strays(self) -> None:
-        """Remove the strays that are of no use any more and that nobody reads just now; idempotent. Every announcement calls it."""
+        """Remove the strays that are of no use any more and that nobody reads just now; idempotent.
+
+        Every announcement calls it.
+        """
         for rank in [rank for rank in self.shards if self.strays.is_over(rank)]:
             if not any(slot.is_used for slot in self.shards[rank]):
                 for slot in self.shards.pop(rank):

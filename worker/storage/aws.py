@@ -1,7 +1,8 @@
 """AWS as an agent speaks to it: S3, secrets and roles, through plain boto3 clients with explicit time-outs.
 
-Invariant: in local mode no byte leaves for an address that is not loopback; this is checked on the endpoint that botocore has resolved, before the
-first call. No value of a secret and no key is part of an error or of anything's `repr`.
+Invariant: in local mode no byte leaves for an address that is not loopback; this is checked on the endpoint that
+botocore has resolved, before the first call. No value of a secret and no key is part of an error or of anything's
+`repr`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,15 @@ from botocore.exceptions import (
 )
 
 from everstep.protocol.loopback import is_loopback
-from worker.errors import ForbiddenEndpoint, ObjectChanged, ObjectMissing, StorageError, StoreDenied, StoreRefused, StoreUnavailable
+from worker.errors import (
+    ForbiddenEndpoint,
+    ObjectChanged,
+    ObjectMissing,
+    StorageError,
+    StoreDenied,
+    StoreRefused,
+    StoreUnavailable,
+)
 from worker.storage.object_store import ObjectStore
 
 ROLE_SECONDS = 3600
@@ -45,14 +54,40 @@ _READ_TIMEOUT_SECONDS = 30
 _MAX_ATTEMPTS = 4
 _METADATA_ATTEMPTS = 3
 """At the instance's own keys, a second each; botocore makes one."""
-_MISSING = frozenset({"NoSuchKey", "NoSuchBucket", "404", "NotFound", "ResourceNotFoundException", "ParameterNotFound", "ParameterVersionNotFound"})
+_MISSING = frozenset(
+    {
+        "NoSuchKey",
+        "NoSuchBucket",
+        "404",
+        "NotFound",
+        "ResourceNotFoundException",
+        "ParameterNotFound",
+        "ParameterVersionNotFound",
+    }
+)
 _CHANGED = frozenset({"PreconditionFailed", "412"})
 _DENIED = frozenset(
-    {"AccessDenied", "AccessDeniedException", "403", "Forbidden", "InvalidAccessKeyId", "InvalidClientTokenId", "SignatureDoesNotMatch"}
+    {
+        "AccessDenied",
+        "AccessDeniedException",
+        "403",
+        "Forbidden",
+        "InvalidAccessKeyId",
+        "InvalidClientTokenId",
+        "SignatureDoesNotMatch",
+    }
     | {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "UnrecognizedClientException"}
 )
 _BUSY = frozenset(
-    {"SlowDown", "RequestTimeout", "RequestTimeTooSkewed", "Throttling", "ThrottlingException", "ServiceUnavailable", "InternalError"}
+    {
+        "SlowDown",
+        "RequestTimeout",
+        "RequestTimeTooSkewed",
+        "Throttling",
+        "ThrottlingException",
+        "ServiceUnavailable",
+        "InternalError",
+    }
     | {"InternalServiceError", "InternalServerError"}
     | {"NoSuchUpload"}  # a rule of the bucket has ended it, say: another upload may do
 )
@@ -73,7 +108,10 @@ KeysOf = Callable[[], RoleKeys]
 
 
 class Aws(Protocol):
-    """What an agent needs of AWS besides its object store. One suite holds every implementation to this: `tests/contract/test_aws.py`."""
+    """What an agent needs of AWS besides its object store.
+
+    One suite holds every implementation to this: `tests/contract/test_aws.py`.
+    """
 
     def secret(self, reference: str, keys: RoleKeys | None) -> str:
         """Read a secret.
@@ -131,7 +169,10 @@ class SecretPlace:
 
     @classmethod
     def of(cls, reference: str) -> SecretPlace:
-        """Return the place that `secretsmanager:NAME`, `ssm:NAME` or an ARN means. The contract's pattern has been checked."""
+        """Return the place that `secretsmanager:NAME`, `ssm:NAME` or an ARN means.
+
+        The contract's pattern has been checked.
+        """
         if reference.startswith("arn:"):
             _, _, service, region, *_ = reference.split(":")
             return cls(service, reference, region)
@@ -139,7 +180,14 @@ class SecretPlace:
         return cls(service, name)
 
 
-def aws_client(service: str, environment: Mapping[str, str], *, region: str | None = None, keys: KeysOf | None = None, **options: Any) -> Any:
+def aws_client(
+    service: str,
+    environment: Mapping[str, str],
+    *,
+    region: str | None = None,
+    keys: KeysOf | None = None,
+    **options: Any,
+) -> Any:
     """Return a client of AWS, or of what stands for it at AWS_ENDPOINT_URL.
 
     With EVERSTEP_LOCAL=1, or against any endpoint on loopback, the user's own AWS configuration files are not read.
@@ -148,7 +196,8 @@ def aws_client(service: str, environment: Mapping[str, str], *, region: str | No
         service: boto3's name.
         environment: the agent's.
         region: None: that of the environment.
-        keys: gives them, and again before they end; None: those of the environment or the instance, as soon as there are any.
+        keys: gives them, and again before they end; None: those of the environment or the instance, as soon as there
+        are any.
         **options: of botocore's configuration, besides ours.
 
     Returns:
@@ -160,12 +209,16 @@ def aws_client(service: str, environment: Mapping[str, str], *, region: str | No
     endpoint = environment.get(f"AWS_ENDPOINT_URL_{_VARIABLES[service]}") or environment.get("AWS_ENDPOINT_URL", "")
     is_local = environment.get("EVERSTEP_LOCAL") == "1"
     if is_local and not is_loopback(endpoint):
-        raise ForbiddenEndpoint(f"local mode speaks to loopback only, and the endpoint of {service} is {endpoint or 'that of AWS'}")
+        raise ForbiddenEndpoint(
+            f"local mode speaks to loopback only, and the endpoint of {service} is {endpoint or 'that of AWS'}"
+        )
     session = botocore.session.Session()
     if is_local or is_loopback(endpoint):
         for variable in ("config_file", "credentials_file"):
             session.set_config_variable(variable, os.devnull)
-        session.get_component("config_store").set_config_provider("profile", ConstantProvider(None))  # AWS_PROFILE names one of the files
+        session.get_component("config_store").set_config_provider(
+            "profile", ConstantProvider(None)
+        )  # AWS_PROFILE names one of the files
     session.set_config_variable("metadata_service_num_attempts", _METADATA_ATTEMPTS)
     renewed = RefreshableCredentials.create_from_metadata
     session._credentials = (  # botocore has no public way
@@ -191,12 +244,17 @@ def aws_client(service: str, environment: Mapping[str, str], *, region: str | No
         ),
     )
     if is_local and not is_loopback(client.meta.endpoint_url):
-        raise ForbiddenEndpoint(f"local mode speaks to loopback only, and botocore has resolved {client.meta.endpoint_url}")
+        raise ForbiddenEndpoint(
+            f"local mode speaks to loopback only, and botocore has resolved {client.meta.endpoint_url}"
+        )
     return client
 
 
 class _OwnKeys(Credentials):  # type: ignore[misc]  # botocore has no types
-    """The node's own keys, looked for until there are any. A client keeps what it was made with, and an instance may have none yet when it boots."""
+    """The node's own keys, looked for until there are any.
+
+    A client keeps what it was made with, and an instance may have none yet when it boots.
+    """
 
     def __init__(self, session: botocore.session.Session) -> None:
         super().__init__("", "", method="everstep-own")
@@ -247,7 +305,10 @@ def aws_errors(what: str) -> Iterator[None]:
         raise _kind(code, status)(f"{what}: {error}") from error
     except PartialCredentialsError as error:
         raise StoreDenied(f"{what}: {error}") from error
-    except (NoCredentialsError, CredentialRetrievalError) as error:  # of the instance's metadata, which may have them later
+    except (
+        NoCredentialsError,
+        CredentialRetrievalError,
+    ) as error:  # of the instance's metadata, which may have them later
         raise StoreUnavailable(f"{what}: {error}") from error
     except (ConnectionError, HTTPClientError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError) as error:
         raise StoreUnavailable(f"{what}: {error}") from error

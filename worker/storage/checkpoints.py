@@ -3,8 +3,8 @@
     upload      slot ─▶ one safetensors object, streamed; digested on the way, so that what is stored is what was sealed
     download    object ─▶ granted slot ─▶ sealed only if it hashes to the digest that the plan names
 
-Invariant: an object that is named by an `UploadedShard` is complete and holds what its slot's digest says; a slot is sealed from an object only
-as exactly the content that was asked for.
+Invariant: an object that is named by an `UploadedShard` is complete and holds what its slot's digest says; a slot is
+sealed from an object only as exactly the content that was asked for.
 """
 
 from __future__ import annotations
@@ -56,11 +56,15 @@ def shard_key(plan: GenerationPlan, header: SlotHeader, upload_id: str) -> Objec
     """
     folder = f"run={plan.run}/gen={plan.generation}/step={header.step}"
     prefix = plan.checkpoint.prefix
-    return ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}{folder}/{upload_id}/rank={header.owner_rank}.safetensors")
+    return ObjectReference(
+        bucket=prefix.bucket, key=f"{prefix.key}{folder}/{upload_id}/rank={header.owner_rank}.safetensors"
+    )
 
 
 async def upload_shard(objects: ObjectStore, slot: SlotFile, plan: GenerationPlan, *, rank: Rank) -> UploadedShard:
-    """Store one sealed slot. The caller has pinned it; a cancelled call returns when its thread no longer reads the slot.
+    """Store one sealed slot.
+
+    The caller has pinned it; a cancelled call returns when its thread no longer reads the slot.
 
     Called on the owner's agent, for each step that is persisted.
 
@@ -102,7 +106,9 @@ async def upload_shard(objects: ObjectStore, slot: SlotFile, plan: GenerationPla
     raise AssertionError
 
 
-def _upload(objects: ObjectStore, slot: SlotFile, header: SlotHeader, where: ObjectReference, cancelled: threading.Event) -> UploadedShard:
+def _upload(
+    objects: ObjectStore, slot: SlotFile, header: SlotHeader, where: ObjectReference, cancelled: threading.Event
+) -> UploadedShard:
     with slot.payload(header.index_offset, header.index_offset + header.index_bytes) as view:
         packed = bytes(view)
     try:
@@ -111,7 +117,9 @@ def _upload(objects: ObjectStore, slot: SlotFile, header: SlotHeader, where: Obj
     except OversizedMessage as error:
         raise StoreRefused(str(error)) from error
     except ProtocolError as error:
-        raise CorruptCheckpoint(f"step {header.step} of rank {header.owner_rank} in memory is not what was sealed: {error}") from error
+        raise CorruptCheckpoint(
+            f"step {header.step} of rank {header.owner_rank} in memory is not what was sealed: {error}"
+        ) from error
     entries = safetensors.tensors_in_order(index)
     size = len(beginning) + sum(entry.bytes for entry in entries)
 
@@ -130,7 +138,9 @@ def _upload(objects: ObjectStore, slot: SlotFile, header: SlotHeader, where: Obj
                 yield view
         _digest(slot, hasher, position, header.payload_bytes)
         if hasher.digest() != header.payload_digest:
-            raise CorruptCheckpoint(f"step {header.step} of rank {header.owner_rank} in memory no longer hashes to its digest")
+            raise CorruptCheckpoint(
+                f"step {header.step} of rank {header.owner_rank} in memory no longer hashes to its digest"
+            )
 
     stored = objects.put_stream(where, pieces(), size)
     return UploadedShard(
@@ -153,9 +163,18 @@ def _digest(slot: SlotFile, hasher: ShardHasher, begin: int, end: int) -> None:
 
 
 async def download_shard(
-    objects: ObjectStore, source: ShardSource, store: SlotStore, *, rank: Rank, content: Content, keep: Collection[Content], slot_count: int
+    objects: ObjectStore,
+    source: ShardSource,
+    store: SlotStore,
+    *,
+    rank: Rank,
+    content: Content,
+    keep: Collection[Content],
+    slot_count: int,
 ) -> None:
-    """Bring one shard from the object store into a slot and seal it. Called at Load, on the owner's node, when no memory holds it.
+    """Bring one shard from the object store into a slot and seal it.
+
+    Called at Load, on the owner's node, when no memory holds it.
 
     Args:
         objects: where from.
@@ -175,7 +194,9 @@ async def download_shard(
         raise CorruptCheckpoint(f"the plan names no object for step {source.step} of rank {rank}")
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
-            await _download(objects, source.object, source, store, rank=rank, content=content, keep=keep, slot_count=slot_count)
+            await _download(
+                objects, source.object, source, store, rank=rank, content=content, keep=keep, slot_count=slot_count
+            )
             return
         except StorageError as error:
             if not error.retryable or attempt == MAX_ATTEMPTS:
@@ -212,7 +233,14 @@ async def _download(
     reader, plan = await in_thread(begin)
     try:
         _check(plan, source, where)
-        index = await store.grant(rank, content, keep=keep, capacity_bytes=plan.payload_bytes, layout_hash=plan.layout_hash, slot_count=slot_count)
+        index = await store.grant(
+            rank,
+            content,
+            keep=keep,
+            capacity_bytes=plan.payload_bytes,
+            layout_hash=plan.layout_hash,
+            slot_count=slot_count,
+        )
         if index is None:
             raise NoRoom(needed_bytes=plan.payload_bytes, available_bytes=0)
         slot = store.shards[rank][index].file
@@ -260,7 +288,8 @@ def _check(plan: Restore, source: ShardSource, where: ObjectReference) -> None:
     """Refuse another object than the one that was asked for before any slot is touched."""
     if plan.payload_bytes != source.payload_bytes or plan.payload_digest != source.digest:
         raise CorruptCheckpoint(
-            f"s3://{where.bucket}/{where.key} holds {plan.payload_bytes} bytes with digest {plan.payload_digest.hex()}; "
+            f"s3://{where.bucket}/{where.key} holds {plan.payload_bytes} bytes with digest "
+            f"{plan.payload_digest.hex()}; "
             f"the plan says {source.payload_bytes} with {source.digest.hex()}"
         )
 

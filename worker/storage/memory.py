@@ -1,4 +1,7 @@
-"""An object store, secrets and roles in this process's memory: for tests and simulators. Contract suites hold them to what AWS does."""
+"""An object store, secrets and roles in this process's memory: for tests and simulators.
+
+Contract suites hold them to what AWS does.
+"""
 
 from __future__ import annotations
 

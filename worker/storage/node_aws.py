@@ -29,7 +29,11 @@ class NodeAws:
         place = SecretPlace.of(reference)
         with (
             aws_errors(reference),
-            closing(aws_client(place.service, self._environment, region=place.region, keys=None if keys is None else lambda: keys)) as client,
+            closing(
+                aws_client(
+                    place.service, self._environment, region=place.region, keys=None if keys is None else lambda: keys
+                )
+            ) as client,
         ):
             if place.service == "ssm":
                 return str(client.get_parameter(Name=place.name, WithDecryption=True)["Parameter"]["Value"])
@@ -41,7 +45,9 @@ class NodeAws:
     def assume_role(self, role_arn: str, session_name: str) -> RoleKeys:
         """See `Aws.assume_role`."""
         with aws_errors(role_arn), closing(aws_client("sts", self._environment)) as client:
-            made = client.assume_role(RoleArn=role_arn, RoleSessionName=session_name, DurationSeconds=ROLE_SECONDS)["Credentials"]
+            made = client.assume_role(RoleArn=role_arn, RoleSessionName=session_name, DurationSeconds=ROLE_SECONDS)[
+                "Credentials"
+            ]
         return RoleKeys(
             access_key_id=made["AccessKeyId"],
             secret_access_key=made["SecretAccessKey"],

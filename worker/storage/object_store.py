@@ -1,6 +1,9 @@
-"""An object store as the agent needs it: whole objects, streamed in and out, typed errors. Synchronous; callers use threads.
+"""An object store as the agent needs it: whole objects, streamed in and out, typed errors.
 
-Invariant: `put_*` returns only when the object is complete and visible under its key; a put that fails leaves what was there before.
+Synchronous; callers use threads.
+
+Invariant: `put_*` returns only when the object is complete and visible under its key; a put that fails leaves what was
+there before.
 """
 
 from __future__ import annotations
@@ -52,7 +55,10 @@ class ObjectReader(Protocol):
 
 
 class ObjectStore(Protocol):
-    """One suite of tests holds every implementation to this: `tests/contract/test_object_store.py`. Safe for use from many threads."""
+    """One suite of tests holds every implementation to this: `tests/contract/test_object_store.py`.
+
+    Safe for use from many threads.
+    """
 
     def put_bytes(self, reference: ObjectReference, data: bytes) -> StoredObject:
         """Store a small object.
@@ -84,11 +90,14 @@ class ObjectStore(Protocol):
         """
 
     def put_stream(self, reference: ObjectReference, pieces: Iterable[Piece], size: int) -> StoredObject:
-        """Store what `pieces` yield, from where it lies: nothing of it is copied. What fails first, `pieces` or a part, ends the put and is raised.
+        """Store what `pieces` yield, from where it lies: nothing of it is copied.
+
+        What fails first, `pieces` or a part, ends the put and is raised.
 
         Args:
             reference: where.
-            pieces: asked from the calling thread, none after a part has failed; each stays as it is until the call returns.
+            pieces: asked from the calling thread, none after a part has failed; each stays as it is until the call
+            returns.
             size: their bytes together.
 
         Returns:

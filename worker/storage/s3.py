@@ -1,8 +1,9 @@
 """S3 through boto3: plain client calls, explicit time-outs, no transfer manager.
 
-boto3's CRT transfer client ignores a client's endpoint and goes to real AWS (boto3 issues #4839, #4689), and picks itself on some instance
-types; so there is no transfer manager here at all. Every put and part carries a CRC32 that S3 verifies; what is read is verified
-by its own digest (`checkpoints`, `source`), end to end, so checksums of answers are not asked for.
+boto3's CRT transfer client ignores a client's endpoint and goes to real AWS (boto3 issues #4839, #4689), and picks
+itself on some instance types; so there is no transfer manager here at all. Every put and part carries a CRC32 that S3
+verifies; what is read is verified by its own digest (`checkpoints`, `source`), end to end, so checksums of answers are
+not asked for.
 
 A large object goes and comes over several connections, for one gives 85 to 95 MB/s at most:
 
@@ -10,8 +11,8 @@ A large object goes and comes over several connections, for one gives 85 to 95 M
     open         the first part_bytes, which tell how long the object is
     read_into    small targets from one stream; large ones in ranges of part_bytes, up to CONNECTIONS at once, of the ETag that was opened
 
-Invariant: a put has happened whole or not at all; what is read is of one object; no thread is left when a call returns. Where the client leads
-is `aws`'s matter.
+Invariant: a put has happened whole or not at all; what is read is of one object; no thread is left when a call returns.
+Where the client leads is `aws`'s matter.
 """
 
 from __future__ import annotations
@@ -42,9 +43,16 @@ if TYPE_CHECKING:
 PART_BYTES = 8 * 1024 * 1024
 """Objects beyond this are sent in parts of it, and read in ranges of it."""
 CONNECTIONS = 4
-"""Of one put or read. Source: Amazon S3 User Guide, performance design patterns: parallel requests for 8 to 16 MiB, one for each 85 to 95 MB/s."""
+"""Of one put or read.
+
+Source: Amazon S3 User Guide, performance design patterns: parallel requests for 8 to 16 MiB, one for each 85 to 95
+MB/s.
+"""
 _RANKS = 8
-"""Of a node, as a rule at most: all of them load, or upload, at once. With more of them, connections are not kept for another time."""
+"""Of a node, as a rule at most: all of them load, or upload, at once.
+
+With more of them, connections are not kept for another time.
+"""
 MAX_PARTS = 10_000
 """Source: Amazon S3 User Guide, multipart upload limits."""
 _READ_BYTES = 1024 * 1024
@@ -118,7 +126,10 @@ class S3ObjectStore:
             return StoredObject(reference, size, _etag(answer))
         place = _place(reference)
         with _errors(reference):
-            upload = {**place, "UploadId": self._client.create_multipart_upload(**place, ChecksumAlgorithm=_CHECKSUM)["UploadId"]}
+            upload = {
+                **place,
+                "UploadId": self._client.create_multipart_upload(**place, ChecksumAlgorithm=_CHECKSUM)["UploadId"],
+            }
         is_complete = False
         try:
             sent = self._put_parts(reference, upload, pieces, part_bytes, size, connections)
@@ -126,13 +137,20 @@ class S3ObjectStore:
             is_complete = True
         finally:
             if not is_complete:
-                # What cannot be aborted now is removed by the bucket's own rule for unfinished uploads (docs/operating.md#server).
+                # What cannot be aborted now is removed by the bucket's own rule for unfinished uploads
+                # (docs/operating.md#server).
                 with suppress(BotoCoreError, ClientError):
                     self._client.abort_multipart_upload(**upload)
         return stored
 
-    def _complete(self, reference: ObjectReference, upload: dict[str, str], sent: list[dict[str, object]], size: int) -> StoredObject:
-        """Make parts an object. Where S3 knows no such upload, an answer was lost and botocore has asked again, or the upload was ended meanwhile."""
+    def _complete(
+        self, reference: ObjectReference, upload: dict[str, str], sent: list[dict[str, object]], size: int
+    ) -> StoredObject:
+        """Make parts an object.
+
+        Where S3 knows no such upload, an answer was lost and botocore has asked again, or the upload was ended
+        meanwhile.
+        """
         with _errors(reference):
             try:
                 answer = self._client.complete_multipart_upload(**upload, MultipartUpload={"Parts": sent})
@@ -145,7 +163,13 @@ class S3ObjectStore:
         return StoredObject(reference, size, _etag(answer))
 
     def _put_parts(
-        self, reference: ObjectReference, upload: dict[str, str], pieces: Iterable[Piece], part_bytes: int, size: int, connections: int
+        self,
+        reference: ObjectReference,
+        upload: dict[str, str],
+        pieces: Iterable[Piece],
+        part_bytes: int,
+        size: int,
+        connections: int,
     ) -> list[dict[str, object]]:
         """Send parts side by side, while one more is put together."""
         sent: dict[int, dict[str, object]] = {}
@@ -196,7 +220,10 @@ class S3ObjectStore:
             reader.close()
 
     def _get(self, reference: ObjectReference, etag: str, begin: int = 0, end: int = 0) -> Mapping[str, Any]:
-        """Ask for an object, or for the bytes from `begin` to `end` of it. What botocore raises is the caller's to turn."""
+        """Ask for an object, or for the bytes from `begin` to `end` of it.
+
+        What botocore raises is the caller's to turn.
+        """
         asked = _place(reference)
         if etag:
             asked["IfMatch"] = f'"{etag}"'
@@ -222,7 +249,9 @@ class S3ObjectStore:
             if page is None:
                 return
             for entry in page.get("Contents", ()):
-                yield StoredObject(ObjectReference(bucket=prefix.bucket, key=entry["Key"]), int(entry["Size"]), _etag(entry))
+                yield StoredObject(
+                    ObjectReference(bucket=prefix.bucket, key=entry["Key"]), int(entry["Size"]), _etag(entry)
+                )
 
 
 class _S3Reader:
@@ -277,7 +306,9 @@ class _S3Reader:
         self._body.close()
         self._body_end = self._position
 
-    def _read_range(self, begin: int, target: memoryview, spans: Sequence[Span], errors: Sequence[BaseException]) -> None:
+    def _read_range(
+        self, begin: int, target: memoryview, spans: Sequence[Span], errors: Sequence[BaseException]
+    ) -> None:
         body = self._range(begin, begin + _bytes_of(spans))
         try:
             self._read(body, target, spans, errors)
@@ -293,7 +324,9 @@ class _S3Reader:
             raise _other_range(self._reference, answer, begin)
         return body
 
-    def _read(self, body: StreamingBody, target: memoryview, spans: Sequence[Span], errors: Sequence[BaseException]) -> None:
+    def _read(
+        self, body: StreamingBody, target: memoryview, spans: Sequence[Span], errors: Sequence[BaseException]
+    ) -> None:
         for begin, end in spans:
             while begin < end:
                 if errors:  # of another range: this one is read for nothing
@@ -306,8 +339,12 @@ class _S3Reader:
 
 
 @contextmanager
-def _side_by_side(name: str, thread_count: int) -> Iterator[tuple[Callable[[Callable[[], None]], Future[None]], Sequence[BaseException]]]:
-    """Work in threads, which have ended when the block is left. What fails first, there or in the block, is raised; no more work begins then.
+def _side_by_side(
+    name: str, thread_count: int
+) -> Iterator[tuple[Callable[[Callable[[], None]], Future[None]], Sequence[BaseException]]]:
+    """Work in threads, which have ended when the block is left.
+
+    What fails first, there or in the block, is raised; no more work begins then.
 
     Args:
         name: of the threads.
@@ -361,7 +398,10 @@ def _bytes_of(spans: Iterable[Span]) -> int:
 
 
 class _Part:
-    """Pieces that are sent as one body, from where they lie. A file to botocore, which reads it to its end, and again for a retry."""
+    """Pieces that are sent as one body, from where they lie.
+
+    A file to botocore, which reads it to its end, and again for a retry.
+    """
 
     def __init__(self) -> None:
         self._pieces: list[Piece] = []
@@ -386,7 +426,9 @@ class _Part:
     def read(self, _: int = -1) -> Piece:
         """Return the next piece, whole: a socket takes any length. Small ones come together."""
         first, gathered = self._next, 0
-        while self._next < len(self._pieces) and (gathered := gathered + len(self._pieces[self._next])) <= _GATHERED_BYTES:
+        while (
+            self._next < len(self._pieces) and (gathered := gathered + len(self._pieces[self._next])) <= _GATHERED_BYTES
+        ):
             self._next += 1
         if self._next - first > 1:
             return b"".join(self._pieces[first : self._next])

@@ -8,7 +8,9 @@ import torch
 
 
 class Adapter(Protocol):
-    """One rank of one system. Made with (state, meeting, folder on tmpfs that both ranks see); called by the training thread.
+    """One rank of one system.
+
+    Made with (state, meeting, folder on tmpfs that both ranks see); called by the training thread.
 
     Only what `System.metrics` names is called: a system offers the rest or not.
     """

@@ -2,7 +2,8 @@
 
     warm-up ─▶ block of steps kept by one ─▶ by another ─▶ … ─▶ each one's last step, compared on its holder
 
-One launch holds all of them, block behind block in the same processes: launches of the same model differ by more than what is looked for.
+One launch holds all of them, block behind block in the same processes: launches of the same model differ by more than
+what is looked for.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ class Ddp:
         named = {}
         for number, parameter in enumerate(self.model.parameters()):
             named[f"{number}"] = parameter.detach()
-            named |= {f"{number}.{key}": value for key, value in self.optimizer.state[parameter].items() if value.numel() > 1}
+            named |= {
+                f"{number}.{key}": value for key, value in self.optimizer.state[parameter].items() if value.numel() > 1
+            }
         return named
 
 
@@ -99,7 +102,11 @@ class Zero3(Ddp):
         deepspeed.init_distributed("gloo")
         config = {
             "train_micro_batch_size_per_gpu": BATCH,
-            "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 1000, "reduce_bucket_size": 1_000_000},
+            "zero_optimization": {
+                "stage": 3,
+                "stage3_param_persistence_threshold": 1000,
+                "reduce_bucket_size": 1_000_000,
+            },
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "steps_per_print": 2**31,
@@ -123,7 +130,9 @@ class Zero3(Ddp):
         named = {}
         for number, master in enumerate(wrapped.fp32_partitioned_groups_flat):
             named[f"{number}"] = master.detach()
-            named |= {f"{number}.{key}": value for key, value in wrapped.optimizer.state[master].items() if value.numel() > 1}
+            named |= {
+                f"{number}.{key}": value for key, value in wrapped.optimizer.state[master].items() if value.numel() > 1
+            }
         return named
 
 
@@ -193,12 +202,16 @@ class LmResiliency(Nobody):
     """Its manager, as its adapter has it."""
 
     def __init__(self, model: Ddp) -> None:
-        sys.path.append(os.environ["BENCH_LM_RESILIENCY"])  # behind everything: nothing else of its environment is taken
+        sys.path.append(
+            os.environ["BENCH_LM_RESILIENCY"]
+        )  # behind everything: nothing else of its environment is taken
         from lm_resiliency.checkpointing import InMemoryCheckpointManager, InMemoryCkptConfig
 
         super().__init__(model)
         folder = directory / f"node{rank}"
-        config = InMemoryCkptConfig(interval=1, replication_jump=1, disk_flush_interval=0, disk_folder=str(folder), run_id="bench")
+        config = InMemoryCkptConfig(
+            interval=1, replication_jump=1, disk_flush_interval=0, disk_folder=str(folder), run_id="bench"
+        )
         self._manager = InMemoryCheckpointManager(config)
         self._number = 0
         self._held: set[int] = set()
@@ -292,7 +305,10 @@ def main() -> None:
     state_bytes = sum(tensor.nbytes for tensor in model.tensors().values())
     for system in reversed(systems.values()):
         system.close()
-    leave(directory / f"rank{rank}.json", {"blocks": [asdict(block) for block in blocks], "verified": verified, "state_bytes": state_bytes})
+    leave(
+        directory / f"rank{rank}.json",
+        {"blocks": [asdict(block) for block in blocks], "verified": verified, "state_bytes": state_bytes},
+    )
     dist.barrier()
     dist.destroy_process_group()
 

@@ -3,7 +3,8 @@
     first launch    first snapshots ─▶ steps with long spans ─▶ with short spans ─▶ one byte compare on the holder, then it stands and waits
     later launches  restore, timed from the call; byte compare with what the first launch left; then it stands and waits
 
-When a step is committed is read off the rank's page by a thread that only looks. The harness kills a rank, or says `finish`.
+When a step is committed is read off the rank's page by a thread that only looks. The harness kills a rank, or says
+`finish`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from everstep.training.session import TrainingSession
 
 LOOK_SECONDS = 0.002
 QUIET_RATIO = 0.9
-"""Of the quickest commit so far: so long nobody looks for the next one. A look takes 0.1 ms of processor, which what is timed lacks."""
+"""Of the quickest commit so far: so long nobody looks for the next one.
+
+A look takes 0.1 ms of processor, which what is timed lacks.
+"""
 FIRST_SNAPSHOTS = 4
 """The audited ones of a launch, and one more."""
 FIRST_STEPS = 60
@@ -187,7 +191,10 @@ def holder_has(session: TrainingSession, memory: Path, page: Path, step: int, ra
 
 
 def held(memory: Path, page: Path, step: int, rank: int) -> tuple[Path, SlotHeader] | None:
-    """Return the slot in which another node holds a rank's shard of a step, sealed; None: none does. For the arguments see `holder_has`."""
+    """Return the slot in which another node holds a rank's shard of a step, sealed; None: none does.
+
+    For the arguments see `holder_has`.
+    """
     for path in sorted(memory.parent.glob(f"everstep-*/{page.parent.name}/rank-{rank}.slot-*")):
         if memory in path.parents:
             continue
@@ -211,17 +218,22 @@ def equals(payload: torch.Tensor, header: SlotHeader, live: Mapping[str, torch.T
         header: of its slot.
         live: by the names that they have in it, on any device.
     """
-    index = unpack_index(bytes(payload[header.index_offset : header.index_offset + header.index_bytes].numpy()), header.index_offset)
+    index = unpack_index(
+        bytes(payload[header.index_offset : header.index_offset + header.index_bytes].numpy()), header.index_offset
+    )
     places = {entry.name: (entry.offset, entry.offset + entry.bytes) for entry in index.tensors}
     return bool(live) and all(
-        name in places and torch.equal(payload[slice(*places[name])], tensor.contiguous().reshape(-1).view(torch.uint8).cpu())
+        name in places
+        and torch.equal(payload[slice(*places[name])], tensor.contiguous().reshape(-1).view(torch.uint8).cpu())
         for name, tensor in live.items()
     )
 
 
 def main() -> None:
     """Run one rank of one launch."""
-    settings = everstep.training.hyperparameters(state_mib=256, spaced_steps=20, tight_steps=20, span_seconds=0.5, tight_span_seconds=0.1)
+    settings = everstep.training.hyperparameters(
+        state_mib=256, spaced_steps=20, tight_steps=20, span_seconds=0.5, tight_span_seconds=0.1
+    )
     directory = Path(os.environ["BENCH_DIRECTORY"])
     rank, generation = int(os.environ["RANK"]), int(os.environ["EVERSTEP_GENERATION"])
     memory = Path(os.environ["EVERSTEP_AGENT_SOCKET"]).parent
@@ -232,7 +244,11 @@ def main() -> None:
     session = everstep.training.init(model=state.module, optimizer=state.optimizer)
     watch = CommitWatch(page, generation)
     dump = Path(os.environ["BENCH_DUMPS"]) / f"dump{rank}"
-    result: dict[str, object] = {"generation": generation, "state_bytes": state.nbytes, "private_before_bytes": private_before}
+    result: dict[str, object] = {
+        "generation": generation,
+        "state_bytes": state.nbytes,
+        "private_before_bytes": private_before,
+    }
     if generation > 1:
         state.spoil()
     dist.barrier()

@@ -5,7 +5,8 @@
     one_way     rank 0 sends as many bytes to rank 1 over one loopback socket as the kernel makes it, into warm memory
     both_ways   both send at once, over a socket each
 
-A line on stdin asks for one round; the answer is one line of JSON on stdout: seconds, by floor. Needs xxhash: runs in Everstep's environment.
+A line on stdin asks for one round; the answer is one line of JSON on stdout: seconds, by floor. Needs xxhash: runs in
+Everstep's environment.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     first snapshot ─▶ steps with long spans ─▶ steps with short spans ─▶ snapshots until they are safe ─▶ byte compare on the holder
     ─▶ restores from the own node ─▶ restores from the peer
 
-Invariant: every timing is taken between meetings of both ranks, so that both do the same at the same time, in both directions.
+Invariant: every timing is taken between meetings of both ranks, so that both do the same at the same time, in both
+directions.
 """
 
 from __future__ import annotations
@@ -49,7 +50,12 @@ class Samples:
 
 
 def measure(
-    make: Callable[[State, Meeting], Adapter], offers: Collection[str], state: State, meeting: Meeting, repeats: Repeats, dumps: Path
+    make: Callable[[State, Meeting], Adapter],
+    offers: Collection[str],
+    state: State,
+    meeting: Meeting,
+    repeats: Repeats,
+    dumps: Path,
 ) -> Samples:
     """Run one launch.
 
@@ -65,7 +71,9 @@ def measure(
         This rank's samples.
     """
     adapter = make(state, meeting)  # what it and its helpers import is their processes' baseline
-    samples = Samples(state_bytes=state.nbytes, private_before_bytes=private_bytes(*own_tree()), tmpfs_before_bytes=tmpfs_bytes())
+    samples = Samples(
+        state_bytes=state.nbytes, private_before_bytes=private_bytes(*own_tree()), tmpfs_before_bytes=tmpfs_bytes()
+    )
     try:
         if "blocked" in offers:
             _snapshots(adapter, offers, state, meeting, repeats, samples)
@@ -80,7 +88,12 @@ def measure(
             samples.restore_local = _repeat(repeats.local_restores, meeting, adapter.restore_local, before=state.spoil)
             samples.verified["restore_local"] = state.equals_dump(own)
         if "restore_peer" in offers:
-            found = _repeat(repeats.peer_restores, meeting, adapter.restore_peer, before=state.spoil if meeting.rank == 1 else do_nothing)
+            found = _repeat(
+                repeats.peer_restores,
+                meeting,
+                adapter.restore_peer,
+                before=state.spoil if meeting.rank == 1 else do_nothing,
+            )
             if meeting.rank == 1:
                 samples.restore_peer = found
                 samples.verified["restore_peer"] = state.equals_dump(own if adapter.gives_back_own_state else other)
@@ -90,7 +103,9 @@ def measure(
     return samples
 
 
-def _snapshots(adapter: Adapter, offers: Collection[str], state: State, meeting: Meeting, repeats: Repeats, samples: Samples) -> None:
+def _snapshots(
+    adapter: Adapter, offers: Collection[str], state: State, meeting: Meeting, repeats: Repeats, samples: Samples
+) -> None:
     meeting.wait()
     begun = time.perf_counter()
     adapter.snapshot(state.steps)

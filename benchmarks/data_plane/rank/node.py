@@ -3,9 +3,10 @@
     owner     a real `Member`: opens a generation, hears its rank, fetches the base from the holder, lets the rank train
     holder    the listener and receiver that every member has: takes replicas, gives shards
 
-In a job ranks and fetch are started together, and at the sizes measured here the fetch is over before a rank has built its model. What a rank that is
-there waits for is measured with these parts, for the harness can say here when the fetch begins. A line on stdin is a command; the answer is one line
-of JSON on stdout. Invariant: nothing of the product is replaced but who commands it.
+In a job ranks and fetch are started together, and at the sizes measured here the fetch is over before a rank has built
+its model. What a rank that is there waits for is measured with these parts, for the harness can say here when the fetch
+begins. A line on stdin is a command; the answer is one line of JSON on stdout. Invariant: nothing of the product is
+replaced but who commands it.
 """
 
 from __future__ import annotations
@@ -152,12 +153,16 @@ class Holder:
         self._store.open_run(JOB, RUN)
         self._listener = PeerListener(HOLDER)
         self._listener.start(ADDRESS)
-        self._receiver = ReplicaReceiver(self._store, held_ranks=[RANK], keep=lambda _, step: {Content(Generation(1), step)}, slot_count=2)
+        self._receiver = ReplicaReceiver(
+            self._store, held_ranks=[RANK], keep=lambda _, step: {Content(Generation(1), step)}, slot_count=2
+        )
 
     async def open(self, generation: int) -> dict[str, Any]:
         """Speak for a generation; where."""
         await self._listener.revoke()
-        self._listener.admit(Credentials(JOB, RUN, Generation(generation), HOLDER, KEY, silence_seconds=SECONDS), self._serve)
+        self._listener.admit(
+            Credentials(JOB, RUN, Generation(generation), HOLDER, KEY, silence_seconds=SECONDS), self._serve
+        )
         return {"port": self._listener.port}
 
     async def _serve(self, session: TcpSession) -> None:
@@ -244,7 +249,9 @@ async def serve(role: str, folder: Path, memory_bytes: int) -> None:
 
 def main(role: str, folder: Path, mebibytes: int) -> None:
     """Run a node as its agent runs."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr
+    )
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, AGENT_NICENESS)
     memory_bytes = SLOTS * mebibytes * 1024**2 + SPARE_BYTES

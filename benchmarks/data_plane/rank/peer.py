@@ -55,7 +55,12 @@ def main(text: str) -> None:
     adapter = getattr(importlib.import_module(f"benchmarks.data_plane.rank.systems.{module}"), name)
     state = State(launch.state_mib, launch.rank)
     samples = measure(
-        lambda *_: adapter(state, meeting, Path(launch.memory)), launch.offers, state, meeting, Repeats(**launch.repeats), Path(launch.dumps)
+        lambda *_: adapter(state, meeting, Path(launch.memory)),
+        launch.offers,
+        state,
+        meeting,
+        Repeats(**launch.repeats),
+        Path(launch.dumps),
     )
     Path(launch.result).write_text(json.dumps(samples.as_dict()))
     meeting.leave()

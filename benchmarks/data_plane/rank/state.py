@@ -36,7 +36,8 @@ class State:
         self.module = torch.nn.ParameterList(torch.randn(shape) for _ in range(count) for shape in BLOCK)
         for parameter in self.module:
             parameter.grad = torch.full_like(parameter, 1e-3)
-        # A slow first moment: with fixed gradients the usual one stands still after 150 steps, and what stands still need not be sent again.
+        # A slow first moment: with fixed gradients the usual one stands still after 150 steps, and what stands still
+        # need not be sent again.
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-3, betas=(0.99, 0.999), fused=True)
         self.steps = 0
         self.advance()
@@ -72,7 +73,10 @@ class State:
             live.copy_(saved)
 
     def spoil(self) -> None:
-        """Forget everything, so that a restore that does nothing is noticed. Gradients go, too: a rank that was started anew has none yet."""
+        """Forget everything, so that a restore that does nothing is noticed.
+
+        Gradients go, too: a rank that was started anew has none yet.
+        """
         for _, tensor in self.tensors():
             tensor.zero_()
         for parameter in self.module:

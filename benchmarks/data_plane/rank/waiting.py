@@ -1,6 +1,9 @@
-"""A rank that is there before its state is: its model is built, it calls `init`, and waits. Driven by the harness, beside `node.py`.
+"""A rank that is there before its state is: its model is built, it calls `init`, and waits.
 
-A generation's number on stdin has it go on from `init` to the end of its session; the answer is one line of JSON on stdout.
+Driven by the harness, beside `node.py`.
+
+A generation's number on stdin has it go on from `init` to the end of its session; the answer is one line of JSON on
+stdout.
 """
 
 from __future__ import annotations

@@ -174,7 +174,10 @@ def restore(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[st
         seconds.append(time.perf_counter() - begun)
         mappings.append(mapping)
         live = state.live()
-        equal.append(live.keys() == kept.keys() and all(torch.equal(bytes_of(tensor), kept[name]) for name, tensor in live.items()))
+        equal.append(
+            live.keys() == kept.keys()
+            and all(torch.equal(bytes_of(tensor), kept[name]) for name, tensor in live.items())
+        )
     return {
         "payload_bytes": slot.plan.index_offset,
         "tensors": len(slot.plan.entries),

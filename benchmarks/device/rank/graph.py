@@ -1,7 +1,8 @@
 """A training step that the script captures as a graph while the copier works: does it survive, and are snapshots between its replays whole?
 
     copier: a capture is begun, held ──▶ let go on once the graph's capture is under way ──▶ done, and a slot registered, before that ends
-    graph:  replays, a snapshot begun behind each and waited for before the next: each is compared with a clone of the moment; the weights at the end
+    graph:  replays, a snapshot begun behind each and waited for before the next: each is compared with a clone of the
+    moment; the weights at the end
             with those of the same steps made without a graph
 
 Invariant: nothing of the copy ends before the graph's capture has begun, and all of it has ended when that ends.
@@ -122,7 +123,13 @@ def survives(hardware: Hardware, size: int, replays: int, folder: Path) -> dict[
         eager.step()
     difference = float((model.weights() - eager.weights()).abs().max())
     scale = float(eager.weights().abs().max())
-    return result | {"replays": made, "kept": replays, "torn": torn, "weights_differ": difference / scale, "tolerance": TOLERANCE}
+    return result | {
+        "replays": made,
+        "kept": replays,
+        "torn": torn,
+        "weights_differ": difference / scale,
+        "tolerance": TOLERANCE,
+    }
 
 
 class _Kept:
@@ -142,4 +149,7 @@ class _Kept:
 
     def is_equal(self, clones: dict[str, torch.Tensor]) -> bool:
         views = self.memory.views(self._plan)
-        return all(torch.equal(bytes_of(view), clones[entry.name].cpu()) for entry, view in zip(self._plan.entries, views, strict=True))
+        return all(
+            torch.equal(bytes_of(view), clones[entry.name].cpu())
+            for entry, view in zip(self._plan.entries, views, strict=True)
+        )

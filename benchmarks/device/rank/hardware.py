@@ -1,4 +1,6 @@
-"""What the parts need of a device. `Cuda` is the real one; `Host` runs every line but its calls, and its figures are of no device.
+"""What the parts need of a device.
+
+`Cuda` is the real one; `Host` runs every line but its calls, and its figures are of no device.
 
 Invariant: a part asks for nothing else of CUDA, so that what has run on the host has only these calls left to go wrong.
 """
@@ -123,7 +125,10 @@ class Hardware(Protocol):
         """Collect what calls that wait for the device say, by torch's own watch."""
 
     def graph(self, step: Callable[[], object], during: Callable[[], object], *, warm_up: int) -> Callable[[], object]:
-        """Make `step` so many times, then capture it as a graph; `during` is called while the capture is under way. Return what replays it."""
+        """Make `step` so many times, then capture it as a graph; `during` is called while the capture is under way.
+
+        Return what replays it.
+        """
 
     def fence(self, ticket: CopyTicket) -> None:
         """Let what the training stream is given from now on come behind a copy, as the guard does."""
@@ -194,7 +199,9 @@ class Cuda:
                 said += [f"{each.filename}:{each.lineno}" for each in caught if SYNCHRONIZING in str(each.message)]
 
     def graph(self, step: Callable[[], object], during: Callable[[], object], *, warm_up: int) -> Callable[[], object]:
-        side = torch.cuda.Stream()  # as torch's documentation has it: on the stream that training uses, backward would remember that one
+        side = (
+            torch.cuda.Stream()
+        )  # as torch's documentation has it: on the stream that training uses, backward would remember that one
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(warm_up):
@@ -232,7 +239,10 @@ class Host:
         make_copier: what stands for the device's copier.
     """
 
-    def __init__(self, make_copier: Callable[[Registration, Callable[[], object]], Copier] = lambda _registration, _gate: CpuCopier()) -> None:
+    def __init__(
+        self,
+        make_copier: Callable[[Registration, Callable[[], object]], Copier] = lambda _registration, _gate: CpuCopier(),
+    ) -> None:
         self.device = torch.device("cpu")
         self._make_copier = make_copier
 

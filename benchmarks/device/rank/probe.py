@@ -1,4 +1,7 @@
-"""Which device there is, as JSON on stdout; ends with 1 and a sentence where there is none. A process of its own: the harness keeps torch out."""
+"""Which device there is, as JSON on stdout; ends with 1 and a sentence where there is none.
+
+A process of its own: the harness keeps torch out.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A model and its optimizer of a chosen size as the session sees them, and slots for them, without an agent.
 
-Invariant: what captures and restores is the product's: `RankState` and its adapter, `CapturePlan`, `SlotMemory`, `read_snapshot`. Only the header is
-written here, which the agent writes elsewhere.
+Invariant: what captures and restores is the product's: `RankState` and its adapter, `CapturePlan`, `SlotMemory`,
+`read_snapshot`. Only the header is written here, which the agent writes elsewhere.
 """
 
 from __future__ import annotations
@@ -144,10 +144,17 @@ class Slot:
 
     def is_equal(self) -> bool:
         """Compare the file with the live state, byte by byte: over a mapping of its own, and not by the way of the copies."""
-        file = torch.from_file(str(self.path), shared=True, size=HEADER_BYTES + self.plan.index_offset, dtype=torch.uint8)
-        places = {entry.name: (HEADER_BYTES + entry.offset, HEADER_BYTES + entry.offset + entry.bytes) for entry in self.plan.entries}
+        file = torch.from_file(
+            str(self.path), shared=True, size=HEADER_BYTES + self.plan.index_offset, dtype=torch.uint8
+        )
+        places = {
+            entry.name: (HEADER_BYTES + entry.offset, HEADER_BYTES + entry.offset + entry.bytes)
+            for entry in self.plan.entries
+        }
         live = self.state.live()
-        return bool(live) and all(torch.equal(file[slice(*places[name])], bytes_of(tensor).cpu()) for name, tensor in live.items())
+        return bool(live) and all(
+            torch.equal(file[slice(*places[name])], bytes_of(tensor).cpu()) for name, tensor in live.items()
+        )
 
     def restore(self) -> tuple[float, float]:
         """Bring the live state to the slot's content as a session does.

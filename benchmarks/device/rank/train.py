@@ -1,14 +1,17 @@
-"""The job's script. Rank 0 trains a GPT on the device; rank 1, on the node that holds its shard, only keeps step, on the host.
+"""The job's script.
+
+Rank 0 trains a GPT on the device; rank 1, on the node that holds its shard, only keeps step, on the host.
 
     warm-up ─▶ blocks of steps, with snapshots (A) and without (B), ABBA… ─▶ steps with snapshots, each cloned at its boundary
                timed by events on the training stream                       and compared with the bytes that the holder had of it
 
-In a B block nothing of the session is called; the one before it is over, on the device and on the holder, when a block begins. The first step of each
-block is not counted: the host is not ahead of the device yet, and a step that nobody expected to come is not proposed. No step reads a number off the
+In a B block nothing of the session is called; the one before it is over, on the device and on the holder, when a block
+begins. The first step of each block is not counted: the host is not ahead of the device yet, and a step that nobody
+expected to come is not proposed. No step reads a number off the
 device: torch's own watch says whether any call waited.
 
-Two ranks, because a holder is another node of the job; one device, so the other rank leaves it to the one that is measured. Rank 0 tells it of each
-step by a word over gloo that it does not wait for.
+Two ranks, because a holder is another node of the job; one device, so the other rank leaves it to the one that is
+measured. Rank 0 tells it of each step by a word over gloo that it does not wait for.
 """
 
 from __future__ import annotations
@@ -43,7 +46,17 @@ SHARE_OF_MEMORY = 0.6
 """Of the device's free memory and of the host's, what clones and their counterparts may take."""
 
 settings = everstep.training.hyperparameters(
-    device="cuda", layers=16, width=1024, heads=16, context=1024, batch=32, accumulate=8, warm_up=10, order="ABBA", block_steps=7, verified_steps=12
+    device="cuda",
+    layers=16,
+    width=1024,
+    heads=16,
+    context=1024,
+    batch=32,
+    accumulate=8,
+    warm_up=10,
+    order="ABBA",
+    block_steps=7,
+    verified_steps=12,
 )
 directory = Path(os.environ["BENCH_DIRECTORY"])
 rank = int(os.environ["RANK"])
@@ -63,17 +76,23 @@ class Model:
         torch.manual_seed(7)
         self._hardware = hardware
         with torch.device(hardware.device):
-            self.net = GPT(GPTConfig(VOCABULARY, settings.layers, settings.width, settings.heads, settings.context, 0.0))
+            self.net = GPT(
+                GPTConfig(VOCABULARY, settings.layers, settings.width, settings.heads, settings.context, 0.0)
+            )
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=3e-4, fused=True)
         text = b"".join(path.read_bytes() for path in sorted(Path(os.__file__).parent.glob("[a-d]*.py")))
-        self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8).clamp(max=VOCABULARY - 1).long().to(hardware.device)
+        self._text = (
+            torch.frombuffer(bytearray(text), dtype=torch.uint8).clamp(max=VOCABULARY - 1).long().to(hardware.device)
+        )
         self._offsets = torch.arange(settings.context + 1, device=hardware.device)
 
     def step(self) -> torch.Tensor:
         """Make an optimizer step and return the mean loss, on the device."""
         losses = []
         for _ in range(settings.accumulate):
-            starts = torch.randint(len(self._text) - settings.context - 1, (settings.batch, 1), device=self._hardware.device)
+            starts = torch.randint(
+                len(self._text) - settings.context - 1, (settings.batch, 1), device=self._hardware.device
+            )
             windows = self._text[starts + self._offsets]
             with self._hardware.autocast():
                 loss = self.net(windows[:, :-1], windows[:, 1:]) / settings.accumulate

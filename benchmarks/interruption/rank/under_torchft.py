@@ -1,7 +1,7 @@
 """The work under torchft: one replica group of one rank each, which goes on without the other and heals it when it is back.
 
-Gradients are averaged with `Manager.allreduce` in one piece: in torchft 0.2.0 its DistributedDataParallel ends the survivor with an assertion when
-the other side of a collective goes.
+Gradients are averaged with `Manager.allreduce` in one piece: in torchft 0.2.0 its DistributedDataParallel ends the
+survivor with an assertion when the other side of a collective goes.
 
 under_torchft.py RANK           TORCHFT_LIGHTHOUSE names the lighthouse
 """

@@ -48,7 +48,10 @@ def make_optimizer(model: torch.nn.Module) -> AdamW:
 
 
 class Batches:
-    """What the steps work on. A batch comes `STEP_SECONDS` after the one before, or later: the wait stands for more computing."""
+    """What the steps work on.
+
+    A batch comes `STEP_SECONDS` after the one before, or later: the wait stands for more computing.
+    """
 
     def __init__(self) -> None:
         self._came_at = float("-inf")
@@ -57,7 +60,9 @@ class Batches:
         """Return the batch of one step: tokens int64[BATCH, CONTEXT], and those that follow them."""
         threading.Event().wait(max(0.0, self._came_at + STEP_SECONDS - time.monotonic()))
         self._came_at = time.monotonic()
-        tokens = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1), generator=torch.Generator().manual_seed(1000 * step + rank))
+        tokens = torch.randint(
+            VOCABULARY, (BATCH, CONTEXT + 1), generator=torch.Generator().manual_seed(1000 * step + rank)
+        )
         return tokens[:, :-1], tokens[:, 1:]
 
 

@@ -7,11 +7,11 @@
                                      ◀──           AgentWelcome with the session token to use from now on
     AgentReport …                    ◀─▶           commands …
 
-A join token is bound to a fleet. It lets an instance join that EC2 reports as a pending or running member of the fleet's group and that has not
-joined before. The node has joined with the first report after the welcome, so an agent that never received its session token can try again. After
-that only the session token opens the node's line: a join with any join token is refused until an administrator resets the session
-(ResetNodeSession). A session token is bound to its node, and revoked when the node or its fleet ends; a line ends within `SESSION_LOOK_SECONDS` of
-the revocation.
+A join token is bound to a fleet. It lets an instance join that EC2 reports as a pending or running member of the
+fleet's group and that has not joined before. The node has joined with the first report after the welcome, so an agent
+that never received its session token can try again. After that only the session token opens the node's line: a join
+with any join token is refused until an administrator resets the session (ResetNodeSession). A session token is bound to
+its node, and revoked when the node or its fleet ends; a line ends within `SESSION_LOOK_SECONDS` of the revocation.
 
     close code   why                                         what the agent does
     1013         the cloud or the fleet is not ready, or     tries again later, at the next address
@@ -53,7 +53,15 @@ from control_plane.db.events import NewEvent
 from control_plane.db.nodes import AgentFacts
 from control_plane.db.tokens import NewToken, Role, TokenKind, TokenRecord
 from control_plane.loop.agents import AgentConnection
-from everstep.protocol.agent_messages import ALREADY_JOINED, NOT_YOURS, AgentReport, AgentWelcome, CommandEnded, Hello, LogLines
+from everstep.protocol.agent_messages import (
+    ALREADY_JOINED,
+    NOT_YOURS,
+    AgentReport,
+    AgentWelcome,
+    CommandEnded,
+    Hello,
+    LogLines,
+)
 from everstep.protocol.codec import decode, encode
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import FleetName, NodeId
@@ -178,7 +186,9 @@ async def _serve(websocket: WebSocket, services: Services, hello: Hello, admissi
         connection.close()
 
 
-async def _read(websocket: WebSocket, services: Services, connection: AgentConnection, node_id: NodeId, admission: _Admission) -> None:
+async def _read(
+    websocket: WebSocket, services: Services, connection: AgentConnection, node_id: NodeId, admission: _Admission
+) -> None:
     is_joining = admission.is_join
     looked_at = time.monotonic()
     patience = services.timeouts.lease_seconds * SILENT_LEASES
@@ -274,9 +284,17 @@ def _admit(services: Services, token: TokenRecord, secret: str, hello: Hello) ->
     except NotFound as error:
         raise _Refusal(TRY_AGAIN, f"the fleet {fleet_name} is not registered yet") from error
     except CloudError as error:
-        raise _Refusal(TRY_AGAIN, f"the cloud did not say whether {hello.node_id} is a member: {error.message}") from error
+        raise _Refusal(
+            TRY_AGAIN, f"the cloud did not say whether {hello.node_id} is a member: {error.message}"
+        ) from error
     with services.database.write() as session:
-        new = NewToken(kind=TokenKind.SESSION, role=Role.AGENT, fleet_name=fleet_name, node_id=hello.node_id, description=f"agent of {hello.node_id}")
+        new = NewToken(
+            kind=TokenKind.SESSION,
+            role=Role.AGENT,
+            fleet_name=fleet_name,
+            node_id=hello.node_id,
+            description=f"agent of {hello.node_id}",
+        )
         session_secret, record = tokens.mint(session, new, services.now())
     return _Admission(fleet_name, session_secret, record.id, is_join=True)
 
@@ -284,7 +302,9 @@ def _admit(services: Services, token: TokenRecord, secret: str, hello: Hello) ->
 def _require_not_joined(session: Session, node_id: NodeId) -> None:
     if nodes.has_joined(session, node_id):
         # At most 120 bytes: a close frame takes no more.
-        raise _Refusal(ALREADY_JOINED, f"{node_id} has joined before. Show its session, or: everstep nodes reset-session {node_id}")
+        raise _Refusal(
+            ALREADY_JOINED, f"{node_id} has joined before. Show its session, or: everstep nodes reset-session {node_id}"
+        )
 
 
 def _require_member(services: Services, group_name: str, node_id: NodeId) -> None:
@@ -311,16 +331,25 @@ def _note(services: Services, hello: Hello, admission: _Admission) -> None:
         with services.database.write() as session:
             nodes.note_hello(session, facts, initial_state=NodeState.JOINING, now=now)
             if not admission.is_join and nodes.mark_joined(session, hello.node_id, now):
-                tokens.revoke_sessions(session, hello.node_id, now, but=admission.session_id)  # of joins that never completed
+                tokens.revoke_sessions(
+                    session, hello.node_id, now, but=admission.session_id
+                )  # of joins that never completed
             if admission.is_join:
                 message = f"Node {hello.node_id} joined the fleet {admission.fleet}."
-                events.append(session, NewEvent(at=now, type="NodeJoined", message=message, fleet_name=admission.fleet, node_id=hello.node_id))
+                events.append(
+                    session,
+                    NewEvent(
+                        at=now, type="NodeJoined", message=message, fleet_name=admission.fleet, node_id=hello.node_id
+                    ),
+                )
     except DatabaseError as error:
         raise _Refusal(TRY_AGAIN, "the database did not take it") from error
 
 
 def _complete_join(services: Services, node_id: NodeId, session_id: str) -> None:
-    """Record that the agent holds its session token, and revoke every other session of the node. Blocks on the database.
+    """Record that the agent holds its session token, and revoke every other session of the node.
+
+    Blocks on the database.
 
     Of two agents that join as one node at the same time, the first to report wins.
     """

@@ -1,4 +1,6 @@
-"""Agents on EC2 join by showing which instance they are (`everstep.protocol.attestation`). No part of the contract: only agents have a use for it.
+"""Agents on EC2 join by showing which instance they are (`everstep.protocol.attestation`).
+
+No part of the contract: only agents have a use for it.
 
 Invariant: nothing is stored for a caller before STS and EC2 have spoken for it; a nonce makes one session at the most.
 """
@@ -28,7 +30,10 @@ from everstep.protocol.ids import NodeId
 router = Router(prefix="/v1/agents", include_in_schema=False)
 
 SESSION_SECONDS = 3600
-"""How long a session token opens new connections; one that is open stays. An instance that still is one gets another at any time."""
+"""How long a session token opens new connections; one that is open stays.
+
+An instance that still is one gets another at any time.
+"""
 HeaderValue = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
 
@@ -60,7 +65,9 @@ class SessionResponse(common_schemas.Shape):
 def make_nonce(services: ServicesDep) -> NonceResponse:
     """Give an agent something to sign. Nothing is stored: anybody may ask."""
     _attestation(services)
-    return NonceResponse(nonce=attestation.nonce(services.nonce_key, secrets.token_bytes(16), services.now().timestamp()))
+    return NonceResponse(
+        nonce=attestation.nonce(services.nonce_key, secrets.token_bytes(16), services.now().timestamp())
+    )
 
 
 @router.post("/session", status_code=201)
@@ -70,7 +77,9 @@ def make_session(request: SessionRequest, services: ServicesDep) -> SessionRespo
     end = attestation.nonce_end(services.nonce_key, request.nonce, services.now().timestamp())
     if end is None:
         raise Forbidden("The nonce is not one of this server's, or its minute is over.", hint="Ask for another one.")
-    signature = Signature(authorization=request.authorization, amz_date=request.amz_date, security_token=request.security_token)
+    signature = Signature(
+        authorization=request.authorization, amz_date=request.amz_date, security_token=request.security_token
+    )
     _allow(attestation.refusal_of_signature(signature, cloud.region))
     with services.database.read() as session:
         fleet = fleets.find(session, request.fleet_name)
@@ -79,15 +88,26 @@ def make_session(request: SessionRequest, services: ServicesDep) -> SessionRespo
         raise Forbidden(f"There is no fleet {request.fleet_name!r} that says which role its nodes have.", hint=hint)
     node_id = NodeId(request.node_id)
     try:
-        principal = cloud.sts.whose(attestation.sts_headers(signature, server_id=services.server_id, nonce=request.nonce))
+        principal = cloud.sts.whose(
+            attestation.sts_headers(signature, server_id=services.server_id, nonce=request.nonce)
+        )
     except AccessDenied as error:
         raise Forbidden(f"{error.message}.") from error
-    _allow(attestation.refusal_of_principal(principal, account=cloud.account(), role_name=fleet.node_role_name, node_id=node_id))
+    _allow(
+        attestation.refusal_of_principal(
+            principal, account=cloud.account(), role_name=fleet.node_role_name, node_id=node_id
+        )
+    )
     _require_running_member(services, fleet, node_id)
     now = services.now()
     expires_at = now + timedelta(seconds=SESSION_SECONDS)
     new = NewToken(
-        kind=TokenKind.SESSION, role=Role.AGENT, fleet_name=fleet.name, node_id=node_id, description=f"agent of {node_id}", expires_at=expires_at
+        kind=TokenKind.SESSION,
+        role=Role.AGENT,
+        fleet_name=fleet.name,
+        node_id=node_id,
+        description=f"agent of {node_id}",
+        expires_at=expires_at,
     )
     with services.database.write() as session:
         if not nonces.spend(session, request.nonce, datetime.fromtimestamp(end, UTC)):
@@ -95,13 +115,17 @@ def make_session(request: SessionRequest, services: ServicesDep) -> SessionRespo
         secret, record = tokens.mint(session, new, now)
         tokens.revoke_sessions(session, node_id, now, but=record.id)
         message = f"STS says that {node_id} is who it says; it has a session of the fleet {fleet.name}."
-        events.append(session, NewEvent(at=now, type="NodeAttested", message=message, fleet_name=fleet.name, node_id=node_id))
+        events.append(
+            session, NewEvent(at=now, type="NodeAttested", message=message, fleet_name=fleet.name, node_id=node_id)
+        )
     return SessionResponse(session_token=secret, expiration_time=expires_at)
 
 
 def _attestation(services: Services) -> Attestation:
     if services.attestation is None:
-        raise NotFound("This server's cloud is not AWS: its nodes join with a join token.", hint="everstep fleets join-token NAME")
+        raise NotFound(
+            "This server's cloud is not AWS: its nodes join with a join token.", hint="everstep fleets join-token NAME"
+        )
     return services.attestation
 
 

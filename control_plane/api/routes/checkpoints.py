@@ -36,8 +36,13 @@ GenerationQuery = Annotated[int | None, Query(alias="Generation", ge=1, le=2**31
 
 
 @router.post("", operation_id="CreateCheckpoint", status_code=202)
-def create_checkpoint(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> checkpoints_schemas.CreateCheckpointResponse:
-    """Have the newest committed step of a running job, or the next one, put into S3. While one is on its way, asking again changes nothing."""
+def create_checkpoint(
+    training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep
+) -> checkpoints_schemas.CreateCheckpointResponse:
+    """Have the newest committed step of a running job, or the next one, put into S3.
+
+    While one is on its way, asking again changes nothing.
+    """
     now = services.now()
     with services.database.write() as session:
         job = find_job(session, training_job_name, caller)
@@ -53,7 +58,13 @@ def create_checkpoint(training_job_name: TrainingJobNamePath, caller: User, serv
             wanted = job.committed_step if is_new else job.checkpoint_wanted_step
         if is_new:
             jobs.want_checkpoint(session, job.run_id, wanted, now)
-            _tell(session, services, job, "CheckpointRequested", f"{job.name} was asked for a checkpoint of step {wanted} or the next one.")
+            _tell(
+                session,
+                services,
+                job,
+                "CheckpointRequested",
+                f"{job.name} was asked for a checkpoint of step {wanted} or the next one.",
+            )
     services.wake()
     is_there = newest is not None and newest.step >= wanted
     return checkpoints_schemas.CreateCheckpointResponse(
@@ -63,7 +74,11 @@ def create_checkpoint(training_job_name: TrainingJobNamePath, caller: User, serv
 
 @router.post("/{Step}/verify", operation_id="VerifyCheckpoint", status_code=202)
 def verify_checkpoint(
-    training_job_name: TrainingJobNamePath, step: StepPath, caller: User, services: ServicesDep, generation: GenerationQuery = None
+    training_job_name: TrainingJobNamePath,
+    step: StepPath,
+    caller: User,
+    services: ServicesDep,
+    generation: GenerationQuery = None,
 ) -> checkpoints_schemas.Checkpoint:
     """Have a checkpoint's objects read back and hashed against its manifest; the verdict and its time are kept with it."""
     with services.database.write() as session:
@@ -75,7 +90,11 @@ def verify_checkpoint(
 
 @router.post("/{Step}/pin", operation_id="PinCheckpoint")
 def pin_checkpoint(
-    training_job_name: TrainingJobNamePath, step: StepPath, caller: User, services: ServicesDep, generation: GenerationQuery = None
+    training_job_name: TrainingJobNamePath,
+    step: StepPath,
+    caller: User,
+    services: ServicesDep,
+    generation: GenerationQuery = None,
 ) -> checkpoints_schemas.Checkpoint:
     """Keep a checkpoint: it is not deleted until it is unpinned."""
     with services.database.write() as session:
@@ -89,7 +108,11 @@ def pin_checkpoint(
 
 @router.post("/{Step}/unpin", operation_id="UnpinCheckpoint")
 def unpin_checkpoint(
-    training_job_name: TrainingJobNamePath, step: StepPath, caller: User, services: ServicesDep, generation: GenerationQuery = None
+    training_job_name: TrainingJobNamePath,
+    step: StepPath,
+    caller: User,
+    services: ServicesDep,
+    generation: GenerationQuery = None,
 ) -> checkpoints_schemas.Checkpoint:
     """Let a pinned checkpoint be deleted again."""
     with services.database.write() as session:
@@ -102,9 +125,16 @@ def unpin_checkpoint(
 
 @router.delete("/{Step}", operation_id="DeleteCheckpoint")
 def delete_checkpoint(
-    training_job_name: TrainingJobNamePath, step: StepPath, caller: User, services: ServicesDep, generation: GenerationQuery = None
+    training_job_name: TrainingJobNamePath,
+    step: StepPath,
+    caller: User,
+    services: ServicesDep,
+    generation: GenerationQuery = None,
 ) -> checkpoints_schemas.Checkpoint:
-    """Delete a checkpoint from S3. Refused for pinned ones, and for the one that a job which has not ended would be restored from next."""
+    """Delete a checkpoint from S3.
+
+    Refused for pinned ones, and for the one that a job which has not ended would be restored from next.
+    """
     with services.database.write() as session:
         job, found = _find(session, training_job_name, caller, step, generation)
         if found.state == checkpoints.COMPLETE:
@@ -115,7 +145,9 @@ def delete_checkpoint(
     return views.checkpoint(found)
 
 
-def _find(session: Session, name: str, caller: Caller, step: int, generation: int | None) -> tuple[JobRecord, CheckpointRecord]:
+def _find(
+    session: Session, name: str, caller: Caller, step: int, generation: int | None
+) -> tuple[JobRecord, CheckpointRecord]:
     job = find_job(session, name, caller)
     return job, checkpoints.find(session, job.run_id, step=step, generation=generation)
 
@@ -132,10 +164,14 @@ def _require_not_needed(session: Session, job: JobRecord, found: CheckpointRecor
         return
     if is_same(found, restorable(session, job)):
         raise Conflict(
-            f"the checkpoint of step {found.step} is the newest that {job.name!r} can be restored from; make another first (CreateCheckpoint)"
+            f"the checkpoint of step {found.step} is the newest that {job.name!r} can be restored from; make "
+            "another first (CreateCheckpoint)"
         )
     if job.state in (JobState.PREPARING, JobState.LOADING):
-        raise Conflict(f"{job.name!r} is being restored, perhaps from the checkpoint of step {found.step}; try again once it trains")
+        raise Conflict(
+            f"{job.name!r} is being restored, perhaps from the checkpoint of step {found.step}; try again once "
+            "it trains"
+        )
 
 
 def _why_none(job: JobRecord) -> str:
@@ -147,5 +183,7 @@ def _why_none(job: JobRecord) -> str:
 
 
 def _tell(session: Session, services: Services, job: JobRecord, kind: str, message: str) -> None:
-    event = NewEvent(at=services.now(), type=kind, message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name)
+    event = NewEvent(
+        at=services.now(), type=kind, message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name
+    )
     events.append(session, event)

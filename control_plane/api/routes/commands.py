@@ -35,11 +35,18 @@ TOLD_LENGTH: Final = 500
 
 @router.post("", operation_id="ExecuteCommand")
 async def execute_command(
-    training_job_name: TrainingJobNamePath, rank: RankPath, request: commands_schemas.ExecuteCommandRequest, caller: User, services: ServicesDep
+    training_job_name: TrainingJobNamePath,
+    rank: RankPath,
+    request: commands_schemas.ExecuteCommandRequest,
+    caller: User,
+    services: ServicesDep,
 ) -> commands_schemas.ExecuteCommandResponse:
-    """Run a program beside a rank and answer what it has said: `py-spy dump --pid {pid}`. Only where the job's fleet sets AllowCommands.
+    """Run a program beside a rank and answer what it has said: `py-spy dump --pid {pid}`.
 
-    It runs as the agent's user, in the rank's cgroup, with RANK and EVERSTEP_RANK_PID; without a shell or a terminal. Who ran what is an event.
+    Only where the job's fleet sets AllowCommands.
+
+    It runs as the agent's user, in the rank's cgroup, with RANK and EVERSTEP_RANK_PID; without a shell or a terminal.
+    Who ran what is an event.
     """
     desk = services.registry.commands
     node_id, command = await asyncio.to_thread(_ask, services, training_job_name, rank, request, caller)
@@ -48,7 +55,9 @@ async def execute_command(
     except TooManyCommands:
         raise Throttled("As many commands run as this server serves.", hint="Try again in a moment.") from None
     except NotAsked:
-        raise Unavailable(f"The agent of {node_id} is not connected to this server: nothing was run.", hint="Try again in a moment.") from None
+        raise Unavailable(
+            f"The agent of {node_id} is not connected to this server: nothing was run.", hint="Try again in a moment."
+        ) from None
     except NotAnswered:
         raise Unavailable(f"{node_id} has not answered: the command may have been run.") from None
     except AnotherCommand:
@@ -68,11 +77,15 @@ async def execute_command(
     )
 
 
-def _ask(services: Services, name: str, rank: int, request: commands_schemas.ExecuteCommandRequest, caller: Caller) -> tuple[NodeId, RunCommand]:
+def _ask(
+    services: Services, name: str, rank: int, request: commands_schemas.ExecuteCommandRequest, caller: Caller
+) -> tuple[NodeId, RunCommand]:
     """Return whom to ask for what; it is an event from then on. Blocks on the database."""
     if any("\0" in word for word in request.command):
         message = "no word may have a NUL in it"
-        raise InvalidRequest(f"Command: {message}.", fields=[common_schemas.FieldError(field="Command", message=message)])
+        raise InvalidRequest(
+            f"Command: {message}.", fields=[common_schemas.FieldError(field="Command", message=message)]
+        )
     with services.database.write() as session:
         job = find_job(session, name, caller)
         if not fleets.get(session, job.fleet_name).allow_commands:

@@ -1,9 +1,10 @@
 """Ended training jobs are forgotten, and what they left in S3 is deleted if asked.
 
-    objects first, a bounded number in a call, then the rows: a call that dies anywhere is made good by the same call again
+    objects first, a bounded number in a call, then the rows: a call that dies anywhere is made good by the same call
+    again
 
-Invariant: only keys of the job's own run or generations, below the job's own prefixes, are ever deleted: a prefix may be shared with others. In the
-service's bucket generations are the job's own in its own place alone.
+Invariant: only keys of the job's own run or generations, below the job's own prefixes, are ever deleted: a prefix may
+be shared with others. In the service's bucket generations are the job's own in its own place alone.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ def delete_training_job(
     delete_objects: Annotated[bool, Query(alias="DeleteObjects")] = False,
     dry_run: Annotated[bool, Query(alias="DryRun")] = False,
 ) -> jobs_schemas.DeleteTrainingJobResponse:
-    """Forget a training job that has ended. What it left in S3 stays unless DeleteObjects is set; a DryRun only says what would go."""
+    """Forget a training job that has ended.
+
+    What it left in S3 stays unless DeleteObjects is set; a DryRun only says what would go.
+    """
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
         jobs.require_ended(session, job)
@@ -60,7 +64,9 @@ def delete_training_job(
         pinned = checkpoints.pinned_steps(session, job.run_id) if delete_objects else ()
     if pinned:
         steps = ", ".join(str(step) for step in pinned)
-        raise Conflict(f"checkpoints of the training job {job.name!r} are pinned: step {steps}; unpin them first (UnpinCheckpoint)")
+        raise Conflict(
+            f"checkpoints of the training job {job.name!r} are pinned: step {steps}; unpin them first (UnpinCheckpoint)"
+        )
     found = list(islice(_objects(services, job), OBJECTS_AT_ONCE + 1)) if delete_objects or dry_run else []
     has_more, found = len(found) > OBJECTS_AT_ONCE, found[:OBJECTS_AT_ONCE]
     if not dry_run:
@@ -92,7 +98,15 @@ def _forget(services: Services, job: JobRecord) -> None:
             return  # the same request came twice at once, and the other was quicker
         message = f"{job.name} was deleted: {job.reason}"
         events.append(
-            session, NewEvent(at=now, type="TrainingJobDeleted", message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name)
+            session,
+            NewEvent(
+                at=now,
+                type="TrainingJobDeleted",
+                message=message,
+                project=job.project,
+                fleet_name=job.fleet_name,
+                job_name=job.name,
+            ),
         )
 
 

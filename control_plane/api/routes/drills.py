@@ -24,8 +24,13 @@ router = Router(prefix="/v1/drills", tags=["Drills"])
 
 
 @router.post("", operation_id="StartDrill", status_code=202)
-def start_drill(request: drills_schemas.StartDrillRequest, caller: Admin, services: ServicesDep) -> drills_schemas.Drill:
-    """Break something of a training job on purpose, once. Only where its fleet sets AllowDrills, and while the job trains undisturbed."""
+def start_drill(
+    request: drills_schemas.StartDrillRequest, caller: Admin, services: ServicesDep
+) -> drills_schemas.Drill:
+    """Break something of a training job on purpose, once.
+
+    Only where its fleet sets AllowDrills, and while the job trains undisturbed.
+    """
     now = services.now()
     with services.database.write() as session:
         job = find_job(session, request.training_job_name, caller)
@@ -49,9 +54,17 @@ def start_drill(request: drills_schemas.StartDrillRequest, caller: Admin, servic
             state=DrillState.REQUESTED.value,
         )
         record = drills.create(session, new)
-        message = f"{caller.name} asked for a drill of {job.name}: {record.kind} on {node_id}" + (f", rank {rank}" if rank is not None else "")
+        message = f"{caller.name} asked for a drill of {job.name}: {record.kind} on {node_id}" + (
+            f", rank {rank}" if rank is not None else ""
+        )
         event = NewEvent(
-            at=now, type="DrillRequested", message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name, node_id=node_id
+            at=now,
+            type="DrillRequested",
+            message=message,
+            project=job.project,
+            fleet_name=job.fleet_name,
+            job_name=job.name,
+            node_id=node_id,
         )
         events.append(session, event)
     services.wake()
@@ -72,14 +85,20 @@ def list_drills(
         requested_at, drill_id = page_tokens.position(next_token, page_tokens.moment, page_tokens.text)
         after = (requested_at, drill_id)
     with services.database.read() as session:
-        page = drills.page(session, job_name=training_job_name, project=caller.project_filter, after=after, limit=max_results + 1)
+        page = drills.page(
+            session, job_name=training_job_name, project=caller.project_filter, after=after, limit=max_results + 1
+        )
     shown, more = page_of(page, max_results, lambda record: (record.requested_at.isoformat(), record.id))
     return drills_schemas.ListDrillsResponse(drills=[views.drill(record) for record in shown], next_token=more)
 
 
 def _target(request: drills_schemas.StartDrillRequest, plan: GenerationPlan) -> tuple[str, int | None]:
     """Return whom a drill strikes: a node of the job and, for kill-rank, one of its ranks."""
-    node = plan.nodes[-1] if request.node_id is None else next((node for node in plan.nodes if node.node_id == request.node_id), None)
+    node = (
+        plan.nodes[-1]
+        if request.node_id is None
+        else next((node for node in plan.nodes if node.node_id == request.node_id), None)
+    )
     if node is None:
         raise _wrong("NodeId", f"is not a node of {plan.job}: {', '.join(node.node_id for node in plan.nodes)}")
     if request.drill_type != DrillKind.KILL_RANK.value:

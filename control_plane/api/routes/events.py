@@ -38,7 +38,10 @@ EVENT_STREAM: Final = "text/event-stream"
 _ENDS: Final = {
     End.TOKEN: ("AccessDeniedException", "The token was revoked or has expired."),
     End.SESSION: ("AccessDeniedException", "The session has expired: sign in again."),
-    End.SERVER: ("ServiceUnavailableException", "The server stops. Connect again and say the last id: nothing is lost."),
+    End.SERVER: (
+        "ServiceUnavailableException",
+        "The server stops. Connect again and say the last id: nothing is lost.",
+    ),
 }
 
 TrainingJobNameFilter = Annotated[str | None, Query(alias="TrainingJobName", max_length=63)]
@@ -60,9 +63,14 @@ def list_events(
     next_token: NextToken = None,
     sort_order: Annotated[SortOrder, Query(alias="SortOrder")] = SortOrder.ASCENDING,
 ) -> events_schemas.ListEventsResponse:
-    """List events, oldest first; the newest first on request. To see what is new later, ask again with the last `EventId` as `AfterEventId`."""
+    """List events, oldest first; the newest first on request.
+
+    To see what is new later, ask again with the last `EventId` as `AfterEventId`.
+    """
     is_ascending = sort_order is SortOrder.ASCENDING
-    position = None if next_token is None else page_tokens.position(next_token, same_order(sort_order), page_tokens.whole)[1]
+    position = (
+        None if next_token is None else page_tokens.position(next_token, same_order(sort_order), page_tokens.whole)[1]
+    )
     which = EventFilter(
         job_name=training_job_name,
         fleet_name=fleet_name,
@@ -94,8 +102,9 @@ async def stream_events(
 ) -> LiveResponse:
     """Follow events as server-sent events: from the header `Last-Event-ID` on, else from AfterEventId, else from now.
 
-    `data` is an Event as ListEvents answers it, `id` its EventId. An event named `end` says why the service ends the stream. A connection that is cut
-    off otherwise is made again with the last id: nothing is lost and nothing comes twice. A reader that takes nothing for 20 seconds is cut off.
+    `data` is an Event as ListEvents answers it, `id` its EventId. An event named `end` says why the service ends the
+    stream. A connection that is cut off otherwise is made again with the last id: nothing is lost and nothing comes
+    twice. A reader that takes nothing for 20 seconds is cut off.
     """
     interest = Interest(
         token_id=caller.token.id,
@@ -110,7 +119,8 @@ async def stream_events(
         first = await anext(batches)
     except TooManyFollowers as error:
         raise errors.Throttled(
-            "As many streams of events are open as this server serves.", hint="Try again in a moment, or ask ListEvents."
+            "As many streams of events are open as this server serves.",
+            hint="Try again in a moment, or ask ListEvents.",
         ) from error
     return LiveResponse(_frames(first, batches), EVENT_STREAM)
 
@@ -120,10 +130,14 @@ def _last_event_id(request: Request, otherwise: int | None) -> int | None:
     said = request.headers.get("last-event-id")
     if not said:
         return otherwise
-    is_number = said.isascii() and said.isdigit() and len(said) <= len(str(common_schemas.MAX_WHOLE_NUMBER))  # Python refuses to read very long ones
+    is_number = (
+        said.isascii() and said.isdigit() and len(said) <= len(str(common_schemas.MAX_WHOLE_NUMBER))
+    )  # Python refuses to read very long ones
     if not is_number or int(said) > common_schemas.MAX_WHOLE_NUMBER:
         message = "must be an id that this stream has sent"
-        raise errors.InvalidRequest(f"Last-Event-ID: {message}.", fields=[common_schemas.FieldError(field="Last-Event-ID", message=message)])
+        raise errors.InvalidRequest(
+            f"Last-Event-ID: {message}.", fields=[common_schemas.FieldError(field="Last-Event-ID", message=message)]
+        )
     return int(said)
 
 
@@ -134,7 +148,10 @@ async def _frames(first: Batch | End, rest: AsyncGenerator[Batch | End, None]) -
         batch = first
         while isinstance(batch, Batch):
             for record in batch.events:
-                yield f"id: {record.id}\ndata: {views.event(record).model_dump_json(by_alias=True, exclude_none=True)}\n\n".encode()
+                yield (
+                    f"id: {record.id}\ndata: "
+                    f"{views.event(record).model_dump_json(by_alias=True, exclude_none=True)}\n\n"
+                ).encode()
                 position = record.id
             if batch.position != position:
                 position = batch.position

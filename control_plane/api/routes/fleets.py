@@ -32,11 +32,13 @@ router = Router(prefix="/v1/fleets", tags=["Fleets"])
 
 
 @router.post("", operation_id="CreateFleet", status_code=201)
-def create_fleet(request: fleets_schemas.CreateFleetRequest, caller: Admin, services: ServicesDep) -> fleets_schemas.CreateFleetResponse:
+def create_fleet(
+    request: fleets_schemas.CreateFleetRequest, caller: Admin, services: ServicesDep
+) -> fleets_schemas.CreateFleetResponse:
     """Register an Auto Scaling group as a fleet. From now on only Everstep changes its size and ends its instances.
 
-    The answer lists what was changed of the group. A DryRun changes and creates nothing, and answers what would be changed; with that as
-    ExpectedChanges nothing else is changed.
+    The answer lists what was changed of the group. A DryRun changes and creates nothing, and answers what would be
+    changed; with that as ExpectedChanges nothing else is changed.
     """
     project = caller.choose_project(request.project)
     with services.database.read() as session:
@@ -87,26 +89,48 @@ def update_fleet(
         if fleet != before:
             failed = "held for inspection" if fleet.hold_failed_instances else "ended"
             policy = fleet.spare_probability
-            spares = f"{fleet.spare_count} spares" if policy is None else f"as many spares as make it {policy:.4%} probable that one is free"
+            spares = (
+                f"{fleet.spare_count} spares"
+                if policy is None
+                else f"as many spares as make it {policy:.4%} probable that one is free"
+            )
             message = (
                 f"The fleet {fleet.name} now keeps {fleet.min_node_count} nodes at least and {spares}; "
                 f"failed instances are {failed}, at most {fleet.max_replacements_per_hour} replaced within an hour."
             )
-            events.append(session, NewEvent(at=services.now(), type="FleetUpdated", message=message, project=fleet.project, fleet_name=fleet.name))
+            events.append(
+                session,
+                NewEvent(
+                    at=services.now(),
+                    type="FleetUpdated",
+                    message=message,
+                    project=fleet.project,
+                    fleet_name=fleet.name,
+                ),
+            )
     services.wake()
     return _shown(services, fleet)
 
 
 @router.post("/{FleetName}/unfreeze", operation_id="UnfreezeFleet", status_code=202)
 def unfreeze_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDep) -> fleets_schemas.Fleet:
-    """Say of a fleet most of which is silent: who is silent is gone. It holds until sight returns; a drift of the group stays a freeze."""
+    """Say of a fleet most of which is silent: who is silent is gone.
+
+    It holds until sight returns; a drift of the group stays a freeze.
+    """
     now = services.now()
     with services.database.write() as session:
         before = fleets.get(session, fleet_name)
         fleet = fleets.lift_blindness(session, fleet_name, now)
         if before.blindness_lifted_at is None:
-            message = f"A person said of the fleet {fleet.name}: who is silent is gone. This holds until most of it is heard again."
-            events.append(session, NewEvent(at=now, type="FleetUnfrozen", message=message, project=fleet.project, fleet_name=fleet.name))
+            message = (
+                f"A person said of the fleet {fleet.name}: who is silent is gone. This holds until most of it is "
+                "heard again."
+            )
+            events.append(
+                session,
+                NewEvent(at=now, type="FleetUnfrozen", message=message, project=fleet.project, fleet_name=fleet.name),
+            )
     services.wake()
     return _shown(services, fleet)
 
@@ -120,7 +144,12 @@ def delete_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDe
         fleet = fleets.request_delete(session, fleet_name, now)
         if before.delete_requested_at is None:
             message = f"The fleet {fleet.name} is being deleted: its nodes are ended one by one."
-            events.append(session, NewEvent(at=now, type="FleetDeleteRequested", message=message, project=fleet.project, fleet_name=fleet.name))
+            events.append(
+                session,
+                NewEvent(
+                    at=now, type="FleetDeleteRequested", message=message, project=fleet.project, fleet_name=fleet.name
+                ),
+            )
     services.wake()
     return _shown(services, fleet)
 
@@ -157,15 +186,30 @@ def _require_room(request: fleets_schemas.CreateFleetRequest, group: GroupState)
         raise _wrong("MinNodeCount", f"{counts}; the group {group.name} has MaxSize {group.max_size}")
 
 
-def _require_expected(name: str, planned: list[fleets_schemas.GroupChange], expected: list[fleets_schemas.GroupChange]) -> None:
-    """Refuse to change what nobody was shown. What was shown and is not needed any more is no harm: a request may come a second time."""
-    others = [f"{change.setting}: {change.before or 'none'} → {change.after}. {change.reason}" for change in planned if change not in expected]
+def _require_expected(
+    name: str, planned: list[fleets_schemas.GroupChange], expected: list[fleets_schemas.GroupChange]
+) -> None:
+    """Refuse to change what nobody was shown.
+
+    What was shown and is not needed any more is no harm: a request may come a second time.
+    """
+    others = [
+        f"{change.setting}: {change.before or 'none'} → {change.after}. {change.reason}"
+        for change in planned
+        if change not in expected
+    ]
     if others:
-        raise InUse(f"{name} is not as ExpectedChanges has it; nothing was changed. What it has not: {' '.join(others)}", hint=_LOOK)
+        raise InUse(
+            f"{name} is not as ExpectedChanges has it; nothing was changed. What it has not: {' '.join(others)}",
+            hint=_LOOK,
+        )
 
 
 def _answer(
-    request: fleets_schemas.CreateFleetRequest, group: GroupState, changes: tuple[Change, ...], fleet: fleets_schemas.Fleet | None
+    request: fleets_schemas.CreateFleetRequest,
+    group: GroupState,
+    changes: tuple[Change, ...],
+    fleet: fleets_schemas.Fleet | None,
 ) -> fleets_schemas.CreateFleetResponse:
     return fleets_schemas.CreateFleetResponse(
         fleet_name=request.fleet_name,
@@ -188,10 +232,18 @@ def _later(request: fleets_schemas.CreateFleetRequest, group: GroupState) -> lis
     if desired == group.desired_count:
         return []
     kept = f"The fleet {spec.name} keeps {desired} nodes before its first job, spares among them."
-    ended = "" if desired > group.desired_count else " Of those that are there, idle ones are ended, one by one, once their agents have connected."
+    ended = (
+        ""
+        if desired > group.desired_count
+        else " Of those that are there, idle ones are ended, one by one, once their agents have connected."
+    )
     return [
         fleets_schemas.GroupChange(
-            setting="DesiredCapacity", before=str(group.desired_count), after=str(desired), reason=f"{kept}{ended}", applies="Later"
+            setting="DesiredCapacity",
+            before=str(group.desired_count),
+            after=str(desired),
+            reason=f"{kept}{ended}",
+            applies="Later",
         )
     ]
 
@@ -200,7 +252,9 @@ def _spare_probability(request: fleets_schemas.CreateFleetRequest) -> float | No
     return request.spare_policy.probability if request.spare_policy is not None else None
 
 
-def _store(services: Services, request: fleets_schemas.CreateFleetRequest, project: str, group: GroupState) -> FleetRecord:
+def _store(
+    services: Services, request: fleets_schemas.CreateFleetRequest, project: str, group: GroupState
+) -> FleetRecord:
     now = services.now()
     with services.database.write() as session:
         fleet = fleets.create(
@@ -227,9 +281,13 @@ def _store(services: Services, request: fleets_schemas.CreateFleetRequest, proje
             now,
         )
         message = (
-            f"The Auto Scaling group {group.name} became the fleet {fleet.name}: {fleet.min_node_count} nodes at least, {fleet.spare_count} spares."
+            f"The Auto Scaling group {group.name} became the fleet {fleet.name}: {fleet.min_node_count} nodes "
+            f"at least, {fleet.spare_count} spares."
         )
-        events.append(session, NewEvent(at=now, type="FleetCreated", message=message, project=fleet.project, fleet_name=fleet.name))
+        events.append(
+            session,
+            NewEvent(at=now, type="FleetCreated", message=message, project=fleet.project, fleet_name=fleet.name),
+        )
     return fleet
 
 
@@ -239,9 +297,14 @@ def _refusals_told(name: str) -> Iterator[None]:
     try:
         yield
     except CloudNotFound as error:
-        raise _wrong("AutoScalingGroupName", f"there is no Auto Scaling group named {name!r} in this account and region") from error
+        raise _wrong(
+            "AutoScalingGroupName", f"there is no Auto Scaling group named {name!r} in this account and region"
+        ) from error
     except GroupNotOurs as error:
-        raise _wrong("AutoScalingGroupName", f"the group {name!r} does not carry the tag {FLEET_TAG}; tag it to let Everstep use it") from error
+        raise _wrong(
+            "AutoScalingGroupName",
+            f"the group {name!r} does not carry the tag {FLEET_TAG}; tag it to let Everstep use it",
+        ) from error
     except ContractViolation as error:
         raise _wrong("AutoScalingGroupName", error.message) from error
 
@@ -249,9 +312,14 @@ def _refusals_told(name: str) -> Iterator[None]:
 def _shown(services: Services, fleet: FleetRecord) -> fleets_schemas.Fleet:
     with services.database.read() as session:
         members = nodes.of_fleet(session, fleet.name)
-        history = views.History(jobs=jobs.totals(session, fleet.name, tuple(Bucket)), incidents=incidents.totals(session, fleet_name=fleet.name))
+        history = views.History(
+            jobs=jobs.totals(session, fleet.name, tuple(Bucket)),
+            incidents=incidents.totals(session, fleet_name=fleet.name),
+        )
     return views.fleet(fleet, members, tuple(services.registry.views().values()), history)
 
 
 def _wrong(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(f"The fleet cannot be created: {field}: {message}", fields=[FieldError(field=field, message=message)])
+    return InvalidRequest(
+        f"The fleet cannot be created: {field}: {message}", fields=[FieldError(field=field, message=message)]
+    )

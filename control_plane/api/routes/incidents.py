@@ -11,7 +11,16 @@ from sqlalchemy.orm import Session
 
 from control_plane.api import page_tokens, views
 from control_plane.api.auth import Reader, User
-from control_plane.api.deps import IncidentIdPath, MaxResults, NextToken, Router, ServicesDep, SortOrder, page_of, same_order
+from control_plane.api.deps import (
+    IncidentIdPath,
+    MaxResults,
+    NextToken,
+    Router,
+    ServicesDep,
+    SortOrder,
+    page_of,
+    same_order,
+)
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import incidents as incidents_schemas
 from control_plane.core import accounting, hangs
@@ -44,7 +53,9 @@ def list_incidents(
     """List incidents in the order they were opened, of all jobs or of one; the newest first, or only open or closed ones, on request."""
     after = None
     if next_token is not None:
-        _, opened_at, incident_id = page_tokens.position(next_token, same_order(sort_order), page_tokens.moment, page_tokens.text)
+        _, opened_at, incident_id = page_tokens.position(
+            next_token, same_order(sort_order), page_tokens.moment, page_tokens.text
+        )
         after = (opened_at, incident_id)
     which = IncidentFilter(
         job_name=training_job_name,
@@ -69,7 +80,9 @@ def describe_incident(incident_id: IncidentIdPath, caller: Reader, services: Ser
     with services.database.read() as session:
         record = incidents.get(session, incident_id)
         # Both were stored in one transaction, so that the event is never missing where the incident is.
-        stacks = events.newest_of(session, hangs.PROVEN, job_name=record.job_name, since=record.opened_at, until=record.closed_at)
+        stacks = events.newest_of(
+            session, hangs.PROVEN, job_name=record.job_name, since=record.opened_at, until=record.closed_at
+        )
         cost = _cost_usd(session, record, services.now())
     caller.require_sight("incident", incident_id, record.project)
     return views.incident(record, cost, stacks)
@@ -77,16 +90,26 @@ def describe_incident(incident_id: IncidentIdPath, caller: Reader, services: Ser
 
 @router.post("/{IncidentId}/acknowledge", operation_id="AcknowledgeIncident", status_code=202)
 def acknowledge_incident(
-    incident_id: IncidentIdPath, request: incidents_schemas.AcknowledgeIncidentRequest, caller: User, services: ServicesDep
+    incident_id: IncidentIdPath,
+    request: incidents_schemas.AcknowledgeIncidentRequest,
+    caller: User,
+    services: ServicesDep,
 ) -> incidents_schemas.Incident:
-    """Say to have seen an incident, with a note. It changes nothing of the recovery; the first acknowledgement stays."""
+    """Say to have seen an incident, with a note.
+
+    It changes nothing of the recovery; the first acknowledgement stays.
+    """
     now = services.now()
     with services.database.write() as session:
         record = incidents.get(session, incident_id)
         caller.require_sight("incident", incident_id, record.project)
         if incidents.acknowledge(session, incident_id, who=caller.name, note=request.note, now=now):
-            message = f"{caller.name} has seen the incident {incident_id}" + (f": {request.note}" if request.note else ".")
-            event = NewEvent(at=now, type="IncidentAcknowledged", message=message, project=record.project, job_name=record.job_name)
+            message = f"{caller.name} has seen the incident {incident_id}" + (
+                f": {request.note}" if request.note else "."
+            )
+            event = NewEvent(
+                at=now, type="IncidentAcknowledged", message=message, project=record.project, job_name=record.job_name
+            )
             events.append(session, event)
         return views.incident(incidents.get(session, incident_id), _cost_usd(session, record, now))
 

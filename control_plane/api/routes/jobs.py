@@ -17,7 +17,16 @@ from control_plane.api import page_tokens, plans, views
 from control_plane.api.admission import admit
 from control_plane.api.allowance import allowance_of
 from control_plane.api.auth import Caller, Reader, User
-from control_plane.api.deps import MaxResults, NextToken, Router, Services, ServicesDep, SortOrder, TrainingJobNamePath, page_of
+from control_plane.api.deps import (
+    MaxResults,
+    NextToken,
+    Router,
+    Services,
+    ServicesDep,
+    SortOrder,
+    TrainingJobNamePath,
+    page_of,
+)
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas import checkpoints as checkpoints_schemas
 from control_plane.api.schemas import common as common_schemas
@@ -29,7 +38,19 @@ from control_plane.core import membership
 from control_plane.core.observed.fleets import FleetJob
 from control_plane.core.queue import schedule
 from control_plane.core.states import JobState, TrainingJobStatus
-from control_plane.db import checkpoints, descriptions, events, fleets, incidents, job_lists, jobs, nodes, protection, quotas, sources
+from control_plane.db import (
+    checkpoints,
+    descriptions,
+    events,
+    fleets,
+    incidents,
+    job_lists,
+    jobs,
+    nodes,
+    protection,
+    quotas,
+    sources,
+)
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound
 from control_plane.db.events import NewEvent
 from control_plane.db.fleets import FleetRecord
@@ -49,7 +70,10 @@ TAG_KEY_PATTERN = r'^[^"\\\x00-\x1f]{1,256}$'
 def create_training_job(
     request: jobs_schemas.CreateTrainingJobRequest, caller: User, services: ServicesDep
 ) -> jobs_schemas.CreateTrainingJobResponse:
-    """Start a training job: it waits for its nodes, runs, and survives what happens to them. A DryRun creates nothing and answers the plan."""
+    """Start a training job: it waits for its nodes, runs, and survives what happens to them.
+
+    A DryRun creates nothing and answers the plan.
+    """
     project = caller.choose_project(request.project)
     token, digest = (None, None) if request.dry_run else _known_by(request, project)
     with services.database.read() as session:
@@ -124,7 +148,10 @@ def list_training_jobs(
     sort_by: Annotated[SortBy, Query(alias="SortBy")] = SortBy.CREATION_TIME,
     sort_order: Annotated[SortOrder, Query(alias="SortOrder")] = SortOrder.DESCENDING,
 ) -> jobs_schemas.ListTrainingJobsResponse:
-    """List training jobs, the newest first unless sorted otherwise. TagValue goes with TagKey; each filter narrows the others."""
+    """List training jobs, the newest first unless sorted otherwise.
+
+    TagValue goes with TagKey; each filter narrows the others.
+    """
     if tag_value is not None and tag_key is None:
         raise _wrong("TagValue", "needs a TagKey")
     if project is not None and caller.project_filter not in (None, project):
@@ -144,14 +171,18 @@ def list_training_jobs(
     after = None if next_token is None else _position(next_token, sort_by, sort_order)
     is_ascending = sort_order is SortOrder.ASCENDING
     with services.database.read() as session:
-        page = job_lists.page(session, which, after=after, limit=max_results + 1, sort_by=sort_by, is_ascending=is_ascending)
+        page = job_lists.page(
+            session, which, after=after, limit=max_results + 1, sort_by=sort_by, is_ascending=is_ascending
+        )
         shown, more = page_of(page, max_results, lambda job: _place(job, sort_by, sort_order))
         summaries = _summaries(session, services, shown)
     return jobs_schemas.ListTrainingJobsResponse(training_job_summaries=summaries, next_token=more)
 
 
 @router.get("/{TrainingJobName}", operation_id="DescribeTrainingJob")
-def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep) -> jobs_schemas.TrainingJob:
+def describe_training_job(
+    training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep
+) -> jobs_schemas.TrainingJob:
     """Describe one training job: what it is, where it stands, and why."""
     with services.database.read() as session:
         found = descriptions.find(session, training_job_name)
@@ -160,7 +191,12 @@ def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader
         turns = schedule((), 0, 0.0)
         if job.state == JobState.QUEUED:
             fleet = fleets.find(session, job.fleet_name)
-            turns = schedule_of(fleet, jobs.unfinished(session, job.fleet_name), nodes.of_fleet(session, job.fleet_name), services.now().timestamp())
+            turns = schedule_of(
+                fleet,
+                jobs.unfinished(session, job.fleet_name),
+                nodes.of_fleet(session, job.fleet_name),
+                services.now().timestamp(),
+            )
     agents = services.registry.connected()
     return views.job(
         found,
@@ -173,7 +209,9 @@ def describe_training_job(training_job_name: TrainingJobNamePath, caller: Reader
 
 
 @router.post("/{TrainingJobName}/stop", operation_id="StopTrainingJob")
-def stop_training_job(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> jobs_schemas.TrainingJobSummary:
+def stop_training_job(
+    training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep
+) -> jobs_schemas.TrainingJobSummary:
     """Ask a training job to stop: all ranks stop at one agreed step, which is kept. Asking again changes nothing."""
     now = services.now()
     with services.database.write() as session:
@@ -186,7 +224,9 @@ def stop_training_job(training_job_name: TrainingJobNamePath, caller: User, serv
 
 
 @router.post("/{TrainingJobName}/pause", operation_id="PauseTrainingJob", status_code=202)
-def pause_training_job(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> jobs_schemas.TrainingJobSummary:
+def pause_training_job(
+    training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep
+) -> jobs_schemas.TrainingJobSummary:
     """Ask a training job to pause: all ranks stop at one agreed step, kept in S3, and its nodes go back to the fleet until ResumeTrainingJob.
 
     One that is being launched pauses once it trains. Asking again changes nothing.
@@ -202,8 +242,13 @@ def pause_training_job(training_job_name: TrainingJobNamePath, caller: User, ser
 
 
 @router.post("/{TrainingJobName}/resume", operation_id="ResumeTrainingJob", status_code=202)
-def resume_training_job(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> jobs_schemas.TrainingJobSummary:
-    """Let a paused training job go on: back into the queue, then bit-identically from its checkpoint. One that is not paused is left as it is."""
+def resume_training_job(
+    training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep
+) -> jobs_schemas.TrainingJobSummary:
+    """Let a paused training job go on: back into the queue, then bit-identically from its checkpoint.
+
+    One that is not paused is left as it is.
+    """
     now = services.now()
     with services.database.write() as session:
         before = find_job(session, training_job_name, caller)
@@ -229,7 +274,11 @@ def describe_protection(
 
 @router.get("/{TrainingJobName}/nodes", operation_id="ListTrainingJobNodes")
 def list_training_job_nodes(
-    training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
+    training_job_name: TrainingJobNamePath,
+    caller: Reader,
+    services: ServicesDep,
+    max_results: MaxResults = 1000,
+    next_token: NextToken = None,
 ) -> jobs_schemas.ListTrainingJobNodesResponse:
     """List the nodes that have worked for a job, and when: those of its newest 400 launches."""
     after = None if next_token is None else page_tokens.position(next_token, page_tokens.number, page_tokens.text)
@@ -241,7 +290,11 @@ def list_training_job_nodes(
     found = [span for span in spans if after is None or (span.start.timestamp(), span.node_id) > after]
     shown, more = page_of(found, max_results, lambda span: (span.start.timestamp(), span.node_id))
     return jobs_schemas.ListTrainingJobNodesResponse(
-        nodes=[jobs_schemas.TrainingJobNode(node_id=span.node_id, start_time=span.start, end_time=span.end) for span in shown], next_token=more
+        nodes=[
+            jobs_schemas.TrainingJobNode(node_id=span.node_id, start_time=span.start, end_time=span.end)
+            for span in shown
+        ],
+        next_token=more,
     )
 
 
@@ -261,11 +314,15 @@ def list_checkpoints(
         page = checkpoints.page(session, job.run_id, min_step=min_step, before=before, limit=max_results + 1)
     shown, more = page_of(page, max_results, lambda record: (record.step, record.generation))
     return checkpoints_schemas.ListCheckpointsResponse(
-        checkpoints=[views.checkpoint(record) for record in shown], training_job_status=views.status_of(job), next_token=more
+        checkpoints=[views.checkpoint(record) for record in shown],
+        training_job_status=views.status_of(job),
+        next_token=more,
     )
 
 
-def _summaries(session: Session, services: Services, shown: Sequence[JobRecord]) -> list[jobs_schemas.TrainingJobSummary]:
+def _summaries(
+    session: Session, services: Services, shown: Sequence[JobRecord]
+) -> list[jobs_schemas.TrainingJobSummary]:
     """Return the lines of a page, with as many queries for a thousand jobs as for one."""
     with_memory = {job.run_id: job.generation for job in shown if views.holds_memory(job)}
     held = protection.totals(session, with_memory)
@@ -304,10 +361,14 @@ def find_job(session: Session, name: str, caller: Caller) -> JobRecord:
     return job
 
 
-def _plan(services: Services, job: FleetJob, spec: JobSpec, fleet: FleetRecord, caller: Caller) -> plans_schemas.TrainingJobPlan:
+def _plan(
+    services: Services, job: FleetJob, spec: JobSpec, fleet: FleetRecord, caller: Caller
+) -> plans_schemas.TrainingJobPlan:
     now = services.now().timestamp()
     with services.database.read() as session:
-        history = views.History(jobs=jobs.totals(session, fleet.name, ()), incidents=incidents.totals(session, fleet_name=fleet.name))
+        history = views.History(
+            jobs=jobs.totals(session, fleet.name, ()), incidents=incidents.totals(session, fleet_name=fleet.name)
+        )
         members = nodes.of_fleet(session, fleet.name)
         turns = schedule_of(fleet, jobs.unfinished(session, fleet.name), members, now, newcomer=job)
     connected = frozenset(view.node_id for view in services.registry.views().values() if view.is_connected)
@@ -316,14 +377,19 @@ def _plan(services: Services, job: FleetJob, spec: JobSpec, fleet: FleetRecord, 
 
 
 def _tell(session: Session, job: JobRecord, now: datetime, kind: str, message: str) -> None:
-    events.append(session, NewEvent(at=now, type=kind, message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name))
+    events.append(
+        session,
+        NewEvent(at=now, type=kind, message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name),
+    )
 
 
 def _known_by(request: jobs_schemas.CreateTrainingJobRequest, project: str) -> tuple[str | None, str | None]:
     """Return what the same ClientRequestToken has in common with this one's, and what the same request has; None without a token."""
     if request.client_request_token is None:
         return None, None
-    return _digest(project, request.client_request_token), _digest(project, json.dumps(request.model_dump(mode="json"), sort_keys=True))
+    return _digest(project, request.client_request_token), _digest(
+        project, json.dumps(request.model_dump(mode="json"), sort_keys=True)
+    )
 
 
 def _digest(project: str, said: str) -> str:
@@ -341,14 +407,26 @@ def _store(services: Services, new: NewJob) -> JobRecord:
         _fleet(session, new.fleet_name)
         _require_room(session, quotas.find(session, new.project))
         job = jobs.create(session, new, now)
-        message = f"{job.name} was created: {new.spec.node_count} nodes × {new.spec.ranks_per_node} ranks, {new.spec.copies} copies."
-        event = NewEvent(at=now, type="TrainingJobCreated", message=message, project=new.project, fleet_name=new.fleet_name, job_name=job.name)
+        message = (
+            f"{job.name} was created: {new.spec.node_count} nodes × {new.spec.ranks_per_node} ranks, "
+            f"{new.spec.copies} copies."
+        )
+        event = NewEvent(
+            at=now,
+            type="TrainingJobCreated",
+            message=message,
+            project=new.project,
+            fleet_name=new.fleet_name,
+            job_name=job.name,
+        )
         events.append(session, event)
     return job
 
 
 def _created(job: JobRecord) -> jobs_schemas.CreateTrainingJobResponse:
-    return jobs_schemas.CreateTrainingJobResponse(training_job_name=job.name, run_id=job.run_id, training_job_status=views.status_of(job))
+    return jobs_schemas.CreateTrainingJobResponse(
+        training_job_name=job.name, run_id=job.run_id, training_job_status=views.status_of(job)
+    )
 
 
 def _require_room(session: Session, quota: QuotaRecord | None) -> None:
@@ -356,7 +434,10 @@ def _require_room(session: Session, quota: QuotaRecord | None) -> None:
         return
     live = quotas.live_job_count(session, quota.project)
     if live >= quota.max_job_count:
-        raise Conflict(f"the project {quota.project!r} has {live} training jobs that have not ended, and its quota is {quota.max_job_count}")
+        raise Conflict(
+            f"the project {quota.project!r} has {live} training jobs that have not ended, and its quota is "
+            f"{quota.max_job_count}"
+        )
 
 
 def _require_free(session: Session, name: str) -> None:
@@ -410,7 +491,11 @@ def _place(job: JobRecord, sort_by: SortBy, order: SortOrder) -> tuple[str, ...]
 def _position(token: str, sort_by: SortBy, order: SortOrder) -> job_lists.Position:
     """Return the position in a token; one of a list that was sorted otherwise leads nowhere."""
     by, direction, value, run_id = page_tokens.position(
-        token, page_tokens.text, page_tokens.text, page_tokens.text if sort_by is SortBy.NAME else page_tokens.moment, page_tokens.text
+        token,
+        page_tokens.text,
+        page_tokens.text,
+        page_tokens.text if sort_by is SortBy.NAME else page_tokens.moment,
+        page_tokens.text,
     )
     if (by, direction) != (sort_by.value, order.value):
         raise _wrong("NextToken", f"belongs to a list that is sorted by {by}, {direction}")
@@ -418,4 +503,6 @@ def _position(token: str, sort_by: SortBy, order: SortOrder) -> job_lists.Positi
 
 
 def _wrong(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(f"The request is not valid: {field}: {message}", fields=[FieldError(field=field, message=message)])
+    return InvalidRequest(
+        f"The request is not valid: {field}: {message}", fields=[FieldError(field=field, message=message)]
+    )

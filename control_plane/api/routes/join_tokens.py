@@ -18,15 +18,28 @@ router = Router(prefix="/v1/join-tokens", tags=["JoinTokens"])
 def create_join_token(
     request: tokens_schemas.CreateJoinTokenRequest, _caller: Admin, services: ServicesDep
 ) -> tokens_schemas.CreateJoinTokenResponse:
-    """Make a join token for a fleet's launch template. Each instance of the fleet's group may use it once; nobody else can."""
+    """Make a join token for a fleet's launch template.
+
+    Each instance of the fleet's group may use it once; nobody else can.
+    """
     now = services.now()
     expires_at = None if request.expires_in_seconds is None else now + timedelta(seconds=request.expires_in_seconds)
     with services.database.write() as session:
         secret, record = tokens.mint(
             session,
-            NewToken(kind=TokenKind.JOIN, role=Role.AGENT, fleet_name=request.fleet_name, description="join token", expires_at=expires_at),
+            NewToken(
+                kind=TokenKind.JOIN,
+                role=Role.AGENT,
+                fleet_name=request.fleet_name,
+                description="join token",
+                expires_at=expires_at,
+            ),
             now,
         )
         message = f"A join token ({record.id}) for the fleet {request.fleet_name} was made."
-        events.append(session, NewEvent(at=now, type="JoinTokenCreated", message=message, fleet_name=request.fleet_name))
-    return tokens_schemas.CreateJoinTokenResponse(join_token=secret, token_id=record.id, fleet_name=request.fleet_name, expiration_time=expires_at)
+        events.append(
+            session, NewEvent(at=now, type="JoinTokenCreated", message=message, fleet_name=request.fleet_name)
+        )
+    return tokens_schemas.CreateJoinTokenResponse(
+        join_token=secret, token_id=record.id, fleet_name=request.fleet_name, expiration_time=expires_at
+    )

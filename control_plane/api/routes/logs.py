@@ -1,10 +1,11 @@
 """What a job's ranks print: in pages, and as it comes. Merged over all ranks and nodes, every line once.
 
-FollowLogs reads what is stored, then passes on what the agents send, and goes back to what is stored wherever a number is missing: a slow line, an
-agent that restarts, a node that is gone.
+FollowLogs reads what is stored, then passes on what the agents send, and goes back to what is stored wherever a number
+is missing: a slow line, an agent that restarts, a node that is gone.
 
-Invariant: a token is a `Cursor` of `loop.log_reader`: whoever goes on from one misses no line and is given none twice. It has a number for each
-node that its generation was planned with, in their order, for ids of thousands of nodes would be longer than an address can be.
+Invariant: a token is a `Cursor` of `loop.log_reader`: whoever goes on from one misses no line and is given none twice.
+It has a number for each node that its generation was planned with, in their order, for ids of thousands of nodes would
+be longer than an address can be.
 """
 
 from __future__ import annotations
@@ -30,7 +31,17 @@ from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import logs as logs_schemas
 from control_plane.db import tokens
 from control_plane.loop.log_feed import WAITING_LIMIT, LogFollower, TooManyLogFollowers
-from control_plane.loop.log_reader import Cursor, GenerationFacts, LogEvent, LogFilter, LogReader, Page, advanced, facts_of, of_line
+from control_plane.loop.log_reader import (
+    Cursor,
+    GenerationFacts,
+    LogEvent,
+    LogFilter,
+    LogReader,
+    Page,
+    advanced,
+    facts_of,
+    of_line,
+)
 from control_plane.loop.records import prefix_of
 from everstep.protocol.agent_messages import SEND_LINES_SECONDS, LogLines, SendLines
 from everstep.protocol.ids import NodeId, Rank, RunId
@@ -72,14 +83,19 @@ def get_log_events(
     """Read what a job's ranks printed, merged by time over all ranks and nodes, one generation after another.
 
     FilterPattern is a part of the line. Without NextToken the newest lines are given, or with StartFromHead the first.
-    NextForwardToken and NextBackwardToken read on in either direction: a page may be short or empty while there is more; nothing is left when a token
-    comes back unchanged. What a node could not ship because it was lost is an event of its own, of the stream `gap`.
+    NextForwardToken and NextBackwardToken read on in either direction: a page may be short or empty while there is
+    more; nothing is left when a token comes back unchanged. What a node could not ship because it was lost is an event
+    of its own, of the stream `gap`.
     """
     wanted = _filter(rank, generation, start_time, end_time, filter_pattern)
     facts = _facts(services, training_job_name, caller)
     reader = _reader(services, facts)
     if next_token is None:
-        page = reader.forward(reader.head(wanted), wanted, limit) if start_from_head else reader.backward(reader.tail(wanted), wanted, limit)
+        page = (
+            reader.forward(reader.head(wanted), wanted, limit)
+            if start_from_head
+            else reader.backward(reader.tail(wanted), wanted, limit)
+        )
     else:
         is_back, cursor = _cursor(next_token, facts.generations)
         page = reader.backward(cursor, wanted, limit) if is_back else reader.forward(cursor, wanted, limit)
@@ -94,7 +110,13 @@ def get_log_events(
     "/follow",
     operation_id="FollowLogs",
     response_class=StreamingResponse,
-    responses={200: {"description": "Events as they come.", "model": logs_schemas.FollowLogsStream, "content": {MEDIA_TYPE: {}}}},
+    responses={
+        200: {
+            "description": "Events as they come.",
+            "model": logs_schemas.FollowLogsStream,
+            "content": {MEDIA_TYPE: {}},
+        }
+    },
 )
 async def follow_logs(
     training_job_name: TrainingJobNamePath,
@@ -109,8 +131,9 @@ async def follow_logs(
 ) -> LiveResponse:
     """Follow what a job's ranks print: from NextToken on, from the beginning with StartFromHead or StartTime, else from now.
 
-    Each event has lines and a token to go on from, after a broken connection, say. Lines come from the agents as they are printed, from the object
-    store where an agent cannot be reached; every line comes once. The stream ends when the job has ended and everything was given.
+    Each event has lines and a token to go on from, after a broken connection, say. Lines come from the agents as they
+    are printed, from the object store where an agent cannot be reached; every line comes once. The stream ends when the
+    job has ended and everything was given.
     """
     wanted = _filter(rank, generation, start_time, None, filter_pattern)
     facts = await services.caller_threads.run(_facts, services, training_job_name, caller)
@@ -119,12 +142,20 @@ async def follow_logs(
     try:
         follower = follow.__enter__()
     except TooManyLogFollowers as error:
-        raise Throttled("As many logs are followed as this server serves.", hint="Try again in a moment, or ask GetLogEvents.") from error
+        raise Throttled(
+            "As many logs are followed as this server serves.", hint="Try again in a moment, or ask GetLogEvents."
+        ) from error
 
     async def chunks() -> AsyncGenerator[bytes, None]:
         try:
             async for events, token in _follow(
-                services, caller, facts, follower, wanted, cursor, is_from_head=start_from_head or start_time is not None
+                services,
+                caller,
+                facts,
+                follower,
+                wanted,
+                cursor,
+                is_from_head=start_from_head or start_time is not None,
             ):
                 batch = logs_schemas.LogEvents(events=[_event(event) for event in events], next_forward_token=token)
                 yield message("LogEvents", batch.model_dump_json(by_alias=True, exclude_none=True).encode())
@@ -153,11 +184,26 @@ def _facts(services: Services, name: str, caller: Caller) -> _Facts:
 
 
 def _reader(services: Services, facts: _Facts) -> LogReader:
-    return LogReader(services.objects, facts.place, facts.generations, facts.alive, facts.has_ended, services.now, services.caller_threads.is_closed)
+    return LogReader(
+        services.objects,
+        facts.place,
+        facts.generations,
+        facts.alive,
+        facts.has_ended,
+        services.now,
+        services.caller_threads.is_closed,
+    )
 
 
 async def _follow(
-    services: Services, caller: Caller, facts: _Facts, follower: LogFollower, wanted: LogFilter, cursor: Cursor | None, *, is_from_head: bool
+    services: Services,
+    caller: Caller,
+    facts: _Facts,
+    follower: LogFollower,
+    wanted: LogFilter,
+    cursor: Cursor | None,
+    *,
+    is_from_head: bool,
 ) -> AsyncGenerator[tuple[tuple[LogEvent, ...], str], None]:
     """Yield lines, and each time the token to go on from."""
     reader = _reader(services, facts)
@@ -187,10 +233,16 @@ async def _follow(
         if is_more:
             continue
         # Before the first generation there is nothing to read, so that looking often costs little.
-        again, until, is_missing = deque(ahead), time.monotonic() + (STORED_SECONDS if facts.generations else CATCH_UP_SECONDS), False
+        again, until, is_missing = (
+            deque(ahead),
+            time.monotonic() + (STORED_SECONDS if facts.generations else CATCH_UP_SECONDS),
+            False,
+        )
         ahead.clear()
         while (left := until - time.monotonic()) > 0 and not (is_missing and left < STORED_SECONDS - CATCH_UP_SECONDS):
-            taken = again.popleft() if again else await follower.take(min(left, CATCH_UP_SECONDS) if is_missing else left)
+            taken = (
+                again.popleft() if again else await follower.take(min(left, CATCH_UP_SECONDS) if is_missing else left)
+            )
             if taken is None:
                 continue
             node_id, sent = taken
@@ -230,7 +282,9 @@ def _again(services: Services, caller: Caller, name: str) -> tuple[bool, _Facts]
     return is_good and (caller.ends_at is None or services.now() < caller.ends_at), _facts(services, name, caller)
 
 
-def _filter(rank: int | None, generation: int | None, start: datetime | None, end: datetime | None, text: str) -> LogFilter:
+def _filter(
+    rank: int | None, generation: int | None, start: datetime | None, end: datetime | None, text: str
+) -> LogFilter:
     return LogFilter(
         rank=None if rank is None else Rank(rank),
         generation=generation,
@@ -270,10 +324,16 @@ def _cursor(token: str, generations: Iterable[GenerationFacts]) -> tuple[bool, C
             raise ValueError(page_tokens.NOT_OURS)
         places = {node: page_tokens.whole(place) for node, place in zip(planned, positions, strict=positions != [])}
         places |= {NodeId(page_tokens.text(node)): page_tokens.whole(place) for node, place in others.items()}
-        told_nodes = {node for place, node in enumerate(planned) if told >> place & 1} | {NodeId(page_tokens.text(node)) for node in told_others}
-        return bool(page_tokens.whole(is_back)), Cursor(number, {node: place for node, place in places.items() if place}, frozenset(told_nodes))
+        told_nodes = {node for place, node in enumerate(planned) if told >> place & 1} | {
+            NodeId(page_tokens.text(node)) for node in told_others
+        }
+        return bool(page_tokens.whole(is_back)), Cursor(
+            number, {node: place for node, place in places.items() if place}, frozenset(told_nodes)
+        )
     except (ValueError, TypeError, AttributeError) as error:
-        raise page_tokens.refused(f"{page_tokens.NOT_OURS}, or one so old that the plan of its generation is not kept any more") from error
+        raise page_tokens.refused(
+            f"{page_tokens.NOT_OURS}, or one so old that the plan of its generation is not kept any more"
+        ) from error
 
 
 def _planned(generations: Iterable[GenerationFacts], number: int) -> dict[NodeId, None]:

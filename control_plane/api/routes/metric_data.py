@@ -22,14 +22,18 @@ router = Router(prefix="/v1/training-jobs/{TrainingJobName}", tags=["TrainingJob
 
 
 @router.get("/metrics", operation_id="ListMetrics")
-def list_metrics(training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep) -> metrics_schemas.ListMetricsResponse:
+def list_metrics(
+    training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep
+) -> metrics_schemas.ListMetricsResponse:
     """List the names under which a job's rank 0 has logged values, with the last value of each."""
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
         found, dropped = metrics.names(session, job.run_id), metrics.dropped_count(session, job.run_id)
     return metrics_schemas.ListMetricsResponse(
         metrics=[
-            metrics_schemas.Metric(metric_name=each.name, last_step=each.last_step, last_time=each.last_at, last_value=each.last_value)
+            metrics_schemas.Metric(
+                metric_name=each.name, last_step=each.last_step, last_time=each.last_at, last_value=each.last_value
+            )
             for each in found
         ],
         dropped_count=dropped,
@@ -41,26 +45,34 @@ def get_metric_data(
     training_job_name: TrainingJobNamePath,
     caller: Reader,
     services: ServicesDep,
-    metric_name: Annotated[str | None, Query(alias="MetricName", min_length=1, max_length=metrics.MAX_NAME_LENGTH)] = None,
+    metric_name: Annotated[
+        str | None, Query(alias="MetricName", min_length=1, max_length=metrics.MAX_NAME_LENGTH)
+    ] = None,
     first_step: Annotated[int, Query(alias="FirstStep", ge=0, le=common_schemas.MAX_WHOLE_NUMBER)] = 0,
     last_step: Annotated[int | None, Query(alias="LastStep", ge=0, le=common_schemas.MAX_WHOLE_NUMBER)] = None,
     start_time: Annotated[AwareDatetime | None, Query(alias="StartTime")] = None,
     end_time: Annotated[AwareDatetime | None, Query(alias="EndTime")] = None,
-    resolution_in_steps: Annotated[int | None, Query(alias="ResolutionInSteps", ge=1, le=common_schemas.MAX_WHOLE_NUMBER)] = None,
-    resolution_in_seconds: Annotated[int | None, Query(alias="ResolutionInSeconds", ge=1, le=common_schemas.MAX_WHOLE_NUMBER)] = None,
+    resolution_in_steps: Annotated[
+        int | None, Query(alias="ResolutionInSteps", ge=1, le=common_schemas.MAX_WHOLE_NUMBER)
+    ] = None,
+    resolution_in_seconds: Annotated[
+        int | None, Query(alias="ResolutionInSeconds", ge=1, le=common_schemas.MAX_WHOLE_NUMBER)
+    ] = None,
     max_points: Annotated[int, Query(alias="MaxPoints", ge=1, le=5000)] = 500,
 ) -> metrics_schemas.GetMetricDataResponse:
     """Get what a job's rank 0 has logged, and what Everstep has measured on its nodes.
 
     Of steps that were done again after a failure it is what was logged last.
 
-    The newest 4,096 steps are kept as they were logged, older ones as points of 8, 64, 512 … steps. Where MaxPoints or a resolution asks for fewer
-    points, several are joined into one; where a resolution asks for more than MaxPoints, points span twice as much, four times, and so on.
+    The newest 4,096 steps are kept as they were logged, older ones as points of 8, 64, 512 … steps. Where MaxPoints or
+    a resolution asks for fewer points, several are joined into one; where a resolution asks for more than MaxPoints,
+    points span twice as much, four times, and so on.
     """
     if resolution_in_steps is not None and resolution_in_seconds is not None:
         message = "goes without ResolutionInSteps: points span steps or time"
         raise InvalidRequest(
-            f"The request is not valid: ResolutionInSeconds: {message}", fields=[FieldError(field="ResolutionInSeconds", message=message)]
+            f"The request is not valid: ResolutionInSeconds: {message}",
+            fields=[FieldError(field="ResolutionInSeconds", message=message)],
         )
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)

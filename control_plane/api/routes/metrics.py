@@ -1,4 +1,7 @@
-"""`GET /metrics`: figures for Prometheus (`control_plane.api.prometheus`). No part of the contract: only a scraper has a use for it."""
+"""`GET /metrics`: figures for Prometheus (`control_plane.api.prometheus`).
+
+No part of the contract: only a scraper has a use for it.
+"""
 
 from __future__ import annotations
 
@@ -32,4 +35,6 @@ def get_metrics(caller: Reader, services: ServicesDep) -> Response:
             connected=frozenset(services.registry.connected()),
             refused_count=sum(services.registry.refused_count(NodeId(node)) for node in services.registry.views()),
         )
-    return Response(exposition(facts, services.figures if caller.project_filter is None else None), media_type=MEDIA_TYPE)
+    return Response(
+        exposition(facts, services.figures if caller.project_filter is None else None), media_type=MEDIA_TYPE
+    )

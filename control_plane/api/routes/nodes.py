@@ -43,60 +43,99 @@ def list_nodes(
         owners = jobs.owners(session, {record.run_id for record in page if record.run_id is not None})
     agents = services.registry.views()
     shown, more = page_of(page, max_results, lambda record: (record.created_at.isoformat(), record.id))
-    return nodes_schemas.ListNodesResponse(nodes=[_view(services, record, agents, owners, caller) for record in shown], next_token=more)
+    return nodes_schemas.ListNodesResponse(
+        nodes=[_view(services, record, agents, owners, caller) for record in shown], next_token=more
+    )
 
 
 @router.get("/{NodeId}", operation_id="DescribeNode")
 def describe_node(node_id: NodeIdPath, caller: Reader, services: ServicesDep) -> nodes_schemas.Node:
     """Describe one node."""
     with services.database.read() as session:
-        return _shown(session, services, nodes.get(session, node_id), caller, history=implications.of_node(session, node_id, caller.project_filter))
+        return _shown(
+            session,
+            services,
+            nodes.get(session, node_id),
+            caller,
+            history=implications.of_node(session, node_id, caller.project_filter),
+        )
 
 
 @router.post("/{NodeId}/release", operation_id="ReleaseNode", status_code=202)
-def release_node(node_id: NodeIdPath, request: nodes_schemas.ReleaseNodeRequest, caller: Admin, services: ServicesDep) -> nodes_schemas.Node:
+def release_node(
+    node_id: NodeIdPath, request: nodes_schemas.ReleaseNodeRequest, caller: Admin, services: ServicesDep
+) -> nodes_schemas.Node:
     """Let a held node work again, or end its instance; of another one, call off what was asked for.
 
     One kept for inspection is ended once its evidence is in S3. Asking again changes nothing.
     """
     now = services.now()
     with services.database.write() as session:
-        if not request.terminate and nodes.get(session, node_id).state != NodeState.HELD and nodes.call_off(session, node_id):
+        if (
+            not request.terminate
+            and nodes.get(session, node_id).state != NodeState.HELD
+            and nodes.call_off(session, node_id)
+        ):
             record = nodes.get(session, node_id)
             message = f"{caller.name} called off what was asked for {node_id}."
-            events.append(session, NewEvent(at=now, type="NodeRequestCalledOff", message=message, fleet_name=record.fleet_name, node_id=node_id))
+            events.append(
+                session,
+                NewEvent(
+                    at=now, type="NodeRequestCalledOff", message=message, fleet_name=record.fleet_name, node_id=node_id
+                ),
+            )
             services.wake()
             return _shown(session, services, record, caller)
         release = "terminate" if request.terminate else "return"
         record = nodes.ask_release(session, node_id, state=NodeState.HELD, release=release, now=now)
         what = "its instance is to be ended" if request.terminate else "it may work again"
         message = f"A person released {node_id}: {what}. It was held: {record.reason}"
-        events.append(session, NewEvent(at=now, type="NodeReleased", message=message, fleet_name=record.fleet_name, node_id=node_id))
+        events.append(
+            session,
+            NewEvent(at=now, type="NodeReleased", message=message, fleet_name=record.fleet_name, node_id=node_id),
+        )
         shown = _shown(session, services, record, caller)
     services.wake()
     return shown
 
 
 @router.post("/{NodeId}/drain", operation_id="DrainNode", status_code=202)
-def drain_node(node_id: NodeIdPath, request: nodes_schemas.DrainNodeRequest, caller: Admin, services: ServicesDep) -> nodes_schemas.Node:
-    """Have a node's job leave it at an agreed stop, no step lost, once another node is there; then hold it. Asking again changes nothing."""
+def drain_node(
+    node_id: NodeIdPath, request: nodes_schemas.DrainNodeRequest, caller: Admin, services: ServicesDep
+) -> nodes_schemas.Node:
+    """Have a node's job leave it at an agreed stop, no step lost, once another node is there; then hold it.
+
+    Asking again changes nothing.
+    """
     return _ask(NodeRequest.DRAIN, node_id, request, caller, services)
 
 
 @router.post("/{NodeId}/replace", operation_id="ReplaceNode", status_code=202)
-def replace_node(node_id: NodeIdPath, request: nodes_schemas.ReplaceNodeRequest, caller: Admin, services: ServicesDep) -> nodes_schemas.Node:
-    """Have the job of a node leave it like DrainNode; then end its instance, and another one comes. Asking again changes nothing."""
+def replace_node(
+    node_id: NodeIdPath, request: nodes_schemas.ReplaceNodeRequest, caller: Admin, services: ServicesDep
+) -> nodes_schemas.Node:
+    """Have the job of a node leave it like DrainNode; then end its instance, and another one comes.
+
+    Asking again changes nothing.
+    """
     return _ask(NodeRequest.REPLACE, node_id, request, caller, services)
 
 
 @router.post("/{NodeId}/reboot", operation_id="RebootNode", status_code=202)
-def reboot_node(node_id: NodeIdPath, request: nodes_schemas.RebootNodeRequest, caller: Admin, services: ServicesDep) -> nodes_schemas.Node:
-    """Have the job of a node leave it like DrainNode; then reboot it, and it works again. Asking again changes nothing."""
+def reboot_node(
+    node_id: NodeIdPath, request: nodes_schemas.RebootNodeRequest, caller: Admin, services: ServicesDep
+) -> nodes_schemas.Node:
+    """Have the job of a node leave it like DrainNode; then reboot it, and it works again.
+
+    Asking again changes nothing.
+    """
     return _ask(NodeRequest.REBOOT, node_id, request, caller, services)
 
 
 @router.post("/{NodeId}/hold", operation_id="HoldNode", status_code=202)
-def hold_node(node_id: NodeIdPath, request: nodes_schemas.HoldNodeRequest, caller: Admin, services: ServicesDep) -> nodes_schemas.Node:
+def hold_node(
+    node_id: NodeIdPath, request: nodes_schemas.HoldNodeRequest, caller: Admin, services: ServicesDep
+) -> nodes_schemas.Node:
     """Keep a node that works for nobody out of use until ReleaseNode. Asking again changes nothing."""
     return _ask(NodeRequest.HOLD, node_id, request, caller, services)
 
@@ -107,20 +146,28 @@ def reset_node_session(
 ) -> nodes_schemas.Node:
     """Revoke the session of a node's agent, and let the node join once more with a join token.
 
-    For an instance that lost its state directory, or whose session somebody may have copied. The agent's open connection ends within ten seconds.
-    Asking again revokes the newer session, too.
+    For an instance that lost its state directory, or whose session somebody may have copied. The agent's open
+    connection ends within ten seconds. Asking again revokes the newer session, too.
     """
     now = services.now()
     with services.database.write() as session:
         record = nodes.get(session, node_id)
         nodes.reset_joined(session, node_id)
         tokens.revoke_sessions(session, node_id, now)
-        message = f"{caller.name} reset the session of {node_id}{f': {request.reason}' if request.reason else ''}. The node may join once more."
-        events.append(session, NewEvent(at=now, type="NodeSessionReset", message=message, fleet_name=record.fleet_name, node_id=node_id))
+        message = (
+            f"{caller.name} reset the session of {node_id}{f': {request.reason}' if request.reason else ''}. "
+            "The node may join once more."
+        )
+        events.append(
+            session,
+            NewEvent(at=now, type="NodeSessionReset", message=message, fleet_name=record.fleet_name, node_id=node_id),
+        )
         return _shown(session, services, record, caller)
 
 
-def _ask(asked: NodeRequest, node_id: str, request: nodes_schemas.NodeOperation, caller: Caller, services: Services) -> nodes_schemas.Node:
+def _ask(
+    asked: NodeRequest, node_id: str, request: nodes_schemas.NodeOperation, caller: Caller, services: Services
+) -> nodes_schemas.Node:
     """Note what a person wants of a node, if it can be done; the loops do it."""
     now = services.now()
     with services.database.write() as session:
@@ -159,7 +206,12 @@ def _standing(session: Session, record: NodeRecord) -> requests.Standing:
 
 
 def _shown(
-    session: Session, services: Services, record: NodeRecord, caller: Caller, *, history: tuple[ImplicationRecord, ...] = ()
+    session: Session,
+    services: Services,
+    record: NodeRecord,
+    caller: Caller,
+    *,
+    history: tuple[ImplicationRecord, ...] = (),
 ) -> nodes_schemas.Node:
     owners = jobs.owners(session, {record.run_id} if record.run_id is not None else set())
     return _view(services, record, services.registry.views(), owners, caller, history=history)
@@ -179,4 +231,6 @@ def _view(
     refused = services.registry.refused_count(NodeId(record.id))
     if job_name is None and caller.project_filter is not None:
         record = replace(record, reason="", request_words="")  # they may speak of another project's job
-    return views.node(record, agents.get(NodeId(record.id)), refused_message_count=refused, job_name=job_name, history=history)
+    return views.node(
+        record, agents.get(NodeId(record.id)), refused_message_count=refused, job_name=job_name, history=history
+    )

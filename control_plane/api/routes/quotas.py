@@ -50,7 +50,9 @@ def put_project_quota(
             quotas.put(session, quota)
             nodes = "any number of" if quota.max_node_count is None else quota.max_node_count
             live = "any number of" if quota.max_job_count is None else quota.max_job_count
-            message = f"Jobs of the project {project} may hold {nodes} nodes of each fleet; {live} of them may be under way."
+            message = (
+                f"Jobs of the project {project} may hold {nodes} nodes of each fleet; {live} of them may be under way."
+            )
             if quota.max_source_bytes is not None:
                 message += f" Its source archives may take {quota.max_source_bytes} bytes."
             message += f" Submitters may set a priority of {quota.max_priority}, and name {_named(quota)}."
@@ -66,7 +68,13 @@ def delete_project_quota(project: ProjectPath, _caller: Admin, services: Service
         quota = quotas.find(session, project)
         quotas.remove(session, project)
         events.append(
-            session, NewEvent(at=services.now(), type="QuotaLifted", message=f"The project {project} has no quota any more.", project=project)
+            session,
+            NewEvent(
+                at=services.now(),
+                type="QuotaLifted",
+                message=f"The project {project} has no quota any more.",
+                project=project,
+            ),
         )
     services.wake()
     assert quota is not None  # else removing it had raised
@@ -74,7 +82,9 @@ def delete_project_quota(project: ProjectPath, _caller: Admin, services: Service
 
 
 def _named(quota: QuotaRecord) -> str:
-    return ", ".join((*quota.allowed_role_arns, *quota.allowed_secrets, *quota.allowed_data)) or "no role, secret or data"
+    return (
+        ", ".join((*quota.allowed_role_arns, *quota.allowed_secrets, *quota.allowed_data)) or "no role, secret or data"
+    )
 
 
 def _shown(quota: QuotaRecord) -> quotas_schemas.ProjectQuota:

@@ -1,6 +1,7 @@
 """What a job leaves in S3: logs and outputs, listed and streamed.
 
-Invariant: only keys of the job's own generations, below its own prefixes, are ever read or told; in the service's bucket those are in its own place.
+Invariant: only keys of the job's own generations, below its own prefixes, are ever read or told; in the service's
+bucket those are in its own place.
 """
 
 from __future__ import annotations
@@ -38,10 +39,18 @@ Key = Annotated[str, Query(alias="Key", min_length=1, max_length=2048)]
 
 @router.get("/logs", operation_id="ListLogs")
 def list_logs(
-    training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
+    training_job_name: TrainingJobNamePath,
+    caller: Reader,
+    services: ServicesDep,
+    max_results: MaxResults = 1000,
+    next_token: NextToken = None,
 ) -> logs_schemas.ListLogsResponse:
     """List what a job's ranks printed, by generation and rank; what should be there and is not comes with the reason."""
-    after = (0, 0, "") if next_token is None else page_tokens.position(next_token, page_tokens.whole, page_tokens.whole, page_tokens.text)
+    after = (
+        (0, 0, "")
+        if next_token is None
+        else page_tokens.position(next_token, page_tokens.whole, page_tokens.whole, page_tokens.text)
+    )
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
         numbers = [each.number for each in jobs.lineage(session, job.run_id) if each.number >= after[0]]
@@ -50,35 +59,72 @@ def list_logs(
     found = (
         entry
         for number in numbers
-        for entry in _logs_of(services, job, number, launched.get(number), alive, since=after[1] if number == after[0] else 0)
+        for entry in _logs_of(
+            services, job, number, launched.get(number), alive, since=after[1] if number == after[0] else 0
+        )
     )
-    shown, more = page_of(list(islice((entry for entry in found if _log_position(entry) > after), max_results + 1)), max_results, _log_position)
+    shown, more = page_of(
+        list(islice((entry for entry in found if _log_position(entry) > after), max_results + 1)),
+        max_results,
+        _log_position,
+    )
     return logs_schemas.ListLogsResponse(logs=shown, next_token=more)
 
 
-@router.get("/logs/content", operation_id="GetLog", response_class=StreamingResponse, responses=deps.binary_answer("text/plain"))
-def get_log(training_job_name: TrainingJobNamePath, key: Key, caller: Reader, services: ServicesDep) -> StreamingResponse:
+@router.get(
+    "/logs/content", operation_id="GetLog", response_class=StreamingResponse, responses=deps.binary_answer("text/plain")
+)
+def get_log(
+    training_job_name: TrainingJobNamePath, key: Key, caller: Reader, services: ServicesDep
+) -> StreamingResponse:
     """Stream one log, by the key that ListLogs gave."""
-    return _content(services, prefix_of(_find(services, training_job_name, caller).spec.log_uri), _LOG, key, "text/plain; charset=utf-8")
+    return _content(
+        services,
+        prefix_of(_find(services, training_job_name, caller).spec.log_uri),
+        _LOG,
+        key,
+        "text/plain; charset=utf-8",
+    )
 
 
 @router.get("/outputs", operation_id="ListOutputs")
 def list_outputs(
-    training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
+    training_job_name: TrainingJobNamePath,
+    caller: Reader,
+    services: ServicesDep,
+    max_results: MaxResults = 1000,
+    next_token: NextToken = None,
 ) -> results_schemas.ListOutputsResponse:
     """List the files that a job's ranks left in EVERSTEP_OUTPUT_DIR, by generation."""
     prefix = _outputs_of(services, _find(services, training_job_name, caller))
     after = "" if next_token is None else page_tokens.position(next_token, page_tokens.text)[0]
     of_generations = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}gen=")
-    found = (entry for info in services.objects.list(of_generations, after=after) if (entry := _output_entry(prefix, info)) is not None)
+    found = (
+        entry
+        for info in services.objects.list(of_generations, after=after)
+        if (entry := _output_entry(prefix, info)) is not None
+    )
     shown, more = page_of(list(islice(found, max_results + 1)), max_results, lambda entry: (entry.key,))
     return results_schemas.ListOutputsResponse(outputs=shown, next_token=more)
 
 
-@router.get("/outputs/content", operation_id="GetOutput", response_class=StreamingResponse, responses=deps.binary_answer("application/octet-stream"))
-def get_output(training_job_name: TrainingJobNamePath, key: Key, caller: Reader, services: ServicesDep) -> StreamingResponse:
+@router.get(
+    "/outputs/content",
+    operation_id="GetOutput",
+    response_class=StreamingResponse,
+    responses=deps.binary_answer("application/octet-stream"),
+)
+def get_output(
+    training_job_name: TrainingJobNamePath, key: Key, caller: Reader, services: ServicesDep
+) -> StreamingResponse:
     """Stream one output file, by the key that ListOutputs gave."""
-    return _content(services, _outputs_of(services, _find(services, training_job_name, caller)), _OUTPUT, key, "application/octet-stream")
+    return _content(
+        services,
+        _outputs_of(services, _find(services, training_job_name, caller)),
+        _OUTPUT,
+        key,
+        "application/octet-stream",
+    )
 
 
 def _find(services: Services, name: str, caller: Caller) -> JobRecord:
@@ -89,7 +135,8 @@ def _find(services: Services, name: str, caller: Caller) -> JobRecord:
 def has_own_outputs(job: JobRecord, bucket: str) -> bool:
     """Say whether what lies at a job's output path can be its own alone, as far as the service's bucket goes.
 
-    Called by deletions, too. Jobs that were stored before admission refused such a path may have one that leads to what belongs to others.
+    Called by deletions, too. Jobs that were stored before admission refused such a path may have one that leads to what
+    belongs to others.
 
     Args:
         job: any.
@@ -98,12 +145,17 @@ def has_own_outputs(job: JobRecord, bucket: str) -> bool:
     Returns:
         Whether the path is in another bucket, or in the job's own place in this one.
     """
-    return prefix_of(job.spec.output_uri).bucket != bucket or job.spec.output_uri.startswith(own_place(bucket, job.name, job.run_id))
+    return prefix_of(job.spec.output_uri).bucket != bucket or job.spec.output_uri.startswith(
+        own_place(bucket, job.name, job.run_id)
+    )
 
 
 def _outputs_of(services: Services, job: JobRecord) -> ObjectReference:
     if not has_own_outputs(job, services.bucket):
-        message = f"The outputs of {job.name} are at {job.spec.output_uri}, among what belongs to other jobs: they are not shown here."
+        message = (
+            f"The outputs of {job.name} are at {job.spec.output_uri}, among what belongs to other jobs: they "
+            "are not shown here."
+        )
         raise NotFound(message, hint="Ask who runs the service to copy them.")
     return prefix_of(job.spec.output_uri)
 
@@ -112,7 +164,11 @@ def _logs_of(
     services: Services, job: JobRecord, number: int, launched: GenerationRecord | None, alive: set[str], *, since: int
 ) -> Iterator[logs_schemas.LogEntry]:
     """Yield the entries of one generation from a rank on, in order; the object store is asked as they are taken."""
-    nodes_of = sorted((rank, node.node_id) for node in launched.plan.nodes for rank in node.ranks if rank >= since) if launched is not None else []
+    nodes_of = (
+        sorted((rank, node.node_id) for node in launched.plan.nodes for rank in node.ranks if rank >= since)
+        if launched is not None
+        else []
+    )
     last = nodes_of[-1][0] if nodes_of else None
     expected = (_missing(job, number, rank, node_id, alive) for rank, node_id in nodes_of)
     present = _stored_logs(services, prefix_of(job.spec.log_uri), number, since, last)
@@ -121,20 +177,27 @@ def _logs_of(
         yield from [entry for entry in entries if entry.key is not None] or entries
 
 
-def _stored_logs(services: Services, prefix: ObjectReference, number: int, since: int, last: int | None) -> Iterator[logs_schemas.LogEntry]:
+def _stored_logs(
+    services: Services, prefix: ObjectReference, number: int, since: int, last: int | None
+) -> Iterator[logs_schemas.LogEntry]:
     """Yield what is stored of a generation from a rank on, by rank.
 
-    S3 knows keys in the order of their letters: 1, 10, 100, 11. Ranks with as many digits as the last one come in order there, so that from the first
-    of them on no more is read than is taken; those before them lie scattered over the whole list. `last` is None where nobody knows it any more.
+    S3 knows keys in the order of their letters: 1, 10, 100, 11. Ranks with as many digits as the last one come in order
+    there, so that from the first of them on no more is read than is taken; those before them lie scattered over the
+    whole list. `last` is None where nobody knows it any more.
     """
     key = f"{prefix.key}gen={number}/rank="
     of_generation = ObjectReference(bucket=prefix.bucket, key=key)
     if last is None or len(str(since)) < len(str(last)):
-        every = (entry for info in services.objects.list(of_generation) if (entry := _log_entry(prefix, info)) is not None)
+        every = (
+            entry for info in services.objects.list(of_generation) if (entry := _log_entry(prefix, info)) is not None
+        )
         yield from sorted((entry for entry in every if entry.rank >= since), key=_log_position)
         return
     for info in services.objects.list(of_generation, after=f"{key}{since}"):
-        if info.reference.key > f"{key}{last}/":  # behind all keys of the last rank, "rank=1019.stdout" say: only ranks with fewer digits follow
+        if (
+            info.reference.key > f"{key}{last}/"
+        ):  # behind all keys of the last rank, "rank=1019.stdout" say: only ranks with fewer digits follow
             return
         entry = _log_entry(prefix, info)
         if entry is not None and entry.rank >= since:
@@ -175,13 +238,23 @@ def _output_entry(prefix: ObjectReference, info: ObjectInfo) -> results_schemas.
     match = _OUTPUT.fullmatch(info.reference.key[len(prefix.key) :])
     if match is None or info.reference.key.endswith("/"):
         return None
-    return results_schemas.OutputEntry(generation=int(match[1]), path=match[2], key=info.reference.key, bytes=info.size_bytes)
+    return results_schemas.OutputEntry(
+        generation=int(match[1]), path=match[2], key=info.reference.key, bytes=info.size_bytes
+    )
 
 
-def _content(services: Services, prefix: ObjectReference, own: re.Pattern[str], key: str, media_type: str) -> StreamingResponse:
+def _content(
+    services: Services, prefix: ObjectReference, own: re.Pattern[str], key: str, media_type: str
+) -> StreamingResponse:
     if not key.startswith(prefix.key) or own.fullmatch(key[len(prefix.key) :]) is None:
-        raise NotFound(f"The job has nothing under the key {key!r}.", hint="Use a key that the list of the same job gave.")
+        raise NotFound(
+            f"The job has nothing under the key {key!r}.", hint="Use a key that the list of the same job gave."
+        )
     info = services.objects.head(ObjectReference(bucket=prefix.bucket, key=key))
     # A log may grow while it is read: what was announced is what is sent.
     body = services.objects.stream(info.reference, end=info.size_bytes)
-    return StreamingResponse(body, media_type=media_type, headers={"content-length": str(info.size_bytes), "x-content-type-options": "nosniff"})
+    return StreamingResponse(
+        body,
+        media_type=media_type,
+        headers={"content-length": str(info.size_bytes), "x-content-type-options": "nosniff"},
+    )

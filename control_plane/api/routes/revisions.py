@@ -23,11 +23,15 @@ router = Router(prefix="/v1/training-jobs/{TrainingJobName}", tags=["TrainingJob
 
 @router.post("", operation_id="UpdateTrainingJob")
 def update_training_job(
-    training_job_name: TrainingJobNamePath, request: revisions_schemas.UpdateTrainingJobRequest, caller: User, services: ServicesDep
+    training_job_name: TrainingJobNamePath,
+    request: revisions_schemas.UpdateTrainingJobRequest,
+    caller: User,
+    services: ServicesDep,
 ) -> revisions_schemas.UpdateTrainingJobResponse:
     """Change a training job that has not ended. What is left out stays; what is so already makes no revision.
 
-    Protection and CheckpointConfig are part of a generation's plan: they hold from the next generation on, and the answer says so.
+    Protection and CheckpointConfig are part of a generation's plan: they hold from the next generation on, and the
+    answer says so.
     """
     now = services.now()
     with services.database.write() as session:
@@ -38,21 +42,37 @@ def update_training_job(
         if new.priority > job.priority and caller.role is not Role.ADMIN:
             allowance_of(job.project, quotas.find(session, job.project)).require_priority(new.priority)
         if new.changes:
-            job = revisions.revise(session, job, spec=new.spec, priority=new.priority, tags=new.tags, changes=new.changes, now=now)
+            job = revisions.revise(
+                session, job, spec=new.spec, priority=new.priority, tags=new.tags, changes=new.changes, now=now
+            )
             message = f"{job.name} has revision {job.revision}: {'; '.join(_words(change) for change in new.changes)}."
             events.append(
                 session,
-                NewEvent(at=now, type="TrainingJobUpdated", message=message, project=job.project, fleet_name=job.fleet_name, job_name=job.name),
+                NewEvent(
+                    at=now,
+                    type="TrainingJobUpdated",
+                    message=message,
+                    project=job.project,
+                    fleet_name=job.fleet_name,
+                    job_name=job.name,
+                ),
             )
     services.wake()
     return revisions_schemas.UpdateTrainingJobResponse(
-        training_job_name=job.name, run_id=job.run_id, revision=job.revision, changes=[_shown(change) for change in new.changes]
+        training_job_name=job.name,
+        run_id=job.run_id,
+        revision=job.revision,
+        changes=[_shown(change) for change in new.changes],
     )
 
 
 @router.get("/revisions", operation_id="ListTrainingJobRevisions")
 def list_training_job_revisions(
-    training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
+    training_job_name: TrainingJobNamePath,
+    caller: Reader,
+    services: ServicesDep,
+    max_results: MaxResults = 1000,
+    next_token: NextToken = None,
 ) -> revisions_schemas.ListTrainingJobRevisionsResponse:
     """List the revisions of a training job, oldest first."""
     after = 0 if next_token is None else page_tokens.position(next_token, page_tokens.whole)[0]
@@ -62,7 +82,9 @@ def list_training_job_revisions(
     shown, more = page_of(page, max_results, lambda each: (each.number,))
     return revisions_schemas.ListTrainingJobRevisionsResponse(
         revisions=[
-            revisions_schemas.TrainingJobRevision(revision=each.number, time=each.at, changes=[_shown(change) for change in each.changes])
+            revisions_schemas.TrainingJobRevision(
+                revision=each.number, time=each.at, changes=[_shown(change) for change in each.changes]
+            )
             for each in shown
         ],
         next_token=more,
@@ -82,7 +104,10 @@ def _around(session: Session, job: JobRecord) -> Surroundings:
 
 def _shown(change: Change) -> revisions_schemas.FieldChange:
     return revisions_schemas.FieldChange(
-        field=change.field, before=change.before, after=change.after, applies="NextGeneration" if change.needs_generation else "Now"
+        field=change.field,
+        before=change.before,
+        after=change.after,
+        applies="NextGeneration" if change.needs_generation else "Now",
     )
 
 

@@ -1,4 +1,7 @@
-"""The dashboard's own routes: sign in, who am I, sign out. They are no part of the contract, because only a browser has a use for them."""
+"""The dashboard's own routes: sign in, who am I, sign out.
+
+They are no part of the contract, because only a browser has a use for them.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,9 @@ def describe_session(request: Request, services: ServicesDep) -> Session | Respo
         found = sessions.find(request, services)
     except Unauthenticated:
         found = None
-    return Response(status_code=204) if found is None else _session(auth.require_user(found[0]), found[1], services.now())
+    return (
+        Response(status_code=204) if found is None else _session(auth.require_user(found[0]), found[1], services.now())
+    )
 
 
 @router.delete("", status_code=204)

@@ -5,7 +5,8 @@
                      stored beside the other sources, and deleted there       an upload that nobody completes: `loop.upload_keeper`
     PutSource        the archive through the service itself                   where S3 cannot be reached, or signs nothing
 
-Invariant: no source is in the database, and so none in a job, before all of it was read and checked here; however it came.
+Invariant: no source is in the database, and so none in a job, before all of it was read and checked here; however it
+came.
 """
 
 from __future__ import annotations
@@ -39,13 +40,18 @@ IN_MEMORY_BYTES = 1024 * 1024
 """Archives up to this size never touch the disk of the control plane."""
 PIECE_BYTES = 1024 * 1024
 """What comes of a larger archive until a thread is asked for that writes it."""
-LEAVE_OUT = "Name data and results in the file .everstepignore of the source directory (patterns as in .gitignore), or move them elsewhere."
+LEAVE_OUT = (
+    "Name data and results in the file .everstepignore of the source directory (patterns as in "
+    ".gitignore), or move them elsewhere."
+)
 UPLOAD_SECONDS = 900
 """How long an address is good: an archive of 256 MiB takes so long at 2.4 Mbit/s."""
 
 
 @router.post("", operation_id="CreateSource")
-def create_source(request: sources_schemas.CreateSourceRequest, caller: User, services: ServicesDep) -> sources_schemas.CreateSourceResponse:
+def create_source(
+    request: sources_schemas.CreateSourceRequest, caller: User, services: ServicesDep
+) -> sources_schemas.CreateSourceResponse:
     """Ask where an archive is to be put: straight into S3, at an address that is good for this archive alone and for fifteen minutes.
 
     `IsStored`: it is there already. Repeating it gives another address.
@@ -57,15 +63,25 @@ def create_source(request: sources_schemas.CreateSourceRequest, caller: User, se
     _keep_room(services, caller, request.source_id, request.bytes)
     expires_at = services.now() + timedelta(seconds=UPLOAD_SECONDS)
     signed = services.objects.sign_upload(
-        _upload(services, caller, request.source_id), sha256=request.source_id, size_bytes=request.bytes, seconds=UPLOAD_SECONDS
+        _upload(services, caller, request.source_id),
+        sha256=request.source_id,
+        size_bytes=request.bytes,
+        seconds=UPLOAD_SECONDS,
     )
-    upload = None if signed is None else sources_schemas.SourceUpload(url=signed.url, headers=dict(signed.headers), expiration_time=expires_at)
+    upload = (
+        None
+        if signed is None
+        else sources_schemas.SourceUpload(url=signed.url, headers=dict(signed.headers), expiration_time=expires_at)
+    )
     return sources_schemas.CreateSourceResponse(source_id=request.source_id, is_stored=False, upload=upload)
 
 
 @router.post("/{SourceId}/completion", operation_id="CompleteSource")
 def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep) -> sources_schemas.PutSourceResponse:
-    """Have an archive that was put where CreateSource said read back and checked; jobs may use it from then on. Repeating it changes nothing."""
+    """Have an archive that was put where CreateSource said read back and checked; jobs may use it from then on.
+
+    Repeating it changes nothing.
+    """
     known = _known(services, source_id, caller)
     if known is not None:
         return _shown(known)
@@ -101,7 +117,9 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
 
 
 @router.put("/{SourceId}", operation_id="PutSource", openapi_extra=deps.binary_body("application/gzip"))
-async def put_source(source_id: SourceIdPath, request: Request, caller: User, services: ServicesDep) -> sources_schemas.PutSourceResponse:
+async def put_source(
+    source_id: SourceIdPath, request: Request, caller: User, services: ServicesDep
+) -> sources_schemas.PutSourceResponse:
     """Store a gzipped tar of a user's code. `SourceId` is its SHA-256; storing it again changes nothing."""
     limit = services.source_limits.archive_bytes
     with _spool(services) as spool:
@@ -128,13 +146,17 @@ async def put_source(source_id: SourceIdPath, request: Request, caller: User, se
 
 
 @router.get("/{SourceId}", operation_id="DescribeSource")
-def describe_source(source_id: SourceIdPath, caller: Reader, services: ServicesDep) -> sources_schemas.PutSourceResponse:
+def describe_source(
+    source_id: SourceIdPath, caller: Reader, services: ServicesDep
+) -> sources_schemas.PutSourceResponse:
     """Say whether a source is stored already, so that nobody uploads it twice."""
     with services.database.read() as session:
         return _shown(sources.get(session, source_id, caller.project_filter))
 
 
-def _store(services: Services, caller: Caller, source_id: str, file: BinaryIO, archive_bytes: int) -> sources_schemas.PutSourceResponse:
+def _store(
+    services: Services, caller: Caller, source_id: str, file: BinaryIO, archive_bytes: int
+) -> sources_schemas.PutSourceResponse:
     """Check an archive, put it into S3, and take it. Blocks."""
     _keep_room(services, caller, source_id, archive_bytes)
     try:
@@ -145,7 +167,9 @@ def _store(services: Services, caller: Caller, source_id: str, file: BinaryIO, a
         message = str(error)
         fields = [FieldError(field="Body", message=message)]
         raise InvalidRequest(
-            f"The source is refused: {message}.", fields=fields, hint=LEAVE_OUT if isinstance(error, ArchiveTooLarge) else ""
+            f"The source is refused: {message}.",
+            fields=fields,
+            hint=LEAVE_OUT if isinstance(error, ArchiveTooLarge) else "",
         ) from error
     reference = _reference(services, source_id)
     file.seek(0)
@@ -187,15 +211,20 @@ def _keep_room(services: Services, caller: Caller, source_id: str, archive_bytes
         used = sources.used_bytes(session, project, now, besides=source_id)
         if used + archive_bytes > quota.max_source_bytes:
             raise InUse(
-                f"The project {project!r} uses {used} of {quota.max_source_bytes} bytes for sources; this archive needs {archive_bytes}.",
-                hint=f"{LEAVE_OUT} Or ask an administrator for a larger limit: everstep quotas set {project} --max-source-bytes ...",
+                f"The project {project!r} uses {used} of {quota.max_source_bytes} bytes for sources; this "
+                f"archive needs {archive_bytes}.",
+                hint=f"{LEAVE_OUT} Or ask an administrator for a larger limit: everstep quotas set {project} "
+                "--max-source-bytes ...",
             )
         expires_at = now + timedelta(seconds=UPLOAD_SECONDS + LOOK_SECONDS) + KEPT
         sources.put_upload(session, source_id, project, archive_bytes=archive_bytes, now=now, expires_at=expires_at)
 
 
 def _known(services: Services, source_id: str, caller: Caller) -> SourceRecord | None:
-    """Return a source that the caller may use. What another project uploaded must be uploaded again: to know a digest proves nothing."""
+    """Return a source that the caller may use.
+
+    What another project uploaded must be uploaded again: to know a digest proves nothing.
+    """
     with services.database.read() as session:
         return sources.find(session, source_id, caller.project_filter)
 
@@ -224,8 +253,12 @@ def _too_long(services: Services) -> TooLarge:
 def _check_digest(source_id: str, found: str, received: int) -> None:
     if found != source_id:
         message = f"the body's SHA-256 is {found}; the archive was changed or cut on its way ({received} bytes came)"
-        raise InvalidRequest(f"The source is refused: {message}.", fields=[FieldError(field="SourceId", message=message)])
+        raise InvalidRequest(
+            f"The source is refused: {message}.", fields=[FieldError(field="SourceId", message=message)]
+        )
 
 
 def _shown(record: SourceRecord) -> sources_schemas.PutSourceResponse:
-    return sources_schemas.PutSourceResponse(source_id=record.sha256, bytes=record.archive_bytes, file_count=len(record.files))
+    return sources_schemas.PutSourceResponse(
+        source_id=record.sha256, bytes=record.archive_bytes, file_count=len(record.files)
+    )

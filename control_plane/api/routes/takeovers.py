@@ -17,11 +17,15 @@ router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
 
 @router.post("/{TrainingJobName}/take-over", operation_id="TakeOverTrainingJob", status_code=202)
 def take_over_training_job(
-    training_job_name: TrainingJobNamePath, request: jobs_schemas.TakeOverTrainingJobRequest, caller: User, services: ServicesDep
+    training_job_name: TrainingJobNamePath,
+    request: jobs_schemas.TakeOverTrainingJobRequest,
+    caller: User,
+    services: ServicesDep,
 ) -> jobs_schemas.TrainingJobSummary:
     """Look after a job yourself: Everstep observes and records until it is handed back, and decides nothing.
 
-    Only ranks of generations that have ended are still halted. What is asked for meanwhile, a stop too, waits. Who took it over first stays.
+    Only ranks of generations that have ended are still halted. What is asked for meanwhile, a stop too, waits. Who took
+    it over first stays.
     """
     now = services.now()
     with services.database.write() as session:
@@ -31,7 +35,14 @@ def take_over_training_job(
         if jobs.take_over(session, training_job_name, caller.name, now):
             message = f"{caller.name} took {before.name} over" + (f": {request.reason}" if request.reason else ".")
             kind = "TrainingJobTakenOver"
-            event = NewEvent(at=now, type=kind, message=message, project=before.project, fleet_name=before.fleet_name, job_name=before.name)
+            event = NewEvent(
+                at=now,
+                type=kind,
+                message=message,
+                project=before.project,
+                fleet_name=before.fleet_name,
+                job_name=before.name,
+            )
             events.append(session, event)
         job = jobs.get(session, training_job_name)
     services.wake()
@@ -39,7 +50,9 @@ def take_over_training_job(
 
 
 @router.post("/{TrainingJobName}/hand-back", operation_id="HandBackTrainingJob", status_code=202)
-def hand_back_training_job(training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep) -> jobs_schemas.TrainingJobSummary:
+def hand_back_training_job(
+    training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep
+) -> jobs_schemas.TrainingJobSummary:
     """Let Everstep look after a job again. Asking again changes nothing."""
     now = services.now()
     with services.database.write() as session:
@@ -47,7 +60,14 @@ def hand_back_training_job(training_job_name: TrainingJobNamePath, caller: User,
         if jobs.hand_back(session, training_job_name):
             message = f"{caller.name} handed {before.name} back; {before.taken_over_by} had taken it over."
             kind = "TrainingJobHandedBack"
-            event = NewEvent(at=now, type=kind, message=message, project=before.project, fleet_name=before.fleet_name, job_name=before.name)
+            event = NewEvent(
+                at=now,
+                type=kind,
+                message=message,
+                project=before.project,
+                fleet_name=before.fleet_name,
+                job_name=before.name,
+            )
             events.append(session, event)
         job = jobs.get(session, training_job_name)
     services.wake()

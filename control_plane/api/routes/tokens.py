@@ -25,7 +25,9 @@ router = Router(prefix="/v1", tags=["Tokens"])
 
 
 @router.post("/tokens", operation_id="CreateToken", status_code=201)
-def create_token(request: tokens_schemas.CreateTokenRequest, caller: Admin, services: ServicesDep) -> tokens_schemas.CreateTokenResponse:
+def create_token(
+    request: tokens_schemas.CreateTokenRequest, caller: Admin, services: ServicesDep
+) -> tokens_schemas.CreateTokenResponse:
     """Make a token. Its secret is in this answer and nowhere else; asking again makes another token."""
     if Role(request.role) is Role.ADMIN and request.project is not None:
         message = "an admin has every project"
@@ -61,7 +63,9 @@ def list_tokens(
         created_at, token_id = page_tokens.position(next_token, page_tokens.moment, page_tokens.text)
         after = (created_at, token_id)
     with services.database.read() as session:
-        page = tokens.page(session, project=project, with_ended=include_ended, now=services.now(), after=after, limit=max_results + 1)
+        page = tokens.page(
+            session, project=project, with_ended=include_ended, now=services.now(), after=after, limit=max_results + 1
+        )
     shown, more = page_of(page, max_results, lambda record: (record.created_at.isoformat(), record.id))
     return tokens_schemas.ListTokensResponse(tokens=[views.token(record) for record in shown], next_token=more)
 

@@ -26,7 +26,12 @@ RoleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_+=,.@-]{1,64}$
 RoleArn = Annotated[str, StringConstraints(pattern=r"^arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9_+=,.@/-]{1,512}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 MAX_S3_PATH_CHARACTERS = 900
-S3Uri = Annotated[str, StringConstraints(pattern=rf"^s3://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9](/[^\x00-\x1f]{{0,{MAX_S3_PATH_CHARACTERS}}})?$")]
+S3Uri = Annotated[
+    str,
+    StringConstraints(
+        pattern=rf"^s3://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9](/[^\x00-\x1f]{{0,{MAX_S3_PATH_CHARACTERS}}})?$"
+    ),
+]
 ShortText = Annotated[str, StringConstraints(max_length=256)]
 Value = Annotated[str, StringConstraints(max_length=4096)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
@@ -44,7 +49,9 @@ SecretReference = Annotated[
 HyperParameterName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}$")]
 ChannelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00]{0,4094}$")]
-LoggedNumber = Annotated[float, WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]})]
+LoggedNumber = Annotated[
+    float, WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]})
+]
 """JSON has no number that is not finite: such a one is text, as in AWS's own APIs; clients make it a number again."""
 Tags = Annotated[dict[ShortText, ShortText], Field(max_length=50)]
 

@@ -7,7 +7,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from control_plane.api.schemas.common import MAX_NODE_COUNT, MAX_PRICE_USD_PER_HOUR, Name, Request, RoleName, Shape, Tags, Value
+from control_plane.api.schemas.common import (
+    MAX_NODE_COUNT,
+    MAX_PRICE_USD_PER_HOUR,
+    Name,
+    Request,
+    RoleName,
+    Shape,
+    Tags,
+    Value,
+)
 from control_plane.api.schemas.jobs import Reliability
 from control_plane.core.observed.jobs import DEFAULT_REPLACEMENTS_PER_HOUR
 from control_plane.core.states import FleetStatus
@@ -31,7 +40,10 @@ class GroupChange(Request):
     reason: Value
     """Why it cannot stay as it is."""
     applies: Literal["Now", "Later"]
-    """Now: CreateFleet makes it before it answers. Later: the fleet's loop does, from its first look at the group on."""
+    """Now: CreateFleet makes it before it answers.
+
+    Later: the fleet's loop does, from its first look at the group on.
+    """
 
 
 class CreateFleetRequest(Request):
@@ -52,7 +64,10 @@ class CreateFleetRequest(Request):
     max_replacements_per_hour: int = Field(default=DEFAULT_REPLACEMENTS_PER_HOUR, ge=0, le=MAX_NODE_COUNT)
     """Nodes that may be taken out by Everstep's own verdicts and replaced within an hour; what AWS ends is not counted."""
     node_role_name: RoleName | None = None
-    """Name of the IAM role that the group's instances run with: their agents join by it (STS). Without it they join with a join token."""
+    """Name of the IAM role that the group's instances run with: their agents join by it (STS).
+
+    Without it they join with a join token.
+    """
     allow_drills: bool = False
     """Let administrators break nodes of this fleet on purpose: StartDrill."""
     allow_commands: bool = False
@@ -123,7 +138,10 @@ class Fleet(Shape):
     incident_count: int
     """Of its jobs; drills are not counted."""
     lost_node_count: int
-    """Nodes that its jobs have lost: that failed, or that AWS took. None that a person drained, or that a drill struck."""
+    """Nodes that its jobs have lost: that failed, or that AWS took.
+
+    None that a person drained, or that a drill struck.
+    """
     node_seconds: float
     """How long its nodes have worked for jobs, all together."""
     cost_usd: float | None
@@ -143,7 +161,10 @@ class CreateFleetResponse(Shape):
     checks: list[GroupCheck]
     """What a group has to be by itself, all of it met: a group that is something else is refused, with the same sentences."""
     changes: list[GroupChange]
-    """What was changed of the group, and what will be; of a dry run, what would be. Empty where it is as Everstep needs it."""
+    """What was changed of the group, and what will be; of a dry run, what would be.
+
+    Empty where it is as Everstep needs it.
+    """
 
 
 class ListFleetsResponse(Shape):

@@ -43,7 +43,10 @@ class Incident(Shape):
     instance_ids: list[str]
     """Those that were left, for whatever cause."""
     faulted_instance_ids: list[str]
-    """Where it happened: whose ranks, agent, links or hardware failed, or what AWS announced, lost by it or not. Empty where that cannot be told."""
+    """Where it happened: whose ranks, agent, links or hardware failed, or what AWS announced, lost by it or not.
+
+    Empty where that cannot be told.
+    """
     replacement_instance_ids: list[str]
     failed_at: datetime
     opened_at: datetime
@@ -55,7 +58,10 @@ class Incident(Shape):
     restore_seconds: float | None
     rework_seconds: float | None
     cost_usd: float | None
-    """The fleet's price × the seconds in which the job's nodes made no new step; so far, while it is open. Absent where the fleet has no price."""
+    """The fleet's price × the seconds in which the job's nodes made no new step; so far, while it is open.
+
+    Absent where the fleet has no price.
+    """
     rank_sources: list[RankSource]
     """By rank; empty before that is known, or when nothing was restored."""
     stacks_event_id: int | None

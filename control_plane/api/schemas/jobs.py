@@ -47,7 +47,9 @@ class ProtectionConfig(Request):
     copies: int = Field(default=2, ge=1, le=8)
     """The owner's node included; 1 protects against lost processes alone. One where there is one node, unless said."""
     max_slowdown: float | None = Field(default=None, ge=0.0001, le=1)
-    """What snapshots may cost training, as a part of the mean iteration. Above it they are taken less often, below it as often as every step. 0.01
+    """What snapshots may cost training, as a part of the mean iteration.
+
+    Above it they are taken less often, below it as often as every step. 0.01
     unless said; 1 on a local cluster, whose nodes share the cores of one machine, so that the figure would say nothing."""
 
 
@@ -63,14 +65,20 @@ class CheckpointConfig(Request):
     max_count: int | None = Field(default=None, ge=1, le=100_000)
     """How many of its newest checkpoints a job keeps, pinned ones besides; all unless said."""
     max_age_in_seconds: int | None = Field(default=None, ge=MIN_CHECKPOINT_AGE_SECONDS, le=3_660 * 86_400)
-    """Checkpoints that are older are deleted. The newest one, what the job would be restored from, and pinned ones are always kept."""
+    """Checkpoints that are older are deleted.
+
+    The newest one, what the job would be restored from, and pinned ones are always kept.
+    """
 
 
 class S3DataSource(Request):
     """Objects in S3."""
 
     s3_uri: S3Uri
-    """One object, or a prefix: then what lies below it, with its own folders. Without RoleArn it is read with the nodes' permissions."""
+    """One object, or a prefix: then what lies below it, with its own folders.
+
+    Without RoleArn it is read with the nodes' permissions.
+    """
 
 
 class FileSystemDataSource(Request):
@@ -84,7 +92,10 @@ class DataSource(Request):
     """Where a channel's data are: one of the two."""
 
     s3_data_source: S3DataSource | None = None
-    """Fetched to every node before its ranks start, verified, and kept there for later jobs as long as there is room. Files are read-only."""
+    """Fetched to every node before its ranks start, verified, and kept there for later jobs as long as there is room.
+
+    Files are read-only.
+    """
     file_system_data_source: FileSystemDataSource | None = None
 
 
@@ -109,7 +120,10 @@ class StoppingCondition(Request):
     max_runtime_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
     """From its first start; time without nodes after it was paused is not counted."""
     max_pending_time_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
-    """From its creation to its first nodes. However long it is, a gang that does not come together gives its nodes back meanwhile."""
+    """From its creation to its first nodes.
+
+    However long it is, a gang that does not come together gives its nodes back meanwhile.
+    """
     max_cost_usd: float | None = Field(default=None, ge=MIN_COST_USD)
     """What its nodes may cost, at the fleet's price; the fleet must have one. Then it stops as a user's stop would."""
 
@@ -129,7 +143,10 @@ class CreateTrainingJobRequest(Request):
     client_request_token: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = Field(
         default=None, json_schema_extra={"x-idempotency-token": True}
     )
-    """The same request with the same token again changes nothing: it is answered with the job that it made. The SDK fills it in."""
+    """The same request with the same token again changes nothing: it is answered with the job that it made.
+
+    The SDK fills it in.
+    """
     fleet_name: Name | None = None
     """May be left out where there is exactly one fleet."""
     alternative_fleet_names: Annotated[list[Name], Field(max_length=7)] = Field(default_factory=list)
@@ -144,7 +161,9 @@ class CreateTrainingJobRequest(Request):
     """Given to the script as EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value`."""
     environment: Environment = Field(default_factory=dict)
     secrets: Annotated[dict[VariableName, SecretReference], Field(max_length=100)] = Field(default_factory=dict)
-    """Variables of ranks whose values are in AWS: `secretsmanager:NAME`, `ssm:NAME` or an ARN of either. Each node reads them when it starts its
+    """Variables of ranks whose values are in AWS: `secretsmanager:NAME`, `ssm:NAME` or an ARN of either.
+
+    Each node reads them when it starts its
     ranks; values are stored, shown and logged nowhere."""
     role_arn: RoleArn | None = None
     """Ranks have this role's short-lived keys, renewed before they end; Secrets and InputDataConfig are read with them, too. Nodes must be allowed to
@@ -259,7 +278,10 @@ class SecondaryStatusTransition(Shape):
     """The job was in a state for a while."""
 
     status: SecondaryStatus
-    """The derived status, SageMaker's words. While ranks run without a new step it is Starting, or Restarting once the job has made steps."""
+    """The derived status, SageMaker's words.
+
+    While ranks run without a new step it is Starting, or Restarting once the job has made steps.
+    """
     state: JobState
     """Everstep's own, finer state."""
     start_time: datetime
@@ -275,7 +297,10 @@ class Reliability(Shape):
     ettr_with_queue_ratio: float | None
     """Seconds of training ÷ all seconds since the job was created."""
     mttf_seconds: float | None
-    """Mean time to failure: seconds of training and stall ÷ failures; absent before the first. Drills, AWS's notices and people's wishes are none."""
+    """Mean time to failure: seconds of training and stall ÷ failures; absent before the first.
+
+    Drills, AWS's notices and people's wishes are none.
+    """
     mttr_seconds: float | None
     """Mean time to recovery, from the failure until training is where it was before; of failures whose incidents are closed."""
     lost_steps: int
@@ -313,7 +338,9 @@ class TrainingJob(Shape):
     failure_reason: str | None
     """Set once the job has failed."""
     conditions: list[Condition]
-    """What is wrong now with its nodes and with the service. Reported for people: a condition alone changes nothing about the job. Empty once it has
+    """What is wrong now with its nodes and with the service.
+
+    Reported for people: a condition alone changes nothing about the job. Empty once it has
     ended."""
     source: SourceConfig
     entry_point: str
@@ -371,7 +398,10 @@ class TrainingJob(Shape):
     healthy_node_count: int
     """Of the nodes that belong to it: how many are connected and report no fault of their own."""
     assigned_node_count: int
-    """Nodes assigned to the job; after its end, those that have not released it yet. A job can be deleted once it is 0."""
+    """Nodes assigned to the job; after its end, those that have not released it yet.
+
+    A job can be deleted once it is 0.
+    """
     node_ids: list[str]
     """By GROUP_RANK; empty while it has none."""
     coordinator_node_id: str | None

@@ -26,7 +26,10 @@ class ListMetricsResponse(Shape):
 
 
 class MetricDataResult(Shape):
-    """One metric as columns: the first entry of each is the first point, and so on, in order of steps. A point is one step or a span of them."""
+    """One metric as columns: the first entry of each is the first point, and so on, in order of steps.
+
+    A point is one step or a span of them.
+    """
 
     metric_name: str
     steps: list[int]
@@ -41,11 +44,14 @@ class MetricDataResult(Shape):
     means: list[LoggedNumber]
     maximums: list[LoggedNumber]
     last_values: list[LoggedNumber]
-    """The last value of each point, finite or not. What is not finite is the text NaN, Infinity or -Infinity on the wire."""
+    """The last value of each point, finite or not.
+
+    What is not finite is the text NaN, Infinity or -Infinity on the wire.
+    """
     minimum_node_ids: list[str]
     """Of what Everstep measures on every node (names that begin with everstep/): the node of each minimum; empty for what the script logs. There the
-    mean and the last value are the median of the nodes, and the counts count nodes. A point that was made while one node alone was heard is of rank
-    0's node, and has an empty name."""
+    mean and the last value are the median of the nodes, and the counts count nodes. A point that was made while one
+    node alone was heard is of rank 0's node, and has an empty name."""
     maximum_node_ids: list[str]
     """Likewise of each maximum."""
 

@@ -109,7 +109,10 @@ class Node(Shape):
     have a user of their own that is kept from both, and while the agent has not reported."""
     reason: str
     conditions: list[Condition]
-    """What its agent reports as wrong now, with the node and with its job's work there. Empty while the agent is not connected."""
+    """What its agent reports as wrong now, with the node and with its job's work there.
+
+    Empty while the agent is not connected.
+    """
     incidents: list[NodeIncident]
     """Its history, oldest line first; listed by DescribeNode alone."""
     creation_time: datetime

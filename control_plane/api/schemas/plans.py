@@ -18,7 +18,10 @@ class DomainOdds(Shape):
 
     lost_domains: int
     probability: float
-    """That every shard keeps a copy, all sets of so many domains equally likely; exact. A node whose domain is not known is one of its own."""
+    """That every shard keeps a copy, all sets of so many domains equally likely; exact.
+
+    A node whose domain is not known is one of its own.
+    """
 
 
 class TrainingJobPlan(Shape):
@@ -51,7 +54,10 @@ class TrainingJobPlan(Shape):
     cost_usd_per_hour: float | None
     """The fleet's price × NodeCount; absent where it has none."""
     most_cost_usd: float | None
-    """What it can cost at most: by MaxRuntimeInSeconds at that price, or by MaxCostUsd. Absent where neither bounds it."""
+    """What it can cost at most: by MaxRuntimeInSeconds at that price, or by MaxCostUsd.
+
+    Absent where neither bounds it.
+    """
     expected_mttf_seconds: float | None
     """Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount; absent before the first incident."""
     expected_recovery_seconds: float | None

@@ -17,7 +17,10 @@ class PutProjectQuotaRequest(Request):
     """What the jobs of a project may have, and what its submitters may name. Administrators may name anything."""
 
     max_node_count: int | None = Field(default=None, ge=0, le=1_000_000)
-    """Nodes of each fleet that all its jobs may hold together, without a limit unless said. Jobs beyond wait, and hold up nobody."""
+    """Nodes of each fleet that all its jobs may hold together, without a limit unless said.
+
+    Jobs beyond wait, and hold up nobody.
+    """
     max_job_count: int | None = Field(default=None, ge=0, le=1_000_000)
     """Jobs that have not ended, in all fleets, without a limit unless said. CreateTrainingJob is refused beyond."""
     max_source_bytes: int | None = Field(default=None, ge=0, le=2**50)
@@ -25,11 +28,14 @@ class PutProjectQuotaRequest(Request):
     deleted; archives under way count for up to 26 hours. CreateSource, CompleteSource and PutSource are refused beyond."""
     max_priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     """The highest Priority that its submitters may set."""
-    allowed_role_arns: AllowedNames = []
-    """The roles that its submitters may name as RoleArn; none unless said. A final `*` allows all that begins like it, here and below."""
-    allowed_secrets: AllowedNames = []
+    allowed_role_arns: AllowedNames = Field(default=[])
+    """The roles that its submitters may name as RoleArn; none unless said.
+
+    A final `*` allows all that begins like it, here and below.
+    """
+    allowed_secrets: AllowedNames = Field(default=[])
     """What its submitters may name in Secrets where a job has no RoleArn; none unless said."""
-    allowed_data: AllowedNames = []
+    allowed_data: AllowedNames = Field(default=[])
     """S3 URIs that its submitters may name in InputDataConfig where a job has no RoleArn, and directories; none unless said."""
 
 

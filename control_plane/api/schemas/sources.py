@@ -35,7 +35,10 @@ class CreateSourceResponse(Shape):
     is_stored: bool
     """It was checked and stored before: there is nothing to do."""
     upload: SourceUpload | None
-    """Put it there, then CompleteSource. Absent where it is stored, or where the service's store takes nothing from outside: then PutSource."""
+    """Put it there, then CompleteSource.
+
+    Absent where it is stored, or where the service's store takes nothing from outside: then PutSource.
+    """
 
 
 class PutSourceResponse(Shape):

@@ -5,9 +5,9 @@
        │                       └── a new generation, one incident ─┘  a fault that no new generation can help ─▶ FAILED
        └── PAUSING: its nodes go to a job of higher priority, or the job waits for a person ──┘
 
-Invariant: pure and level-triggered. The same input gives the same decision, and a world in the wanted state gives no action.
-Each action follows from what is stored: one pass numbers a generation and the next pass prepares it; one pass stores a
-plan and the next pass sends it.
+Invariant: pure and level-triggered. The same input gives the same decision, and a world in the wanted state gives no
+action. Each action follows from what is stored: one pass numbers a generation and the next pass prepares it; one pass
+stores a plan and the next pass sends it.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> 
             decision = watch(view)
     decision = replace(decision, record=book_incidents(observed.record, charged, decision))
     told = tuple(
-        replace(incident, idle_node_microseconds=accounting.idle_node_microseconds(incident, decision.record)) for incident in decision.incidents
+        replace(incident, idle_node_microseconds=accounting.idle_node_microseconds(incident, decision.record))
+        for incident in decision.incidents
     )
     return replace(settle(observed.record, decision, now), incidents=told)

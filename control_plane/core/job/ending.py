@@ -35,16 +35,24 @@ def finish(view: JobView, *, is_durable: bool) -> Decision:
     """End a job whose ranks all ended with success. After an agreed stop, wait for the last step to reach S3."""
     record = view.record
     status = next((report.round for report in view.reports.values() if report.round is not None), None)
-    was_stopped = record.state is not JobState.RUNNING and not (status is not None and status.finished and not status.stopped)
+    was_stopped = record.state is not JobState.RUNNING and not (
+        status is not None and status.finished and not status.stopped
+    )
     if not was_stopped:
         if _awaits_manifest(view, is_durable=is_durable):
-            return stay(view, f"every rank ended with success after step {record.boundary}; its last checkpoint follows", requeue=LAUNCH_SECONDS)
+            return stay(
+                view,
+                f"every rank ended with success after step {record.boundary}; its last checkpoint follows",
+                requeue=LAUNCH_SECONDS,
+            )
         return end_job(view, JobEvent.FINISHED, _success_words(record))
     if record.state is JobState.PAUSING:
         return _complete_pause(view, is_durable=is_durable)
     if _awaits_checkpoint(view, is_durable=is_durable):
         return stay(view, f"stopped at step {record.boundary}; waits for its last checkpoint", requeue=LAUNCH_SECONDS)
-    return end_job(view, JobEvent.HALTED, f"stopped at step {record.boundary}: {view.wants_stop}; {durable_words(view)}")
+    return end_job(
+        view, JobEvent.HALTED, f"stopped at step {record.boundary}: {view.wants_stop}; {durable_words(view)}"
+    )
 
 
 def _success_words(record: JobRecord) -> str:
@@ -56,7 +64,10 @@ def _success_words(record: JobRecord) -> str:
         )
     reason = f"every rank ended with success after step {record.boundary}"
     if record.boundary < record.target:
-        return f"{reason}. Warning: the target is step {record.target}; look at the end of the log for why the script ended early"
+        return (
+            f"{reason}. Warning: the target is step {record.target}; look at the end of the log for why the "
+            "script ended early"
+        )
     return reason
 
 
@@ -100,7 +111,11 @@ def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decisi
     if not found and have_all_succeeded(view.reports, plan.world_size):
         return stay(view, f"stopped at step {record.boundary}; waits for its last checkpoint", requeue=LAUNCH_SECONDS)
     patience = _upload_patience(view) if is_over else _stop_patience(view)
-    waited = watched_seconds(view, _ended_at(view)) if is_over else view.now - max(record.state_since, last_movement_at(view))
+    waited = (
+        watched_seconds(view, _ended_at(view))
+        if is_over
+        else view.now - max(record.state_since, last_movement_at(view))
+    )
     if not found and waited <= patience:
         if is_over:
             return stay(view, f"stopped at step {record.boundary}; waits for its ranks to end", requeue=LAUNCH_SECONDS)
@@ -111,7 +126,10 @@ def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decisi
     running = [node.node_id for node in plan.nodes if is_in_phase(view, node.node_id, MemberPhase.RUNNING)]
     told = [*running, plan.coordinator] if is_in_phase(view, plan.coordinator, MemberPhase.EXITED) else running
     halts = tuple(
-        SendHalt(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=plan.generation, reason="the job stops") for node_id in told
+        SendHalt(
+            node_id=node_id, job=view.spec.job, run=view.spec.run, generation=plan.generation, reason="the job stops"
+        )
+        for node_id in told
     )
     if running:
         return stay(view, f"stops {how}: {why}", halts, requeue=LAUNCH_SECONDS)
@@ -130,8 +148,8 @@ def _stop_patience(view: JobView) -> float:
     """Return how long a stop waits for ranks that make no step before it kills them, seconds.
 
     Ranks agree on a stop at their boundaries. Ranks that hang reach none, so that an agreement is impossible.
-    A launch without a new step loses nothing when its ranks are killed, and has no learned limit that tells a hang from a slow
-    start.
+    A launch without a new step loses nothing when its ranks are killed, and has no learned limit that tells a hang from
+    a slow start.
     """
     timeouts = view.policy.timeouts
     loses_nothing = not accounting.is_stepping(view.record)
@@ -140,7 +158,9 @@ def _stop_patience(view: JobView) -> float:
 
 
 def pause(view: JobView, *, is_durable: bool) -> Decision:
-    """Ask for the agreed stop in each pass. A pause that fails is a fault: training continues, and the pause is postponed.
+    """Ask for the agreed stop in each pass.
+
+    A pause that fails is a fault: training continues, and the pause is postponed.
 
     Ranks that announced a long step are waited for. They agree at the end of that step.
     """
@@ -170,13 +190,19 @@ def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
     record = view.record
     durable, patience = durable_step(view), _upload_patience(view)
     is_late = watched_seconds(view, _ended_at(view)) > patience
-    if is_durable and durable >= record.committed and (is_late or all(has_finished(view, node.node_id) for node in view.plan.nodes)):
+    if (
+        is_durable
+        and durable >= record.committed
+        and (is_late or all(has_finished(view, node.node_id) for node in view.plan.nodes))
+    ):
         incident = record.incident
         if incident is not None and incident.state is not IncidentState.CLOSED:  # the resumed job redoes the lost steps
             incident = incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now)
         free = with_record(view, asked=(), exclusions=(), silences=(), no_pause_before=None, incident=incident)
         resumes = "resumes by itself" if record.pause_requested_at is None else "ResumeTrainingJob lets it go on"
-        source = f"from the checkpoint of step {durable}" if durable > 0 else "from its beginning: no step was committed"
+        source = (
+            f"from the checkpoint of step {durable}" if durable > 0 else "from its beginning: no step was committed"
+        )
         return change_state(free, JobEvent.PAUSED, f"paused after step {record.boundary}, {resumes} {source}")
     if is_late:
         words = f"step {record.committed} did not become a checkpoint within {patience:g} s: it is not paused"

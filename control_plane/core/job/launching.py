@@ -40,7 +40,11 @@ def load_and_start(view: JobView) -> Decision:
         return start_new_generation(view, found, failure)
     if is_loading:
         return _load(view)
-    waiting = [node.node_id for node in plan.nodes if not is_in_phase(view, node.node_id, MemberPhase.RUNNING, MemberPhase.EXITED)]
+    waiting = [
+        node.node_id
+        for node in plan.nodes
+        if not is_in_phase(view, node.node_id, MemberPhase.RUNNING, MemberPhase.EXITED)
+    ]
     if waiting:
         starts = tuple(
             SendStart(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=plan.generation)
@@ -57,7 +61,11 @@ def _load(view: JobView) -> Decision:
     plan = view.plan
     waiting = [node.node_id for node in plan.nodes if not is_in_phase(view, node.node_id, MemberPhase.LOADED)]
     if waiting:
-        loads = tuple(SendLoad(node_id=node_id, plan=plan) for node_id in waiting if is_in_phase(view, node_id, MemberPhase.PROMISED))
+        loads = tuple(
+            SendLoad(node_id=node_id, plan=plan)
+            for node_id in waiting
+            if is_in_phase(view, node_id, MemberPhase.PROMISED)
+        )
         return stay(view, f"loads step {plan.base_step}; {', '.join(waiting)} to come", loads, requeue=LAUNCH_SECONDS)
     record = view.record
     if record.started_at is None:

@@ -11,7 +11,14 @@ from control_plane.core.incidents import incident_id
 from control_plane.core.job.ending import ask_to_stop
 from control_plane.core.job.outcome import LAUNCH_SECONDS, stay
 from control_plane.core.job.restart import start_new_generation, with_incident
-from control_plane.core.job.view import JobView, durable_step, has_agreed_stop, last_movement_at, rank_exits, with_record
+from control_plane.core.job.view import (
+    JobView,
+    durable_step,
+    has_agreed_stop,
+    last_movement_at,
+    rank_exits,
+    with_record,
+)
 from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import Departure
 from control_plane.core.observed.nodes import Cause
@@ -22,7 +29,8 @@ from everstep.protocol.ids import NodeId
 def leave(view: JobView) -> Decision | None:
     """Leave members in three passes: agree on a stop, store the last step where it is worth the time, start a new generation.
 
-    The stop is stored in one pass and sent in the next. Without a stored reason, ranks that stopped would look like a completed job.
+    The stop is stored in one pass and sent in the next. Without a stored reason, ranks that stopped would look like a
+    completed job.
 
     Args:
         view: of a running job.
@@ -39,8 +47,12 @@ def leave(view: JobView) -> Decision | None:
     names, why = ", ".join(move.node_id for move in leaving), "; ".join(move.evidence for move in leaving)
     if not has_agreed_stop(view):
         if moves.is_stuck(leaving, last_movement_at(view), view.now, timeouts, hangs.promised_seconds(view.reports)):
-            unasked = tuple(replace(move, asked_at=None) for move in record.moves)  # no step advances, so no agreed stop can spare one
-            return start_new_generation(with_record(view, moves=unasked), tuple(moves.fault(move, view.now, view.now) for move in leaving), None)
+            unasked = tuple(
+                replace(move, asked_at=None) for move in record.moves
+            )  # no step advances, so no agreed stop can spare one
+            return start_new_generation(
+                with_record(view, moves=unasked), tuple(moves.fault(move, view.now, view.now) for move in leaving), None
+            )
         return stay(view, f"agrees on a stop, to leave {names}: {why}", ask_to_stop(view), requeue=LAUNCH_SECONDS)
     stopped_at = min(max((each.at_seconds for each in rank_exits(view.reports)), default=view.now), view.now)
     found = tuple(moves.fault(move, stopped_at, view.now) for move in leaving)
@@ -66,7 +78,9 @@ def _ask_to_leave(view: JobView, leaving: tuple[Departure, ...], ready: list[Nod
     left = {move.node_id for move in leaving}
     known = tuple(replace(move, asked_at=view.now) if move.node_id in left else move for move in view.record.moves)
     takers = f", to go on with {', '.join(ready[: len(leaving)])}" if ready else ""
-    draft = EventDraft(type="NodesToBeLeft", message=f"leaves {names} at an agreed stop{takers}: {why}", node_id=leaving[0].node_id)
+    draft = EventDraft(
+        type="NodesToBeLeft", message=f"leaves {names} at an agreed stop{takers}: {why}", node_id=leaving[0].node_id
+    )
     stayed = stay(with_record(view, moves=known), f"agrees on a stop, to leave {names}: {why}", requeue=0.0)
     return replace(stayed, events=(*stayed.events, draft))
 
@@ -84,7 +98,8 @@ def _awaits_upload(view: JobView, leaving: tuple[Departure, ...], stopped_at: fl
         is_announced=any(move.is_announced for move in leaving),
         stopped_at=stopped_at,
         upload_seconds=record.upload_seconds,
-        is_replaceable=len(moves.successors(view.plan, view.seen.assigned, view.nodes, view.now, timeouts)) >= len(leaving),
+        is_replaceable=len(moves.successors(view.plan, view.seen.assigned, view.nodes, view.now, timeouts))
+        >= len(leaving),
         is_held=moves.is_held_elsewhere(view.plan, view.reports, [move.node_id for move in leaving]),
         now=view.now,
         timeouts=timeouts,

@@ -18,7 +18,12 @@ from everstep.protocol.plan import GenerationPlan
 def exclusions_with(view: JobView, record: JobRecord, fresh: tuple[Verdict, ...]) -> tuple[Exclusion, ...]:
     """Return the exclusions plus one per verdict. A node that the fleet has already taken away needs none."""
     added = [
-        Exclusion(node_id=verdict.node_id, evidence=verdict.evidence, may_terminate=verdict.may_terminate, remedy=verdict.remedy)
+        Exclusion(
+            node_id=verdict.node_id,
+            evidence=verdict.evidence,
+            may_terminate=verdict.may_terminate,
+            remedy=verdict.remedy,
+        )
         for verdict in fresh
         if verdict.node_id in view.seen.assigned
     ]
@@ -59,7 +64,9 @@ def with_losses(view: JobView, lost: tuple[Fault, ...]) -> JobView:
 def with_group_loss(incident: IncidentRecord, plan: GenerationPlan) -> IncidentRecord:
     """Return the incident with the shards that lost every holder. A loss that only a drill caused stays a drill."""
     lost = faults.group_loss(plan, incident.instance_ids, incident.failed_at)
-    return incidents.with_faults(incident, tuple(replace(fault, cause=Cause.DRILL) if incident.cause is Cause.DRILL else fault for fault in lost))
+    return incidents.with_faults(
+        incident, tuple(replace(fault, cause=Cause.DRILL) if incident.cause is Cause.DRILL else fault for fault in lost)
+    )
 
 
 def with_implications(view: JobView, found: tuple[Fault, ...], incident: IncidentRecord) -> JobView:
@@ -69,7 +76,9 @@ def with_implications(view: JobView, found: tuple[Fault, ...], incident: Inciden
     """
     lines = [replace(fault.implicates, incident_id=incident.id) for fault in found if fault.implicates is not None]
     view = replace(view, implications=(*view.implications, *lines))
-    left = {move.node_id for move in view.record.moves if not move.has_left} | {exclusion.node_id for exclusion in view.record.exclusions}
+    left = {move.node_id for move in view.record.moves if not move.has_left} | {
+        exclusion.node_id for exclusion in view.record.exclusions
+    }
     for line in lines:
         node = view.nodes.get(line.node_id)
         history = [*(node.history if node is not None else ()), line]
@@ -78,7 +87,12 @@ def with_implications(view: JobView, found: tuple[Fault, ...], incident: Inciden
             remedy = remedies.of_lemon(history, view.now)
             words = f"{line.node_id} is not used again: {why}"
             move = Departure(
-                node_id=line.node_id, evidence=words, cause=Cause.NODE_FAULT, remedy=remedy, may_terminate=remedy is Remedy.REPLACE, is_history=True
+                node_id=line.node_id,
+                evidence=words,
+                cause=Cause.NODE_FAULT,
+                remedy=remedy,
+                may_terminate=remedy is Remedy.REPLACE,
+                is_history=True,
             )
             left.add(line.node_id)
             view = with_record(view, moves=(*view.record.moves, move))
@@ -88,23 +102,38 @@ def with_implications(view: JobView, found: tuple[Fault, ...], incident: Inciden
 def reported_besides(view: JobView, found: tuple[Fault, ...]) -> tuple[Fault, ...]:
     """Return faults that members report about themselves while another fault ends the generation.
 
-    Such a fault may be the cause. Its node may still be needed as a holder, so the node is excluded only when the job leaves it.
+    Such a fault may be the cause. Its node may still be needed as a holder, so the node is excluded only when the job
+    leaves it.
     """
     known = {fault.node_id for fault in found}
     return tuple(
         Fault(cause=verdict.cause, evidence=verdict.evidence, at=view.now, seen_on=(node_id,))
         for node_id, verdict in view.verdicts.items()
-        if verdict.standing is Standing.IMPAIRED and verdict.may_terminate and node_id not in known and node_id in view.reports
+        if verdict.standing is Standing.IMPAIRED
+        and verdict.may_terminate
+        and node_id not in known
+        and node_id in view.reports
     )
 
 
 def with_departures(view: JobView) -> JobView:
-    """Record which members the job should leave. A borrowed node that is itself useless leaves at once: it runs no rank."""
+    """Record which members the job should leave.
+
+    A borrowed node that is itself useless leaves at once: it runs no rank.
+    """
     record = view.record
-    found = moves.wanted(record.moves, view.seen.assigned, view.verdicts, view.nodes, now=view.now, not_before=record.moves_after)
+    found = moves.wanted(
+        record.moves, view.seen.assigned, view.verdicts, view.nodes, now=view.now, not_before=record.moves_after
+    )
     lent = moves.lent(view.plan, view.seen.assigned)
-    useless = tuple(moves.verdict(move) for move in found if move.node_id in lent and not _is_excluded(record, move.node_id))
-    return with_record(view, moves=tuple(move for move in found if move.node_id not in lent), exclusions=exclusions_with(view, record, useless))
+    useless = tuple(
+        moves.verdict(move) for move in found if move.node_id in lent and not _is_excluded(record, move.node_id)
+    )
+    return with_record(
+        view,
+        moves=tuple(move for move in found if move.node_id not in lent),
+        exclusions=exclusions_with(view, record, useless),
+    )
 
 
 def decision_words(cause: Cause, lost: tuple[NodeId, ...]) -> str:

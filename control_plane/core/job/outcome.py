@@ -22,7 +22,9 @@ LAUNCH_SECONDS = 0.5
 """Interval of passes over a job that launches, leaves a node or stops."""
 
 
-def stay(view: JobView, reason: str, actions: tuple[JobAction, ...] = (), *, requeue: float = WATCH_SECONDS) -> Decision:
+def stay(
+    view: JobView, reason: str, actions: tuple[JobAction, ...] = (), *, requeue: float = WATCH_SECONDS
+) -> Decision:
     """Return a decision that keeps the state, with a new reason."""
     return Decision(
         record=replace(view.record, reason=reason),
@@ -56,7 +58,9 @@ def end_job(view: JobView, event: JobEvent, reason: str) -> Decision:
         incident = incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now)
         if event is JobEvent.GAVE_UP:
             incident = replace(incident, decision=f"{incident.decision}; then give the job up")
-    return change_state(with_record(view, ended_at=accounting.accounted_until(view.record), incident=incident), event, reason)
+    return change_state(
+        with_record(view, ended_at=accounting.accounted_until(view.record), incident=incident), event, reason
+    )
 
 
 def with_actions(decision: Decision, more: tuple[JobAction, ...]) -> Decision:
@@ -86,7 +90,11 @@ def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
     }
     if replace(record, **figures) == before:  # type: ignore[arg-type]
         is_due = now - before.progress_at >= PROGRESS_SECONDS
-        moved = (record.boundary, record.committed, record.proposed) != (before.boundary, before.committed, before.proposed)
+        moved = (record.boundary, record.committed, record.proposed) != (
+            before.boundary,
+            before.committed,
+            before.proposed,
+        )
         is_charged = before.accounted_until is not None and now - before.accounted_until < 5 * PROGRESS_SECONDS
         if not (is_due and moved) and is_charged:
             return replace(decision, record=before)
@@ -98,7 +106,10 @@ def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
 def book_incidents(before: JobRecord, charged: JobRecord, decision: Decision) -> JobRecord:
     """Return the decision's record after the ledger has followed the incidents that this pass opened, changed or closed."""
     record, found = decision.record, before.incident
-    after = {incident.id: incident for incident in (*decision.incidents, *((record.incident,) if record.incident is not None else ()))}
+    after = {
+        incident.id: incident
+        for incident in (*decision.incidents, *((record.incident,) if record.incident is not None else ()))
+    }
     if found is None and not after:
         return record
     is_opened = any(found is None or known != found.id for known in after)

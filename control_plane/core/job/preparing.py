@@ -33,9 +33,13 @@ def prepare(view: JobView) -> Decision:
     seen_generation = launch.highest_seen(view.seen, view.spec.run)
     if seen_generation > view.record.issued_generation:
         reason = f"an agent speaks of generation {seen_generation}: a higher one is issued"
-        return change_state(with_record(view, issued_generation=Generation(seen_generation + 1), asked=()), JobEvent.FAULTED, reason)
+        return change_state(
+            with_record(view, issued_generation=Generation(seen_generation + 1), asked=()), JobEvent.FAULTED, reason
+        )
     view = with_late_reports(view)
-    view = with_record(view, committed=launch.committed_of(view.spec, view.seen, view.record))  # Load clears the pages that prove this step
+    view = with_record(
+        view, committed=launch.committed_of(view.spec, view.seen, view.record)
+    )  # Load clears the pages that prove this step
     view = with_faulty(view)
     view = without_lost(view)
     view = with_promise_deadlines(view)
@@ -45,7 +49,13 @@ def prepare(view: JobView) -> Decision:
     record, spec = view.record, view.spec
     roll = launch.call_roll(spec, view.seen, record, view.policy)
     asks: list[JobAction] = [
-        SendPrepare(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=record.issued_generation, parent=launch.parent_of(view.seen))
+        SendPrepare(
+            node_id=node_id,
+            job=view.spec.job,
+            run=view.spec.run,
+            generation=record.issued_generation,
+            parent=launch.parent_of(view.seen),
+        )
         for node_id in roll.late
         if view.nodes[node_id].is_connected
     ]
@@ -69,7 +79,8 @@ def prepare(view: JobView) -> Decision:
 def _stop_without_ranks(view: JobView) -> Decision | None:
     """End a job that should stop and runs no rank, if that costs no committed step or `blind_wait` is over.
 
-    Memory is freed with the nodes. Otherwise the job trains once more, stops at an agreed step, and stores that step in S3.
+    Memory is freed with the nodes. Otherwise the job trains once more, stops at an agreed step, and stores that step in
+    S3.
     """
     record = view.record
     if not view.wants_stop:
@@ -86,14 +97,17 @@ def _stop_without_ranks(view: JobView) -> Decision | None:
 def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
     """Release the nodes of a paused job that waits for another node, if that costs no committed step or `blind_wait` is over.
 
-    Memory is freed with the nodes, and no rank can agree on a stop. With the missing node the job would train, then pause without
-    a loss.
+    Memory is freed with the nodes, and no rank can agree on a stop. With the missing node the job would train, then
+    pause without a loss.
     """
     record = view.record
     if record.pause_requested_at is None or not roll.vacancy_count or roll.late or record.exclusions:
         return None
     left, lost = step_left_in_s3(view, roll)
-    if lost and view.now - max(record.pause_requested_at, record.state_since) <= view.policy.timeouts.blind_wait_seconds:
+    if (
+        lost
+        and view.now - max(record.pause_requested_at, record.state_since) <= view.policy.timeouts.blind_wait_seconds
+    ):
         return None
     source = f"from the checkpoint of step {left}" if left > 0 else "from its beginning: there is no checkpoint"
     cost = f"; {lost} committed steps were in the memory of its nodes alone and are made again" if lost else ""
@@ -102,7 +116,14 @@ def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
     if incident is not None:
         incident = replace(incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now), decision=words)
     free = with_record(
-        view, asked=(), silences=(), impairments=(), moves=(), no_pause_before=None, incident=incident, committed=min(record.committed, left)
+        view,
+        asked=(),
+        silences=(),
+        impairments=(),
+        moves=(),
+        no_pause_before=None,
+        incident=incident,
+        committed=min(record.committed, left),
     )
     return change_state(free, JobEvent.PAUSED, words)
 
@@ -112,12 +133,18 @@ def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
     plan, restore = launch.make_plan(view.spec, view.seen, view.record, roll, view.policy)
     incident = view.record.incident
     source = restore.farthest
-    reason = f"restores step {plan.base_step} from {source}" if source is not None else "starts from the script's own initial state"
+    reason = (
+        f"restores step {plan.base_step} from {source}"
+        if source is not None
+        else "starts from the script's own initial state"
+    )
     if incident is not None:
         before = [node.node_id for node in view.seen.plan.nodes] if view.seen.plan is not None else []
         launched = [node.node_id for node in plan.nodes]
         # A second failure can lose the first replacement. The replacement is then one of the lost nodes.
-        named = dict.fromkeys([*incident.replacement_instance_ids, *(node_id for node_id in launched if node_id not in before)])
+        named = dict.fromkeys(
+            [*incident.replacement_instance_ids, *(node_id for node_id in launched if node_id not in before)]
+        )
         incident = incidents.moved(incident, IncidentEvent.NODES_THERE, view.now)
         if incident.cause in NODE_LOSS_CAUSES and view.record.committed > FIRST_STEP and not view.record.refused:
             incident = incidents.with_faults(incident, faults.memory_loss(restore.forgotten, incident.failed_at))
@@ -127,7 +154,10 @@ def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
             from_step=plan.base_step,
             restore_source=recovery.farther(incident.restore_source, source) if source is not None else None,
             replacement_instance_ids=tuple(node_id for node_id in named if node_id in launched),
-            kept_instance_ids=(*incident.kept_instance_ids, *(move.node_id for move in view.record.moves if move.is_faulty and move.is_kept)),
+            kept_instance_ids=(
+                *incident.kept_instance_ids,
+                *(move.node_id for move in view.record.moves if move.is_faulty and move.is_kept),
+            ),
             reason=f"{reason}: the newest step that every rank can get",
         )
     moved = with_record(

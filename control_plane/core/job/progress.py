@@ -21,7 +21,11 @@ def with_progress(view: JobView) -> JobView:
     boundary = max(record.boundary, faults.reached(view.reports))
     coordinator = view.reports.get(plan.coordinator)
     status = coordinator.round if coordinator is not None else None
-    committed, proposed, committed_at = launch.committed_of(view.spec, view.seen, record), record.proposed, record.committed_at
+    committed, proposed, committed_at = (
+        launch.committed_of(view.spec, view.seen, record),
+        record.proposed,
+        record.committed_at,
+    )
     if status is not None and status.committed >= committed:
         proposed, committed_at = status.proposed, status.committed_at_seconds or committed_at
     is_dated = boundary == record.boundary and record.boundary_at is not None
@@ -30,11 +34,15 @@ def with_progress(view: JobView) -> JobView:
     if incident is not None and incident.state is IncidentState.RESTORING and _trains_again(view):
         first = Step(plan.base_step + 1)
         after = first, first_passed_at(view.reports, plan.base_step)
-        at = incidents.moment_of(first, (plan.base_step, None), after, earliest=incident.replaced_at or incident.opened_at, now=view.now)
+        at = incidents.moment_of(
+            first, (plan.base_step, None), after, earliest=incident.replaced_at or incident.opened_at, now=view.now
+        )
         incident = incidents.moved(incident, IncidentEvent.TRAINING_AGAIN, at)
     if incident is not None and incident.state is IncidentState.REWORKING and boundary >= incident.reached_step:
         before, after = (record.boundary, record.boundary_at), (boundary, boundary_at)
-        at = incidents.moment_of(incident.reached_step, before, after, earliest=incident.restored_at or incident.opened_at, now=view.now)
+        at = incidents.moment_of(
+            incident.reached_step, before, after, earliest=incident.restored_at or incident.opened_at, now=view.now
+        )
         incident = incidents.moved(incident, IncidentEvent.CAUGHT_UP, at)
     stepped_at = record.stepped_at
     if stepped_at is None and boundary > plan.base_step:
@@ -74,7 +82,8 @@ def _with_trial_results(view: JobView, told: tuple[Trial, ...]) -> JobView:
             incident_id=incident_id(view.spec.run, trial.failure.generation),
             at=view.now,
             what=Cause.HANG.value if trial.failure.is_hang else Cause.RANK_EXIT.value,
-            evidence=f"ranks failed alike on {trial.node_id} after step {trial.failure.step}, and pass that step without it",
+            evidence=f"ranks failed alike on {trial.node_id} after step {trial.failure.step}, and pass that step without "
+            "it",
             remedy=Remedy.RELEASE,
         )
         for trial in told
@@ -86,4 +95,6 @@ def _with_trial_results(view: JobView, told: tuple[Trial, ...]) -> JobView:
 def _trains_again(view: JobView) -> bool:
     """Return whether every rank has reached the base step and one rank has finished a step of its own."""
     base = view.plan.base_step
-    return passed_by_all(view) >= base and any(rank.boundary > base for report in view.reports.values() for rank in report.ranks)
+    return passed_by_all(view) >= base and any(
+        rank.boundary > base for report in view.reports.values() for rank in report.ranks
+    )

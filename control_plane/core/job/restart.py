@@ -7,7 +7,13 @@ from dataclasses import replace
 from control_plane.core import accounting, breakers, drills, faults, incidents, launch, moves
 from control_plane.core.actions import Decision, EventDraft, SendHalt
 from control_plane.core.incidents import Fault
-from control_plane.core.job.losses import decision_words, exclusions_with, with_departures, with_group_loss, with_implications
+from control_plane.core.job.losses import (
+    decision_words,
+    exclusions_with,
+    with_departures,
+    with_group_loss,
+    with_implications,
+)
 from control_plane.core.job.outcome import change_state
 from control_plane.core.job.view import JobView, has_agreed_stop, is_in_phase, with_record
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
@@ -17,7 +23,9 @@ from everstep.protocol.agent_messages import MemberPhase
 from everstep.protocol.ids import Generation, Step
 
 
-def start_new_generation(view: JobView, found: tuple[Fault, ...], failure: FailureRecord | None, *, decision: str = "") -> Decision:
+def start_new_generation(
+    view: JobView, found: tuple[Fault, ...], failure: FailureRecord | None, *, decision: str = ""
+) -> Decision:
     """End the generation: number the next one, open or extend the incident, and halt the ranks that still run.
 
     Args:
@@ -39,14 +47,21 @@ def start_new_generation(view: JobView, found: tuple[Fault, ...], failure: Failu
     reached = max(view.record.boundary, faults.reached(view.reports))
     view = with_departures(view)
     view, closed = with_incident(view, found, reached, decision=decision)
-    exclusions = exclusions_with(view, view.record, (*gone, *(verdict for verdict in leaving if verdict.node_id not in done)))
+    exclusions = exclusions_with(
+        view, view.record, (*gone, *(verdict for verdict in leaving if verdict.node_id not in done))
+    )
     incident = view.record.incident
     assert incident is not None  # with_incident opened it
     view = with_implications(with_record(view, exclusions=exclusions), found, incident)
     record = view.record
     failed = faults.failed_sources(plan, view.reports, view.nodes, record.doubted)
-    is_own_making = all(fault.cause in (Cause.RANK_EXIT, Cause.HANG, Cause.LOAD_FAILED, Cause.NOTICE, Cause.REQUESTED) for fault in found)
-    is_passing = bool(failed.doubted) and not failed.refused and all(fault.cause is Cause.LOAD_FAILED for fault in found)
+    is_own_making = all(
+        fault.cause in (Cause.RANK_EXIT, Cause.HANG, Cause.LOAD_FAILED, Cause.NOTICE, Cause.REQUESTED)
+        for fault in found
+    )
+    is_passing = (
+        bool(failed.doubted) and not failed.refused and all(fault.cause is Cause.LOAD_FAILED for fault in found)
+    )
     record = replace(
         record,
         issued_generation=issued,
@@ -59,18 +74,28 @@ def start_new_generation(view: JobView, found: tuple[Fault, ...], failure: Failu
         doubted=tuple(dict.fromkeys([*record.doubted, *failed.doubted])),
     )
     halts = tuple(
-        SendHalt(node_id=node.node_id, job=view.spec.job, run=view.spec.run, generation=plan.generation, reason=found[0].evidence)
+        SendHalt(
+            node_id=node.node_id,
+            job=view.spec.job,
+            run=view.spec.run,
+            generation=plan.generation,
+            reason=found[0].evidence,
+        )
         for node in plan.nodes
         if is_in_phase(view, node.node_id, MemberPhase.RUNNING)
     )
     event = EventDraft(
-        type="GenerationEnded", message=f"generation {plan.generation} ended: {'; '.join(incident.evidence)}", node_id=found[0].node_id
+        type="GenerationEnded",
+        message=f"generation {plan.generation} ended: {'; '.join(incident.evidence)}",
+        node_id=found[0].node_id,
     )
     moved = change_state(replace(view, record=record), JobEvent.FAULTED, f"{found[0].evidence}; {incident.decision}")
     return replace(moved, actions=halts, incidents=(*closed, *moved.incidents), events=(event, *moved.events))
 
 
-def with_incident(view: JobView, found: tuple[Fault, ...], reached: Step, *, decision: str = "") -> tuple[JobView, tuple[IncidentRecord, ...]]:
+def with_incident(
+    view: JobView, found: tuple[Fault, ...], reached: Step, *, decision: str = ""
+) -> tuple[JobView, tuple[IncidentRecord, ...]]:
     """Return the view with the incident that the faults belong to, and the incident that they close, if any.
 
     A new incident starts with the node time that was charged before its failure.
@@ -80,19 +105,25 @@ def with_incident(view: JobView, found: tuple[Fault, ...], reached: Step, *, dec
     if before is None or before.id != incident.id:
         unnoticed = accounting.microseconds(incident.opened_at) - accounting.microseconds(incident.failed_at)
         incident = replace(incident, node_microseconds_before=record.node_microseconds - unnoticed * record.node_count)
-    return replace(view, record=replace(record, incident=replace(incident, decision=decision or incident.decision))), closed
+    return replace(
+        view, record=replace(record, incident=replace(incident, decision=decision or incident.decision))
+    ), closed
 
 
-def _incident_of(view: JobView, found: tuple[Fault, ...], reached: Step) -> tuple[tuple[IncidentRecord, ...], IncidentRecord]:
+def _incident_of(
+    view: JobView, found: tuple[Fault, ...], reached: Step
+) -> tuple[tuple[IncidentRecord, ...], IncidentRecord]:
     """Return the incident that the faults close, if any, and the incident that they belong to.
 
-    A failure before training has resumed belongs to the same recovery. A later failure opens an incident of its own and closes the
-    open one, whose rework ends there.
+    A failure before training has resumed belongs to the same recovery. A later failure opens an incident of its own and
+    closes the open one, whose rework ends there.
     """
     before = view.record.incident
     if before is not None and before.state not in (IncidentState.REWORKING, IncidentState.CLOSED):
         again = incidents.moved(before, IncidentEvent.FAILED_AGAIN, view.now)
-        again = incidents.with_faults(again, tuple(replace(fault, at=max(fault.at, before.failed_at)) for fault in found))
+        again = incidents.with_faults(
+            again, tuple(replace(fault, at=max(fault.at, before.failed_at)) for fault in found)
+        )
         is_planned = again.cause in (Cause.NOTICE, Cause.REQUESTED)  # a planned departure has replicated its last step
         if view.seen.plan is not None and not is_planned:
             again = with_group_loss(again, view.seen.plan)
@@ -106,7 +137,9 @@ def _incident_of(view: JobView, found: tuple[Fault, ...], reached: Step) -> tupl
         reached=reached,
         now=view.now,
     )
-    opened = incidents.with_absence(replace(opened, decision=decision_words(opened.cause, opened.instance_ids)), view.record.unwatched)
+    opened = incidents.with_absence(
+        replace(opened, decision=decision_words(opened.cause, opened.instance_ids)), view.record.unwatched
+    )
     if before is None:
         return (), opened
     if before.state is IncidentState.CLOSED:  # this pass saw the catch-up before the next failure

@@ -26,31 +26,49 @@ NODE_LOSS_CAUSES = (Cause.NODE_UNREACHABLE, Cause.NODE_FAULT, Cause.INSTANCE_TER
 def with_late_reports(view: JobView) -> JobView:
     """Update the incident with late reports of the ended generation: an earlier exit, a higher boundary.
 
-    A control plane that was away can learn of a lost node before it learns when the node's ranks failed: the other ranks failed
-    because that node was lost. A rank can also pass a boundary between its last report and its end; the node reports it when it
-    promises.
+    A control plane that was away can learn of a lost node before it learns when the node's ranks failed: the other
+    ranks failed because that node was lost. A rank can also pass a boundary between its last report and its end; the
+    node reports it when it promises.
     """
     before = view.record.incident
     if before is None or before.state is not IncidentState.REPLACING:
         return view
-    members = [node.member for node in view.nodes.values() if node.member is not None and node.member.run == view.spec.run]
-    ended = [member.ended.boundary for member in members if member.ended is not None and member.ended.generation >= before.generation_before]
+    members = [
+        node.member for node in view.nodes.values() if node.member is not None and node.member.run == view.spec.run
+    ]
+    ended = [
+        member.ended.boundary
+        for member in members
+        if member.ended is not None and member.ended.generation >= before.generation_before
+    ]
     before = replace(before, reached_step=max(before.reached_step, *ended, NO_STEP))
     view = with_record(view, incident=before)
     if view.record.generation != before.generation_before:
         return view
-    earlier = tuple(fault for fault in faults.of_ranks(view.reports) if before.cause is Cause.RANK_EXIT and fault.at < before.failed_at)
+    earlier = tuple(
+        fault
+        for fault in faults.of_ranks(view.reports)
+        if before.cause is Cause.RANK_EXIT and fault.at < before.failed_at
+    )
     view, before, earlier = _with_struck_rank(view, before, earlier)
-    incident = replace(incidents.with_faults(before, earlier), reached_step=max(before.reached_step, faults.reached(view.reports)))
+    incident = replace(
+        incidents.with_faults(before, earlier), reached_step=max(before.reached_step, faults.reached(view.reports))
+    )
     if before.cause in (*NODE_LOSS_CAUSES, Cause.GROUP_LOST):
-        incident = replace(incident, failed_at=min(before.failed_at, faults.failing_since(view.reports, before.failed_at)))
+        incident = replace(
+            incident, failed_at=min(before.failed_at, faults.failing_since(view.reports, before.failed_at))
+        )
     incident = incidents.with_absence(incident, view.record.unwatched)
     unnoticed = accounting.microseconds(before.failed_at) - accounting.microseconds(incident.failed_at)
-    incident = replace(incident, node_microseconds_before=before.node_microseconds_before - unnoticed * view.spec.node_count)
+    incident = replace(
+        incident, node_microseconds_before=before.node_microseconds_before - unnoticed * view.spec.node_count
+    )
     return with_record(view, incident=incident)
 
 
-def _with_struck_rank(view: JobView, incident: IncidentRecord, told: tuple[Fault, ...]) -> tuple[JobView, IncidentRecord, tuple[Fault, ...]]:
+def _with_struck_rank(
+    view: JobView, incident: IncidentRecord, told: tuple[Fault, ...]
+) -> tuple[JobView, IncidentRecord, tuple[Fault, ...]]:
     """Attribute earlier exits to a drill once the rank that the drill killed has reported its own exit.
 
     It returns its three arguments unchanged if no drill explains the exits.
@@ -59,26 +77,36 @@ def _with_struck_rank(view: JobView, incident: IncidentRecord, told: tuple[Fault
     if drill is None or incident.cause is not Cause.RANK_EXIT or not drills.has_struck_rank_ended(drill, view.reports):
         return view, incident, told
     struck = faults.of_ranks({drill.node_id: view.reports[drill.node_id]}, only=drill.rank)
-    found, _ = drills.attributed(drill, incident.generation_before, tuple(dict.fromkeys((*told, *struck))), reports=view.reports)
+    found, _ = drills.attributed(
+        drill, incident.generation_before, tuple(dict.fromkeys((*told, *struck))), reports=view.reports
+    )
     recast = drills.recast(drill, incident, found)
     if recast.cause is not Cause.DRILL:
         return view, incident, told
-    return with_record(view, failures=breakers.forgiven(view.record.failures, incident.generation_before)), recast, found
+    return (
+        with_record(view, failures=breakers.forgiven(view.record.failures, incident.generation_before)),
+        recast,
+        found,
+    )
 
 
 def with_promise_deadlines(view: JobView) -> JobView:
     """Record when each member began to owe the promise; its deadline starts there.
 
-    A member that has promised owes nothing. If its promise is lost, with the agent or with this control plane, the deadline starts
-    again.
+    A member that has promised owes nothing. If its promise is lost, with the agent or with this control plane, the
+    deadline starts again.
     """
     roll = launch.call_roll(view.spec, view.seen, view.record, view.policy)
     before = dict(view.record.asked)
-    return with_record(view, asked=tuple((node_id, before.get(node_id, view.now)) for node_id in (*roll.late, *roll.unreachable)))
+    return with_record(
+        view, asked=tuple((node_id, before.get(node_id, view.now)) for node_id in (*roll.late, *roll.unreachable))
+    )
 
 
 def with_faulty(view: JobView) -> JobView:
-    """Record members that report a fault of their own during a recovery. The job leaves them if that costs no committed step.
+    """Record members that report a fault of their own during a recovery.
+
+    The job leaves them if that costs no committed step.
 
     A member that had to stay in this recovery, and whose fault then stopped the next launch, counts as lost.
     """
@@ -103,11 +131,17 @@ def without_lost(view: JobView) -> JobView:
     """
     record = view.record
     known = {exclusion.node_id for exclusion in record.exclusions}
-    given_back = {trial.node_id for trial in record.trials} - set(view.seen.assigned)  # the job released these nodes: they are not lost
-    asked = {move.node_id for move in moves.asked(record.moves) if not (move.has_left and move.node_id in view.seen.assigned)}
+    given_back = {trial.node_id for trial in record.trials} - set(
+        view.seen.assigned
+    )  # the job released these nodes: they are not lost
+    asked = {
+        move.node_id for move in moves.asked(record.moves) if not (move.has_left and move.node_id in view.seen.assigned)
+    }
     stopped = {node_id for node_id in asked if view.nodes[node_id].instance is not InstanceCondition.ENDED}
     spared = given_back | stopped  # these nodes work: the job leaves them only if that costs no step
-    gone = [view.verdicts[node_id] for node_id in view.nodes if view.verdicts[node_id].is_final and node_id not in spared]
+    gone = [
+        view.verdicts[node_id] for node_id in view.nodes if view.verdicts[node_id].is_final and node_id not in spared
+    ]
     fresh = tuple(verdict for verdict in gone if verdict.node_id not in known)
     record = replace(record, exclusions=exclusions_with(view, record, fresh))
     lost = tuple(fault for verdict in gone for fault in loss_faults(view, verdict))
@@ -128,15 +162,30 @@ def without_unreachable(view: JobView) -> JobView:
     late_seconds, silent_seconds = timeouts.exclude_seconds, timeouts.prepare_deadline_seconds
     silent_words, cost = f"did not promise within {silent_seconds:g} s and is silent", ""
     if left < floor:
-        late_seconds, silent_seconds = timeouts.blind_wait_seconds + timeouts.exclude_seconds, timeouts.blind_wait_seconds
-        silent_words, cost = f"was unreachable for {silent_seconds:g} s", f"; without it step {left} is left of the committed step {floor}"
-    dropped = [(node_id, f"{node_id} did not promise within {late_seconds:g} s{cost}") for node_id in roll.late if waited[node_id] > late_seconds]
+        late_seconds, silent_seconds = (
+            timeouts.blind_wait_seconds + timeouts.exclude_seconds,
+            timeouts.blind_wait_seconds,
+        )
+        silent_words, cost = (
+            f"was unreachable for {silent_seconds:g} s",
+            f"; without it step {left} is left of the committed step {floor}",
+        )
+    dropped = [
+        (node_id, f"{node_id} did not promise within {late_seconds:g} s{cost}")
+        for node_id in roll.late
+        if waited[node_id] > late_seconds
+    ]
     if len(dropped) == len(roll.late) and not view.seen.is_fleet_blind:
-        dropped += [(node_id, f"{node_id} {silent_words}{cost}") for node_id in roll.unreachable if waited[node_id] > silent_seconds]
+        dropped += [
+            (node_id, f"{node_id} {silent_words}{cost}")
+            for node_id in roll.unreachable
+            if waited[node_id] > silent_seconds
+        ]
     if not dropped or (left < floor and len(dropped) < len(roll.late) + len(roll.unreachable)):
         return view
     verdicts = tuple(
-        Verdict(node_id=node_id, standing=Standing.GONE, evidence=words, since=view.verdicts[node_id].since) for node_id, words in dropped
+        Verdict(node_id=node_id, standing=Standing.GONE, evidence=words, since=view.verdicts[node_id].since)
+        for node_id, words in dropped
     )
     excluded = with_record(view, exclusions=exclusions_with(view, record, verdicts))
     return with_losses(excluded, tuple(fault for verdict in verdicts for fault in loss_faults(view, verdict)))
@@ -151,9 +200,18 @@ def without_departing(view: JobView) -> JobView:
     known = {exclusion.node_id for exclusion in record.exclusions}
     here = [move for move in record.moves if move.node_id in view.seen.assigned and move.node_id not in known]
     left = [move for move in here if not (move.is_kept or move.has_left)]
-    lent = [node_id for node_id in moves.lent(view.seen.plan, view.seen.assigned) if node_id not in known] if view.seen.plan is not None else []
-    announced = [move for move in left if move.is_announced and move.asked_at is not None]  # its time is over, or its successor is ready
-    goes = [*announced, *(move for move in left if move.is_faulty and move.asked_at is None)]  # their fault ended ranks, and would end them again
+    lent = (
+        [node_id for node_id in moves.lent(view.seen.plan, view.seen.assigned) if node_id not in known]
+        if view.seen.plan is not None
+        else []
+    )
+    announced = [
+        move for move in left if move.is_announced and move.asked_at is not None
+    ]  # its time is over, or its successor is ready
+    goes = [
+        *announced,
+        *(move for move in left if move.is_faulty and move.asked_at is None),
+    ]  # their fault ended ranks, and would end them again
     due = [*goes, *(move for move in left if move not in goes)][
         : max(len(goes), len(lent) + view.seen.spare_count)
     ]  # a working member without a replacement stays

@@ -19,8 +19,8 @@ from everstep.protocol.ids import FIRST_STEP
 def with_ruling(view: JobView) -> tuple[JobView, str]:
     """Ask the circuit breakers once all members have promised, and apply the one change that they order.
 
-    The second value says why the job is given up; it is empty if the job continues. The breakers judge only a generation that
-    failed, not one that was ended for another reason.
+    The second value says why the job is given up; it is empty if the job continues. The breakers judge only a
+    generation that failed, not one that was ended for another reason.
     """
     record, spec = view.record, view.spec
     roll = launch.call_roll(spec, view.seen, record, view.policy)
@@ -31,7 +31,9 @@ def with_ruling(view: JobView) -> tuple[JobView, str]:
     older = restorable_step(view, replace(record, refused=(*record.refused, *refused)), roll)
     without, floor = restorable_step_without(view, last.node_id), step_to_keep(view, roll)
     has_spare = view.seen.spare_count > 0 and (without >= floor or without > FIRST_STEP)
-    ruling = breakers.rule(record.failures, record.trials, spec, has_spare=has_spare, older_base=older, is_sole_holder=without < floor)
+    ruling = breakers.rule(
+        record.failures, record.trials, spec, has_spare=has_spare, older_base=older, is_sole_holder=without < floor
+    )
     match ruling.course:
         case Course.AGAIN:
             return view, ""
@@ -39,14 +41,20 @@ def with_ruling(view: JobView) -> tuple[JobView, str]:
             return view, ruling.why
         case Course.OTHER_NODE:
             assert last.node_id is not None  # this course needs a node to leave
-            words = f"{last.node_id} is left once, to tell a bad node from a bad script: {ruling.why}".partition("\n")[0]
+            words = f"{last.node_id} is left once, to tell a bad node from a bad script: {ruling.why}".partition("\n")[
+                0
+            ]
             exclusion = Exclusion(node_id=last.node_id, evidence=words, may_terminate=False, remedy=Remedy.RELEASE)
             trial = Trial(kind="node", failure=last, node_id=last.node_id)
             view = with_record(view, exclusions=(*record.exclusions, exclusion), trials=(*record.trials, trial))
         case Course.OLDER_STATE:
-            words = f"step {last.base_step} is left out once, to tell a bad state from a bad script: {ruling.why}".partition("\n")[0]
+            words = f"step {last.base_step} is left out once, to tell a bad state from a bad script: {ruling.why}".partition(
+                "\n"
+            )[0]
             trial = Trial(kind="state", failure=last)
-            view = with_record(view, refused=tuple(dict.fromkeys([*record.refused, *refused])), trials=(*record.trials, trial))
+            view = with_record(
+                view, refused=tuple(dict.fromkeys([*record.refused, *refused])), trials=(*record.trials, trial)
+            )
     if (incident := view.record.incident) is not None:
         view = with_record(view, incident=replace(incident, decision=words))
     return replace(view, events=(*view.events, EventDraft(type="OneThingChanged", message=words))), ""

@@ -17,7 +17,9 @@ def restorable_step(view: JobView, record: JobRecord, roll: launch.Roll) -> Step
 
 def restorable_step_without(view: JobView, node_id: NodeId | None) -> Step:
     """Return the newest step that every rank can restore without one member."""
-    others = replace(view, seen=replace(view.seen, assigned=tuple(each for each in view.seen.assigned if each != node_id)))
+    others = replace(
+        view, seen=replace(view.seen, assigned=tuple(each for each in view.seen.assigned if each != node_id))
+    )
     return restorable_step(others, view.record, launch.call_roll(view.spec, others.seen, view.record, view.policy))
 
 

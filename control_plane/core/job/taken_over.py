@@ -15,15 +15,23 @@ from everstep.protocol.agent_messages import MemberPhase
 def observe_only(view: JobView) -> Decision:
     """Record progress and write manifests, and send nothing but halts of ended generations.
 
-    Fencing needs these halts whoever looks after the job. The reason says what Everstep would act on. A stop that a user requested
-    waits until the person hands the job back.
+    Fencing needs these halts whoever looks after the job. The reason says what Everstep would act on. A stop that a
+    user requested waits until the person hands the job back.
     """
     actions: tuple[JobAction, ...] = ()
     if view.record.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
         view = with_progress(view)
-        actions = checkpoints.due(view.plan, view.reports, view.seen.lineage, view.seen.checkpoints, view.seen.dropped_checkpoints)
+        actions = checkpoints.due(
+            view.plan, view.reports, view.seen.lineage, view.seen.checkpoints, view.seen.dropped_checkpoints
+        )
     ended = [
-        SendHalt(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=node.member.generation, reason="its generation has ended")
+        SendHalt(
+            node_id=node_id,
+            job=view.spec.job,
+            run=view.spec.run,
+            generation=node.member.generation,
+            reason="its generation has ended",
+        )
         for node_id, node in view.nodes.items()
         if node.is_connected
         and node.member is not None
@@ -32,7 +40,9 @@ def observe_only(view: JobView) -> Decision:
         and node.member.phase is MemberPhase.RUNNING
     ]
     told = [
-        f"{verdict.node_id} is {verdict.standing}" for verdict in view.verdicts.values() if verdict.standing in (Standing.IMPAIRED, Standing.GONE)
+        f"{verdict.node_id} is {verdict.standing}"
+        for verdict in view.verdicts.values()
+        if verdict.standing in (Standing.IMPAIRED, Standing.GONE)
     ]
     told += [fault.evidence for fault in faults.of_ranks(view.reports)]
     seen = f"; what it sees: {'; '.join(told)}" if told else ""

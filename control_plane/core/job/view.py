@@ -1,6 +1,7 @@
 """One pass over a job as its phases see it: the input, and what follows from the input directly.
 
-Invariant: pure. A phase receives a `JobView`, changes its `record` with `with_record`, and returns an outcome (`core.job.outcome`).
+Invariant: pure. A phase receives a `JobView`, changes its `record` with `with_record`, and returns an outcome
+(`core.job.outcome`).
 """
 
 from __future__ import annotations
@@ -65,7 +66,11 @@ class JobView:
             return f"for {self.seen.gives_way_to}"
         before, incident = self.record.no_pause_before, self.record.incident
         is_too_soon = before is not None and self.now < before
-        if self.record.pause_requested_at is None or is_too_soon or (incident is not None and incident.state is not IncidentState.REWORKING):
+        if (
+            self.record.pause_requested_at is None
+            or is_too_soon
+            or (incident is not None and incident.state is not IncidentState.REWORKING)
+        ):
             return ""
         return "as a user asked"
 
@@ -80,21 +85,29 @@ class JobView:
 def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: JobRecord) -> JobView:
     """Return the view of a pass.
 
-    It has the reports of the present generation, a verdict on every node, and the record without the exclusions that the
-    fleet has carried out.
+    It has the reports of the present generation, a verdict on every node, and the record without the exclusions that
+    the fleet has carried out.
     """
-    planned = [node.node_id for node in seen.plan.nodes] if seen.plan is not None and record.state in LAUNCHED_JOBS else []
+    planned = (
+        [node.node_id for node in seen.plan.nodes] if seen.plan is not None and record.state in LAUNCHED_JOBS else []
+    )
     team = tuple(dict.fromkeys([*planned, *seen.assigned]))
     open_id = record.incident.id if record.incident is not None else ""
-    nodes = {node_id: _history_before(seen.nodes.get(node_id, NodeObserved(node_id=node_id)), open_id) for node_id in team}
+    nodes = {
+        node_id: _history_before(seen.nodes.get(node_id, NodeObserved(node_id=node_id)), open_id) for node_id in team
+    }
     reports = current_reports(nodes, spec.run, record.generation)
     progress = {node_id: progress_without(reports, node_id) for node_id in team}
     silences = track_silences(record.silences, tuple(nodes.values()), progress, now, policy.timeouts)
     since = {silence.node_id: silence for silence in silences}
-    heard = {node_id: report for node_id, report in reports.items() if not is_silent(nodes[node_id], policy.timeouts)}  # an old report proves nothing
+    heard = {
+        node_id: report for node_id, report in reports.items() if not is_silent(nodes[node_id], policy.timeouts)
+    }  # an old report proves nothing
     out_of_view = nodes_out_of_view(heard)
     first_to_leave = blamed(heard, [node for node in nodes.values() if not is_silent(node, policy.timeouts)])
-    impairments = track_impairments(record.impairments, tuple(nodes.values()), out_of_view, progress, now, policy.timeouts)
+    impairments = track_impairments(
+        record.impairments, tuple(nodes.values()), out_of_view, progress, now, policy.timeouts
+    )
     is_over = is_training_over(reports, spec.world_size)  # a missing step is no evidence against a node then
     impaired = {each.node_id: each for each in (impairments if not seen.is_fleet_blind and not is_over else ())}
     verdicts = {
@@ -108,7 +121,8 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
             timeouts=policy.timeouts,
             impairment=impaired.get(node_id),
             is_training=record.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING),
-            is_launching=record.state in (JobState.PREPARING, JobState.LOADING, JobState.STARTING) and node_id in planned,
+            is_launching=record.state in (JobState.PREPARING, JobState.LOADING, JobState.STARTING)
+            and node_id in planned,
             is_blamed=node_id == first_to_leave,
         )
         for node_id, node in nodes.items()
@@ -125,7 +139,9 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
         stop_reason=record.stop_reason or _reached_limit(record, spec, now, seen.price_usd_per_hour),
         exclusions=tuple(exclusion for exclusion in record.exclusions if exclusion.node_id not in taken),
     )
-    return JobView(now=now, spec=spec, seen=seen, policy=policy, record=record, nodes=nodes, reports=reports, verdicts=verdicts)
+    return JobView(
+        now=now, spec=spec, seen=seen, policy=policy, record=record, nodes=nodes, reports=reports, verdicts=verdicts
+    )
 
 
 def gap_seconds(policy: Policy) -> float:
@@ -145,11 +161,21 @@ def _reached_limit(record: JobRecord, spec: JobSpec, now: float, price_usd_per_h
 
     Time without nodes does not count as runtime. A job that has run once is no longer pending.
     """
-    paused = (record.microseconds.get(accounting.Bucket.PAUSED, 0) - record.paused_microseconds_before_start) / 1_000_000
-    if spec.max_runtime_seconds is not None and record.started_at is not None and now - record.started_at - paused > spec.max_runtime_seconds:
+    paused = (
+        record.microseconds.get(accounting.Bucket.PAUSED, 0) - record.paused_microseconds_before_start
+    ) / 1_000_000
+    if (
+        spec.max_runtime_seconds is not None
+        and record.started_at is not None
+        and now - record.started_at - paused > spec.max_runtime_seconds
+    ):
         return f"MaxRuntimeInSeconds ({spec.max_runtime_seconds:g}) is over"
     is_pending = record.state in (JobState.QUEUED, JobState.ALLOCATING) and record.started_at is None
-    if spec.max_pending_seconds is not None and is_pending and now - record.created_at - paused > spec.max_pending_seconds:
+    if (
+        spec.max_pending_seconds is not None
+        and is_pending
+        and now - record.created_at - paused > spec.max_pending_seconds
+    ):
         return f"MaxPendingTimeInSeconds ({spec.max_pending_seconds:g}) is over"
     cost = accounting.cost_usd(record.node_microseconds, price_usd_per_hour)
     if spec.max_cost_usd is not None and cost is not None and cost >= spec.max_cost_usd:
@@ -180,7 +206,9 @@ def has_agreed_stop(view: JobView) -> bool:
 
 def is_training_over(reports: Mapping[NodeId, MemberReport], world_size: int) -> bool:
     """Return whether no rank will train any more, by agreement or not. Scripts may still write their results."""
-    return any(report.round is not None and report.round.finished for report in reports.values()) or have_all_succeeded(reports, world_size)
+    return any(report.round is not None and report.round.finished for report in reports.values()) or have_all_succeeded(
+        reports, world_size
+    )
 
 
 def have_all_succeeded(reports: Mapping[NodeId, MemberReport], world_size: int) -> bool:
@@ -245,7 +273,11 @@ def last_movement_at(view: JobView) -> float:
 def last_progress_at(view: JobView) -> float:
     """Return when the stored progress last changed, Unix seconds: now, if this pass changes it."""
     record, before = view.record, view.seen.record
-    has_moved = (record.boundary, record.committed, record.proposed) != (before.boundary, before.committed, before.proposed)
+    has_moved = (record.boundary, record.committed, record.proposed) != (
+        before.boundary,
+        before.committed,
+        before.proposed,
+    )
     return view.now if has_moved else record.progress_at
 
 

@@ -1,6 +1,7 @@
 """QUEUED and ALLOCATING: a job waits for its turn, then for all of its nodes.
 
-A job gets its nodes all at once. A job whose nodes do not come steps aside, or tries the next fleet that its user named.
+A job gets its nodes all at once. A job whose nodes do not come steps aside, or tries the next fleet that its user
+named.
 """
 
 from __future__ import annotations
@@ -69,7 +70,10 @@ def _next_fleet(view: JobView) -> FleetName | None:
 
 
 def _change_fleet(view: JobView, fleet: FleetName, missing: int) -> Decision:
-    """Wait in another fleet. After each whole round the job waits longer, so that it does not circle through full fleets."""
+    """Wait in another fleet.
+
+    After each whole round the job waits longer, so that it does not circle through full fleets.
+    """
     ring = view.spec.fleets
     record, pause = view.record, ""
     if ring.index(fleet) < ring.index(view.spec.fleet):

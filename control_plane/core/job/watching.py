@@ -21,12 +21,14 @@ from everstep.protocol.agent_messages import MemberPhase
 def watch(view: JobView) -> Decision:
     """Check a running job, most certain evidence first; act on the first finding.
 
-    The order is: permanent faults, completion, node and rank faults, a user's stop, hangs, a pause in progress, departures, a new
-    pause. Whatever the result, manifests of complete checkpoints are written.
+    The order is: permanent faults, completion, node and rank faults, a user's stop, hangs, a pause in progress,
+    departures, a new pause. Whatever the result, manifests of complete checkpoints are written.
     """
     view = with_progress(view)
     record, plan = view.record, view.plan
-    puts: tuple[JobAction, ...] = checkpoints.due(plan, view.reports, view.seen.lineage, view.seen.checkpoints, view.seen.dropped_checkpoints)
+    puts: tuple[JobAction, ...] = checkpoints.due(
+        plan, view.reports, view.seen.lineage, view.seen.checkpoints, view.seen.dropped_checkpoints
+    )
     if (fault := faults.permanent(view.reports)) is not None:
         return end_job(view, JobEvent.GAVE_UP, fault.message)
     is_moving = record.state is JobState.RUNNING and bool(moves.asked(record.moves))
@@ -45,9 +47,14 @@ def watch(view: JobView) -> Decision:
         return with_actions(stop(view, found, is_durable=not puts), puts)
     if found:
         found = (*found, *reported_besides(view, found))
-        return with_actions(start_new_generation(view, found, faults.failure_of_ranks(plan, view.reports, record.max_boundary)), puts)
+        return with_actions(
+            start_new_generation(view, found, faults.failure_of_ranks(plan, view.reports, record.max_boundary)), puts
+        )
     if view.wants_stop:
-        return with_actions(change_state(with_record(view, suspicion=None, moves=()), JobEvent.STOP_ASKED, f"stops: {view.wants_stop}"), puts)
+        return with_actions(
+            change_state(with_record(view, suspicion=None, moves=()), JobEvent.STOP_ASKED, f"stops: {view.wants_stop}"),
+            puts,
+        )
     watched = _watch_clocks(view)
     if watched.faults:
         failure = hangs.failure(plan, view.reports, record.max_boundary, view.now, stuck=watched.stuck)
@@ -64,12 +71,23 @@ def watch(view: JobView) -> Decision:
         pausing = with_record(view, moves=())
         return with_actions(change_state(pausing, JobEvent.PAUSE_ASKED, f"pauses {view.wants_pause}"), puts)
     looks: tuple[JobAction, ...] = tuple(
-        SendTakeStacks(node_id=node_id, job=view.spec.job, run=view.spec.run, generation=plan.generation, number=watched.suspicion.number)
+        SendTakeStacks(
+            node_id=node_id,
+            job=view.spec.job,
+            run=view.spec.run,
+            generation=plan.generation,
+            number=watched.suspicion.number,
+        )
         for node_id in watched.ask
         if watched.suspicion is not None
     )
     if watched.words:
-        waiting = stay(view, f"{hangs.TRAINS}{watched.words}", (*puts, *looks), requeue=LAUNCH_SECONDS if watched.ask else WATCH_SECONDS)
+        waiting = stay(
+            view,
+            f"{hangs.TRAINS}{watched.words}",
+            (*puts, *looks),
+            requeue=LAUNCH_SECONDS if watched.ask else WATCH_SECONDS,
+        )
         return replace(waiting, events=(*watched.events, *waiting.events))
     if view.record.moves:
         waiting = stay(view, f"trains; {moves.in_words(view.record.moves)}", puts, requeue=WATCH_SECONDS)
@@ -94,16 +112,24 @@ def _wanted_checkpoint(view: JobView) -> tuple[JobAction, ...]:
     newest = checkpoints.newest_restorable(view.seen.checkpoints, view.seen.lineage, plan.generation)
     if newest is not None and newest.step >= wanted:
         return ()
-    return (SendTakeCheckpoint(node_id=plan.coordinator, job=view.spec.job, run=view.spec.run, generation=plan.generation, step=wanted),)
+    return (
+        SendTakeCheckpoint(
+            node_id=plan.coordinator, job=view.spec.job, run=view.spec.run, generation=plan.generation, step=wanted
+        ),
+    )
 
 
 def _watch_clocks(view: JobView) -> hangs.Watched:
     """Return what the hang rules say about this pass. They need reports of all members."""
     is_heard = all(
-        node.node_id in view.reports and view.nodes[node.node_id].is_connected and not is_silent(view.nodes[node.node_id], view.policy.timeouts)
+        node.node_id in view.reports
+        and view.nodes[node.node_id].is_connected
+        and not is_silent(view.nodes[node.node_id], view.policy.timeouts)
         for node in view.plan.nodes
     )
-    return hangs.watch(view.now, view.reports, view.record.pace, view.record.suspicion, view.policy.timeouts, is_heard=is_heard)
+    return hangs.watch(
+        view.now, view.reports, view.record.pace, view.record.suspicion, view.policy.timeouts, is_heard=is_heard
+    )
 
 
 def _unclear_words(view: JobView, unclear: list[str]) -> list[str]:

@@ -10,7 +10,10 @@ from everstep.protocol.ids import Generation, NodeId, Rank
 
 
 class DrillKind(StrEnum):
-    """What a drill does. KILL_RANK: one rank's process. KILL_AGENT: a node's agent. TERMINATE_INSTANCE: a node's instance, in EC2."""
+    """What a drill does. KILL_RANK: one rank's process. KILL_AGENT: a node's agent.
+
+    TERMINATE_INSTANCE: a node's instance, in EC2.
+    """
 
     KILL_RANK = "kill-rank"
     KILL_AGENT = "kill-agent"

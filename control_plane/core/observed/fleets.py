@@ -92,9 +92,9 @@ class GroupObserved:
 class Hold(StrEnum):
     """Why a node is held.
 
-    UNREACHABLE: until it is heard again and works for nobody. DISTRUSTED: what it did speaks against it and nothing allows to end it; until a person
-    releases it. INSPECTION: it failed and its fleet keeps failed instances; until a person releases it.
-    PERSON: a person wants it kept; until one releases it.
+    UNREACHABLE: until it is heard again and works for nobody. DISTRUSTED: what it did speaks against it and nothing
+    allows to end it; until a person releases it. INSPECTION: it failed and its fleet keeps failed instances; until a
+    person releases it. PERSON: a person wants it kept; until one releases it.
     """
 
     UNREACHABLE = "unreachable"
@@ -106,8 +106,8 @@ class Hold(StrEnum):
 class NodeRequest(StrEnum):
     """What a person wants done with a node; its job leaves it first, at an agreed stop.
 
-    DRAIN: it is held. REPLACE: its instance is ended and another one comes. REBOOT: it works again after a reboot. HOLD: as DRAIN, of a node that
-    works for nobody.
+    DRAIN: it is held. REPLACE: its instance is ended and another one comes. REBOOT: it works again after a reboot.
+    HOLD: as DRAIN, of a node that works for nobody.
     """
 
     DRAIN = "drain"

@@ -66,7 +66,10 @@ class IncidentRecord:
     restored_at: float | None = None
     closed_at: float | None = None
     rank_sources: tuple[tuple[str, int], ...] = ()
-    """Where each rank's shard came from, by rank, run-length encoded: `(("local", 2), ("peer", 1))`. Empty before that is known."""
+    """Where each rank's shard came from, by rank, run-length encoded: `(("local", 2), ("peer", 1))`.
+
+    Empty before that is known.
+    """
     node_microseconds_before: int = 0
     """The job's `node_microseconds` when it failed."""
     idle_node_microseconds: int = 0

@@ -87,7 +87,10 @@ class Exclusion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Impairment:
-    """A member that trains on and has something wrong: a fault of its own, or replicas that do not answer. Followed from pass to pass."""
+    """A member that trains on and has something wrong: a fault of its own, or replicas that do not answer.
+
+    Followed from pass to pass.
+    """
 
     node_id: NodeId
     is_out_of_view: bool

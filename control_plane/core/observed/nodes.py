@@ -23,10 +23,12 @@ class InstanceCondition(StrEnum):
 class Remedy(StrEnum):
     """What is done about a node, from the mildest to the gravest.
 
-    NONE: it is told. RESTART: ranks start again on the same nodes. RELEASE: it leaves its job and may work for others. HOLD: it leaves its job and
-    waits until it is heard again. RETIRE: it leaves its job and waits for a person, because nothing that was proven allows to end it. REBOOT: it
-    leaves its job and EC2 is asked to reboot it. REPLACE: it leaves its job and is ended; another one comes. LET_GO: as REPLACE, but AWS takes it
-    anyway: nothing speaks against it, there is nothing to inspect, and its successor was asked for when this was announced.
+    NONE: it is told. RESTART: ranks start again on the same nodes. RELEASE: it leaves its job and may work for others.
+    HOLD: it leaves its job and waits until it is heard again. RETIRE: it leaves its job and waits for a person, because
+    nothing that was proven allows to end it. REBOOT: it leaves its job and EC2 is asked to reboot it. REPLACE: it
+    leaves its job and is ended; another one comes. LET_GO: as REPLACE, but AWS takes it
+    anyway: nothing speaks against it, there is nothing to inspect, and its successor was asked for when this was
+    announced.
     """
 
     NONE = "none"
@@ -42,8 +44,9 @@ class Remedy(StrEnum):
 class Cause(StrEnum):
     """Why an incident was opened, from the mildest to the gravest: a graver one found later replaces a milder.
 
-    NOTICE: nothing has failed; ranks leave a node that AWS has announced to take away. REQUESTED: nor here; a person wants the node for something
-    else. PAUSE_FAILED: nor here; the job was to pause, and could not. DRILL: a person had it done, and all that is found follows from it.
+    NOTICE: nothing has failed; ranks leave a node that AWS has announced to take away. REQUESTED: nor here; a person
+    wants the node for something else. PAUSE_FAILED: nor here; the job was to pause, and could not. DRILL: a person had
+    it done, and all that is found follows from it.
     """
 
     NOTICE = "notice"
@@ -66,7 +69,10 @@ class Cause(StrEnum):
 
     @property
     def takes_nodes(self) -> bool:
-        """A node that is left for this asks for a spare: it failed, or AWS takes it. People's wishes say nothing about what comes next."""
+        """A node that is left for this asks for a spare: it failed, or AWS takes it.
+
+        People's wishes say nothing about what comes next.
+        """
         return self.is_failure or self is Cause.NOTICE
 
 
@@ -109,7 +115,10 @@ class NodeObserved:
     """What AWS finds wrong with an instance that runs; empty: nothing. Healthy ones fail checks, too."""
     is_connected: bool = False
     silent_seconds: float = 0.0
-    """How long its control link has been silent. Silence before the end of this control plane's own grace after its start does not count."""
+    """How long its control link has been silent.
+
+    Silence before the end of this control plane's own grace after its start does not count.
+    """
     heard_at: float | None = None
     """Its last message; None when this control plane has heard none."""
     address: str = ""

@@ -1,7 +1,7 @@
 """What a session needs of a way to train, and what all ways share: canonical names, optimizers, what is allowed.
 
-Invariant: tensors are named once, at `init`, and every later list has the same order; classes that are not known to come back bit for bit are
-refused by name.
+Invariant: tensors are named once, at `init`, and every later list has the same order; classes that are not known to
+come back bit for bit are refused by name.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Adapter(Protocol):
         """Return what must be equal for one launch's snapshot to fit another's. Constant from `init` on."""
 
     def check(self) -> None:
-        """Refuse what has changed since `init` so that a restarted script could not take it back. At every captured boundary, behind `observe`.
+        """Refuse what has changed since `init` so that a restarted script could not take it back.
+
+        At every captured boundary, behind `observe`.
 
         Raises:
             CannotResume: named.
@@ -89,13 +91,16 @@ class Adapter(Protocol):
         another here.
 
         Args:
-            tensors: to ask for one may be to wait for its bytes: ask in the order of `AdapterState.tensors`. What comes may be void after all, and
-                this called again, or the process ended.
+            tensors: to ask for one may be to wait for its bytes: ask in the order of `AdapterState.tensors`. What comes
+                may be void after all, and this called again, or the process ended.
             values: what `observe` returned.
         """
 
     def synchronize(self) -> None:
-        """Rebuild what ranks and modules derive from the loaded state, all of which is there. Collective, once after `load`."""
+        """Rebuild what ranks and modules derive from the loaded state, all of which is there.
+
+        Collective, once after `load`.
+        """
 
     def optimizers(self) -> Mapping[str, Optimizer]:
         """Return the optimizers whose steps change the deferred tensors."""
@@ -113,7 +118,10 @@ class Adapter(Protocol):
         """Return a count that grows with each optimizer step, or None where only the script knows when a step is complete."""
 
     def end_step(self) -> None:
-        """A boundary is reached: what was noticed so far belongs to the finished step. Called first at every boundary."""
+        """A boundary is reached: what was noticed so far belongs to the finished step.
+
+        Called first at every boundary.
+        """
 
 
 class NamedTensors:
@@ -141,8 +149,18 @@ class NamedTensors:
 
 
 FORESEEN: Mapping[type[Optimizer], Callable[[Mapping[str, Any]], tuple[str, ...]]] = {
-    torch.optim.Adam: lambda group: ("step", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ())),
-    torch.optim.AdamW: lambda group: ("step", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ())),
+    torch.optim.Adam: lambda group: (
+        "step",
+        "exp_avg",
+        "exp_avg_sq",
+        *(("max_exp_avg_sq",) if group["amsgrad"] else ()),
+    ),
+    torch.optim.AdamW: lambda group: (
+        "step",
+        "exp_avg",
+        "exp_avg_sq",
+        *(("max_exp_avg_sq",) if group["amsgrad"] else ()),
+    ),
     torch.optim.NAdam: lambda _group: ("step", "mu_product", "exp_avg", "exp_avg_sq"),
     torch.optim.RAdam: lambda _group: ("step", "exp_avg", "exp_avg_sq"),
     torch.optim.SGD: lambda group: ("momentum_buffer",) if group["momentum"] else (),
@@ -177,7 +195,11 @@ class NamedOptimizer:
         entries = list(self.optimizer.state.values())
         keys = list(chain.from_iterable(entries))
         values = list(chain.from_iterable(map(dict.values, entries)))
-        live = values if all(issubclass(kind, torch.Tensor) for kind in set(map(type, values))) else list(filter(torch.is_tensor, values))
+        live = (
+            values
+            if all(issubclass(kind, torch.Tensor) for kind in set(map(type, values)))
+            else list(filter(torch.is_tensor, values))
+        )
         plain = {} if live is values else self._plain()
         owners = list(self.optimizer.state)  # an entry that changed hands has another name
         # What torch's optimizers keep by parameter, one of a script's own may keep for all of them under a name.
@@ -241,7 +263,10 @@ class NamedOptimizer:
         return {key: dict(entry) for key, entry in state.items() if not isinstance(key, torch.Tensor)}
 
     def _groups(self) -> list[Tree]:
-        return [{key: value for key, value in group.items() if key not in ("params", "param_names")} for group in self.optimizer.param_groups]
+        return [
+            {key: value for key, value in group.items() if key not in ("params", "param_names")}
+            for group in self.optimizer.param_groups
+        ]
 
     @torch.no_grad()
     def load(self, tensors: SavedTensors, values: Tree) -> None:
@@ -294,7 +319,9 @@ class NamedOptimizer:
                 state[key] = self._place(parameter, key, tensors, path, group)
         state.update(plain)
 
-    def _place(self, parameter: torch.Tensor, key: str, tensors: SavedTensors, path: str, group: Mapping[str, Any]) -> torch.Tensor:
+    def _place(
+        self, parameter: torch.Tensor, key: str, tensors: SavedTensors, path: str, group: Mapping[str, Any]
+    ) -> torch.Tensor:
         """Make a state tensor where a step would put it."""
         saved, local = tensors[path], self.local(parameter)
         if key in SCALARS and not (group.get("capturable") or group.get("fused")):
@@ -302,7 +329,9 @@ class NamedOptimizer:
         if saved.shape != local.shape:
             return saved.to(local.device, copy=True)
         fresh = self.arenas[0].empty(local.shape, saved.dtype) if self.arenas and local.is_contiguous() else None
-        return self.rewrap(parameter, tensors.bring(saved, torch.empty_like(local, dtype=saved.dtype) if fresh is None else fresh))
+        return self.rewrap(
+            parameter, tensors.bring(saved, torch.empty_like(local, dtype=saved.dtype) if fresh is None else fresh)
+        )
 
 
 class ExtraStates:
@@ -325,11 +354,17 @@ class ExtraStates:
         Raises:
             CannotResume: one gives its state and takes none, or its state is not of plain values and tensors.
         """
-        found = [(path, module) for path, module in model.named_modules() if type(module).get_extra_state is not torch.nn.Module.get_extra_state]
+        found = [
+            (path, module)
+            for path, module in model.named_modules()
+            if type(module).get_extra_state is not torch.nn.Module.get_extra_state
+        ]
         names = tensor_names([(f"{path}.extra_state" if path else "extra_state", id(module)) for path, module in found])
         for name, (_, module) in zip((prefix + name for name in names), found, strict=True):
             if type(module).set_extra_state is torch.nn.Module.set_extra_state:
-                raise CannotResume(f"model/{name}", f"{qualified_name(type(module))} has get_extra_state and no set_extra_state")
+                raise CannotResume(
+                    f"model/{name}", f"{qualified_name(type(module))} has get_extra_state and no set_extra_state"
+                )
             encode(module.get_extra_state(), f"model/{name}")
             self._modules[name] = module
 
@@ -361,7 +396,9 @@ class Layout:
 
     def add_tensor(self, name: str, tensor: torch.Tensor, requires_grad: bool) -> None:
         """Record a tensor."""
-        self.entries[f"tensor {name}"] = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}{'' if requires_grad else ' frozen'}"
+        self.entries[f"tensor {name}"] = (
+            f"{dtype_name(tensor.dtype)}{list(tensor.shape)}{'' if requires_grad else ' frozen'}"
+        )
 
     def add_optimizer(self, named: NamedOptimizer) -> None:
         """Record an optimizer's class, which parameters its groups hold, and the switches of its algorithm."""
@@ -369,7 +406,11 @@ class Layout:
         names = {id(parameter): name for name, parameter in named.members}
         self.entries[f"optimizer {named.name}"] = qualified_name(type(optimizer))
         for number, group in enumerate(optimizer.param_groups):
-            switches = {key: group[key] for key in sorted(group) if key != "params" and (group[key] is None or isinstance(group[key], (bool, str)))}
+            switches = {
+                key: group[key]
+                for key in sorted(group)
+                if key != "params" and (group[key] is None or isinstance(group[key], (bool, str)))
+            }
             members = [names.get(id(parameter), "") for parameter in group["params"]]
             self.entries[f"optimizer {named.name} group {number}"] = f"{switches} {members}"
 
@@ -389,10 +430,16 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
     path = qualified_name(kind)
     if not (f"{kind.__module__}.".startswith("torch.optim.") or path in EXPECTED_OPTIMIZERS or kind in trusted):
         raise CannotResume(
-            name, f"{path} is not known to come back bit for bit; if it keeps all state in `state`, pass trusted_optimizers=({kind.__qualname__},)"
+            name,
+            f"{path} is not known to come back bit for bit; if it keeps all state in `state`, pass "
+            f"trusted_optimizers=({kind.__qualname__},)",
         )
-    if path in EXPECTED_OPTIMIZERS and getattr(optimizer, "master_weights", False):  # apex: in lists of its own, not in `state`
-        raise CannotResume(name, f"{path} with master_weights=True keeps its fp32 weights where a snapshot does not reach them")
+    if path in EXPECTED_OPTIMIZERS and getattr(
+        optimizer, "master_weights", False
+    ):  # apex: in lists of its own, not in `state`
+        raise CannotResume(
+            name, f"{path} with master_weights=True keeps its fp32 weights where a snapshot does not reach them"
+        )
 
 
 def canonical_name(name: str) -> str:
@@ -426,7 +473,9 @@ def check_distinct(names: Sequence[str]) -> None:
     """
     for name, count in Counter(names).items():
         if count > 1:
-            raise CannotResume(f"model/{name}", "two tensors have this name; call models and modules so that theirs differ")
+            raise CannotResume(
+                f"model/{name}", "two tensors have this name; call models and modules so that theirs differ"
+            )
 
 
 def qualified_name(kind: type) -> str:
@@ -439,7 +488,9 @@ def plain_local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def state_tensor(name: str, tensor: torch.Tensor, local: Callable[[torch.Tensor], torch.Tensor], *, is_deferred: bool) -> StateTensor:
+def state_tensor(
+    name: str, tensor: torch.Tensor, local: Callable[[torch.Tensor], torch.Tensor], *, is_deferred: bool
+) -> StateTensor:
     """Return a tensor of the state by the memory of this rank behind it."""
     memory = local(tensor)
     return StateTensor(name, memory, is_deferred, None if memory is tensor else tensor)
@@ -467,7 +518,9 @@ def check_parameter(name: str, parameter: torch.Tensor) -> None:
     """
     check_tensor(name, parameter)
     if overlaps_itself(parameter):
-        raise CannotResume(name, "an expanded tensor, whose elements share memory, cannot be written to; register its clone()")
+        raise CannotResume(
+            name, "an expanded tensor, whose elements share memory, cannot be written to; register its clone()"
+        )
 
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
@@ -478,15 +531,21 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
         tensor: the memory of this rank behind a parameter or buffer.
 
     Raises:
-        CannotResume: it is lazy, sparse, quantized, made of other tensors, on the meta device, or a view with other values than its bytes say.
+        CannotResume: it is lazy, sparse, quantized, made of other tensors, on the meta device, or a view with other
+            values than its bytes say.
     """
     if torch.nn.parameter.is_lazy(tensor):
         raise CannotResume(name, "a lazy tensor has no shape yet; run one forward before init")
     if is_traceable_wrapper_subclass(tensor):
-        raise CannotResume(name, f"a tensor of class {qualified_name(type(tensor))} is made of others, and is not known to come back")
+        raise CannotResume(
+            name, f"a tensor of class {qualified_name(type(tensor))} is made of others, and is not known to come back"
+        )
     check_dense(tensor, name)
     if tensor.is_conj() or tensor.is_neg():
-        raise CannotResume(name, "a conjugate or negative view, whose bytes are not its values; register its resolve_conj().resolve_neg()")
+        raise CannotResume(
+            name,
+            "a conjugate or negative view, whose bytes are not its values; register its resolve_conj().resolve_neg()",
+        )
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:

@@ -1,10 +1,11 @@
 """The buffers of modules.
 
-They are looked up by owner and name at each boundary, because modules replace them: by tensors of another shape or dtype, by None, by two where one
-was tied. One that a module registers after `init` (a statistic that begins with the first batch) is listed when it is first seen.
+They are looked up by owner and name at each boundary, because modules replace them: by tensors of another shape or
+dtype, by None, by two where one was tied. One that a module registers after `init` (a statistic that begins with the
+first batch) is listed when it is first seen.
 
-Invariant: after a load each buffer has the values, shape and dtype that it was observed with, on that kind of device, and is one tensor with those
-that it was one with then.
+Invariant: after a load each buffer has the values, shape and dtype that it was observed with, on that kind of device,
+and is one tensor with those that it was one with then.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ _Late = tuple[str, int, str, bool]
 
 def buffers_of(model: torch.nn.Module) -> list[Place]:
     """Return every buffer of a model by its raw path, also those that are None for now."""
-    return [(f"{path}.{key}" if path else key, module, key) for path, module in model.named_modules() for key in module._buffers]
+    return [
+        (f"{path}.{key}" if path else key, module, key)
+        for path, module in model.named_modules()
+        for key in module._buffers
+    ]
 
 
 class Buffers:
@@ -64,13 +69,17 @@ class Buffers:
             CannotResume: one cannot be copied as bytes.
         """
         for path, module in model.named_modules():
-            self._modules.setdefault(f"{prefix}{called}." if (called := canonical_name(path)) else prefix, []).insert(0, module)
+            self._modules.setdefault(f"{prefix}{called}." if (called := canonical_name(path)) else prefix, []).insert(
+                0, module
+            )
         places = [(prefix + name, owner, key) for name, (_, owner, key) in zip(names, buffers_of(model), strict=True)]
         self._check(places)
         self._places += places
 
     def check(self) -> None:
-        """Refuse those that came after `init` and cannot be copied as bytes. At every captured boundary, behind `observe`.
+        """Refuse those that came after `init` and cannot be copied as bytes.
+
+        At every captured boundary, behind `observe`.
 
         Raises:
             CannotResume: by name.
@@ -93,7 +102,11 @@ class Buffers:
         if len(set(map(id, map(itemgetter(1), live)))) < len(live):
             first: dict[int, str] = {}
             ties = {name: known for name, buffer in live if (known := first.setdefault(id(buffer), name)) != name}
-        tensors = [StateTensor(f"model/{name}", self._local(buffer), is_deferred=False) for name, buffer in live if name not in ties]
+        tensors = [
+            StateTensor(f"model/{name}", self._local(buffer), is_deferred=False)
+            for name, buffer in live
+            if name not in ties
+        ]
         devices = list(map(attrgetter("device"), map(itemgetter(1), live)))
         usual = devices[0] if devices else torch.device("cpu")
         elsewhere: dict[str, Tree] = {}

@@ -1,8 +1,9 @@
 """DistributedDataParallel: a fixed bucket layout from the first step of every launch.
 
-DDP builds its buckets in the reverse order of registration and rebuilds them after the first backward, in the order in which gradients arrived.
-From then on an element stands at another offset, and an all-reduce over three or more ranks sums it in another order. A launch in mid-run would
-make its first step with the layout that the undisturbed run had left behind after step 1: different by 3e-6.
+DDP builds its buckets in the reverse order of registration and rebuilds them after the first backward, in the order in
+which gradients arrived. From then on an element stands at another offset, and an all-reduce over three or more ranks
+sums it in another order. A launch in mid-run would make its first step with the layout that the undisturbed run had
+left behind after step 1: different by 3e-6.
 
 Invariant: step 1 of every launch runs with the layout that all later steps have.
 """
@@ -30,12 +31,15 @@ class DDPAdapter(PlainAdapter):
         trusted: optimizer classes that the script vouches for.
 
     Raises:
-        CannotResume: as for plain torch; also a static graph over three or more ranks, and a communication hook that keeps a state.
+        CannotResume: as for plain torch; also a static graph over three or more ranks, and a communication hook that
+            keeps a state.
     """
 
     kind = "ddp"
 
-    def __init__(self, models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, Optimizer], trusted: Sequence[type] = ()) -> None:
+    def __init__(
+        self, models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, Optimizer], trusted: Sequence[type] = ()
+    ) -> None:
         super().__init__(models, optimizers, trusted)
         self._wrapped = [
             (f"model/{name}" if name else "model", module)
@@ -52,15 +56,27 @@ class DDPAdapter(PlainAdapter):
 
 
 def _check(name: str, model: DistributedDataParallel) -> None:
-    if model.static_graph and model.process_group.size() > 2:  # its first step cannot be given the layout of the later ones
-        raise CannotResume(name, "DDP with static_graph=True over three or more ranks does not come back bit for bit; leave static_graph out")
+    if (
+        model.static_graph and model.process_group.size() > 2
+    ):  # its first step cannot be given the layout of the later ones
+        raise CannotResume(
+            name,
+            "DDP with static_graph=True over three or more ranks does not come back bit for bit; leave "
+            "static_graph out",
+        )
     for _, state in model._comm_hooks:
         if state is not None and not isinstance(state, ProcessGroup):
-            raise CannotResume(name, f"a communication hook of DDP with a state of its own ({qualified_name(type(state))}) is not known to come back")
+            raise CannotResume(
+                name,
+                f"a communication hook of DDP with a state of its own ({qualified_name(type(state))}) is not "
+                "known to come back",
+            )
 
 
 def fix_buckets(model: DistributedDataParallel) -> None:
-    """Make DDP rebuild its buckets now, as if gradients had arrived in reverse order of registration. Collective, before the first forward.
+    """Make DDP rebuild its buckets now, as if gradients had arrived in reverse order of registration.
+
+    Collective, before the first forward.
 
     Args:
         model: wrapped; it must not have run yet.
@@ -92,10 +108,14 @@ class _Arrive(torch.autograd.Function):
     """Passes a number through and hands its parameter a zero gradient; a chain of these sets the order of arrival."""
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, number: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, number: torch.Tensor, parameter: torch.Tensor
+    ) -> torch.Tensor:
         ctx.parameter = parameter.detach()  # type: ignore[attr-defined]
         return number.clone()
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         return gradients[0], torch.zeros_like(ctx.parameter)  # type: ignore[attr-defined]

@@ -1,9 +1,11 @@
 """DeepSpeed engines with ZeRO stage 1, 2 or 3, in fp32 or bf16.
 
-The state is each rank's partition of the fp32 master weights, the wrapped optimizer's state on them, parameters that it does not step, buffers and
-the engine's counters. The 16-bit weights follow from the masters: after a load all ranks gather them anew, together.
+The state is each rank's partition of the fp32 master weights, the wrapped optimizer's state on them, parameters that it
+does not step, buffers and the engine's counters. The 16-bit weights follow from the masters: after a load all ranks
+gather them anew, together.
 
-Invariant: attributes of DeepSpeed's classes are named in this file alone, and only of the classes that it was checked against.
+Invariant: attributes of DeepSpeed's classes are named in this file alone, and only of the classes that it was checked
+against.
 """
 
 from __future__ import annotations
@@ -78,14 +80,20 @@ class DeepSpeedAdapter:
         self._is_cpu_adam = qualified_name(type(base)) == _CPU_ADAM
         check_optimizer(self._name, base, (*trusted, type(base)) if self._is_cpu_adam else trusted)
         self._is_stage_3 = self._engine.zero_optimization_stage() == 3
-        masters: list[torch.Tensor] = self._zero.fp32_partitioned_groups_flat if self._is_stage_3 else self._zero.single_partition_of_fp32_groups
+        masters: list[torch.Tensor] = (
+            self._zero.fp32_partitioned_groups_flat if self._is_stage_3 else self._zero.single_partition_of_fp32_groups
+        )
         self._masters = [(f"master{number}", master) for number, master in enumerate(masters)]
         self._optimizer = NamedOptimizer(name, base, self._masters, plain_local, plain_rewrap)
         parameters = list(self._engine.module.named_parameters())
         buffers = buffers_of(self._engine.module)
-        names = tensor_names([*((raw, id(p)) for raw, p in parameters), *((raw, (id(module), key)) for raw, module, key in buffers)])
+        names = tensor_names(
+            [*((raw, id(p)) for raw, p in parameters), *((raw, (id(module), key)) for raw, module, key in buffers)]
+        )
         self._parameters = [(called, p) for called, (_, p) in zip(names, parameters, strict=False)]
-        held = set(map(id, chain.from_iterable(self._zero.fp16_groups if self._is_stage_3 else self._zero.bit16_groups)))
+        held = set(
+            map(id, chain.from_iterable(self._zero.fp16_groups if self._is_stage_3 else self._zero.bit16_groups))
+        )
         self._others = [(called, p) for called, p in self._parameters if id(p) not in held or not p.requires_grad]
         """Behind no master: frozen, or in none of the optimizer's groups."""
         of_buffers = names[len(parameters) :]
@@ -121,7 +129,11 @@ class DeepSpeedAdapter:
         return None if foreseen is None else self._state(foreseen, self._optimizer.observe()[1])
 
     def _state(self, of_optimizer: list[StateTensor], values: Tree) -> AdapterState:
-        listed = self._listed.of([*(master for _, master in self._masters), *(_partition(p) for _, p in self._others)], None, self._named_weights)
+        listed = self._listed.of(
+            [*(master for _, master in self._masters), *(_partition(p) for _, p in self._others)],
+            None,
+            self._named_weights,
+        )
         fresh, buffers = self._buffers.observe()
         plain = {"optimizer": values, "buffers": buffers, "extra_states": self._extra.observe()}
         return AdapterState([listed, of_optimizer], fresh, {**plain, **self._counters()})
@@ -130,7 +142,9 @@ class DeepSpeedAdapter:
         weights = [(name, master, True) for name, master in self._masters]
         # A trainable one changes who knows when.
         weights += [(name, _partition(parameter), not parameter.requires_grad) for name, parameter in self._others]
-        return [StateTensor(f"model/{self._prefix}{name}", tensor, is_deferred) for name, tensor, is_deferred in weights]
+        return [
+            StateTensor(f"model/{self._prefix}{name}", tensor, is_deferred) for name, tensor, is_deferred in weights
+        ]
 
     def expect_restore(self) -> Sequence[Arena]:
         """Nothing: `initialize` has made all state."""
@@ -188,7 +202,9 @@ class DeepSpeedAdapter:
         scheduler = self._engine.lr_scheduler
         return {
             "engine": {key: getattr(self._engine, key) for key in _COUNTERS},
-            "zero": {key: getattr(self._zero, key) for key in ("micro_step_id", "overflow") if hasattr(self._zero, key)},
+            "zero": {
+                key: getattr(self._zero, key) for key in ("micro_step_id", "overflow") if hasattr(self._zero, key)
+            },
             "scaler": {key: getattr(scaler, key) for key in _SCALER if hasattr(scaler, key)},
             "scheduler": None if scheduler is None else cast(_Scheduler, scheduler).state_dict(),
         }
@@ -238,7 +254,8 @@ def _check_engine(name: str, engine: Any) -> None:
         or engine.zero_quantized_weights()
         or engine.zero_quantized_gradients(),
         "fp16 with a loss scaler of DeepSpeed": bool(engine.fp16_enabled()),
-        "torch autocast in fp16 with a loss scaler": getattr(engine.optimizer, "torch_autocast_gradscaler", None) is not None,
+        "torch autocast in fp16 with a loss scaler": getattr(engine.optimizer, "torch_autocast_gradscaler", None)
+        is not None,
         "an offload ratio below 1, whose rest another optimizer steps": hasattr(engine.optimizer, "backup_optimizer"),
     }
     for option, is_used in refused.items():
@@ -253,7 +270,9 @@ def _is_on_nvme(offload: Any) -> bool:
 
 
 def check_accumulation(name: str, engine: Any) -> None:
-    """Refuse a boundary between two micro-batches of a step. Where the script says itself when a step is complete, it is taken at its word.
+    """Refuse a boundary between two micro-batches of a step.
+
+    Where the script says itself when a step is complete, it is taken at its word.
 
     Args:
         name: of the engine.
@@ -263,8 +282,14 @@ def check_accumulation(name: str, engine: Any) -> None:
         CannotResume: gradients are still being summed.
     """
     count = engine.gradient_accumulation_steps()
-    if engine.micro_steps % count and engine._is_gradient_accumulation_boundary is None and engine.managed_gradient_accumulation():
-        raise CannotResume(name, f"a boundary within its step of {count} micro-batches is not kept; use accumulate={count}")
+    if (
+        engine.micro_steps % count
+        and engine._is_gradient_accumulation_boundary is None
+        and engine.managed_gradient_accumulation()
+    ):
+        raise CannotResume(
+            name, f"a boundary within its step of {count} micro-batches is not kept; use accumulate={count}"
+        )
 
 
 def check_cpu_adam(name: str, optimizer: Optimizer, betas: Sequence[float]) -> None:
@@ -280,14 +305,21 @@ def check_cpu_adam(name: str, optimizer: Optimizer, betas: Sequence[float]) -> N
     """
     if any(tuple(group["betas"]) != tuple(betas) for group in optimizer.param_groups):
         raise CannotResume(
-            name, "DeepSpeedCPUAdam with betas that differ between groups or change (a cycled momentum) does not come back bit for bit"
+            name,
+            "DeepSpeedCPUAdam with betas that differ between groups or change (a cycled momentum) does not come "
+            "back bit for bit",
         )
     if len({state["step"] for state in optimizer.state.values() if "step" in state}) > 1:
-        raise CannotResume(name, "DeepSpeedCPUAdam with parameters that have made different numbers of steps does not come back bit for bit")
+        raise CannotResume(
+            name,
+            "DeepSpeedCPUAdam with parameters that have made different numbers of steps does not come back bit for bit",
+        )
 
 
 def replay_powers(optimizer: Any) -> None:
-    """Bring the powers of the betas back that CPU Adam multiplies up in C++, step by step, where no state reaches. A microsecond a step.
+    """Bring the powers of the betas back that CPU Adam multiplies up in C++, step by step, where no state reaches.
+
+    A microsecond a step.
 
     Of itself it would take them anew in a launch's first step; that differs in the last bits from multiplying.
 

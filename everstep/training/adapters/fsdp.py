@@ -1,7 +1,7 @@
 """FSDP2 (`fully_shard`), tensor parallelism (`parallelize_module`), or both: each rank's state is the local part of its DTensors.
 
-Invariant: tensors are reached through `param_groups` and the parameters listed before the first forward; after an evaluation
-`named_parameters()` shows gathered ones instead.
+Invariant: tensors are reached through `param_groups` and the parameters listed before the first forward; after an
+evaluation `named_parameters()` shows gathered ones instead.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def is_unreduced(group: FSDPParamGroup) -> bool:
     if group._partial_reduce_output is not None:
         return True
     return any(
-        parameter.unsharded_accumulated_grad is not None or (hasattr(parameter, "_unsharded_param") and parameter._unsharded_param.grad is not None)
+        parameter.unsharded_accumulated_grad is not None
+        or (hasattr(parameter, "_unsharded_param") and parameter._unsharded_param.grad is not None)
         for parameter in group.fsdp_params
     )
 
@@ -49,12 +50,15 @@ class FSDPAdapter(PlainAdapter):
 
     kind = "fsdp2"
 
-    def __init__(self, models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, Optimizer], trusted: Sequence[type] = ()) -> None:
+    def __init__(
+        self, models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, Optimizer], trusted: Sequence[type] = ()
+    ) -> None:
         for name, optimizer in optimizers.items():
             if type(optimizer).__name__ in REFUSED_OPTIMIZERS:
                 raise CannotResume(
                     f"optimizer/{name}" if name else "optimizer",
-                    f"{type(optimizer).__name__} with fully_shard or tensor parallel parameters is not known to come back",
+                    f"{type(optimizer).__name__} with fully_shard or tensor parallel parameters is not known to "
+                    "come back",
                 )
         super().__init__(models, optimizers, trusted)
         self._groups = [
@@ -83,10 +87,15 @@ class FSDPAdapter(PlainAdapter):
         if not isinstance(parameter, DTensor):
             return local
         # not from_local(): that copies to the mesh's device what a CPUOffloadPolicy keeps in host memory
-        spec = parameter._spec.shallow_copy_with_tensor_meta(TensorMeta(parameter.shape, parameter.stride(), local.dtype))
+        spec = parameter._spec.shallow_copy_with_tensor_meta(
+            TensorMeta(parameter.shape, parameter.stride(), local.dtype)
+        )
         return DTensor(local, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
     def check_gradient(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         placed = [tensor.placements for tensor in (parameter, gradient) if isinstance(tensor, DTensor)]
         if len(set(placed)) > 1:  # of a part that each rank has for itself: as if it were whole, it would be another
-            raise CannotResume(f"gradient/{name}", f"accumulated across a step as {placed[1]}, where its parameter is {placed[0]}; use accumulate=")
+            raise CannotResume(
+                f"gradient/{name}",
+                f"accumulated across a step as {placed[1]}, where its parameter is {placed[0]}; use accumulate=",
+            )

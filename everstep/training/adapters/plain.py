@@ -58,7 +58,9 @@ class PlainAdapter:
 
     kind = "plain"
 
-    def __init__(self, models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, Optimizer], trusted: Sequence[type] = ()) -> None:
+    def __init__(
+        self, models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, Optimizer], trusted: Sequence[type] = ()
+    ) -> None:
         self._models = dict(models)
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._buffers = Buffers(self.local)
@@ -94,12 +96,26 @@ class PlainAdapter:
         for named in self._optimizers:
             live = list(chain.from_iterable(map(itemgetter("params"), named.optimizer.param_groups)))
             where = f"optimizer/{named.name}" if named.name else "optimizer"
-            if len(live) != len(named.members):  # add_param_group: a script that starts anew does not have it yet when it restores
+            if len(live) != len(
+                named.members
+            ):  # add_param_group: a script that starts anew does not have it yet when it restores
                 known = f"{len(live)} parameters where init saw {len(named.members)}"
-                raise CannotResume(where, f"{known}; give it all of them before init, and frozen ones requires_grad=False until their time comes")
-            if not all(map(operator.is_, live, map(itemgetter(1), named.members))):  # resize_token_embeddings, and a group that was written anew
-                other = next(name for (name, parameter), held in zip(named.members, live, strict=True) if held is not parameter)
-                raise CannotResume(where, f"it holds another tensor than init saw as {other}; make parameters anew, or move them, before init")
+                raise CannotResume(
+                    where,
+                    f"{known}; give it all of them before init, and frozen ones requires_grad=False until their "
+                    "time comes",
+                )
+            if not all(
+                map(operator.is_, live, map(itemgetter(1), named.members))
+            ):  # resize_token_embeddings, and a group that was written anew
+                other = next(
+                    name for (name, parameter), held in zip(named.members, live, strict=True) if held is not parameter
+                )
+                raise CannotResume(
+                    where,
+                    f"it holds another tensor than init saw as {other}; make parameters anew, or move them, "
+                    "before init",
+                )
 
     def observe(self) -> AdapterState:
         observed = [(named.name, *named.observe()) for named in self._optimizers]
@@ -109,7 +125,10 @@ class PlainAdapter:
         foreseen = [named.foresee() for named in self._optimizers]
         if None in foreseen:
             return None
-        return self._state([tensors for tensors in foreseen if tensors is not None], {named.name: named.observe()[1] for named in self._optimizers})
+        return self._state(
+            [tensors for tensors in foreseen if tensors is not None],
+            {named.name: named.observe()[1] for named in self._optimizers},
+        )
 
     def _state(self, of_optimizers: Sequence[list[StateTensor]], values: Mapping[str, Tree]) -> AdapterState:
         parameters: list[torch.Tensor] = list(self._parameters.values())
@@ -127,7 +146,10 @@ class PlainAdapter:
         return AdapterState([listed, *of_optimizers], fresh, plain)
 
     def _named_parameters(self) -> list[StateTensor]:
-        return [state_tensor(f"model/{name}", p, self.local, is_deferred=self._is_deferred(p)) for name, p in self._parameters.items()]
+        return [
+            state_tensor(f"model/{name}", p, self.local, is_deferred=self._is_deferred(p))
+            for name, p in self._parameters.items()
+        ]
 
     def expect_restore(self) -> Sequence[Arena]:
         return [arena for named in self._optimizers if (arena := named.expect_restore()) is not None]
@@ -144,7 +166,11 @@ class PlainAdapter:
         self._buffers.load(tensors, values["buffers"])
         gradients = list(zip(self._parameters.items(), values["gradients"], strict=True))
         # Most gradients are dropped before they are read: their zeros cost nothing in memory that nobody has touched.
-        made = (local for (_, parameter), state in gradients if state != _NO_GRADIENT and _is_of_host(local := self.local(parameter)))
+        made = (
+            local
+            for (_, parameter), state in gradients
+            if state != _NO_GRADIENT and _is_of_host(local := self.local(parameter))
+        )
         arena = Arena(sum(align(local.nbytes) for local in made))
         for (name, parameter), state in gradients:
             self._load_gradient(parameter, state, tensors.get(f"gradient/{name}"), arena)
@@ -204,7 +230,9 @@ class PlainAdapter:
     def _list(self, prefix: str, model: torch.nn.Module) -> None:
         parameters = list(model.named_parameters(remove_duplicate=False))
         buffers = buffers_of(model)
-        names = tensor_names([*((raw, id(p)) for raw, p in parameters), *((raw, (id(module), key)) for raw, module, key in buffers)])
+        names = tensor_names(
+            [*((raw, id(p)) for raw, p in parameters), *((raw, (id(module), key)) for raw, module, key in buffers)]
+        )
         for name, (_, parameter) in zip((prefix + name for name in names), parameters, strict=False):
             known = self._names.get(id(parameter))
             if known is None:
@@ -225,7 +253,9 @@ class PlainAdapter:
                 if id(parameter) not in self._names:  # of no registered module: a temperature, a log-variance
                     alone = f"{name}.group{number}.{position}" if name else f"group{number}.{position}"
                     self._add(alone, parameter)
-        members = [(self._names[id(parameter)], parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        members = [
+            (self._names[id(parameter)], parameter) for group in optimizer.param_groups for parameter in group["params"]
+        ]
         return NamedOptimizer(name, optimizer, members, self.local, self.rewrap)
 
     def _describe(self) -> dict[str, str]:
@@ -284,7 +314,9 @@ class PlainAdapter:
             states.append(_NO_GRADIENT if gradient is None else _LIVE_GRADIENT if is_live else _ZERO_GRADIENT)
         return bytes(states)
 
-    def _load_gradient(self, parameter: torch.nn.Parameter, state: int, saved: torch.Tensor | None, arena: Arena) -> None:
+    def _load_gradient(
+        self, parameter: torch.nn.Parameter, state: int, saved: torch.Tensor | None, arena: Arena
+    ) -> None:
         if state == _NO_GRADIENT:
             parameter.grad = None
             return

@@ -1,4 +1,6 @@
-"""Takes one safeguard out of a control plane, so that the checker can be seen to find it missing. Python imports this file by its name at start.
+"""Takes one safeguard out of a control plane, so that the checker can be seen to find it missing.
+
+Python imports this file by its name at start.
 
 BAD_DAY_WITHOUT   what is missing then
 lease             every replica believes that it serves every fleet, and nothing that it stores is refused
@@ -34,7 +36,11 @@ def without_evidence() -> None:
     def hasty(node: Any, *, timeouts: Any, **known: Any) -> evidence.Verdict:
         if node.instance is InstanceCondition.ENDED or not evidence.is_silent(node, timeouts):
             return careful(node, timeouts=timeouts, **known)
-        return evidence.Verdict(node_id=node.node_id, standing=evidence.Standing.GONE, evidence=f"the agent of {node.node_id} has been silent")
+        return evidence.Verdict(
+            node_id=node.node_id,
+            standing=evidence.Standing.GONE,
+            evidence=f"the agent of {node.node_id} has been silent",
+        )
 
     evidence.judge = hasty
     evidence.is_fleet_blind = lambda *_: False

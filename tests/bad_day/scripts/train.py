@@ -47,9 +47,17 @@ class Tracer:
     def __init__(self, rank: int) -> None:
         self.file = None
         node = re.search(r"i-[0-9a-f]+", os.environ.get("EVERSTEP_OUTPUT_DIR", ""))
-        self.who: dict[str, Any] = {"job": settings.name, "generation": GENERATION, "rank": rank, "pid": os.getpid(), "node": node[0] if node else ""}
+        self.who: dict[str, Any] = {
+            "job": settings.name,
+            "generation": GENERATION,
+            "rank": rank,
+            "pid": os.getpid(),
+            "node": node[0] if node else "",
+        }
         if settings.trace:
-            self.file = os.open(Path(settings.trace) / f"{settings.name}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            self.file = os.open(
+                Path(settings.trace) / f"{settings.name}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+            )
 
     def passed(self, step: int) -> None:
         if self.file is not None:
@@ -80,7 +88,9 @@ def main() -> None:
         loss.backward()
         gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
         dist.all_reduce(gradients)
-        for parameter, piece in zip(model.parameters(), gradients.split([parameter.numel() for parameter in model.parameters()]), strict=True):
+        for parameter, piece in zip(
+            model.parameters(), gradients.split([parameter.numel() for parameter in model.parameters()]), strict=True
+        ):
             parameter.grad.copy_((piece / world_size).view_as(parameter))
         optimizer.step()
         threading.Event().wait(max(0.0, began + settings.step_seconds - time.monotonic()))

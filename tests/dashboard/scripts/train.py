@@ -36,10 +36,14 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(7)
-    model = nn.Sequential(nn.Embedding(TOKENS, 16), nn.Flatten(), nn.Linear(16 * LENGTH, 64), nn.ReLU(), nn.Linear(64, TOKENS))
+    model = nn.Sequential(
+        nn.Embedding(TOKENS, 16), nn.Flatten(), nn.Linear(16 * LENGTH, 64), nn.ReLU(), nn.Linear(64, TOKENS)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
     sampler = DistributedSampler(dataset := Sentences(), world_size, rank, drop_last=True)
-    session = everstep.training.init(model=model, optimizer=optimizer, data=DataLoader(dataset, batch_size=8, sampler=sampler, drop_last=True))
+    session = everstep.training.init(
+        model=model, optimizer=optimizer, data=DataLoader(dataset, batch_size=8, sampler=sampler, drop_last=True)
+    )
     print(f"rank {rank} of {world_size}: {sum(each.numel() for each in model.parameters()):,} parameters", flush=True)  # noqa: T201
     begun = time.monotonic()
     for batch in session.batches(until_step=settings.steps):

@@ -3,8 +3,9 @@
     <folder>/<moment> @ <who>              armed: who is the instance of an agent, or `rank <r>`; holds the signal's number
     <folder>/<moment> @ <who> was <pid>    fired: that process has renamed it and sends itself the signal
 
-Product code knows nothing of this. `install` wraps a few functions of it while their modules are imported; an armed moment costs a rename, one
-that is not a rename that fails. Standard library only: every Python of an instance loads this.
+Product code knows nothing of this. `install` wraps a few functions of it while their modules are imported; an armed
+moment costs a rename, one that is not a rename that fails. Standard library only: every Python of an instance loads
+this.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from types import ModuleType
 from typing import Any
 
 VARIABLE = "FAULT_POINTS"
-"""Names the folder. Without our prefix, so that ranks inherit it from their node as they do any variable of the machine's."""
+"""Names the folder.
+
+Without our prefix, so that ranks inherit it from their node as they do any variable of the machine's.
+"""
 
 
 class Moment(StrEnum):
@@ -232,7 +236,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if name not in WRAPPED:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)

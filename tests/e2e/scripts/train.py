@@ -1,7 +1,8 @@
 """A small deterministic training run with everything that a resume could get wrong: batch norm, dropout, an embedding, a schedule, data in mid-epoch.
 
-It runs alike under Everstep and alone. A test makes it stand at a moment of its choice: while the file `<gate>/hold 1:8` exists, in generation 1
-between steps 8 and 9. Each rank leaves the digest of every tensor, every loss as hexadecimal, and its next random draw.
+It runs alike under Everstep and alone. A test makes it stand at a moment of its choice: while the file `<gate>/hold
+1:8` exists, in generation 1 between steps 8 and 9. Each rank leaves the digest of every tensor, every loss as
+hexadecimal, and its next random draw.
 """
 
 from __future__ import annotations
@@ -26,7 +27,17 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 import everstep.training
 
 settings = everstep.training.hyperparameters(
-    adapter="zero3", precision="fp32", width=24, steps=16, seed=3, pace_seconds=0.0, gate="", crash_after=-1, waits_after=-1, ballast_bytes=0, says=""
+    adapter="zero3",
+    precision="fp32",
+    width=24,
+    steps=16,
+    seed=3,
+    pace_seconds=0.0,
+    gate="",
+    crash_after=-1,
+    waits_after=-1,
+    ballast_bytes=0,
+    says="",
 )
 GENERATION = int(os.environ.get("EVERSTEP_GENERATION", "0"))
 TOKENS, LENGTH, WIDTH = 29, 6, settings.width
@@ -140,7 +151,12 @@ def of_deepspeed() -> tuple[dict[str, Any], Callable[[Any], float]]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 2**31,
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 64, "reduce_bucket_size": 4096, "allgather_bucket_size": 4096},
+        "zero_optimization": {
+            "stage": stage,
+            "stage3_param_persistence_threshold": 64,
+            "reduce_bucket_size": 4096,
+            "allgather_bucket_size": 4096,
+        },
         "bf16": {"enabled": settings.precision == "bf16"},
     }
     deepspeed.utils.logger.setLevel("ERROR")
@@ -150,7 +166,9 @@ def of_deepspeed() -> tuple[dict[str, Any], Callable[[Any], float]]:
     if settings.precision == "bf16" and stage < 3:
         model = model.bfloat16()  # DeepSpeed would leave the batch norm's statistics as they are
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule(optimizer), config=config, dist_init_required=False)
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=optimizer, lr_scheduler=schedule(optimizer), config=config, dist_init_required=False
+    )
 
     def step(batch: Any) -> float:
         inputs, targets = batch

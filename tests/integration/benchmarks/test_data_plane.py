@@ -25,7 +25,15 @@ from everstep.protocol.rank_messages import RANK_WORD_BYTES, AgentHalf, write_ag
 from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotIndex, SlotState, TensorEntry, pack_header, pack_index
 
 pytestmark = pytest.mark.integration
-REPEATS = Repeats(spaced_steps=3, tight_steps=2, protects=2, local_restores=2, peer_restores=2, span_seconds=0.0, tight_span_seconds=0.0)
+REPEATS = Repeats(
+    spaced_steps=3,
+    tight_steps=2,
+    protects=2,
+    local_restores=2,
+    peer_restores=2,
+    span_seconds=0.0,
+    tight_span_seconds=0.0,
+)
 OFFERS = ("blocked", "protect", "restore_local", "restore_peer", "memory")
 RUN = "0" * 31 + "1"
 
@@ -201,7 +209,9 @@ def test_the_agents_word_on_a_restore_is_understood() -> None:
 def test_floors_are_measured_by_two_processes_at_once(tmp_path: Path) -> None:
     with launches.FloorPair(tmp_path / "floors", 8) as pair:
         found = pair.measure(rounds=2)
-    assert {name: len(values) for name, values in found.items()} == dict.fromkeys(("memcpy", "digest", "one_way", "both_ways"), 4)
+    assert {name: len(values) for name, values in found.items()} == dict.fromkeys(
+        ("memcpy", "digest", "one_way", "both_ways"), 4
+    )
     assert all(value > 0 for values in found.values() for value in values)
 
 
@@ -223,14 +233,18 @@ def test_a_commit_is_seen_when_it_is_looked_for(tmp_path: Path) -> None:
     for generation, step in ((1, 9), (2, 4), (2, 5)):
         write_agent_half(page, AgentHalf(generation, committed=step))
         watch.expect(step)
-        assert watch.wait(step, 30.0 if generation == 2 else 0.05) is (generation == 2)  # another launch's word is not ours
+        assert watch.wait(step, 30.0 if generation == 2 else 0.05) is (
+            generation == 2
+        )  # another launch's word is not ours
     assert sorted(watch.at) == [4, 5]
 
 
 @pytest.mark.timeout(180)  # imports torch in two processes, whatever else the machine does
 def test_a_peer_is_launched_measured_and_leaves_nothing(tmp_path: Path) -> None:
     (system,) = (peer for peer in PEERS if peer.name == "torch.save")
-    ranks = launches.run_peer(system, tmp_path, tmp_path / "home", state_mib=1, repeats=replace(REPEATS, spaced_steps=1), timeout_seconds=150)
+    ranks = launches.run_peer(
+        system, tmp_path, tmp_path / "home", state_mib=1, repeats=replace(REPEATS, spaced_steps=1), timeout_seconds=150
+    )
     assert [rank["verified"] for rank in ranks] == [{"restore_local": True}] * 2
     assert all(len(rank["blocked"]) == 1 and len(rank["restore_local"]) == 2 for rank in ranks)
     assert not (launches.MEMORY / f"everstep-bench-{os.getpid()}").exists()

@@ -21,7 +21,14 @@ class Scenarios:
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def launch(
-        self, name: str, world: int, directory: Path, *, until: int, options: dict[str, Any] | None = None, agent: FakeAgent | None = None
+        self,
+        name: str,
+        world: int,
+        directory: Path,
+        *,
+        until: int,
+        options: dict[str, Any] | None = None,
+        agent: FakeAgent | None = None,
     ) -> Launch:
         own = directory / f"launch-{next(self._numbers)}"
         own.mkdir()

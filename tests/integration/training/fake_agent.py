@@ -1,7 +1,7 @@
 """An agent in a thread, for tests: real socket, real pages, real slot files; its rounds are those of one node without peers.
 
-It proposes, waits until every rank has captured or one has abandoned, seals, commits, proposes again. `hold` keeps it from proposing, `finish`
-answers ranks that stand still.
+It proposes, waits until every rank has captured or one has abandoned, seals, commits, proposes again. `hold` keeps it
+from proposing, `finish` answers ranks that stand still.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class FakeAgent:
     def halves(self) -> list[object]:
         return [read_rank_half(line.page) for line in self.lines]
 
-    # -- inside -------------------------------------------------------------------------------------------------------------------------
+    # -- inside
 
     def _spawn(self, work: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=work, args=arguments, daemon=True)

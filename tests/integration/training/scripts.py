@@ -1,7 +1,7 @@
 """What the ranks of the adapter tests run: small models, each with one trait that a resume could get wrong.
 
-A scenario builds everything anew from seeds and returns what to register and how to make a step. `run` trains it and writes down a digest of the
-whole state, every loss since this launch began, and the next random draws.
+A scenario builds everything anew from seeds and returns what to register and how to make a step. `run` trains it and
+writes down a digest of the whole state, every loss since this launch began, and the next random draws.
 """
 
 from __future__ import annotations
@@ -90,7 +90,10 @@ def _init(scenario: Scenario, losses: Losses) -> TrainingSession:
 def digest(session: TrainingSession) -> dict[str, str]:
     """Return a short hash of each tensor, and one of all plain values."""
     observed = session._state.observe()
-    hashes = {item.name: hashlib.sha256(tensor_bytes(item.tensor).numpy().tobytes()).hexdigest()[:16] for item in observed.tensors}
+    hashes = {
+        item.name: hashlib.sha256(tensor_bytes(item.tensor).numpy().tobytes()).hexdigest()[:16]
+        for item in observed.tensors
+    }
     return {**hashes, "(values)": hashlib.sha256(observed.values).hexdigest()[:16]}
 
 
@@ -167,20 +170,26 @@ def plain() -> Scenario:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = schedule(optimizer)
     return Scenario(
-        {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader()}, usual_step(model, optimizer, scheduler, averages=True)
+        {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader()},
+        usual_step(model, optimizer, scheduler, averages=True),
     )
 
 
 def ddp(bucket_cap_mb: float = 0.001, static_graph: bool = False, compress: bool = False) -> Scenario:
     """Small buckets, so that there are several and their layout matters."""
-    model = nn.parallel.DistributedDataParallel(network(depth=6), bucket_cap_mb=bucket_cap_mb, static_graph=static_graph)
+    model = nn.parallel.DistributedDataParallel(
+        network(depth=6), bucket_cap_mb=bucket_cap_mb, static_graph=static_graph
+    )
     if compress:
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
         model.register_comm_hook(powerSGD_hook.PowerSGDState(None), powerSGD_hook.powerSGD_hook)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = schedule(optimizer)
-    return Scenario({"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader()}, usual_step(model, optimizer, scheduler))
+    return Scenario(
+        {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader()},
+        usual_step(model, optimizer, scheduler),
+    )
 
 
 class Branches(nn.Module):
@@ -196,7 +205,9 @@ class Branches(nn.Module):
 
 def ddp_unused() -> Scenario:
     """Accumulating without synchronization, through a module of which only a part is used."""
-    model = nn.parallel.DistributedDataParallel(Branches(), bucket_cap_mb=0.001, find_unused_parameters=True, gradient_as_bucket_view=True)
+    model = nn.parallel.DistributedDataParallel(
+        Branches(), bucket_cap_mb=0.001, find_unused_parameters=True, gradient_as_bucket_view=True
+    )
     optimizer = torch.optim.Adamax(model.parameters(), lr=1e-2)
     micro = 0
 
@@ -298,7 +309,14 @@ def tensor_parallel(wraps: bool = False) -> Scenario:
     return Scenario({"model": model, "optimizer": optimizers, "scheduler": schedulers, "data": dataset}, step)
 
 
-def zero(stage: int = 3, dtype: str = "fp32", accumulate: int = 2, freeze: bool = False, offload: bool = False, leave: bool = False) -> Scenario:
+def zero(
+    stage: int = 3,
+    dtype: str = "fp32",
+    accumulate: int = 2,
+    freeze: bool = False,
+    offload: bool = False,
+    leave: bool = False,
+) -> Scenario:
     """With `leave` the optimizer holds all but one layer, which the script changes as it likes."""
     import deepspeed
     from deepspeed.ops.adam import DeepSpeedCPUAdam
@@ -310,7 +328,12 @@ def zero(stage: int = 3, dtype: str = "fp32", accumulate: int = 2, freeze: bool 
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 2**31,
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 64, "reduce_bucket_size": 4096, "allgather_bucket_size": 4096},
+        "zero_optimization": {
+            "stage": stage,
+            "stage3_param_persistence_threshold": 64,
+            "reduce_bucket_size": 4096,
+            "allgather_bucket_size": 4096,
+        },
     }
     if dtype == "bf16":
         config["bf16"] = {"enabled": True}
@@ -330,7 +353,9 @@ def zero(stage: int = 3, dtype: str = "fp32", accumulate: int = 2, freeze: bool 
     left = list(model[0].parameters()) if leave else []
     held = [p for p in model.parameters() if p.requires_grad and all(p is not other for other in left)]
     optimizer = kind(held, lr=1e-2, betas=(0.85, 0.98) if offload else (0.9, 0.999))
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule(optimizer), config=config, dist_init_required=False)
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=optimizer, lr_scheduler=schedule(optimizer), config=config, dist_init_required=False
+    )
 
     def step(batch: Any, _session: TrainingSession) -> float:
         inputs, targets = batch
@@ -423,7 +448,13 @@ def scaler() -> Scenario:
         scheduler.step()
         return loss.item() + gradient_scaler.get_scale()
 
-    register = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader(), "extra": {"scaler": gradient_scaler}}
+    register = {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "data": loader(),
+        "extra": {"scaler": gradient_scaler},
+    }
     return Scenario(register, step)
 
 
@@ -467,12 +498,22 @@ def momentum_encoder() -> Scenario:
         scheduler.step()
         return loss.item()
 
-    return Scenario({"model": {"online": online, "target": target}, "optimizer": optimizer, "scheduler": scheduler, "data": loader()}, step)
+    return Scenario(
+        {
+            "model": {"online": online, "target": target},
+            "optimizer": optimizer,
+            "scheduler": scheduler,
+            "data": loader(),
+        },
+        step,
+    )
 
 
 def kept_gradients() -> Scenario:
     """set_to_none=False, a frozen layer, a branch that is used only in the first steps: a zero gradient is not no gradient."""
-    model = nn.ModuleDict({"body": network(), "side": nn.Linear(1, 1), "never": nn.Linear(1, 1), "frozen": nn.Linear(1, 1)})
+    model = nn.ModuleDict(
+        {"body": network(), "side": nn.Linear(1, 1), "never": nn.Linear(1, 1), "frozen": nn.Linear(1, 1)}
+    )
     model["frozen"].requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = schedule(optimizer)
@@ -512,7 +553,9 @@ def accumulated() -> Scenario:
             optimizer.zero_grad()
         return loss.item()
 
-    return Scenario({"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader()}, step, accumulate=3)
+    return Scenario(
+        {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader()}, step, accumulate=3
+    )
 
 
 def data(kind: str = "plain", workers: int = 0, persistent: bool = False) -> Scenario:
@@ -524,7 +567,13 @@ def data(kind: str = "plain", workers: int = 0, persistent: bool = False) -> Sce
     if kind == "plain":
         made = loader(**options)
     elif kind == "random":  # draws its order from the process's generator
-        made = DataLoader(Numbers(noisy=True), batch_size=24, shuffle=True, num_workers=workers, persistent_workers=persistent and workers > 0)
+        made = DataLoader(
+            Numbers(noisy=True),
+            batch_size=24,
+            shuffle=True,
+            num_workers=workers,
+            persistent_workers=persistent and workers > 0,
+        )
     elif kind == "generator":
         generator = torch.Generator().manual_seed(9)
         made = DataLoader(Numbers(noisy=True), batch_size=24, shuffle=True, num_workers=workers, generator=generator)

@@ -18,7 +18,10 @@ from tests.integration.training.fake_agent import FakeAgent
 from tests.ports import ReservedPort
 from tests.warm_parent import ROOT
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]  # imports torch in each, whatever else the machine does
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(180),
+]  # imports torch in each, whatever else the machine does
 
 COPYING = """
 import sys
@@ -157,7 +160,9 @@ def ranks(script: str, agent: FakeAgent, directory: Path) -> Iterator[list[subpr
                 **agent.environment,
             }
             with (directory / f"{line.rank}.log").open("wb") as log:
-                process = subprocess.Popen([sys.executable, "-c", script], env=environment, cwd=ROOT, stdout=log, stderr=log)
+                process = subprocess.Popen(
+                    [sys.executable, "-c", script], env=environment, cwd=ROOT, stdout=log, stderr=log
+                )
             stack.callback(process.wait)
             stack.callback(process.kill)
             started.append(process)

@@ -163,7 +163,11 @@ def outcomes(agent: FakeAgent, session: TrainingSession, step: Callable[[], None
 def settled(agent: FakeAgent, step: int) -> list[Captured | Abandoned]:
     """Return what the agent was told of a proposed step: that it was captured, or abandoned."""
     with agent.changed:
-        return [message for _, message in agent.messages if isinstance(message, Captured | Abandoned) and message.step == step]
+        return [
+            message
+            for _, message in agent.messages
+            if isinstance(message, Captured | Abandoned) and message.step == step
+        ]
 
 
 def newest_sealed(agent: FakeAgent) -> dict[str, tuple[tuple[int, ...], bytes]]:
@@ -172,14 +176,20 @@ def newest_sealed(agent: FakeAgent) -> dict[str, tuple[tuple[int, ...], bytes]]:
     header = unpack_header(data[:HEADER_BYTES])
     payload = data[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
     index = unpack_index(payload[header.index_offset :], header.index_offset)
-    return {entry.name: (tuple(entry.shape), payload[entry.offset : entry.offset + entry.bytes]) for entry in index.tensors}
+    return {
+        entry.name: (tuple(entry.shape), payload[entry.offset : entry.offset + entry.bytes]) for entry in index.tensors
+    }
 
 
 def live(session: TrainingSession, changing: Changing) -> dict[str, tuple[tuple[int, ...], bytes]]:
     """Return the same of what a script would say that its state is."""
     (model,), (optimizer,) = session._state.adapters[0].modules(), session._state.adapters[0].optimizers().values()
     tensors: dict[str, torch.Tensor] = {f"model/{name}": parameter for name, parameter in model.named_parameters()}
-    tensors |= {f"optimizer/{name}/{key}": kept for name, parameter in model.named_parameters() for key, kept in optimizer.state[parameter].items()}
+    tensors |= {
+        f"optimizer/{name}/{key}": kept
+        for name, parameter in model.named_parameters()
+        for key, kept in optimizer.state[parameter].items()
+    }
     tensors["value/objects/extra/changing/tensor"] = changing.tensor
     return {name: (tuple(tensor.shape), tensor.detach().numpy().tobytes()) for name, tensor in tensors.items()}
 
@@ -212,16 +222,22 @@ def test_a_captured_slot_is_the_state_and_nothing_else(tmp_path: Path, begin: Be
         assert {"model/0.weight", "optimizer/0.weight/exp_avg", "optimizer/2.bias/step"} <= names
 
 
-def test_slots_have_their_pages_before_a_boundary_asks_for_them(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_have_their_pages_before_a_boundary_asks_for_them(
+    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepared: queue.SimpleQueue[int] = queue.SimpleQueue()
     monkeypatch.setattr(CpuCopier, "prepare", lambda _copier, memory: prepared.put(memory.capacity_bytes))
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:
         session, _ = begin(agent)
-        assert {prepared.get(timeout=30), prepared.get(timeout=30)} == {agent.of_kind(SlotsRequest)[0][1].capacity_bytes}  # type: ignore[attr-defined]
+        assert {prepared.get(timeout=30), prepared.get(timeout=30)} == {
+            agent.of_kind(SlotsRequest)[0][1].capacity_bytes
+        }  # type: ignore[attr-defined]
         assert rank_half(agent).boundary == session.step - 1 == 0
 
 
-def test_what_is_said_while_the_page_is_looked_at_is_not_slept_over(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_said_while_the_page_is_looked_at_is_not_slept_over(
+    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:
         session, _ = begin(agent)
         link, line, read = session._link, agent.lines[0], agent_link.read_agent_half
@@ -246,7 +262,9 @@ def test_what_is_said_while_the_page_is_looked_at_is_not_slept_over(tmp_path: Pa
         link.watch(lambda half: half is not None and half.verified == 7)
 
 
-def test_slots_that_cannot_be_mapped_are_tried_again(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_that_cannot_be_mapped_are_tried_again(
+    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mapped, fails = snapshots.SlotMemory, iter([True, True])
 
     def failing(path: Path, capacity_bytes: int) -> SlotMemory:
@@ -305,7 +323,9 @@ def test_boundaries_say_when_they_were_passed_and_what_saving_took(tmp_path: Pat
         assert all(0 < message.seconds < time.monotonic() - begun for _, message in agent.of_kind(Captured))  # type: ignore[attr-defined]
 
 
-def test_boundaries_from_which_nothing_follows_are_told_together(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_boundaries_from_which_nothing_follows_are_told_together(
+    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written = note_written(monkeypatch)
     with FakeAgent(tmp_path, 1, lead=12) as agent:
         session, step = begin(agent)
@@ -314,11 +334,24 @@ def test_boundaries_from_which_nothing_follows_are_told_together(tmp_path: Path,
             monkeypatch.setattr(session, "_clock", lambda boundary=boundary: boundary * QUIET_SECONDS / 2)
             train(session, step, lambda: True)
         wait_told(agent, 12)
-    told = [[message.boundary for message in found if isinstance(message, Boundary) and message.at_seconds] for found in written]
-    assert [found for found in told if found and found[-1] <= 12] == [[1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11], [12]]
+    told = [
+        [message.boundary for message in found if isinstance(message, Boundary) and message.at_seconds]
+        for found in written
+    ]
+    assert [found for found in told if found and found[-1] <= 12] == [
+        [1],
+        [2, 3],
+        [4, 5],
+        [6, 7],
+        [8, 9],
+        [10, 11],
+        [12],
+    ]
 
 
-def test_a_small_capture_is_told_with_its_boundary_in_one_go(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_capture_is_told_with_its_boundary_in_one_go(
+    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written = note_written(monkeypatch)
     with FakeAgent(tmp_path, 1, commit_target=6) as agent:
         session, step = begin(agent)
@@ -327,7 +360,11 @@ def test_a_small_capture_is_told_with_its_boundary_in_one_go(tmp_path: Path, beg
         passed = [message.boundary for _, message in agent.of_kind(Boundary) if message.at_seconds]  # type: ignore[attr-defined]
         assert passed == list(range(1, last + 1)), "each boundary is told once"
         audited = [message.step for _, message in agent.of_kind(Captured)][:3]  # type: ignore[attr-defined]
-    told = [found for found in written if any(isinstance(message, Captured) and message.step not in audited for message in found)]
+    told = [
+        found
+        for found in written
+        if any(isinstance(message, Captured) and message.step not in audited for message in found)
+    ]
     assert len(told) >= 3
     for *_, boundary, captured in told:
         assert isinstance(boundary, Boundary)
@@ -460,11 +497,19 @@ def test_state_that_turns_into_what_cannot_be_kept_costs_snapshots_not_training(
     with FakeAgent(tmp_path, 1, commit_target=4) as agent:
         session, step = begin(agent, extra={"turning": turning})
         turning.value = object()
-        train(session, step, lambda: any("extra/turning/value" in message.reason for _, message in agent.of_kind(Abandoned)))  # type: ignore[attr-defined]
+        train(
+            session,
+            step,
+            lambda: any("extra/turning/value" in message.reason for _, message in agent.of_kind(Abandoned)),
+        )  # type: ignore[attr-defined]
         turning.value = None
         train(session, step, lambda: len(agent.commits) >= 2)
         turning.value = object()
-        train(session, step, lambda: any("extra/turning/value" in message.reason for _, message in agent.of_kind(Abandoned)))  # type: ignore[attr-defined]
+        train(
+            session,
+            step,
+            lambda: any("extra/turning/value" in message.reason for _, message in agent.of_kind(Abandoned)),
+        )  # type: ignore[attr-defined]
         turning.value = 3
         train(session, step, agent.reached.is_set)
     assert caplog.text.count("steps are not kept") == 1, "the same reason is said once"
@@ -483,7 +528,9 @@ def test_a_parameter_group_added_after_init_is_not_kept_by_halves(tmp_path: Path
 
 
 @pytest.mark.parametrize(("until_step", "target"), [(4, 4), (1000.0, 1000), (2**60, 0), (float("inf"), 0)])
-def test_the_agent_is_told_once_how_far_the_script_will_go(tmp_path: Path, begin: Begin, until_step: Any, target: int) -> None:
+def test_the_agent_is_told_once_how_far_the_script_will_go(
+    tmp_path: Path, begin: Begin, until_step: Any, target: int
+) -> None:
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:
         session, step = begin(agent)
         assert rank_half(agent).target == 0
@@ -563,7 +610,9 @@ def test_a_rank_that_waits_for_a_stop_outlives_its_agent(tmp_path: Path, begin: 
         thread.join()
 
 
-def test_a_stop_that_was_confirmed_is_obeyed_while_the_agent_is_away(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_that_was_confirmed_is_obeyed_while_the_agent_is_away(
+    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EVERSTEP_FINAL_ROUND_SECONDS", "0.2")
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:
         session, step = begin(agent)
@@ -577,7 +626,9 @@ def test_a_stop_that_was_confirmed_is_obeyed_while_the_agent_is_away(tmp_path: P
         assert rank_half(agent).standing is Standing.STOPPED
 
 
-def test_a_rank_stands_at_the_stop_that_it_agreed_to_until_its_agent_is_back(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_stands_at_the_stop_that_it_agreed_to_until_its_agent_is_back(
+    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:
         session, step = begin(agent)
         publish = session._publish
@@ -659,7 +710,8 @@ def test_training_goes_on_without_its_agent_and_captures_when_it_is_back(tmp_pat
         assert len(agent.of_kind(RankHello)) == 2
         assert len(agent.of_kind(SlotsRequest)) == 2, "asked again of the agent that came back"
         assert agent.of_kind(IdleSpans), (
-            "which is told when the network is idle, too, though nobody looks again: all nodes go by what its trial finds"
+            "which is told when the network is idle, too, though nobody looks again: all nodes go by what its "
+            "trial finds"
         )
         assert rank_half(agent).boundary == session.step - 1
 
@@ -691,7 +743,9 @@ def test_the_last_step_is_captured_inside_close(tmp_path: Path, begin: Begin) ->
 
 
 @pytest.mark.parametrize("is_stop", [True, False])
-def test_an_evaluation_behind_the_loop_leaves_no_trace_in_the_last_step(tmp_path: Path, begin: Begin, is_stop: bool) -> None:
+def test_an_evaluation_behind_the_loop_leaves_no_trace_in_the_last_step(
+    tmp_path: Path, begin: Begin, is_stop: bool
+) -> None:
     with FakeAgent(tmp_path, 1, commit_target=1, on_message=propose_the_last) as agent:
         session, step = begin(agent)
         last = train(session, step, agent.reached.is_set) + 1
@@ -740,7 +794,9 @@ def test_a_state_that_went_on_behind_the_last_boundary_is_not_captured_as_that_b
         assert "not committed within" not in caplog.text, "nobody waits for what cannot come"
 
 
-def test_a_step_that_was_captured_at_its_boundary_is_kept_however_the_script_went_on(tmp_path: Path, begin: Begin) -> None:
+def test_a_step_that_was_captured_at_its_boundary_is_kept_however_the_script_went_on(
+    tmp_path: Path, begin: Begin
+) -> None:
     with FakeAgent(tmp_path, 1, commit_target=4) as agent:
         session, step = begin(agent)
         train(session, step, lambda: rank_half(agent).boundary == session._snapshotter.settled > 0)
@@ -775,11 +831,16 @@ def test_a_script_that_fails_is_known_to_have_failed_without_a_final_round(
             run()
         agent.wait_for(lambda: rank_half(agent).standing is Standing.CLOSED)
         assert (agent.committed == last) == is_end
-        assert (f"step {last} is not captured at the end: close() was called while FloatingPointError is being dealt with" in caplog.text) != is_end
+        assert (
+            f"step {last} is not captured at the end: close() was called while FloatingPointError is being dealt with"
+            in caplog.text
+        ) != is_end
 
 
 @pytest.mark.parametrize("way", ["except", "closing generator"])
-def test_an_iterator_that_ends_is_a_good_end(tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureFixture, way: str) -> None:
+def test_an_iterator_that_ends_is_a_good_end(
+    tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
     def loop(session: TrainingSession, batches: Iterator[Any], step: Callable[[], None]) -> Iterator[None]:
         try:
             while True:
@@ -805,7 +866,9 @@ def test_an_iterator_that_ends_is_a_good_end(tmp_path: Path, begin: Begin, caplo
         assert "not captured" not in caplog.text
 
 
-def test_close_is_over_where_the_agent_said_so_before_it_went(tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureFixture) -> None:
+def test_close_is_over_where_the_agent_said_so_before_it_went(
+    tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureFixture
+) -> None:
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:
         session, step = begin(agent)
         step()
@@ -816,7 +879,9 @@ def test_close_is_over_where_the_agent_said_so_before_it_went(tmp_path: Path, be
         assert "not committed within" not in caplog.text
 
 
-def test_close_is_bounded(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_close_is_bounded(
+    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("EVERSTEP_FINAL_ROUND_SECONDS", "0.2")
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:
         agent.is_held = True
@@ -841,7 +906,9 @@ def test_a_snapshot_of_another_layout_is_refused_by_what_differs(tmp_path: Path,
         train(session, step, agent.reached.is_set)
         base, slot = agent.committed, agent.sealed[0, agent.committed]
     with FakeAgent(tmp_path, 1, 2, base_step=base, base_slots={0: slot}) as agent:
-        with pytest.raises(everstep.training.RestoreMismatch, match=r"tensor model/0.bias was float32\[5\], is float32\[6\]"):
+        with pytest.raises(
+            everstep.training.RestoreMismatch, match=r"tensor model/0.bias was float32\[5\], is float32\[6\]"
+        ):
             begin(agent, width=6)
         agent.wait_for(lambda: bool(agent.faults()))
         assert agent.faults()[0].code == "restore_mismatch"
@@ -857,7 +924,10 @@ def test_a_damaged_slot_is_refused(tmp_path: Path, begin: Begin, where: str) -> 
     header = unpack_header(bytes(data[:HEADER_BYTES]))
     data[{"magic": 0, "index": HEADER_BYTES + header.index_offset, "step": 16}[where]] ^= 1
     slot.write_bytes(data)
-    with FakeAgent(tmp_path, 1, 2, base_step=base, base_slots={0: slot}) as agent, pytest.raises(everstep.training.RestoreMismatch):
+    with (
+        FakeAgent(tmp_path, 1, 2, base_step=base, base_slots={0: slot}) as agent,
+        pytest.raises(everstep.training.RestoreMismatch),
+    ):
         begin(agent)
 
 
@@ -884,7 +954,9 @@ def test_phases_are_on_the_page(tmp_path: Path, begin: Begin) -> None:
         assert rank_half(agent).phase is Phase.TRAIN
 
 
-def test_a_wait_tells_its_limit_until_it_is_over_and_a_limit_is_checked_before_anything_is_said(tmp_path: Path, begin: Begin) -> None:
+def test_a_wait_tells_its_limit_until_it_is_over_and_a_limit_is_checked_before_anything_is_said(
+    tmp_path: Path, begin: Begin
+) -> None:
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:
         session, _ = begin(agent)
         with session.phase("eval", limit_seconds=90):
@@ -895,18 +967,25 @@ def test_a_wait_tells_its_limit_until_it_is_over_and_a_limit_is_checked_before_a
                 assert (rank_half(agent).phase, rank_half(agent).limit) == (Phase.TRAIN, 0)
         assert (rank_half(agent).phase, rank_half(agent).limit) == (Phase.TRAIN, 0)
         for wrong in (0, -1, 86_401, float("nan"), float("inf")):
-            with pytest.raises(everstep.training.SessionMisuse, match="limit_seconds"), session.phase("wait", limit_seconds=wrong):
+            with (
+                pytest.raises(everstep.training.SessionMisuse, match="limit_seconds"),
+                session.phase("wait", limit_seconds=wrong),
+            ):
                 pytest.fail("nobody comes here")
         assert rank_half(agent).phase is Phase.TRAIN
 
 
-def test_an_agent_of_another_generation_is_refused(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_of_another_generation_is_refused(
+    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with FakeAgent(tmp_path, 1) as agent:
         welcome = agent._welcome
 
         def later(line: Any, hello: RankHello) -> None:
             agent.generation += 1
-            welcome(line, RankHello(job=hello.job, run=hello.run, generation=hello.generation + 1, rank=hello.rank, pid=1))  # type: ignore[arg-type]
+            welcome(
+                line, RankHello(job=hello.job, run=hello.run, generation=hello.generation + 1, rank=hello.rank, pid=1)
+            )  # type: ignore[arg-type]
 
         monkeypatch.setattr(agent, "_welcome", later)
         with pytest.raises(everstep.training.StaleGeneration):
@@ -1018,7 +1097,10 @@ class LateEvent:
 
 
 class LateDevice:
-    """A device that is behind its host, as all are. Its copies are made in order; that they have been made is known when it has caught up."""
+    """A device that is behind its host, as all are.
+
+    Its copies are made in order; that they have been made is known when it has caught up.
+    """
 
     def __init__(self) -> None:
         self.is_idle = threading.Event()
@@ -1047,7 +1129,9 @@ class LateDevice:
         with torch.no_grad():
             target.copy_(source)
 
-    def gather(self, memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], stream: Any) -> None:
+    def gather(
+        self, memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], stream: Any
+    ) -> None:
         gather_now(memory, targets, sources)
 
     def buffer(self, size: int) -> torch.Tensor:
@@ -1195,7 +1279,9 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copier, "PIECE_BYTES", 256)
 
 
-def test_without_cores_to_spare_nothing_is_said_ahead(tmp_path: Path, begin: Begin, streamed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cores_to_spare_nothing_is_said_ahead(
+    tmp_path: Path, begin: Begin, streamed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(script, "UNCROWDED_CORES", 1_000_000)
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent, width=100)
@@ -1206,7 +1292,11 @@ def test_without_cores_to_spare_nothing_is_said_ahead(tmp_path: Path, begin: Beg
 
 
 def copier_policies() -> list[int]:
-    return [os.sched_getscheduler(thread.native_id or 0) for thread in threading.enumerate() if thread.name == "everstep-copier"]
+    return [
+        os.sched_getscheduler(thread.native_id or 0)
+        for thread in threading.enumerate()
+        if thread.name == "everstep-copier"
+    ]
 
 
 @pytest.mark.parametrize("is_large", [False, True])
@@ -1268,7 +1358,9 @@ def test_what_is_said_to_be_final_is_what_is_captured(tmp_path: Path, begin: Beg
     ends = {number: [end for end, _ in said] for number, said in seen.items()}
     assert all(each == sorted(each) for each in ends.values())
     whole = {message.step: message.payload_bytes for message in told}  # type: ignore[attr-defined]
-    assert [ends[number] for number in agent.commits[:3]] == [[whole[number]] for number in agent.commits[:3]], "audited: all is there at once"
+    assert [ends[number] for number in agent.commits[:3]] == [[whole[number]] for number in agent.commits[:3]], (
+        "audited: all is there at once"
+    )
     assert all(len(ends[number]) > 4 and ends[number][-1] < whole[number] for number in agent.commits[4:])
 
 
@@ -1290,7 +1382,9 @@ def test_what_an_audit_refuses_was_said_to_be_written_and_is_given_up(tmp_path: 
         assert about == [Capturing, Abandoned]
 
 
-def test_of_a_small_state_nothing_is_said_until_it_is_captured(tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_small_state_nothing_is_said_until_it_is_captured(
+    tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(copier, "PIECE_BYTES", 16)
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent)

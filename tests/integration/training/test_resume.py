@@ -17,7 +17,15 @@ MORE_STEPS = 5
 
 
 def interrupted(
-    scenarios: Scenarios, directory: Path, name: str, world: int, options: dict[str, Any], *, commits: int = 1, first: int = 3, lead: int = 2
+    scenarios: Scenarios,
+    directory: Path,
+    name: str,
+    world: int,
+    options: dict[str, Any],
+    *,
+    commits: int = 1,
+    first: int = 3,
+    lead: int = 2,
 ) -> tuple[int, FakeAgent]:
     """Train until a step is committed, kill every rank, and return the step and the agent that holds it."""
     agent = FakeAgent(directory, world, first=first, lead=lead, commit_target=commits)
@@ -33,14 +41,24 @@ def interrupted(
 
 
 def check(
-    scenarios: Scenarios, directory: Path, name: str, world: int, *, commits: int = 1, first: int = 3, lead: int = 2, **options: Any
+    scenarios: Scenarios,
+    directory: Path,
+    name: str,
+    world: int,
+    *,
+    commits: int = 1,
+    first: int = 3,
+    lead: int = 2,
+    **options: Any,
 ) -> list[dict[str, Any]]:
     base, agent = interrupted(scenarios, directory, name, world, options, commits=commits, first=first, lead=lead)
     assert base >= first
     slots = {rank: agent.sealed[rank, base] for rank in range(world)}
     until = base + MORE_STEPS
     # Ranks of two copy what has arrived, all others restore what is there.
-    with FakeAgent(directory, world, 2, base_step=base, base_slots=slots, commit_target=0, arrives=world == 2) as second:
+    with FakeAgent(
+        directory, world, 2, base_step=base, base_slots=slots, commit_target=0, arrives=world == 2
+    ) as second:
         found = scenarios.launch(name, world, directory, until=until, options=options, agent=second).results()
     expected = scenarios.launch(name, world, directory, until=until, options=options).results()
     for one, other in zip(found, expected, strict=True):
@@ -53,12 +71,24 @@ def check(
 
 
 def differences(one: dict[str, str], other: dict[str, str]) -> dict[str, tuple[str | None, str | None]]:
-    """What is not equal. A run that has captured lists gradients that it once saw accumulating, even while there are none."""
-    names = {name for name in one.keys() | other.keys() if not (name.startswith("gradient/") and (name in one) != (name in other))}
+    """What is not equal.
+
+    A run that has captured lists gradients that it once saw accumulating, even while there are none.
+    """
+    names = {
+        name
+        for name in one.keys() | other.keys()
+        if not (name.startswith("gradient/") and (name in one) != (name in other))
+    }
     return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
 
 
-WORLDS = [pytest.param(2), pytest.param(3), pytest.param(4, marks=pytest.mark.full), pytest.param(5, marks=pytest.mark.full)]
+WORLDS = [
+    pytest.param(2),
+    pytest.param(3),
+    pytest.param(4, marks=pytest.mark.full),
+    pytest.param(5, marks=pytest.mark.full),
+]
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -78,7 +108,9 @@ def test_ddp_with_a_static_graph(scenarios: Scenarios, tmp_path: Path) -> None:
         (2, "compress", "a communication hook of DDP with a state of its own"),
     ],
 )
-def test_what_ddp_would_not_bring_back_is_refused(scenarios: Scenarios, tmp_path: Path, world: int, option: str, reason: str) -> None:
+def test_what_ddp_would_not_bring_back_is_refused(
+    scenarios: Scenarios, tmp_path: Path, world: int, option: str, reason: str
+) -> None:
     ranks = scenarios.launch("ddp", world, tmp_path, until=1, options={option: True})
     assert ranks.wait(until_one_fails=False) == [1] * world
     assert all(reason in ranks.log(rank) for rank in range(world)), ranks.logs()
@@ -93,13 +125,18 @@ def test_fsdp(scenarios: Scenarios, tmp_path: Path, dtype: str, world: int) -> N
 @pytest.mark.parametrize("world", WORLDS)
 def test_tensor_parallel(scenarios: Scenarios, tmp_path: Path, world: int) -> None:
     found = check(scenarios, tmp_path, "tensor_parallel", world, commits=4)
-    assert found[0]["digest"]["optimizer/parts/up.weight/exp_avg"] != found[1]["digest"]["optimizer/parts/up.weight/exp_avg"], "each has a part"
+    assert (
+        found[0]["digest"]["optimizer/parts/up.weight/exp_avg"]
+        != found[1]["digest"]["optimizer/parts/up.weight/exp_avg"]
+    ), "each has a part"
 
 
 def test_tensor_parallel_under_ddp_is_refused(scenarios: Scenarios, tmp_path: Path) -> None:
     ranks = scenarios.launch("tensor_parallel", 2, tmp_path, until=1, options={"wraps": True})
     assert ranks.wait(until_one_fails=False) == [1, 1]
-    assert all("DDP with fully_shard or tensor parallel parameters" in ranks.log(rank) for rank in range(2)), ranks.logs()
+    assert all("DDP with fully_shard or tensor parallel parameters" in ranks.log(rank) for rank in range(2)), (
+        ranks.logs()
+    )
 
 
 @pytest.mark.parametrize("world", WORLDS)

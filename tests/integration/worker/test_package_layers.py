@@ -53,7 +53,9 @@ class Node:
         plan = rank_plan(environment=environment)
         script = msgspec.structs.replace(plan.script, requirements="requirements.txt")
         plan = msgspec.structs.replace(plan, run=RunId(run), script=script)
-        return (await self.supplies.gather(plan, KEY, plan.nodes[0], self.state / "sources" / run / "train.py")).packages
+        return (
+            await self.supplies.gather(plan, KEY, plan.nodes[0], self.state / "sources" / run / "train.py")
+        ).packages
 
 
 OFFLINE = "--no-index\n--find-links ./wheels\n"
@@ -82,7 +84,11 @@ async def test_pip_options_in_a_jobs_variables_are_refused_not_ignored(tmp_path:
         await node.gather(ATTACKER)
 
 
-@pytest.mark.parametrize("requirement", ["./package", "--no-binary :all:\neverstep_built", "everstep_asks"], ids=["path", "option", "dependency"])
+@pytest.mark.parametrize(
+    "requirement",
+    ["./package", "--no-binary :all:\neverstep_built", "everstep_asks"],
+    ids=["path", "option", "dependency"],
+)
 async def test_no_package_is_built_unless_the_agent_allows_it(tmp_path: Path, requirement: str) -> None:
     node = Node(tmp_path)
     source = node.source(ATTACKER, f"{OFFLINE}{requirement}\n")
@@ -107,14 +113,25 @@ async def test_nothing_that_a_build_has_started_outlives_it(tmp_path: Path) -> N
 def package(folder: Path, mark: Path) -> Path:
     """Write a package that leaves a process when it is built, which writes its pid to `mark`."""
     folder.mkdir()
-    (folder / "pyproject.toml").write_text('[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n')
+    (folder / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
     (folder / "backend.py").write_text(BACKEND.replace("MARK", str(mark)))
     return mark
 
 
 async def archived(folder: Path, archive: Path) -> Path:
     """Pack a source distribution."""
-    words = ["tar", "-czf", str(archive), "--transform", "s,^package,everstep_built-1.0,", "-C", str(folder.parent), folder.name]
+    words = [
+        "tar",
+        "-czf",
+        str(archive),
+        "--transform",
+        "s,^package,everstep_built-1.0,",
+        "-C",
+        str(folder.parent),
+        folder.name,
+    ]
     assert await (await asyncio.create_subprocess_exec(*words)).wait() == 0
     return archive
 

@@ -1,9 +1,10 @@
 """Two jobs on one fleet without loops, database or cloud: the two `decide`s, agents that keep their word, and anything that can happen to them.
 
-What the shells would store is kept here in plain values; what they would send is handed to the agents, or lost on the way.
+What the shells would store is kept here in plain values; what they would send is handed to the agents, or lost on the
+way.
 
-The world has one time, `seconds`, that never steps. The control plane and each node have a wall clock that may be ahead of it or behind it. The
-control plane reads its wall clock through the product's own `SteadyClock`.
+The world has one time, `seconds`, that never steps. The control plane and each node have a wall clock that may be ahead
+of it or behind it. The control plane reads its wall clock through the product's own `SteadyClock`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,14 @@ from control_plane.core.actions import (
     TerminateMember,
 )
 from control_plane.core.job import decide
-from control_plane.core.observed.fleets import FleetJob, FleetObserved, FleetSpec, GroupMember, GroupObserved, NodeRecord
+from control_plane.core.observed.fleets import (
+    FleetJob,
+    FleetObserved,
+    FleetSpec,
+    GroupMember,
+    GroupObserved,
+    NodeRecord,
+)
 from control_plane.core.observed.jobs import JobObserved, JobRecord, JobSpec, Policy
 from control_plane.core.observed.nodes import Implication, InstanceCondition, NodeObserved, Notice, Remedy
 from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord
@@ -60,7 +68,9 @@ from tests.unit.control_plane.loop.world import Agent, digest
 
 REFERENCE = ObjectReference(bucket="b", key="k/")
 POLICY = Policy(timeouts=ladder(3.0))
-FLEET = FleetSpec(name=FleetName("main"), group="group", min_node_count=4, spare_count=1, max_replacements_per_hour=1000)
+FLEET = FleetSpec(
+    name=FleetName("main"), group="group", min_node_count=4, spare_count=1, max_replacements_per_hour=1000
+)
 MAX_SIZE = 12
 EPOCH_SECONDS = 1_000_000.0
 Domains = tuple[int, int]
@@ -120,7 +130,12 @@ class SimulatedJob:
     @property
     def lineage(self) -> tuple[GenerationRecord, ...]:
         return tuple(
-            GenerationRecord(generation=plan.generation, parent=plan.parent, base_step=plan.base_step, was_started=plan.generation in self.started)
+            GenerationRecord(
+                generation=plan.generation,
+                parent=plan.parent,
+                base_step=plan.base_step,
+                was_started=plan.generation in self.started,
+            )
             for plan in self.plans.values()
         )
 
@@ -128,7 +143,9 @@ class SimulatedJob:
 class Simulation:
     """The fleet, its two jobs, and time."""
 
-    def __init__(self, max_size: int = MAX_SIZE, domains: Domains = NO_DOMAINS, ranks_per_node: tuple[int, int] = (1, 1)) -> None:
+    def __init__(
+        self, max_size: int = MAX_SIZE, domains: Domains = NO_DOMAINS, ranks_per_node: tuple[int, int] = (1, 1)
+    ) -> None:
         self.seconds = EPOCH_SECONDS
         self.wall_ahead_seconds = 0.0
         """How far the control plane's wall clock is ahead of the world's time."""
@@ -172,7 +189,12 @@ class Simulation:
         """How long the last step of ranks that have ended well takes to S3."""
         specs = (spec_of("gpt", "a", 4, 2, ranks_per_node[0]), spec_of("bert", "b", 3, 3, ranks_per_node[1]))
         self.jobs = [
-            SimulatedJob(spec, JobRecord(state=JobState.QUEUED, reason="", created_at=self.control_seconds, state_since=self.control_seconds))
+            SimulatedJob(
+                spec,
+                JobRecord(
+                    state=JobState.QUEUED, reason="", created_at=self.control_seconds, state_since=self.control_seconds
+                ),
+            )
             for spec in specs
         ]
 
@@ -265,7 +287,11 @@ class Simulation:
                 member = self.last_words.get(node_id)
             elif agent is not None:
                 self.last_words[node_id] = member
-            gone = node_id in self.ended or node_id in self.removed or (node_id in self.table and self.table[node_id].state is NodeState.GONE)
+            gone = (
+                node_id in self.ended
+                or node_id in self.removed
+                or (node_id in self.table and self.table[node_id].state is NodeState.GONE)
+            )
             seen[node_id] = NodeObserved(
                 node_id=node_id,
                 instance=InstanceCondition.ENDED if gone else InstanceCondition.PRESENT,
@@ -293,7 +319,10 @@ class Simulation:
     def told_faults(self, node_id: NodeId, agent: Agent | None, *, silent: bool) -> tuple[NodeFault, ...]:
         if agent is None or silent:
             return ()
-        if any(remedies.of_fault(fault, (), self.control_seconds) in (Remedy.REBOOT, Remedy.REPLACE) for fault in agent.node_faults):
+        if any(
+            remedies.of_fault(fault, (), self.control_seconds) in (Remedy.REBOOT, Remedy.REPLACE)
+            for fault in agent.node_faults
+        ):
             self.has_told.add(node_id)
         return agent.node_faults
 
@@ -308,11 +337,22 @@ class Simulation:
             for node_id in sorted({*self.agents, *self.booting, *self.ended} - self.removed - self.launching)
         )
         observed = FleetObserved(
-            group=GroupObserved(desired_count=self.desired, min_size=0, max_size=self.max_size, members=members, termination_hooks=(), drift=()),
+            group=GroupObserved(
+                desired_count=self.desired,
+                min_size=0,
+                max_size=self.max_size,
+                members=members,
+                termination_hooks=(),
+                drift=(),
+            ),
             records=tuple(row for row in self.table.values() if row.state is not NodeState.GONE),
             nodes=nodes,
             jobs=tuple(self.fleet_jobs()),
-            rebooted={row.node_id: at for row in self.table.values() if (at := self.rebooted.get((row.node_id, row.since))) is not None},
+            rebooted={
+                row.node_id: at
+                for row in self.table.values()
+                if (at := self.rebooted.get((row.node_id, row.since))) is not None
+            },
         )
         now = self.control_seconds
         decision = fleets.decide(now, FLEET, observed, POLICY)
@@ -329,8 +369,15 @@ class Simulation:
                 case TerminateMember(node_id=node_id, decrement=decrement):
                     owner = self.table[node_id]
                     assert owner.state is not NodeState.ASSIGNED, "a node was ended while a job had it"
-                    is_allowed = node_id in self.ended or node_id in self.has_told or node_id in self.people_say or node_id in self.was_announced
-                    assert is_allowed or owner.reason.startswith("surplus"), f"nothing allows to end {node_id}: {owner.reason}"
+                    is_allowed = (
+                        node_id in self.ended
+                        or node_id in self.has_told
+                        or node_id in self.people_say
+                        or node_id in self.was_announced
+                    )
+                    assert is_allowed or owner.reason.startswith("surplus"), (
+                        f"nothing allows to end {node_id}: {owner.reason}"
+                    )
                     self.agents.pop(node_id, None)
                     self.booting.pop(node_id, None)
                     self.removed.add(node_id)
@@ -344,7 +391,10 @@ class Simulation:
                 case SendRelease(node_id=node_id, run=run):
                     self.send(node_id, Release(run=run))
                 case SendHalt():
-                    self.send(action.node_id, HaltRanks(job=action.job, run=action.run, generation=action.generation, reason=action.reason))
+                    self.send(
+                        action.node_id,
+                        HaltRanks(job=action.job, run=action.run, generation=action.generation, reason=action.reason),
+                    )
                 case _:
                     raise AssertionError(action)
         return decision
@@ -383,7 +433,9 @@ class Simulation:
             nodes=nodes,
             is_admitted=job.spec.run in queue.schedule(self.fleet_jobs(), self.max_size, now).admitted,
             spare_count=sum(
-                row.state is NodeState.SPARE and moves.is_ready(nodes[row.node_id], self.control_seconds, POLICY.timeouts) for row in rows
+                row.state is NodeState.SPARE
+                and moves.is_ready(nodes[row.node_id], self.control_seconds, POLICY.timeouts)
+                for row in rows
             ),
             is_fleet_blind=evidence.is_fleet_blind(in_use, POLICY.timeouts),
         )
@@ -401,7 +453,9 @@ class Simulation:
             assert decision == Decision(record=before)
             return decision
         if before.state is JobState.PAUSING and job.record.state is JobState.QUEUED:
-            assert max((each.step for each in job.checkpoints), default=0) >= before.committed, "nodes were let go of with what only they had"
+            assert max((each.step for each in job.checkpoints), default=0) >= before.committed, (
+                "nodes were let go of with what only they had"
+            )
         self.check_ledger(before, job.record)
         assert job.record.issued_generation >= before.issued_generation
         if decision.plan is not None:
@@ -413,20 +467,30 @@ class Simulation:
             match action:
                 case SendPrepare():
                     assert action.generation == job.record.issued_generation
-                    self.send(action.node_id, Prepare(job=action.job, run=action.run, generation=action.generation, parent=action.parent))
+                    self.send(
+                        action.node_id,
+                        Prepare(job=action.job, run=action.run, generation=action.generation, parent=action.parent),
+                    )
                 case SendLoad():
                     assert action.plan is job.plan
                     self.send(action.node_id, Load(plan=action.plan, key=b""))
                 case SendStart():
                     self.send(action.node_id, Start(job=action.job, run=action.run, generation=action.generation))
                 case SendHalt():
-                    self.send(action.node_id, HaltRanks(job=action.job, run=action.run, generation=action.generation, reason=action.reason))
+                    self.send(
+                        action.node_id,
+                        HaltRanks(job=action.job, run=action.run, generation=action.generation, reason=action.reason),
+                    )
                 case SendStop():
-                    self.send(action.node_id, StopTraining(job=action.job, run=action.run, generation=action.generation))
+                    self.send(
+                        action.node_id, StopTraining(job=action.job, run=action.run, generation=action.generation)
+                    )
                 case SendTakeStacks():
                     pass  # these agents do not answer: nothing is proven of ranks that stand still
                 case PutManifest(manifest=manifest):
-                    record = CheckpointRecord(generation=manifest.generation, step=manifest.step, bucket="b", shards=manifest.shards)
+                    record = CheckpointRecord(
+                        generation=manifest.generation, step=manifest.step, bucket="b", shards=manifest.shards
+                    )
                     job.checkpoints.append(record)
                 case _:
                     raise AssertionError(action)
@@ -479,9 +543,18 @@ class Simulation:
 
     def held_steps(self, job: SimulatedJob, parent: Generation, nodes: Iterable[NodeId]) -> set[Step]:
         """Return the steps on the path of `parent` of which these nodes hold every shard in memory."""
-        slots = {key for node_id in nodes if node_id in self.agents and (agent := self.agents[node_id]).run == job.spec.run for key in agent.slots}
+        slots = {
+            key
+            for node_id in nodes
+            if node_id in self.agents and (agent := self.agents[node_id]).run == job.spec.run
+            for key in agent.slots
+        }
         steps = {Step(step) for _, _, step in slots}
-        return {step for step in steps if all((rank, self.maker(job, parent, step), step) in slots for rank in range(job.spec.world_size))}
+        return {
+            step
+            for step in steps
+            if all((rank, self.maker(job, parent, step), step) in slots for rank in range(job.spec.world_size))
+        }
 
     def check_base(self, job: SimulatedJob, observed: JobObserved, plan: GenerationPlan) -> None:
         """No step that the plan's nodes hold whole is given up, unless a source of it did not verify."""
@@ -520,12 +593,20 @@ class Simulation:
             is_training = observed.record.state is JobState.RUNNING and bool(self.running(job)) and is_member
             if is_training and observed.nodes[node_id].instance is not InstanceCondition.ENDED:
                 lasted = self.seconds - job.advanced_at
-                assert lasted > POLICY.timeouts.lease_seconds, f"{node_id} was excluded while steps advanced: {exclusion.evidence}"
+                assert lasted > POLICY.timeouts.lease_seconds, (
+                    f"{node_id} was excluded while steps advanced: {exclusion.evidence}"
+                )
 
     def check_silences(self, observed: JobObserved, decision: Decision) -> None:
         """No silence is said to have lasted longer than the node was silent, whatever the clocks show."""
-        told = [observed.record.reason, *(observed.record.incident.evidence if observed.record.incident is not None else ())]
-        tells = [decision.record.reason, *(decision.record.incident.evidence if decision.record.incident is not None else ())]
+        told = [
+            observed.record.reason,
+            *(observed.record.incident.evidence if observed.record.incident is not None else ()),
+        ]
+        tells = [
+            decision.record.reason,
+            *(decision.record.incident.evidence if decision.record.incident is not None else ()),
+        ]
         for words in tells:
             for node_id, seconds in SILENCE.findall(words) if words not in told else ():
                 lasted = observed.nodes[NodeId(node_id)].silent_seconds
@@ -556,7 +637,9 @@ class Simulation:
         if plan is None:
             return []
         team = [self.agents[node.node_id] for node in plan.nodes if node.node_id in self.agents]
-        is_whole = len(team) == len(plan.nodes) and all(agent.generation == plan.generation and agent.run == plan.run for agent in team)
+        is_whole = len(team) == len(plan.nodes) and all(
+            agent.generation == plan.generation and agent.run == plan.run for agent in team
+        )
         return team if is_whole else []
 
     def running(self, job: SimulatedJob) -> list[Agent]:
@@ -586,8 +669,13 @@ class Simulation:
         for agent in self.running(job):
             agent.exit_all(ExitClass.SUCCESS, 0)
 
-    def train(self, job: SimulatedJob, steps: int, *, is_lagging: Callable[[NodeId, Rank], bool] = lambda holder, rank: False) -> None:
-        """Let all ranks make steps. A node for which `is_lagging` says so does not seal its replica of another owner's rank."""
+    def train(
+        self, job: SimulatedJob, steps: int, *, is_lagging: Callable[[NodeId, Rank], bool] = lambda holder, rank: False
+    ) -> None:
+        """Let all ranks make steps.
+
+        A node for which `is_lagging` says so does not seal its replica of another owner's rank.
+        """
         plan = job.plan
         if steps >= evidence.COUNTER_EVIDENCE_BOUNDARIES and self.running(job):
             job.advanced_at = self.seconds
@@ -602,7 +690,11 @@ class Simulation:
                         if holder != agent.node_id and is_lagging(holder, rank):
                             continue
                         other = self.agents[holder]
-                        if other.run == plan.run and other.generation == plan.generation and (holder == agent.node_id or self.serves(holder)):
+                        if (
+                            other.run == plan.run
+                            and other.generation == plan.generation
+                            and (holder == agent.node_id or self.serves(holder))
+                        ):
                             other.seal(rank, plan.generation, agent.boundary[rank])
 
     def stamped(self, node_id: NodeId, step: int) -> float:
@@ -612,7 +704,9 @@ class Simulation:
     def kill_rank(self, agent: Agent) -> None:
         if agent.phase is MemberPhase.RUNNING:
             for rank, step in list(agent.boundary.items())[:1]:
-                agent.exits[rank] = RankExit(exit_class=ExitClass.KILLED, code=-9, at_seconds=agent.unix_seconds, boundary=Step(step))
+                agent.exits[rank] = RankExit(
+                    exit_class=ExitClass.KILLED, code=-9, at_seconds=agent.unix_seconds, boundary=Step(step)
+                )
             agent.phase = MemberPhase.EXITED
 
     def terminate(self, node_id: NodeId) -> None:
@@ -657,7 +751,9 @@ class Simulation:
                     layout_hash=b"l" * 16,
                 )
                 for rank in agent.boundary
-                for origin in [next((key[1] for key in agent.slots if key[0] == rank and key[2] == step), agent.generation)]
+                for origin in [
+                    next((key[1] for key in agent.slots if key[0] == rank and key[2] == step), agent.generation)
+                ]
             )
 
     def forget(self, agent: Agent) -> None:
@@ -681,7 +777,10 @@ class Simulation:
             self.release()
             self.step()
             self.check()
-            if all(job.record.state in ENDED_JOBS or (job.record.state is JobState.RUNNING and self.running(job)) for job in self.jobs):
+            if all(
+                job.record.state in ENDED_JOBS or (job.record.state is JobState.RUNNING and self.running(job))
+                for job in self.jobs
+            ):
                 return
         raise AssertionError([(job.record.state, job.record.reason) for job in self.jobs])
 
@@ -693,7 +792,9 @@ class Simulation:
                 self.table[node_id] = replace(row, release="return")
 
 
-def fresh(max_size: int = MAX_SIZE, domains: Domains = NO_DOMAINS, ranks_per_node: tuple[int, int] = (1, 1)) -> Simulation:
+def fresh(
+    max_size: int = MAX_SIZE, domains: Domains = NO_DOMAINS, ranks_per_node: tuple[int, int] = (1, 1)
+) -> Simulation:
     """Return a simulation in which both jobs run, of a group that may have so many instances."""
     simulation = Simulation(max_size, domains, ranks_per_node)
     simulation.settle()

@@ -1,7 +1,8 @@
 """The ledger of a job adds up exactly, whatever happens to the job, to its control plane and to the clock.
 
-A history is a list of passes. Between two of them the clock moves, forward or back; a pass may be lost before it is stored, and what is stored may be
-read again by a control plane that remembers nothing else. The states follow the transition tables, at random.
+A history is a list of passes. Between two of them the clock moves, forward or back; a pass may be lost before it is
+stored, and what is stored may be read again by a control plane that remembers nothing else. The states follow the
+transition tables, at random.
 """
 
 from __future__ import annotations
@@ -61,10 +62,14 @@ def one_pass(job: JobRecord, now: float, choice: int, nodes: int, is_stalled: bo
     event = events[choice % len(events)]
     if event is JobEvent.FAULTED:
         fault = Fault(cause=Cause.RANK_EXIT, evidence="a rank ended", at=now - choice)
-        opened = incidents.opened(RunId("r" * 32), Generation(1), (fault,), decision="", reason="", reached=Step(0), now=now)
+        opened = incidents.opened(
+            RunId("r" * 32), Generation(1), (fault,), decision="", reason="", reached=Step(0), now=now
+        )
         after = [opened] if before.incident is None else [replace(before.incident, closed_at=opened.failed_at), opened]
         seemed = accounting.bucket(replace(charged, incident=None))
-        job = accounting.follow(job, before.incident, after, seemed=seemed, stalled_since=opened.failed_at if is_stalled else None)
+        job = accounting.follow(
+            job, before.incident, after, seemed=seemed, stalled_since=opened.failed_at if is_stalled else None
+        )
         job = replace(job, incident=opened)
     elif job.incident is not None:
         moves = [event for state, event in INCIDENT_TRANSITIONS if state is job.incident.state]
@@ -75,12 +80,19 @@ def one_pass(job: JobRecord, now: float, choice: int, nodes: int, is_stalled: bo
         state = advance(JOB_TRANSITIONS, "job", job.state, event)
         is_first = state is JobState.STARTING and job.started_at is None
         started_at = accounting.accounted_until(job) if is_first else job.started_at
-        job = replace(job, state=state, started_at=started_at, ended_at=accounting.accounted_until(job) if state in ENDED_JOBS else None)
+        job = replace(
+            job,
+            state=state,
+            started_at=started_at,
+            ended_at=accounting.accounted_until(job) if state in ENDED_JOBS else None,
+        )
     return job
 
 
 @given(st.lists(PASSES, max_size=60))
-def test_the_buckets_add_up_to_the_wall_time_to_the_microsecond(history: list[tuple[float, int, int, bool, bool, bool]]) -> None:
+def test_the_buckets_add_up_to_the_wall_time_to_the_microsecond(
+    history: list[tuple[float, int, int, bool, bool, bool]],
+) -> None:
     stored = JobRecord(state=JobState.QUEUED, reason="", created_at=CREATED, state_since=CREATED)
     now = CREATED
     for move, choice, nodes, is_stalled, is_lost, is_restarted in history:

@@ -28,7 +28,14 @@ Event = tuple[str, int, Any]
 ENDING = sorted(notices.ENDING)
 FAULTS = tuple(
     NodeFault(code=code, message="words", is_permanent=False, xid=number)
-    for code, number in (("gpu_xid", 31), ("gpu_xid", 95), ("gpu_xid", 79), ("gpu_lost", None), ("nic_down", None), ("disk_full", None))
+    for code, number in (
+        ("gpu_xid", 31),
+        ("gpu_xid", 95),
+        ("gpu_xid", 79),
+        ("gpu_lost", None),
+        ("nic_down", None),
+        ("disk_full", None),
+    )
 )
 DOMAINS = st.tuples(st.sampled_from([0, 2, 3, 6]), st.integers(0, 99))
 RANKS_PER_NODE = st.sampled_from([(1, 1), (2, 1), (1, 3), (2, 2)])
@@ -56,7 +63,9 @@ EVENTS = st.one_of(
     st.tuples(st.just("wait"), st.sampled_from([1, 2, 7, 40, 130]), st.just(0)),
     st.tuples(st.just("standstill"), st.integers(0, 600), st.just(0)),
     st.tuples(st.just("clock"), st.integers(0, 11), st.sampled_from([-3600, -65, 65, 3600])),
-    st.tuples(st.just("person"), st.integers(0, 1), st.sampled_from(["stop", "pause", "resume", "take over", "hand back"])),
+    st.tuples(
+        st.just("person"), st.integers(0, 1), st.sampled_from(["stop", "pause", "resume", "take over", "hand back"])
+    ),
     st.tuples(st.just("finish"), st.integers(0, 1), st.just(0)),
     st.tuples(st.just("uploads take"), st.sampled_from([0, 1, 30, 4000]), st.just(0)),
     st.tuples(st.just("restart"), st.sampled_from([0, 2, 20, 200]), st.just(0)),
@@ -172,7 +181,9 @@ def come_to_rest(simulation: Simulation) -> None:
         simulation.step()
         assert [decision.actions for decision in simulation.last_decisions] == [(), (), ()]
     live = {job.spec.run for job in simulation.jobs if job.record.state not in ENDED_JOBS}
-    assert {agent.run for agent in simulation.agents.values()} <= live | {None}, "a job that has ended is still on a node"
+    assert {agent.run for agent in simulation.agents.values()} <= live | {None}, (
+        "a job that has ended is still on a node"
+    )
 
 
 @settings(max_examples=30)
@@ -194,8 +205,13 @@ def test_one_lost_node_costs_no_committed_step(steps: int, domains: Domains, dat
 
 @settings(max_examples=30)
 @given(st.integers(0, 3), st.booleans(), st.data())
-def test_a_second_loss_during_the_restore_costs_no_committed_step(unseen: int, has_restarted: bool, data: st.DataObject) -> None:
-    """The control plane has missed commits, and holders lack the base. Each shard keeps one node that had the committed step."""
+def test_a_second_loss_during_the_restore_costs_no_committed_step(
+    unseen: int, has_restarted: bool, data: st.DataObject
+) -> None:
+    """The control plane has missed commits, and holders lack the base.
+
+    Each shard keeps one node that had the committed step.
+    """
     simulation = fresh()
     job = simulation.jobs[0]
     for _ in range(3):
@@ -227,7 +243,12 @@ PARTS_OF_A_SHARD_PAIR = 0b0000_0000_0010_0000
 
 
 @settings(max_examples=30)
-@given(st.sampled_from([(2, 1), (2, 2), (3, 3)]), st.integers(0, 1), st.integers(0, 2**16 - 1), st.lists(st.integers(0, 3), max_size=2))
+@given(
+    st.sampled_from([(2, 1), (2, 2), (3, 3)]),
+    st.integers(0, 1),
+    st.integers(0, 2**16 - 1),
+    st.lists(st.integers(0, 3), max_size=2),
+)
 @example((2, 2), 0, PARTS_OF_A_SHARD_PAIR, [0])
 @example((2, 2), 0, PARTS_OF_A_SHARD_PAIR, [1])
 def test_holders_that_die_with_some_of_a_nodes_shards_cost_no_step_that_others_have(
@@ -278,7 +299,9 @@ def test_a_judge_that_takes_a_difference_of_unix_times_for_the_age_of_a_silence_
 
 @settings(max_examples=30)
 @given(st.integers(1, 20), st.sampled_from(ENDING), st.sampled_from([40.0, 120.0, 600.0]), st.booleans(), st.data())
-def test_an_announced_end_costs_no_step(steps: int, kind: NoticeKind, seconds: float, is_uploading: bool, data: st.DataObject) -> None:
+def test_an_announced_end_costs_no_step(
+    steps: int, kind: NoticeKind, seconds: float, is_uploading: bool, data: st.DataObject
+) -> None:
     simulation = fresh()
     job = simulation.jobs[data.draw(st.integers(0, 1))]
     for _ in range(steps):
@@ -305,12 +328,19 @@ def test_an_announced_end_costs_no_step(steps: int, kind: NoticeKind, seconds: f
     assert job.plan.generation == 2, "one interruption"
 
 
-NOTICES = st.builds(Notice, kind=st.sampled_from(NoticeKind), message=st.sampled_from("ab"), ends_at=st.none() | st.integers(0, 5).map(float))
+NOTICES = st.builds(
+    Notice,
+    kind=st.sampled_from(NoticeKind),
+    message=st.sampled_from("ab"),
+    ends_at=st.none() | st.integers(0, 5).map(float),
+)
 
 
 @given(st.lists(NOTICES, max_size=8), st.data())
 def test_notices_doubled_late_or_out_of_order_change_nothing(told: list[Notice], data: st.DataObject) -> None:
-    again = data.draw(st.permutations([*told, *data.draw(st.lists(st.sampled_from(told), max_size=5) if told else st.just([]))]))
+    again = data.draw(
+        st.permutations([*told, *data.draw(st.lists(st.sampled_from(told), max_size=5) if told else st.just([]))])
+    )
     assert notices.merged(again) == notices.merged(told)
     assert {notice.kind for notice in notices.merged(told)} == {notice.kind for notice in told}
 

@@ -24,13 +24,19 @@ def names(count: int) -> list[NodeId]:
     return [NodeId(f"n{i}") for i in range(count)]
 
 
-def planned(domains: Sequence[int], copies: int, before: Sequence[Sequence[int]] = ()) -> tuple[Holders, tuple[tuple[int, ...], ...]]:
+def planned(
+    domains: Sequence[int], copies: int, before: Sequence[Sequence[int]] = ()
+) -> tuple[Holders, tuple[tuple[int, ...], ...]]:
     """Return the holders of each GROUP_RANK and the groups, of a placement over these domains."""
     nodes = names(len(domains))
-    found = placement.plan(nodes, copies, {node: f"d{domain}" for node, domain in zip(nodes, domains, strict=True)}, before)
+    found = placement.plan(
+        nodes, copies, {node: f"d{domain}" for node, domain in zip(nodes, domains, strict=True)}, before
+    )
     place = {node: i for i, node in enumerate(nodes)}
     groups = tuple(tuple(place[node] for node in group) for group in found.groups)
-    return {place[owner]: frozenset(place[holder] for holder in holders) for owner, holders in found.holders.items()}, groups
+    return {
+        place[owner]: frozenset(place[holder] for holder in holders) for owner, holders in found.holders.items()
+    }, groups
 
 
 def exposed(holders: Holders, domains: Sequence[int]) -> int:
@@ -58,7 +64,9 @@ def test_a_fresh_placement_exposes_no_shard_that_another_arrangement_keeps_apart
     for domains in combinations_with_replacement(range(3), count):
         holders, _ = planned(domains, copies)
         if exposed(holders, domains):
-            assert exposed(holders, domains) == min(exposed(other, domains) for other in arrangements(count, copies)), domains
+            assert exposed(holders, domains) == min(exposed(other, domains) for other in arrangements(count, copies)), (
+                domains
+            )
 
 
 @settings(max_examples=60)
@@ -81,4 +89,6 @@ def test_a_replacement_changes_the_fewest_shards(shape: tuple[int, int], data: s
     if exposed(before, domains) == least:
         assert after == before
     elif least == 0 and len(replaced) == 1:
-        assert changed(after) == min(changed(other) for other in arrangements(count, copies) if exposed(other, domains) == 0)
+        assert changed(after) == min(
+            changed(other) for other in arrangements(count, copies) if exposed(other, domains) == 0
+        )

@@ -21,7 +21,14 @@ CAPACITY = 16
 
 
 def waiting(name: str, count: int, priority: int = 0) -> FleetJob:
-    return FleetJob(job=JobName(name), run=RunId(name), state=JobState.QUEUED, node_count=count, priority=priority, created_at=float(name[1:]))
+    return FleetJob(
+        job=JobName(name),
+        run=RunId(name),
+        state=JobState.QUEUED,
+        node_count=count,
+        priority=priority,
+        created_at=float(name[1:]),
+    )
 
 
 def starts(jobs: Sequence[FleetJob], lengths: dict[RunId, int], capacity: int = CAPACITY) -> dict[RunId, int]:
@@ -54,7 +61,9 @@ def test_whichever_of_the_others_end(head: int, newcomer: int, holding: list[int
     queue=st.lists(st.tuples(st.integers(1, CAPACITY), st.integers(0, 2)), min_size=1, max_size=8),
     data=st.data(),
 )
-def test_the_head_starts_when_it_would_without_those_who_jumped(running: list[int], queue: list[tuple[int, int]], data: st.DataObject) -> None:
+def test_the_head_starts_when_it_would_without_those_who_jumped(
+    running: list[int], queue: list[tuple[int, int]], data: st.DataObject
+) -> None:
     assume(sum(running) <= CAPACITY)
     there = [replace(waiting(f"r{i}", count), state=JobState.RUNNING) for i, count in enumerate(running)]
     queued = [waiting(f"q{i}", count, priority) for i, (count, priority) in enumerate(queue)]
@@ -64,7 +73,11 @@ def test_the_head_starts_when_it_would_without_those_who_jumped(running: list[in
     assert with_jumpers.keys() == lengths.keys(), "somebody never started"
     if first.waiting:
         head = first.waiting[0]
-        jumpers = {job.run for job in queued if job.run in first.admitted and (-job.priority, job.created_at) > (-head.priority, head.created_at)}
+        jumpers = {
+            job.run
+            for job in queued
+            if job.run in first.admitted and (-job.priority, job.created_at) > (-head.priority, head.created_at)
+        }
         for absent in (jumpers, behind(head, queued)):
             remaining = [job for job in [*there, *queued] if job.run not in absent]
             assert with_jumpers[head.run] == starts(remaining, lengths)[head.run]
@@ -76,21 +89,34 @@ def behind(head: FleetJob, queued: Collection[FleetJob]) -> set[RunId]:
 
 @given(
     holding=st.lists(
-        st.tuples(st.integers(1, 6), st.integers(0, 3), st.booleans(), st.sampled_from([JobState.RUNNING, JobState.ALLOCATING, JobState.PAUSING])),
+        st.tuples(
+            st.integers(1, 6),
+            st.integers(0, 3),
+            st.booleans(),
+            st.sampled_from([JobState.RUNNING, JobState.ALLOCATING, JobState.PAUSING]),
+        ),
         max_size=5,
     ),
     needs=st.integers(1, CAPACITY),
     priority=st.integers(0, 4),
 )
-def test_as_few_as_needed_make_way_for_a_higher_priority(holding: list[tuple[int, int, bool, JobState]], needs: int, priority: int) -> None:
+def test_as_few_as_needed_make_way_for_a_higher_priority(
+    holding: list[tuple[int, int, bool, JobState]], needs: int, priority: int
+) -> None:
     assume(sum(count for count, *_ in holding) <= CAPACITY)
-    jobs = [replace(waiting(f"h{i}", count, rank), state=state, may_pause=may) for i, (count, rank, may, state) in enumerate(holding)]
+    jobs = [
+        replace(waiting(f"h{i}", count, rank), state=state, may_pause=may)
+        for i, (count, rank, may, state) in enumerate(holding)
+    ]
     head = waiting("q99", needs, priority)
     plan = schedule([*jobs, head], CAPACITY, 0.0)
     paused = [job for job in jobs if job.run in plan.giving_way]
     soon = CAPACITY - sum(job.node_count for job in jobs if job.state is not JobState.PAUSING)
     able = [
-        job for job in jobs if job.priority < priority and (job.state is JobState.ALLOCATING or (job.may_pause and job.state is JobState.RUNNING))
+        job
+        for job in jobs
+        if job.priority < priority
+        and (job.state is JobState.ALLOCATING or (job.may_pause and job.state is JobState.RUNNING))
     ]
     assert all(job in able for job in paused)
     gained = soon + sum(job.node_count for job in paused)

@@ -1,6 +1,7 @@
 """Where a job's time went, held against the ranks' own stamps: launches, faults, pauses, hangs and control planes that are away, in any order.
 
-The oracle knows the stamp of every step and the moment at which the story stopped the ranks. It reads nothing that the control plane has decided.
+The oracle knows the stamp of every step and the moment at which the story stopped the ranks. It reads nothing that the
+control plane has decided.
 """
 
 from __future__ import annotations
@@ -55,7 +56,12 @@ class Stamped(Simulation):
         return self.jobs[0]
 
     def second(self, *, is_stepping: bool = False) -> None:
-        if is_stepping and (plan := self.job.plan) is not None and (team := self.running(self.job)) and not any(agent.exits for agent in team):
+        if (
+            is_stepping
+            and (plan := self.job.plan) is not None
+            and (team := self.running(self.job))
+            and not any(agent.exits for agent in team)
+        ):
             launch = self.launches.setdefault(plan.generation, Launch(plan.base_step))
             step = max(boundary for agent in team for boundary in agent.boundary.values()) + 1
             launch.stamps[step] = self.seconds + 0.5
@@ -141,7 +147,9 @@ def check_incidents(world: Stamped) -> None:
     """The phases of all incidents are what the ledger says, to the microsecond."""
     record = world.job.record
     until = accounting.accounted_until(record)
-    for name, bucket in zip(incidents.PHASES, (Bucket.DETECT, Bucket.REPLACE, Bucket.RESTORE, Bucket.REWORK), strict=True):
+    for name, bucket in zip(
+        incidents.PHASES, (Bucket.DETECT, Bucket.REPLACE, Bucket.RESTORE, Bucket.REWORK), strict=True
+    ):
         told = sum(incidents.phase_seconds(each, until)[f"{name}_seconds"] for each in world.incidents.values())
         booked = record.microseconds.get(bucket, 0) / 1_000_000
         if bucket is Bucket.RESTORE and world.was_paused:

@@ -28,7 +28,9 @@ REPORTS = st.builds(
 PEERS = st.sampled_from([NodeId("i-a"), NodeId("i-b"), NodeId("i-c")])
 
 
-@given(st.booleans(), st.sampled_from([0, 4]), st.lists(st.one_of(REPORTS, st.just("stop"), st.just("end")), max_size=25))
+@given(
+    st.booleans(), st.sampled_from([0, 4]), st.lists(st.one_of(REPORTS, st.just("stop"), st.just("end")), max_size=25)
+)
 def test_c_never_falls_and_proposals_only_rise(is_restarted: bool, base: int, news: list[RankRound | str]) -> None:
     begin = Coordinator.recover if is_restarted else Coordinator.begin
     core = begin(world_size=3, base=Step(base), every_steps=3)
@@ -74,7 +76,10 @@ DROPPED_AFTER_ITS_ACKNOWLEDGEMENT: list[tuple[str, object, object]] = [
     ("acknowledge", "i-b", 1),
     ("hear", 1, 2),
 ]
-"""A holder acknowledges step 1, is dropped before the vote, and sends nothing after that. Step 1 is committed without it."""
+"""A holder acknowledges step 1, is dropped before the vote, and sends nothing after that.
+
+Step 1 is committed without it.
+"""
 
 
 @given(st.sampled_from([0, 4]), st.lists(NEWS, max_size=30))
@@ -89,7 +94,13 @@ def test_a_shard_acknowledges_only_what_is_held(base: int, news: list[tuple[str,
                 heard.discard(first)
             case "acknowledge" | "inventory" | "answer":
                 heard.add(first)
-        arguments = (first, second) if name in ("hear", "acknowledge", "inventory") else (first, "why") if name == "abandon" else (first,)
+        arguments = (
+            (first, second)
+            if name in ("hear", "acknowledge", "inventory")
+            else (first, "why")
+            if name == "abandon"
+            else (first,)
+        )
         shard = getattr(shard, name)(*arguments)
         assert shard.committed >= before.committed
         assert shard.awaited <= set(peers)

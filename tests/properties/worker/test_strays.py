@@ -1,8 +1,8 @@
 """Strays over whole relaunches on nodes whose memory is sized exactly: no second loss costs a step, and nobody waits for ever.
 
-The real placement, the real choice of the base and the real rule act on simulated nodes. Owners sealed step 10 when a node was lost. Either step 9
-is committed, and each holder may have sealed step 10 or not; or all have, and owners captured step 11 over step 9. Then transfers, announcements
-and commits happen in any order.
+The real placement, the real choice of the base and the real rule act on simulated nodes. Owners sealed step 10 when a
+node was lost. Either step 9 is committed, and each holder may have sealed step 10 or not; or all have, and owners
+captured step 11 over step 9. Then transfers, announcements and commits happen in any order.
 """
 
 from __future__ import annotations
@@ -42,11 +42,20 @@ class Node:
 
     @property
     def used(self) -> int:
-        return sum(SLOTS if rank in self.made else len(self.steps.get(rank, ())) for rank in self.made | set(self.steps))
+        return sum(
+            SLOTS if rank in self.made else len(self.steps.get(rank, ())) for rank in self.made | set(self.steps)
+        )
 
     def inventory(self) -> tuple[SlotRecord, ...]:
         return tuple(
-            SlotRecord(owner_rank=rank, origin_generation=ORIGIN, step=step, payload_bytes=1, digest=b"d" * 16, layout_hash=b"l" * 16)
+            SlotRecord(
+                owner_rank=rank,
+                origin_generation=ORIGIN,
+                step=step,
+                payload_bytes=1,
+                digest=b"d" * 16,
+                layout_hash=b"l" * 16,
+            )
             for rank, steps in sorted(self.steps.items())
             for step in sorted(steps)
         )
@@ -142,7 +151,10 @@ class Relaunch:
             recovery.Survey(
                 owners=[owner for _, owner in self.ranks_of(self.members)],
                 inventories={node_id: node.inventory() for node_id, node in self.nodes.items()},
-                path=recovery.path_of([GenerationRecord(generation=ORIGIN, parent=Generation(0), base_step=Step(0), was_started=True)], ORIGIN),
+                path=recovery.path_of(
+                    [GenerationRecord(generation=ORIGIN, parent=Generation(0), base_step=Step(0), was_started=True)],
+                    ORIGIN,
+                ),
                 committed=COMMITTED,
             )
         )
@@ -161,7 +173,8 @@ class Relaunch:
                 for node_id in self.members
             ),
             ranks=tuple(
-                RankPlan(rank=rank, holders=found.holders[owner], sources=restore.sources[rank]) for rank, owner in self.ranks_of(self.members)
+                RankPlan(rank=rank, holders=found.holders[owner], sources=restore.sources[rank])
+                for rank, owner in self.ranks_of(self.members)
             ),
         )
 
@@ -178,14 +191,19 @@ class Relaunch:
             node.strays = self.rules.of(self.plan, member.node_id).loaded()
             node.made = (before & node.strays.placed) | set(member.ranks)
 
-    # -- what happens -----------------------------------------------------------------------------------------------------------------------
+    # -- what happens
 
     def has_base(self, rank: Rank, holder: NodeId) -> bool:
         return self.base in self.nodes[holder].steps.get(rank, ())
 
     @property
     def missing(self) -> list[tuple[Rank, NodeId]]:
-        return [(each.rank, holder) for each in self.plan.ranks for holder in each.holders if not self.has_base(each.rank, holder)]
+        return [
+            (each.rank, holder)
+            for each in self.plan.ranks
+            for holder in each.holders
+            if not self.has_base(each.rank, holder)
+        ]
 
     @property
     def held(self) -> frozenset[Rank]:
@@ -204,13 +222,17 @@ class Relaunch:
         if not set(self.missing) - self.out_of_view:
             self.committed = self.base
 
-    # -- what must hold ---------------------------------------------------------------------------------------------------------------------
+    # -- what must hold
 
     def best_without(self, lost: NodeId) -> Step:
         """Return the newest step of which all shards are on other nodes; `NONE`: no step from the committed one on."""
         others = [node for node in self.nodes.values() if node.node_id != lost]
         ranks = [each.rank for each in self.plan.ranks]
-        whole = (step for step in (COMMITTED, NEWEST) if all(any(step in node.steps.get(rank, ()) for node in others) for rank in ranks))
+        whole = (
+            step
+            for step in (COMMITTED, NEWEST)
+            if all(any(step in node.steps.get(rank, ()) for node in others) for rank in ranks)
+        )
         return max(whole, default=NONE)
 
 
@@ -222,7 +244,9 @@ def relaunches(draw: st.DrawFn, *, losses: int) -> Relaunch:
     labels = draw(st.lists(label, min_size=count, max_size=count))
     lost = draw(st.lists(st.integers(0, count - 1), min_size=losses, max_size=losses, unique=True))
     names = [NodeId(f"n{i}") for i in range(count)]
-    holders = placement.plan(names, copies, {node: f"d{each}" for node, each in zip(names, labels, strict=True)}).holders
+    holders = placement.plan(
+        names, copies, {node: f"d{each}" for node, each in zip(names, labels, strict=True)}
+    ).holders
     partners = [[labels[names.index(holder)] for holder in holders[names[place]][1:]] for place in lost]
     spares = [draw(st.sampled_from(each)) for each in partners]  # most often the group has to change then
     ranks_per_node = draw(st.integers(1, 2))
@@ -270,7 +294,9 @@ def run(relaunch: Relaunch, numbers: Sequence[int], *, may_time_out: bool) -> No
 @pytest.mark.parametrize("ranks_per_node", [1, 2])
 @pytest.mark.parametrize("is_later", [False, True])
 @pytest.mark.parametrize("sealed", [False, True])
-def test_two_pairs_exchange_a_node_without_waiting_for_the_deadline(sealed: bool, is_later: bool, ranks_per_node: int) -> None:
+def test_two_pairs_exchange_a_node_without_waiting_for_the_deadline(
+    sealed: bool, is_later: bool, ranks_per_node: int
+) -> None:
     relaunch = Relaunch([0, 1, 0, 2], 2, [0], [1], [sealed] * 8, is_later=is_later, ranks_per_node=ranks_per_node)
     assert strayed(relaunch.plan)
     run(relaunch, [], may_time_out=False)
@@ -278,13 +304,18 @@ def test_two_pairs_exchange_a_node_without_waiting_for_the_deadline(sealed: bool
 
 @pytest.mark.parametrize("ranks_per_node", [1, 2])
 @pytest.mark.parametrize("rules", [DropsAtFirstRequest, DropsAtFirstAnnouncement])
-def test_strays_that_are_dropped_before_the_new_holder_has_sealed_are_found(rules: type[Strays], ranks_per_node: int) -> None:
+def test_strays_that_are_dropped_before_the_new_holder_has_sealed_are_found(
+    rules: type[Strays], ranks_per_node: int
+) -> None:
     sealed = [True] * 3 * ranks_per_node + [False] * ranks_per_node
 
     def relaunch(rules: type[Strays]) -> Relaunch:
         return Relaunch([0, 1, 0, 2], 2, [0], [1], sealed, is_later=False, ranks_per_node=ranks_per_node, rules=rules)
 
-    orders = [[2 * number for number in range(2 * ranks_per_node)], *([2 * one, 2 * other + 1] for one in range(8) for other in range(8))]
+    orders = [
+        [2 * number for number in range(2 * ranks_per_node)],
+        *([2 * one, 2 * other + 1] for one in range(8) for other in range(8)),
+    ]
 
     def run_all(rules: type[Strays]) -> None:
         for numbers in [*orders, [10, 29], [40, 2]]:
@@ -296,7 +327,10 @@ def test_strays_that_are_dropped_before_the_new_holder_has_sealed_are_found(rule
 
 
 def test_a_stray_without_the_base_stays_although_its_owner_keeps_it_too() -> None:
-    """Node n6 has strays of n3, step 9 alone, and of n5, steps 9 and 10. It needs room for one slot. Only n3 and n6 hold a state of n3's shard."""
+    """Node n6 has strays of n3, step 9 alone, and of n5, steps 9 and 10. It needs room for one slot.
+
+    Only n3 and n6 hold a state of n3's shard.
+    """
     lacks_newest = {2, 5, 6}
     sealed = [replica not in lacks_newest for replica in range(14)]
     relaunch = Relaunch([1, 0, 1, 1, 0, 0, 0], 3, [2, 4], [0, 1], sealed, is_later=False)
@@ -317,13 +351,17 @@ def test_a_stray_stays_if_its_owner_alone_has_the_base_of_another_rank() -> None
 
 @settings(max_examples=400)
 @given(relaunches(losses=1), st.lists(st.integers(0, 63), max_size=30))
-def test_after_one_loss_no_step_is_at_risk_and_no_holder_waits_for_the_deadline(relaunch: Relaunch, numbers: list[int]) -> None:
+def test_after_one_loss_no_step_is_at_risk_and_no_holder_waits_for_the_deadline(
+    relaunch: Relaunch, numbers: list[int]
+) -> None:
     assert relaunch.base >= COMMITTED
     run(relaunch, numbers, may_time_out=False)
 
 
 @settings(max_examples=150)
 @given(relaunches(losses=2), st.lists(st.integers(0, 63), max_size=30))
-def test_after_two_losses_everybody_gets_on_at_the_deadline_at_the_latest(relaunch: Relaunch, numbers: list[int]) -> None:
+def test_after_two_losses_everybody_gets_on_at_the_deadline_at_the_latest(
+    relaunch: Relaunch, numbers: list[int]
+) -> None:
     if relaunch.base:
         run(relaunch, numbers, may_time_out=True)

@@ -13,7 +13,13 @@ from benchmarks.api.report import Row, Run, render, rows
 from benchmarks.machine import Machine
 
 MACHINE = Machine(
-    processor="A processor", cores=2, memory_gib=8.0, kernel="Linux 6", python="3.11", versions={"torch": "2"}, load_average=(0.1, 0.1, 0.1)
+    processor="A processor",
+    cores=2,
+    memory_gib=8.0,
+    kernel="Linux 6",
+    python="3.11",
+    versions={"torch": "2"},
+    load_average=(0.1, 0.1, 0.1),
 )
 GOOD = Run(
     machine=MACHINE,
@@ -77,7 +83,9 @@ def test_a_limit_itself_is_reached() -> None:
 
 
 def test_what_was_left_out_has_no_row_and_no_words() -> None:
-    run = Run(machine=MACHINE, is_quick=True, seconds=1.0, heartbeat_rates=(20_000.0,), heartbeat_bytes=7, agent_count=2)
+    run = Run(
+        machine=MACHINE, is_quick=True, seconds=1.0, heartbeat_rates=(20_000.0,), heartbeat_bytes=7, agent_count=2
+    )
     assert len(rows(run)) == 1
     text = render(run)
     assert "ListTrainingJobs" not in text.partition("## What this does not say")[0]

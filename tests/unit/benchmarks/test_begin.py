@@ -34,7 +34,9 @@ def test_a_line_says_when_it_came(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert capsys.readouterr().out == "  61.3 s  half of it\n"
 
 
-def _begun(monkeypatch: pytest.MonkeyPatch, loads: list[float], *, is_patient: bool = True) -> tuple[Begun, list[float]]:
+def _begun(
+    monkeypatch: pytest.MonkeyPatch, loads: list[float], *, is_patient: bool = True
+) -> tuple[Begun, list[float]]:
     """A run that begins on a machine of two cores whose load is, look by look, the next of these; and how long it waited each time."""
     seen, waited = iter(loads), list[float]()
     monkeypatch.setattr(Machine, "observe", lambda: replace(MACHINE, cores=2, load_average=(next(seen), 0.0, 0.0)))
@@ -42,7 +44,9 @@ def _begun(monkeypatch: pytest.MonkeyPatch, loads: list[float], *, is_patient: b
     return begin(is_patient=is_patient, wait=waited.append), waited
 
 
-def test_a_run_waits_until_what_was_done_before_has_faded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_waits_until_what_was_done_before_has_faded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     begun, waited = _begun(monkeypatch, [2.5, 1.2, 1.0, 0.3])
     assert (begun.machine.load_average[0], len(waited)) == (1.0, 2)
     assert capsys.readouterr().out == "the load is 2.50: waiting until it is 1.00, 180 s at most\n"
@@ -64,5 +68,11 @@ def test_who_only_tries_the_harness_waits_for_nothing(monkeypatch: pytest.Monkey
 
 def test_a_run_that_is_terminated_ends_what_it_has_started() -> None:
     root = Path(__file__).parents[3]
-    ended = subprocess.run([sys.executable, "-c", SCRIPT], cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
     assert (ended.returncode, ended.stdout) == (128 + signal.SIGTERM, "what was started is ended\n")

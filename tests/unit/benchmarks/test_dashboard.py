@@ -9,7 +9,15 @@ import pytest
 from benchmarks.dashboard.report import FRAME_MS, Run, render, rows
 from benchmarks.machine import Machine
 
-MACHINE = Machine(processor="a processor", cores=2, memory_gib=8.0, kernel="Linux 6", python="3.11", versions={}, load_average=(0.1, 0.1, 0.1))
+MACHINE = Machine(
+    processor="a processor",
+    cores=2,
+    memory_gib=8.0,
+    kernel="Linux 6",
+    python="3.11",
+    versions={},
+    load_average=(0.1, 0.1, 0.1),
+)
 RUN = Run(
     machine=MACHINE,
     chromium="Chromium 1",

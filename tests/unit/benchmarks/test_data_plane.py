@@ -65,8 +65,20 @@ PEERS_AS_KNOWN = {
 }
 
 
-def of(system: str, values: dict[str, list[float]], *, floors: dict[str, LaunchFloor] = FLOORS, verified: dict[str, bool] | None = None) -> Of:
-    return Of(system=system, version="1", state_mib=256, measured=Measured(values=values, verified=verified or {}), floors=floors)
+def of(
+    system: str,
+    values: dict[str, list[float]],
+    *,
+    floors: dict[str, LaunchFloor] = FLOORS,
+    verified: dict[str, bool] | None = None,
+) -> Of:
+    return Of(
+        system=system,
+        version="1",
+        state_mib=256,
+        measured=Measured(values=values, verified=verified or {}),
+        floors=floors,
+    )
 
 
 def verdicts(values: dict[str, list[float]] = GOOD, **more: Any) -> dict[str, Figure]:
@@ -109,8 +121,14 @@ def test_what_misses_a_goal_by_little_falls_short(metric: str, values: list[floa
 
 def test_rows_about_blocking_say_how_often_snapshots_were_kept() -> None:
     found = verdicts()
-    assert {found[name].reason for name in ("blocked_p50", "blocked_p99", "unblocked_p50", "unblocked_p99")} == {"commits ÷ steps 0.98"}
-    (tight,) = (each for each in shown(of(EVERSTEP, {"blocked_tight": [3.0], "tight_commits": [0.5]})) if each.metric == "blocked_tight")
+    assert {found[name].reason for name in ("blocked_p50", "blocked_p99", "unblocked_p50", "unblocked_p99")} == {
+        "commits ÷ steps 0.98"
+    }
+    (tight,) = (
+        each
+        for each in shown(of(EVERSTEP, {"blocked_tight": [3.0], "tight_commits": [0.5]}))
+        if each.metric == "blocked_tight"
+    )
     assert (tight.reason, tight.verdict) == ("commits ÷ steps 0.50", Verdict.NONE)
     for metric in ("blocked", "blocked_tight"):
         peer = peer_figure(of("torch.save", {metric: [2200.0]}), metric)
@@ -130,7 +148,9 @@ def test_what_blocks_little_because_it_keeps_little_falls_short() -> None:
 
 
 def test_on_a_busy_machine_nothing_is_judged_but_wrong_bytes() -> None:
-    figures = of_a_busy_machine([*verdicts({**GOOD, "fetch": [9000.0]}).values(), *shown(of(EVERSTEP, {"first_raw": [60.0]}))])
+    figures = of_a_busy_machine(
+        [*verdicts({**GOOD, "fetch": [9000.0]}).values(), *shown(of(EVERSTEP, {"first_raw": [60.0]}))]
+    )
     judged_ones = [figure for figure in figures if figure.metric != "first_raw"]
     assert {figure.verdict for figure in judged_ones} == {Verdict.INCONCLUSIVE}
     assert all("busy when the run began" in figure.reason for figure in judged_ones)
@@ -203,7 +223,10 @@ def test_a_comparison_with_a_peer_that_is_missing_or_strange_is_inconclusive() -
     assert "5000" in strange.reason
 
 
-@pytest.mark.parametrize(("value", "verdict"), [(860 * 0.76, Verdict.NONE), (860 * 0.74, Verdict.INCONCLUSIVE), (970 * 1.26, Verdict.INCONCLUSIVE)])
+@pytest.mark.parametrize(
+    ("value", "verdict"),
+    [(860 * 0.76, Verdict.NONE), (860 * 0.74, Verdict.INCONCLUSIVE), (970 * 1.26, Verdict.INCONCLUSIVE)],
+)
 def test_a_peer_must_be_within_a_quarter_of_what_is_known_of_it(value: float, verdict: Verdict) -> None:
     assert peer_figure(of("lm-resiliency", {"commit": [value]}), "commit").verdict is verdict
 
@@ -211,12 +234,18 @@ def test_a_peer_must_be_within_a_quarter_of_what_is_known_of_it(value: float, ve
 def test_what_is_known_of_a_peer_scales_with_its_floors() -> None:
     slower = {**FLOORS, "one_way": floor(490.0, 490.0, 490.0)}  # copy and two ways: 60 + 460 then, 60 + 980 now
     assert peer_figure(of("lm-resiliency", {"commit": [1800.0]}, floors=slower), "commit").verdict is Verdict.NONE
-    assert peer_figure(of("lm-resiliency", {"commit": [900.0]}, floors=slower), "commit").verdict is Verdict.INCONCLUSIVE
+    assert (
+        peer_figure(of("lm-resiliency", {"commit": [900.0]}, floors=slower), "commit").verdict is Verdict.INCONCLUSIVE
+    )
 
 
-@pytest.mark.parametrize(("value", "verdict"), [(4.07, Verdict.NONE), (5.1, Verdict.INCONCLUSIVE), (2.9, Verdict.INCONCLUSIVE)])
+@pytest.mark.parametrize(
+    ("value", "verdict"), [(4.07, Verdict.NONE), (5.1, Verdict.INCONCLUSIVE), (2.9, Verdict.INCONCLUSIVE)]
+)
 def test_what_is_known_of_a_peers_memory_scales_with_no_floor(value: float, verdict: Verdict) -> None:
-    found = peer_figure(of("lm-resiliency", {"memory": [value]}, floors={name: floor(1.0, 9.0) for name in FLOORS}), "memory")
+    found = peer_figure(
+        of("lm-resiliency", {"memory": [value]}, floors={name: floor(1.0, 9.0) for name in FLOORS}), "memory"
+    )
     assert found.verdict is verdict
     assert (f"{value:.2f} where 3.00 to 5.00 is known" in found.reason) is (verdict is Verdict.INCONCLUSIVE)
 
@@ -226,7 +255,9 @@ def test_whatever_is_known_belongs_to_a_peer_that_offers_it() -> None:
     assert all(metric in offers[name] for name, metric in KNOWN)
 
 
-def steps(blocked: list[float], *, snapshot: list[bool] | None = None, took: list[float | None] | None = None) -> dict[str, Any]:
+def steps(
+    blocked: list[float], *, snapshot: list[bool] | None = None, took: list[float | None] | None = None
+) -> dict[str, Any]:
     took = took if took is not None else [0.5] * len(blocked)
     return {
         "numbers": list(range(len(blocked))),
@@ -247,10 +278,13 @@ def everstep_launch(**changed: Any) -> EverstepLaunch:
         **changed,
     }
     restored = [
-        Restored(rank=rank, source=source, agent_seconds=0.1, rank_seconds=0.02, verified=True) for rank, source in ((0, "local"), (1, "peer"))
+        Restored(rank=rank, source=source, agent_seconds=0.1, rank_seconds=0.02, verified=True)
+        for rank, source in ((0, "local"), (1, "peer"))
     ]
     arrived = [Arrival(fetch_seconds=0.08, model_seconds=0.09, verified=changed.get("arrived_verified", True))]
-    return EverstepLaunch(ranks=[rank, rank], restored=restored, arrived=arrived, memory_ratio=4.0, agent_bytes=16 * 1024**2)
+    return EverstepLaunch(
+        ranks=[rank, rank], restored=restored, arrived=arrived, memory_ratio=4.0, agent_bytes=16 * 1024**2
+    )
 
 
 def test_samples_of_everstep_are_scaled_and_sorted() -> None:
@@ -322,7 +356,15 @@ def test_large_states_are_measured_with_the_peers_that_matter() -> None:
 
 def test_every_metric_is_repeated_ten_times_in_all_launches() -> None:
     for size in sizes_of([256, 1024], PEERS, is_quick=False):
-        assert min(2 * size.peer.spaced_steps, 2 * size.peer.protects, 2 * size.peer.local_restores, 2 * size.peer.peer_restores) >= 10
+        assert (
+            min(
+                2 * size.peer.spaced_steps,
+                2 * size.peer.protects,
+                2 * size.peer.local_restores,
+                2 * size.peer.peer_restores,
+            )
+            >= 10
+        )
         assert 6 * size.everstep.spaced_steps >= 100  # two ranks in three launches: a p99 that is not the worst
         assert 3 * size.everstep.peer_restores >= 10
         assert size.everstep.local_restores + size.everstep.peer_restores < ATTEMPTS
@@ -343,15 +385,33 @@ def launches(
         blocks = []
         for cycle in range(10):
             seconds = {"none": alone, "everstep": own + spread * (-1) ** cycle, "lm_resiliency": peer}
-            for system, cpu, kept_count in (("none", 0.1, 5), ("everstep", 0.15, kept[0]), ("lm_resiliency", 0.25, kept[1])):
-                blocks.append({"system": system, "seconds": seconds[system], "cpu_seconds": cpu, "numbers": [0] * 5, "kept_count": kept_count})
-        rank = {"blocks": blocks, "verified": {"none": None, "everstep": True, "lm_resiliency": True}, "state_bytes": GIB // 2}
+            for system, cpu, kept_count in (
+                ("none", 0.1, 5),
+                ("everstep", 0.15, kept[0]),
+                ("lm_resiliency", 0.25, kept[1]),
+            ):
+                blocks.append(
+                    {
+                        "system": system,
+                        "seconds": seconds[system],
+                        "cpu_seconds": cpu,
+                        "numbers": [0] * 5,
+                        "kept_count": kept_count,
+                    }
+                )
+        rank = {
+            "blocks": blocks,
+            "verified": {"none": None, "everstep": True, "lm_resiliency": True},
+            "state_bytes": GIB // 2,
+        }
         found.append(char_gpt.Launch.of([rank, {**rank, "verified": {**rank["verified"], "everstep": is_equal}}]))
     return found
 
 
 def model(of: list[char_gpt.Launch]) -> dict[tuple[str, str], Figure]:
-    return {(each.system, each.metric): each for each in char_gpt.figures("ddp", of, {EVERSTEP: "1", "lm-resiliency": "2"})}
+    return {
+        (each.system, each.metric): each for each in char_gpt.figures("ddp", of, {EVERSTEP: "1", "lm-resiliency": "2"})
+    }
 
 
 SLOWDOWN = (EVERSTEP, "char_gpt_ddp_slowdown")
@@ -366,7 +426,9 @@ def test_a_real_model_must_be_slowed_down_least() -> None:
     assert better[SLOWDOWN].reason == "commits ÷ steps 1.00; -10.0 points beside lm-resiliency's (-10.0 to -10.0)"
     alone = better["nobody", "char_gpt_ddp_step"]
     assert (alone.value, alone.unit, alone.verified) == (pytest.approx(100.0), "ms", None)
-    assert better[EVERSTEP, "char_gpt_ddp_cpu"].value == pytest.approx(0.1)  # both ranks use 0.05 s more in a step, and 1 GiB is kept
+    assert better[EVERSTEP, "char_gpt_ddp_cpu"].value == pytest.approx(
+        0.1
+    )  # both ranks use 0.05 s more in a step, and 1 GiB is kept
 
 
 def test_a_difference_within_the_noise_decides_nothing() -> None:
@@ -394,9 +456,13 @@ def test_one_wrong_byte_of_a_real_model_falls_short() -> None:
 def test_nobody_always_comes_behind_the_same_one() -> None:
     order = char_gpt.order_of(("none", "everstep", "lm_resiliency"))
     assert len(order) == 3 * char_gpt.CYCLES
-    assert all(sorted(order[start : start + 3]) == ["everstep", "lm_resiliency", "none"] for start in range(0, len(order), 3))
+    assert all(
+        sorted(order[start : start + 3]) == ["everstep", "lm_resiliency", "none"] for start in range(0, len(order), 3)
+    )
     followed = [pair for pair in pairwise(order) if pair[0] != pair[1]]
-    assert {followed.count(pair) for pair in permutations(("none", "everstep", "lm_resiliency"), 2)} <= set(range(8, 13))
+    assert {followed.count(pair) for pair in permutations(("none", "everstep", "lm_resiliency"), 2)} <= set(
+        range(8, 13)
+    )
 
 
 RUN = report.Run(

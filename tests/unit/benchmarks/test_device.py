@@ -29,8 +29,24 @@ from everstep.training.copier import Copier
 from everstep.training.cuda_copier import CudaCopier, CudaDevice
 from tests.unit.training.test_cuda_copier import FakeDevice
 
-MACHINE = Machine(processor="P", cores=16, memory_gib=128.0, kernel="Linux 6", python="3.12", versions={"torch": "2"}, load_average=(0.1, 0.2, 0.3))
-DEVICE = {"name": "G", "memory_gib": 80.0, "cuda": "13.0", "torch": "2.11", "driver": "580", "pcie_generation": "5", "pcie_lanes": "16"}
+MACHINE = Machine(
+    processor="P",
+    cores=16,
+    memory_gib=128.0,
+    kernel="Linux 6",
+    python="3.12",
+    versions={"torch": "2"},
+    load_average=(0.1, 0.2, 0.3),
+)
+DEVICE = {
+    "name": "G",
+    "memory_gib": 80.0,
+    "cuda": "13.0",
+    "torch": "2.11",
+    "driver": "580",
+    "pcie_generation": "5",
+    "pcie_lanes": "16",
+}
 SIZE = 300_000
 Found = dict[str, Any]
 
@@ -73,7 +89,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "BATCH", 4)
 
 
-# -- what is measured ----------------------------------------------------------------------------------------------------------------------
+# -- what is measured
 
 
 @pytest.mark.parametrize("size", [1, 100_000, 3 * 10**6, 8 * GIB])
@@ -92,7 +108,9 @@ def test_captures_are_made_by_the_ring_then_registered_and_every_byte_is_compare
     assert found["bounce"]["equal"] == found["registered"]["equal"] == found["fresh"]["equal"] == [True]
     assert found["registration"]["bytes"] == found["cold_registration"]["bytes"] > SIZE
     told = {row.title: row for row in rows.of_part(CAPTURE, found)}
-    assert told["capture into a registered slot"].verdict is Verdict.INCONCLUSIVE, "of a state that is too small, whatever the rate"
+    assert told["capture into a registered slot"].verdict is Verdict.INCONCLUSIVE, (
+        "of a state that is too small, whatever the rate"
+    )
 
 
 def test_a_capture_of_the_wrong_bytes_is_seen(tmp_path: Path) -> None:
@@ -110,7 +128,10 @@ def test_what_was_measured_before_a_refused_registration_is_kept(tmp_path: Path)
     found: Any = copying.capture(lagging(limit=100_000), SIZE, 2, tmp_path)
     assert "were refused" in found["failure"]
     told = rows.of_part(CAPTURE, found)
-    assert {row.title for row in told} >= {"capture through the bounce ring, nothing registered", "the part ran to its end"}
+    assert {row.title for row in told} >= {
+        "capture through the bounce ring, nothing registered",
+        "the part ran to its end",
+    }
     assert told[-1].verdict is Verdict.SHORT
 
 
@@ -132,7 +153,9 @@ def test_the_copy_is_held_until_the_graph_is_being_captured_and_is_over_before_i
     order: list[str] = []
 
     class Watched(Host):
-        def graph(self, step: Callable[[], object], during: Callable[[], object], *, warm_up: int) -> Callable[[], object]:
+        def graph(
+            self, step: Callable[[], object], during: Callable[[], object], *, warm_up: int
+        ) -> Callable[[], object]:
             def watched() -> None:
                 order.append("begun")
                 during()
@@ -179,10 +202,17 @@ def test_waiting_for_registration_ends_when_the_last_piece_is_there() -> None:
     assert not waiter.is_alive()
 
 
-# -- verdicts ------------------------------------------------------------------------------------------------------------------------------
+# -- verdicts
 
 
-def captured(seconds: float, floors: tuple[float, ...] = (0.2,) * 4, *, equal: bool = True, allocations: int = 0, size: int = 8 * GIB) -> Found:
+def captured(
+    seconds: float,
+    floors: tuple[float, ...] = (0.2,) * 4,
+    *,
+    equal: bool = True,
+    allocations: int = 0,
+    size: int = 8 * GIB,
+) -> Found:
     kind = {
         "seconds": [seconds] * 4,
         "begin_seconds": [0.001] * 4,
@@ -191,7 +221,13 @@ def captured(seconds: float, floors: tuple[float, ...] = (0.2,) * 4, *, equal: b
         "allocation_count": allocations,
         "equal": [equal],
     }
-    return {"payload_bytes": size, "tensors": 9, "registered": kind, "bounce": kind, "floor": {"bytes": 8 * GIB, "seconds": list(floors)}}
+    return {
+        "payload_bytes": size,
+        "tensors": 9,
+        "registered": kind,
+        "bounce": kind,
+        "floor": {"bytes": 8 * GIB, "seconds": list(floors)},
+    }
 
 
 @pytest.mark.parametrize(
@@ -211,15 +247,24 @@ def test_a_capture_is_held_against_pinned_memory(found: Found, verdict: Verdict)
 
 
 def test_a_copier_that_asks_for_memory_falls_short() -> None:
-    judged = {row.title: row.verdict for row in rows.of_part(CAPTURE, captured(0.22, allocations=1)) if "requests" in row.title}
+    judged = {
+        row.title: row.verdict
+        for row in rows.of_part(CAPTURE, captured(0.22, allocations=1))
+        if "requests" in row.title
+    }
     assert set(judged.values()) == {Verdict.SHORT}
     assert len(judged) == 2
 
 
-def trained(slower: float = 1.0, *, commits: int = 24, noise: float = 0.0, plain: tuple[float, ...] = (1.0,) * 8, torn: int = 0) -> Found:
+def trained(
+    slower: float = 1.0, *, commits: int = 24, noise: float = 0.0, plain: tuple[float, ...] = (1.0,) * 8, torn: int = 0
+) -> Found:
     order = "ABBA" * 4
     rest = iter(plain)
-    blocks = [[slower + noise * (number % 3), slower] if letter == "A" else [next(rest)] * 2 for number, letter in enumerate(order)]
+    blocks = [
+        [slower + noise * (number % 3), slower] if letter == "A" else [next(rest)] * 2
+        for number, letter in enumerate(order)
+    ]
     verified = {"steps": [1, 2], "committed": [1, 2], "equal": [1, 2][torn:], "torn": [1, 2][:torn], "unseen": []}
     return {
         "order": order,
@@ -244,7 +289,9 @@ def trained(slower: float = 1.0, *, commits: int = 24, noise: float = 0.0, plain
         ({**trained(1.0), "order": "AB", "step_seconds": [[1.0], [1.0]]}, Verdict.INCONCLUSIVE),
     ],
 )
-def test_a_step_may_cost_a_hundredth_by_the_intervals_upper_end_and_only_if_steps_are_kept(found: Found, verdict: Verdict) -> None:
+def test_a_step_may_cost_a_hundredth_by_the_intervals_upper_end_and_only_if_steps_are_kept(
+    found: Found, verdict: Verdict
+) -> None:
     row, commits = rows.of_part(GPT, found)[:2]
     assert row.verdict is verdict, row
     assert commits.verdict is (Verdict.PASS if found["commits"] >= 23 else Verdict.SHORT)
@@ -256,7 +303,9 @@ def test_one_torn_step_falls_short_and_one_that_nobody_saw_decides_nothing() -> 
     assert (torn.verdict, torn.verified) == (Verdict.SHORT, False)
     unseen = {**trained()["verified"], "equal": [1], "unseen": [2]}
     assert rows.whole(unseen).verdict is Verdict.INCONCLUSIVE
-    assert rows.whole({**unseen, "steps": [1], "committed": [], "equal": [], "unseen": []}).verdict is Verdict.INCONCLUSIVE
+    assert (
+        rows.whole({**unseen, "steps": [1], "committed": [], "equal": [], "unseen": []}).verdict is Verdict.INCONCLUSIVE
+    )
 
 
 def test_a_call_that_waited_for_the_device_falls_short_and_is_named() -> None:
@@ -288,14 +337,16 @@ def test_a_graph_survives_if_copy_and_graph_are_right_and_were_there_together(ch
     assert rows.of_part(GRAPH, {**found, **change})[0].verdict is verdict
 
 
-# -- parts, and what is said of them -------------------------------------------------------------------------------------------------------
+# -- parts, and what is said of them
 
 
 def cuda(found: Found) -> Outcome:
     return Outcome(found={"device": "cuda", **found}, at="2026-01-02 03:04 UTC", seconds=9.0)
 
 
-def test_a_part_that_fails_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_that_fails_takes_no_other_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def measure(part: str, *_: object) -> Found:
         if part == CAPTURE:
             raise ModuleNotFoundError("No module named 'moto'")
@@ -303,14 +354,27 @@ def test_a_part_that_fails_takes_no_other_with_it(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(command, "probe", lambda: DEVICE)
     monkeypatch.setattr(command, "measure", measure)
-    code = command.main(["--only", CAPTURE, GRAPH, GPT, "--json", str(tmp_path / "device.json"), "--document", str(tmp_path / "page.md")])
+    code = command.main(
+        [
+            "--only",
+            CAPTURE,
+            GRAPH,
+            GPT,
+            "--json",
+            str(tmp_path / "device.json"),
+            "--document",
+            str(tmp_path / "page.md"),
+        ]
+    )
     assert code == 1
     page = (tmp_path / "page.md").read_text()
     assert "ModuleNotFoundError: No module named 'moto'" in page
     assert "what it left cannot be read (KeyError" in page, "a part that ended early"
     assert "Not measured: Restore." in page
     assert "pass: commits ÷ steps 1.00" in page
-    monkeypatch.setattr(command, "measure", lambda part, *_: {"device": "cuda", **(captured(0.21) if part == CAPTURE else {})})
+    monkeypatch.setattr(
+        command, "measure", lambda part, *_: {"device": "cuda", **(captured(0.21) if part == CAPTURE else {})}
+    )
     command.main(["--only", CAPTURE, "--json", str(tmp_path / "device.json"), "--document", str(tmp_path / "page.md")])
     page = (tmp_path / "page.md").read_text()
     assert "moto" not in page
@@ -318,7 +382,9 @@ def test_a_part_that_fails_takes_no_other_with_it(tmp_path: Path, monkeypatch: p
     assert "capture into a registered slot" in page
 
 
-def test_without_a_device_nothing_is_reported_and_one_sentence_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_device_nothing_is_reported_and_one_sentence_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     if torch.cuda.is_available():
         pytest.fail("this test is of a machine without a device")
     code = command.main(["--json", str(tmp_path / "device.json"), "--document", str(tmp_path / "page.md")])
@@ -348,7 +414,10 @@ def test_figures_of_another_device_are_not_kept(tmp_path: Path, change: Found) -
 
 
 def test_the_page_says_what_the_device_is_and_that_all_figures_came_from_it(tmp_path: Path) -> None:
-    outcomes = {CAPTURE: cuda(captured(0.21)), GPT: cuda({**trained(), "parameters": 2 * 10**8, "state_bytes": 2 * GIB, "tokens": 262144})}
+    outcomes = {
+        CAPTURE: cuda(captured(0.21)),
+        GPT: cuda({**trained(), "parameters": 2 * 10**8, "state_bytes": 2 * GIB, "tokens": 262144}),
+    }
     run = Run(machine=MACHINE, device=DEVICE, outcomes=outcomes, is_quick=True)
     report.write(run, tmp_path / "device.json", tmp_path / "page.md")
     page = " ".join((tmp_path / "page.md").read_text().split())
@@ -366,7 +435,9 @@ def test_sizes_are_arguments() -> None:
     assert command.sizes_of(command.parse([])) == Sizes()
     assert Sizes().state_bytes == rows.LEAST_STATE_BYTES == 8 * GIB
     assert command.sizes_of(command.parse(["--quick", "--layers", "3"])) == dataclasses.replace(QUICK, layers=3)
-    assert command.sizes_of(command.parse(["--gib", "0.5", "--order", "AB"])) == dataclasses.replace(Sizes(), state_bytes=GIB // 2, order="AB")
+    assert command.sizes_of(command.parse(["--gib", "0.5", "--order", "AB"])) == dataclasses.replace(
+        Sizes(), state_bytes=GIB // 2, order="AB"
+    )
     assert command.parse(["--quick"]).document != command.parse([]).document
 
 
@@ -380,7 +451,9 @@ def test_a_part_runs_in_a_process_of_its_own_and_tells_how_it_ended(tmp_path: Pa
     small = dataclasses.replace(Sizes(), state_bytes=SIZE, graph_bytes=SIZE, rounds=1, replays=1)
     found = run_part(RESTORE, small, tmp_path, device="cpu")
     assert (found["device"], found["equal"]) == ("cpu", [True, True])
-    with pytest.raises(BenchmarkFailed, match=r"ended with 1: RuntimeError: torch sees no CUDA device; see .*restore.log"):
+    with pytest.raises(
+        BenchmarkFailed, match=r"ended with 1: RuntimeError: torch sees no CUDA device; see .*restore.log"
+    ):
         run_part(RESTORE, small, tmp_path, device="cuda")
     with pytest.raises(BenchmarkFailed, match="has not ended after"):
         run_part(RESTORE, dataclasses.replace(small, part_seconds=0.01), tmp_path, device="cpu")

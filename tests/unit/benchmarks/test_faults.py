@@ -12,12 +12,31 @@ import pytest
 
 from benchmarks.faults import report
 from benchmarks.faults.cases import CASES
-from benchmarks.faults.figures import FULL_SPEED_RATIO, Boundary, Observed, Span, commits_ratio, evaluate, judge, parse, step_seconds, steps_in
+from benchmarks.faults.figures import (
+    FULL_SPEED_RATIO,
+    Boundary,
+    Observed,
+    Span,
+    commits_ratio,
+    evaluate,
+    judge,
+    parse,
+    step_seconds,
+    steps_in,
+)
 from benchmarks.faults.picture import draw
 from benchmarks.machine import Machine
 from benchmarks.measures import Verdict
 
-MACHINE = Machine(processor="P", cores=2, memory_gib=8.0, kernel="Linux 6", python="3.11", versions={"torch": "2.13.0"}, load_average=(0.1, 0.2, 0.3))
+MACHINE = Machine(
+    processor="P",
+    cores=2,
+    memory_gib=8.0,
+    kernel="Linux 6",
+    python="3.11",
+    versions={"torch": "2.13.0"},
+    load_average=(0.1, 0.2, 0.3),
+)
 COUNT = 40
 
 
@@ -53,7 +72,7 @@ def observed(before: float = 0.2, during: float = 0.2, after: float = 0.2, *, lo
     )
 
 
-# -- what ranks wrote down -----------------------------------------------------------------------------------------------------------------
+# -- what ranks wrote down
 
 
 def test_a_line_that_is_being_written_is_left_out() -> None:
@@ -76,7 +95,7 @@ def test_commits_are_counted_where_a_rank_heard_of_them() -> None:
     assert commits_ratio(late, Span(0.0, 4.0)) == 0.75
 
 
-# -- verdicts ------------------------------------------------------------------------------------------------------------------------------
+# -- verdicts
 
 
 @pytest.mark.parametrize(
@@ -89,7 +108,9 @@ def test_commits_are_counted_where_a_rank_heard_of_them() -> None:
         (1.5, 1.6, 0.2 / 1.21, Verdict.INCONCLUSIVE),
     ],
 )
-def test_full_speed_is_an_upper_end_within_the_limit_where_the_machine_stood_still(low: float, high: float, after: float, verdict: Verdict) -> None:
+def test_full_speed_is_an_upper_end_within_the_limit_where_the_machine_stood_still(
+    low: float, high: float, after: float, verdict: Verdict
+) -> None:
     assert judge(low, high, 0.2, after)[0] is verdict
 
 
@@ -113,7 +134,11 @@ def test_one_step_that_stands_still_is_told_although_the_median_is_not_moved_by_
 def test_a_step_that_stands_still_while_all_heals_is_told_as_well() -> None:
     case = observed()
     passed = made([0.2] * 2 * COUNT, [3.0], [0.2] * COUNT)
-    figure = evaluate(replace(case, ranks=(passed,), after=Span(case.after.begin + 3.0, passed[-1].at), healed_at=case.during.end + 2.0))
+    figure = evaluate(
+        replace(
+            case, ranks=(passed,), after=Span(case.after.begin + 3.0, passed[-1].at), healed_at=case.during.end + 2.0
+        )
+    )
     assert figure.longest_seconds == pytest.approx(3.0)
     assert figure.lost_seconds == pytest.approx(2.8)
     assert figure.during.maximum == pytest.approx(0.2)
@@ -124,7 +149,7 @@ def test_every_case_is_named_once() -> None:
     assert any(case.is_from_the_start for case in CASES)
 
 
-# -- the page ------------------------------------------------------------------------------------------------------------------------------
+# -- the page
 
 
 def run_of(*cases: Observed) -> report.Run:
@@ -164,4 +189,6 @@ def test_the_picture_has_a_strip_for_each_case_and_a_point_for_each_step() -> No
     circles = [element for element in root if element.tag.endswith("circle")]
     assert len(circles) == 2 * 3 * COUNT
     height = float(root.attrib["viewBox"].split()[3])
-    assert all(0 <= float(circle.attrib["cy"]) <= height for circle in circles), "what is longer than a strip has room for is at its edge"
+    assert all(0 <= float(circle.attrib["cy"]) <= height for circle in circles), (
+        "what is longer than a strip has room for is at its edge"
+    )

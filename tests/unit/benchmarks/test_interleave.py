@@ -27,10 +27,20 @@ from everstep.protocol.rank_messages import IdleSpan
 from tests.unit.worker.replication.wire import Wire
 from worker.core.budget import ENOUGH
 
-CASE = Case(name="small", blocks=3, block_iterations=2, schemes=(Scheme.NONE, Scheme.BLOCKING, Scheme.UNIFORM, Scheme.EVERSTEP))
+CASE = Case(
+    name="small", blocks=3, block_iterations=2, schemes=(Scheme.NONE, Scheme.BLOCKING, Scheme.UNIFORM, Scheme.EVERSTEP)
+)
 CROWDED = replace(CASE, is_crowded=True, schemes=(Scheme.NONE, Scheme.EVERSTEP))
 SECONDS = {Scheme.NONE: 1.0, Scheme.BLOCKING: 1.2, Scheme.UNIFORM: 1.1, Scheme.EVERSTEP: 1.001}
-MACHINE = Machine(processor="P", cores=2, memory_gib=8.0, kernel="Linux 6", python="3.11", versions={"torch": "2.13.0"}, load_average=(0.1, 0.2, 0.3))
+MACHINE = Machine(
+    processor="P",
+    cores=2,
+    memory_gib=8.0,
+    kernel="Linux 6",
+    python="3.11",
+    versions={"torch": "2.13.0"},
+    load_average=(0.1, 0.2, 0.3),
+)
 
 
 def recorded(seconds: dict[Scheme, float] = SECONDS, *, late: int = 0, left_out: int = 0, case: Case = CASE) -> Figure:
@@ -43,7 +53,15 @@ def recorded(seconds: dict[Scheme, float] = SECONDS, *, late: int = 0, left_out:
             number += 1
             is_measured = block.is_measured and position > 0
             taken = seconds[block.scheme] + number / 1e6
-            rank.append({"scheme": block.scheme, "seconds": taken, "busy_seconds": 0.6, "number": number, "is_measured": is_measured})
+            rank.append(
+                {
+                    "scheme": block.scheme,
+                    "seconds": taken,
+                    "busy_seconds": 0.6,
+                    "number": number,
+                    "is_measured": is_measured,
+                }
+            )
             is_ours = block.scheme is Scheme.EVERSTEP and is_measured
             if is_ours and left_out:
                 left_out -= 1
@@ -56,7 +74,7 @@ def recorded(seconds: dict[Scheme, float] = SECONDS, *, late: int = 0, left_out:
     return evaluate(case, [rank], [agent, other])
 
 
-# -- turns ---------------------------------------------------------------------------------------------------------------------------------
+# -- turns
 
 
 def test_every_scheme_has_a_turn_in_every_round_and_all_ranks_agree_on_it() -> None:
@@ -84,10 +102,12 @@ def test_a_case_settles_under_everstep_before_anything_is_measured() -> None:
     assert others == program(CROWDED)
     assert all(block.is_measured for block in others)
     (crowded,) = (case for case in CASES if case.is_crowded)
-    assert crowded.settle_iterations >= 5 * ENOUGH  # so many loaded iterations, and as many for each time that the interval has doubled
+    assert (
+        crowded.settle_iterations >= 5 * ENOUGH
+    )  # so many loaded iterations, and as many for each time that the interval has doubled
 
 
-# -- the budget ----------------------------------------------------------------------------------------------------------------------------
+# -- the budget
 
 
 class Fleet:
@@ -113,7 +133,9 @@ class Fleet:
             is_first, self.left = self.left == self.lasts, max(0, self.left - 1)
             way = 1.0 if self.nodes[0].pacer is None else 0.2  # what is paced is less in the way
             self.now += 1.0 + self.extra * way * (is_first or self.left > 0)
-            began = {node.boundary(self.now, is_sending=self.left > 0) for node in self.nodes[:: 1 if number % 2 else -1]}  # whoever comes first
+            began = {
+                node.boundary(self.now, is_sending=self.left > 0) for node in self.nodes[:: 1 if number % 2 else -1]
+            }  # whoever comes first
             assert len(began) == 1
             if began == {True}:
                 begun, self.left = begun + 1, self.lasts
@@ -141,7 +163,11 @@ def test_what_costs_more_than_the_budget_is_sent_less_often_and_never_given_up(t
 
 
 def test_replicas_are_paced_by_the_products_own_decision(tmp_path: Path) -> None:
-    wide, narrow = (Fleet(tmp_path / str(idle), extra=0.1, lasts=1, idle=idle) for idle in (0.4, 0.05) if (tmp_path / str(idle)).mkdir() is None)
+    wide, narrow = (
+        Fleet(tmp_path / str(idle), extra=0.1, lasts=1, idle=idle)
+        for idle in (0.4, 0.05)
+        if (tmp_path / str(idle)).mkdir() is None
+    )
     for _ in range(ENOUGH - 2):
         assert narrow.nodes[0].pacer is None
         narrow.iterate(1)
@@ -172,13 +198,15 @@ def test_a_case_reaches_the_nodes_as_it_is(tmp_path: Path) -> None:
         assert read_case(tmp_path / "case.json") == case
 
 
-# -- statistics ----------------------------------------------------------------------------------------------------------------------------
+# -- statistics
 
 
 def test_slowdowns_are_against_the_same_round() -> None:
     figure = recorded()
     found = {row.scheme: row.slowdown for row in figure.rows}
-    assert found == pytest.approx({Scheme.NONE: 0.0, Scheme.BLOCKING: 0.2, Scheme.UNIFORM: 0.1, Scheme.EVERSTEP: 0.001}, abs=1e-4)
+    assert found == pytest.approx(
+        {Scheme.NONE: 0.0, Scheme.BLOCKING: 0.2, Scheme.UNIFORM: 0.1, Scheme.EVERSTEP: 0.001}, abs=1e-4
+    )
     assert all(row.iterations == 6 and row.low <= row.slowdown <= row.high for row in figure.rows)
     assert figure.busy_ratio == pytest.approx(0.6, rel=1e-3)
     assert (figure.idle_seconds, figure.spans, figure.link_bytes_per_second) == (pytest.approx(0.4), 2, 19e6)
@@ -206,7 +234,7 @@ def test_drift_that_both_sides_share_falls_out_and_noise_widens_the_interval() -
     assert interval(noisy) == (low, high)
 
 
-# -- verdicts ------------------------------------------------------------------------------------------------------------------------------
+# -- verdicts
 
 
 @pytest.mark.parametrize(
@@ -238,7 +266,9 @@ def test_an_interval_on_both_sides_of_the_limit_says_nothing() -> None:
         (1.0, 6, Verdict.FALLS_SHORT),
     ],
 )
-def test_a_crowded_case_is_held_to_the_budget_and_to_some_snapshots(everstep: float, left_out: int, verdict: Verdict) -> None:
+def test_a_crowded_case_is_held_to_the_budget_and_to_some_snapshots(
+    everstep: float, left_out: int, verdict: Verdict
+) -> None:
     judgement = judge(recorded(SECONDS | {Scheme.EVERSTEP: everstep}, left_out=left_out, late=1, case=CROWDED))
     assert judgement.verdict is verdict
     assert f"{6 - left_out} snapshots in 6 steps" in judgement.reason
@@ -255,7 +285,7 @@ def test_scheduling_has_to_beat_uniform_pacing_clearly() -> None:
     assert not beats_uniform(recorded(SECONDS | {Scheme.UNIFORM: 1.0}))
 
 
-# -- report --------------------------------------------------------------------------------------------------------------------------------
+# -- report
 
 
 def test_the_report_says_what_was_measured_and_claims_nothing_else(tmp_path: Path) -> None:
@@ -280,7 +310,10 @@ def test_the_report_says_what_was_measured_and_claims_nothing_else(tmp_path: Pat
 
 def test_a_busy_machine_a_quick_run_and_a_lost_comparison_are_said() -> None:
     busy = replace(MACHINE, load_average=(3.0, 1.0, 1.0))
-    text = report.render(report.Run(machine=busy, figures=[recorded(SECONDS | {Scheme.UNIFORM: 1.0})], is_quick=True, seconds=1.0), "x.svg")
+    text = report.render(
+        report.Run(machine=busy, figures=[recorded(SECONDS | {Scheme.UNIFORM: 1.0})], is_quick=True, seconds=1.0),
+        "x.svg",
+    )
     assert "These are no results" in text
     assert "**inconclusive**: The machine was busy" in text
     assert "quick run" in text
@@ -290,11 +323,16 @@ def test_a_busy_machine_a_quick_run_and_a_lost_comparison_are_said() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case_can_be_reported_alone(case: Case) -> None:
     small = replace(case, blocks=2, block_iterations=2, settle_iterations=2)
-    text = report.render(report.Run(machine=MACHINE, figures=[recorded(dict.fromkeys(Scheme, 1.0), case=small)], is_quick=True, seconds=1.0), "x.svg")
+    text = report.render(
+        report.Run(
+            machine=MACHINE, figures=[recorded(dict.fromkeys(Scheme, 1.0), case=small)], is_quick=True, seconds=1.0
+        ),
+        "x.svg",
+    )
     assert ("uniform pacing" in text.partition("## The schemes")[2]) is (Scheme.UNIFORM in case.schemes)
 
 
-# -- the network ---------------------------------------------------------------------------------------------------------------------------
+# -- the network
 
 
 def test_who_cannot_have_a_network_is_told_why_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +354,11 @@ def test_a_network_is_taken_away_whatever_happens(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(network.subprocess, "run", run)
     with pytest.raises(BenchmarkFailed, match="no tbf here"), Network(2, 100):
         pytest.fail("a network without shaping")
-    made = Counter(command[-1] if "netns" in command[:2] else command[3] for command in commands if "add" in command[:4] and command[0] == "ip")
+    made = Counter(
+        command[-1] if "netns" in command[:2] else command[3]
+        for command in commands
+        if "add" in command[:4] and command[0] == "ip"
+    )
     gone = {command[-1] for command in commands if "del" in command}
     assert {name for name in made if name.startswith("ev")} <= gone
 

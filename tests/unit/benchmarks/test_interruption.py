@@ -78,8 +78,17 @@ def interruption(system: str, seconds: float, fault: Fault = Fault.RANK, **chang
     )
 
 
-def run_of(*interruptions: Interruption, silences: Sequence[Silence] = (), blackouts: Sequence[Blackout] = ()) -> report.Run:
-    return report.Run(machine=MACHINE, interruptions=interruptions, silences=silences, blackouts=blackouts, is_quick=False, seconds=1.0)
+def run_of(
+    *interruptions: Interruption, silences: Sequence[Silence] = (), blackouts: Sequence[Blackout] = ()
+) -> report.Run:
+    return report.Run(
+        machine=MACHINE,
+        interruptions=interruptions,
+        silences=silences,
+        blackouts=blackouts,
+        is_quick=False,
+        seconds=1.0,
+    )
 
 
 def short(run: report.Run) -> dict[str, bool]:
@@ -113,13 +122,19 @@ def test_every_limit_can_be_missed(run: report.Run, what: str) -> None:
 
 def test_a_limit_that_is_the_harnesss_own_patience_or_nobodys_knows_is_no_limit() -> None:
     ours = interruption("Everstep", 1.0)
-    patience = [interruption("torchrun + torch.save", 61.0, came_back=False)] * 7 + [interruption("torchrun + torch.save", 8.0)] * 3
+    patience = [interruption("torchrun + torch.save", 61.0, came_back=False)] * 7 + [
+        interruption("torchrun + torch.save", 8.0)
+    ] * 3
     (row, *_) = report.rows(run_of(ours, *patience))
     assert row.is_inconclusive
     assert row.against == "1/5 of torchrun + torch.save's 61.00 s; 3 of its 10 came back by themselves"
-    (row, *_) = report.rows(run_of(ours, *(interruption("torchrun + torch.save", seconds) for seconds in (4.3, 4.5, 11.9, 36.6, 36.6))))
+    (row, *_) = report.rows(
+        run_of(ours, *(interruption("torchrun + torch.save", seconds) for seconds in (4.3, 4.5, 11.9, 36.6, 36.6)))
+    )
     assert row.is_inconclusive, "anything from 0.86 to 7.3 s"
-    (row, *_) = report.rows(run_of(ours, *(interruption("torchrun + torch.save", seconds) for seconds in (9.0, 9.5, 11.9))))
+    (row, *_) = report.rows(
+        run_of(ours, *(interruption("torchrun + torch.save", seconds) for seconds in (9.0, 9.5, 11.9)))
+    )
     assert not row.is_inconclusive
 
 
@@ -132,7 +147,9 @@ def test_on_a_busy_machine_nothing_is_reached_and_nothing_missed() -> None:
 
 
 def test_what_was_not_measured_is_said_and_is_no_pass() -> None:
-    run = run_of(interruption("Everstep", 1.0), blackouts=[Blackout(seconds=3.0, lost_steps=0, restarted_ranks=0, steps=5)])
+    run = run_of(
+        interruption("Everstep", 1.0), blackouts=[Blackout(seconds=3.0, lost_steps=0, restarted_ranks=0, steps=5)]
+    )
     assert len(report.rows(run)) + len(report.unmeasured(run)) == 10
     assert "rank killed, DDP, beside torchft" in report.unmeasured(run)
     assert "verdict" in report.unmeasured(run)
@@ -140,7 +157,9 @@ def test_what_was_not_measured_is_said_and_is_no_pass() -> None:
 
 
 def test_the_report_and_the_ranks_agree_on_a_steps_least_time() -> None:
-    assert f"STEP_SECONDS = {report.STEP_SECONDS:g}\n" in (Path(report.__file__).parent / "rank" / "work.py").read_text()
+    assert (
+        f"STEP_SECONDS = {report.STEP_SECONDS:g}\n" in (Path(report.__file__).parent / "rank" / "work.py").read_text()
+    )
 
 
 def test_the_report_names_the_largest_phase_and_who_did_not_come_back() -> None:

@@ -47,7 +47,9 @@ def test_movement_has_no_direction(one: float, other: float) -> None:
     assert moved_ratio(one, other) == moved_ratio(other, one) >= 0
 
 
-@pytest.mark.parametrize(("after", "stood_still"), [(1.0, True), (1.19, True), (1.21, False), (0.84, True), (0.8, False)])
+@pytest.mark.parametrize(
+    ("after", "stood_still"), [(1.0, True), (1.19, True), (1.21, False), (0.84, True), (0.8, False)]
+)
 def test_a_floor_that_moved_by_more_than_a_fifth_says_so(after: float, stood_still: bool) -> None:
     assert Floor(summary(1.0), summary(after)).stood_still is stood_still
 

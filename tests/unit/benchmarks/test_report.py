@@ -32,7 +32,9 @@ def rank(kind: str, blocked: list[float]) -> dict[str, object]:
         "before": floors,
         "after": floors,
         "steps": {kind: [0.05] * 2 * len(blocked)},
-        "held": {kind: [(count, seconds) for count, snapshot in enumerate(blocked, start=1) for seconds in (snapshot, 0.001)]},
+        "held": {
+            kind: [(count, seconds) for count, snapshot in enumerate(blocked, start=1) for seconds in (snapshot, 0.001)]
+        },
         "blocked": {kind: blocked},
     }
 
@@ -84,7 +86,12 @@ MACHINE = Machine(
     versions={"torch": "2.13.0"},
     load_average=(0.1, 0.2, 0.3),
 )
-RUN = Run(machine=MACHINE, results=Results(blocking=(ROW,), slowdown=SLOWDOWN, recovery=RECOVERY), is_quick=False, seconds=300.0)
+RUN = Run(
+    machine=MACHINE,
+    results=Results(blocking=(ROW,), slowdown=SLOWDOWN, recovery=RECOVERY),
+    is_quick=False,
+    seconds=300.0,
+)
 
 
 def test_a_quiet_run_is_reported_without_reservations() -> None:
@@ -121,7 +128,9 @@ def test_a_budget_is_kept_or_not(ratios: tuple[float, ...], alone: float, told: 
     [
         Results(blocking=(replace(ROW, memcpy=floor(0.01, 0.013)),)),
         Results(blocking=(replace(ROW, plain_step=floor(0.07, 0.05)),)),
-        Results(slowdown=replace(SLOWDOWN, step_seconds=tuple(Summary.of([value]) for value in (0.11, 0.1, 0.13, 0.12)))),
+        Results(
+            slowdown=replace(SLOWDOWN, step_seconds=tuple(Summary.of([value]) for value in (0.11, 0.1, 0.13, 0.12)))
+        ),
         Results(slowdown=replace(SLOWDOWN, order="AB", step_seconds=SLOWDOWN.step_seconds[:2], ratios=(0.1,))),
         Results(recovery=replace(RECOVERY, step=floor(0.1, 0.13))),
     ],
@@ -136,7 +145,11 @@ def test_a_moved_floor_makes_its_figures_inconclusive(results: Results) -> None:
 def test_an_incident_that_tells_of_another_interruption_is_marked(api_seconds: float, agrees: bool) -> None:
     first, second = RECOVERY.recoveries
     text = render(
-        replace(RUN, results=Results(recovery=replace(RECOVERY, recoveries=(replace(first, api_seconds=api_seconds), second)))), "first.svg"
+        replace(
+            RUN,
+            results=Results(recovery=replace(RECOVERY, recoveries=(replace(first, api_seconds=api_seconds), second))),
+        ),
+        "first.svg",
     )
     assert ("| 1.60 **disagrees** |" in text) is not agrees
     assert "| instance terminated 1 | peer | 0.10 | 0.20 | 1.00 | 0.30 | 1.60 | 1.70 |" in text
@@ -183,7 +196,9 @@ def test_bars_are_as_long_as_their_phases() -> None:
     widths = [float(each.get("width", "nan")) for each in rectangles[:4]]
     assert len(rectangles) == 8
     starts = [float(each.get("x", "nan")) for each in rectangles[:4]]
-    assert starts[1:] == pytest.approx([start + width for start, width in zip(starts[:3], widths[:3], strict=True)], abs=0.2)
+    assert starts[1:] == pytest.approx(
+        [start + width for start, width in zip(starts[:3], widths[:3], strict=True)], abs=0.2
+    )
     assert [width / widths[0] for width in widths] == pytest.approx([1, 2, 10, 3], rel=0.01)
 
 
@@ -194,11 +209,16 @@ def test_labels_cannot_break_the_picture() -> None:
 
 def test_a_bar_that_is_longer_than_the_picture_is_torn_and_keeps_its_figure() -> None:
     drawn = ElementTree.fromstring(
-        stacked_bars("t", [("both", {}), ("short", {"x": 2.0, "y": 1.0}), ("long", {"x": 30.0, "y": 30.0})], "s", most=5.0)
+        stacked_bars(
+            "t", [("both", {}), ("short", {"x": 2.0, "y": 1.0}), ("long", {"x": 30.0, "y": 30.0})], "s", most=5.0
+        )
     )
     space = "{http://www.w3.org/2000/svg}"
     widths = [float(bar.get("width", "0")) for bar in drawn.iter(f"{space}rect") if bar.get("height") == "16"]
-    assert [round(sum(widths[:2]) / 3 * 5), round(sum(widths[2:]))] == [560, 560]  # the room that there is, for five seconds
+    assert [round(sum(widths[:2]) / 3 * 5), round(sum(widths[2:]))] == [
+        560,
+        560,
+    ]  # the room that there is, for five seconds
     assert len(list(drawn.iter(f"{space}polyline"))) == 1
     assert [text.text for text in drawn.iter(f"{space}text")][2:] == ["both", "short", "3.00 s", "long", "60.00 s"]
 

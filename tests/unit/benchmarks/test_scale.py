@@ -21,9 +21,17 @@ from worker.core.tree import ARITY
 from worker.replication import tcp
 from worker.replication.tcp import TcpSession
 
-PLAN = PlanFigure(nodes=10_000, copies=2, plan_seconds=(0.02, 0.01, 0.03), odds={2: 0.9999, 5000: 1e-9}, odds_seconds=(0.1, 0.2, 0.4))
+PLAN = PlanFigure(
+    nodes=10_000, copies=2, plan_seconds=(0.02, 0.01, 0.03), odds={2: 0.9999, 5000: 1e-9}, odds_seconds=(0.1, 0.2, 0.4)
+)
 DOMAIN = DomainFigure(
-    nodes=10_000, copies=2, domains=625, plan_seconds=(0.05,), odds={1: 1.0, 2: 0.99}, blind_odds={1: 0.0, 2: 0.0}, odds_seconds=(0.3,)
+    nodes=10_000,
+    copies=2,
+    domains=625,
+    plan_seconds=(0.05,),
+    odds={1: 1.0, 2: 0.99},
+    blind_odds={1: 0.0, 2: 0.0},
+    odds_seconds=(0.3,),
 )
 RUN = report.Run(
     machine=MACHINE,
@@ -59,7 +67,9 @@ async def test_what_is_sent_in_one_go_is_counted_one_by_one() -> None:
     lines = socket.socketpair()
     for line in lines:
         line.setblocking(False)
-    opened = Open(run=RunId("r"), generation=Generation(1), kind="round", node_id=NodeId("i-1"), owner_rank=Rank(-1), nonce=b"")
+    opened = Open(
+        run=RunId("r"), generation=Generation(1), kind="round", node_id=NodeId("i-1"), owner_rank=Rank(-1), nonce=b""
+    )
     ours, theirs = CountedSession(lines[0], opened, NodeId("i-counted")), TcpSession(lines[1], opened, NodeId("i-1"))
     reports = [RoundReport(generation=Generation(number), nodes=()) for number in (1, 2)]
     try:
@@ -71,7 +81,7 @@ async def test_what_is_sent_in_one_go_is_counted_one_by_one() -> None:
         theirs.close()
 
 
-# -- placement -----------------------------------------------------------------------------------------------------------------------------
+# -- placement
 
 
 def test_placement_is_timed_call_by_call_and_says_what_the_product_says() -> None:
@@ -90,7 +100,7 @@ def test_everything_that_is_known_is_met() -> None:
     assert replace(known[0], found=0.9334).falls_short
 
 
-# -- the page ------------------------------------------------------------------------------------------------------------------------------
+# -- the page
 
 
 def test_the_slowest_call_of_the_most_nodes_is_judged() -> None:
@@ -104,7 +114,9 @@ def test_the_slowest_call_of_the_most_nodes_is_judged() -> None:
 
 
 def test_a_busy_machine_says_nothing_of_times() -> None:
-    busy = replace(RUN, machine=replace(MACHINE, load_average=(3.0, 1.0, 1.0)), domains=(replace(DOMAIN, plan_seconds=(2.0,)),))
+    busy = replace(
+        RUN, machine=replace(MACHINE, load_average=(3.0, 1.0, 1.0)), domains=(replace(DOMAIN, plan_seconds=(2.0,)),)
+    )
     assert {(row.is_inconclusive, row.falls_short) for row in report.rows(busy)} == {(True, False)}
     assert not busy.falls_short
 

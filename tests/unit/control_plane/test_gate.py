@@ -79,7 +79,9 @@ def test_headers_without_end_end_the_connection(tmp_path: Path) -> None:
 def test_slow_strangers_lock_nobody_out_not_even_at_their_own_address(tmp_path: Path) -> None:
     with served(tmp_path, max_strangers=4) as service, ExitStack() as stack:
         headers = {"authorization": f"Bearer {service.admin_token}"}
-        caller = stack.enter_context(httpx.Client(base_url=f"http://{service.address}", headers=headers, trust_env=False, timeout=10))
+        caller = stack.enter_context(
+            httpx.Client(base_url=f"http://{service.address}", headers=headers, trust_env=False, timeout=10)
+        )
         assert caller.get("/v1/nodes").status_code == 200
         kept = next(iter(caller._transport._pool.connections))  # type: ignore[attr-defined]
         strangers = [connect(service, stack, SLOW) for _ in range(20)]
@@ -101,9 +103,16 @@ def test_the_busiest_address_gives_way(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("soft", "hard", "expected", "is_set"),
-    [(1024, 4096, 4096, True), (1024, 2**20, 65_536, True), (2**20, 2**20, 2**20, False), (1024, resource.RLIM_INFINITY, 65_536, True)],
+    [
+        (1024, 4096, 4096, True),
+        (1024, 2**20, 65_536, True),
+        (2**20, 2**20, 2**20, False),
+        (1024, resource.RLIM_INFINITY, 65_536, True),
+    ],
 )
-def test_the_server_asks_for_as_many_descriptors_as_it_may_have(monkeypatch, soft: int, hard: int, expected: int, is_set: bool) -> None:
+def test_the_server_asks_for_as_many_descriptors_as_it_may_have(
+    monkeypatch, soft: int, hard: int, expected: int, is_set: bool
+) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))

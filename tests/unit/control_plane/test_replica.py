@@ -20,7 +20,9 @@ with Replica(Path(sys.argv[1])) as replica:
 
 
 def living(directory: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", HOLDER, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
 def owner_of(process: subprocess.Popen[str]) -> str:

@@ -37,7 +37,11 @@ class Client(Conveniences):
         return self.answers["waiter"]
 
     def get_paginator(self, operation: str):
-        named = {"list_training_jobs": "TrainingJobSummaries", "list_project_quotas": "Quotas", "list_training_job_revisions": "Revisions"}
+        named = {
+            "list_training_jobs": "TrainingJobSummaries",
+            "list_project_quotas": "Quotas",
+            "list_training_job_revisions": "Revisions",
+        }
         items = named.get(operation, operation.removeprefix("list_").capitalize())
 
         def search(query: dict):

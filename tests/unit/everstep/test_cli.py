@@ -29,7 +29,12 @@ JOB = {
     "TrainingJobStatus": "Completed",
     "SecondaryStatus": "Completed",
     "SecondaryStatusTransitions": [
-        {"Status": "Pending", "State": "queued", "StartTime": datetime.fromisoformat("2026-03-01T12:00:00Z"), "StatusMessage": "Waiting [its] turn."}
+        {
+            "Status": "Pending",
+            "State": "queued",
+            "StartTime": datetime.fromisoformat("2026-03-01T12:00:00Z"),
+            "StatusMessage": "Waiting [its] turn.",
+        }
     ],
     "Reason": "All ranks exited with success.",
     "EntryPoint": "train.py",
@@ -91,7 +96,10 @@ INCIDENT = {
     "RestoreSeconds": 2.0,
     "ReworkSeconds": 0.5,
     "CostUsd": 0.0125,
-    "RankSources": [{"Source": "local", "FirstRank": 0, "LastRank": 2}, {"Source": "peer", "FirstRank": 3, "LastRank": 3}],
+    "RankSources": [
+        {"Source": "local", "FirstRank": 0, "LastRank": 2},
+        {"Source": "peer", "FirstRank": 3, "LastRank": 3},
+    ],
 }
 PROTECTION = {
     "TrainingJobName": "gpt",
@@ -156,7 +164,18 @@ SUBMIT = ("jobs", "submit", "--name", "gpt", "--source-dir", "code", "--entry-po
 def test_submit_as_the_readme_says(run):
     code, out, err, calls = run(
         *SUBMIT,
-        *("--ranks-per-node", "1", "--copies", "2", "--checkpoint-every-steps", "100", "--hyperparameter", "steps=200", "--hyperparameter", "seed=7"),
+        *(
+            "--ranks-per-node",
+            "1",
+            "--copies",
+            "2",
+            "--checkpoint-every-steps",
+            "100",
+            "--hyperparameter",
+            "steps=200",
+            "--hyperparameter",
+            "seed=7",
+        ),
         *("--checkpoint-max-count", "5", "--checkpoint-max-age-seconds", "3600"),
         *("--environment", "A=b=c", "--fleet", "main", "--priority", "3", "--tag", "team=x", "--max-slowdown", "0.05"),
         upload_source={"SourceId": "s"},
@@ -175,7 +194,11 @@ def test_submit_as_the_readme_says(run):
         "main",
         3,
     )
-    assert (request["CheckpointConfig"]["EverySteps"], request["Tags"], request["Source"]) == (100, {"team": "x"}, {"SourceId": "s"})
+    assert (request["CheckpointConfig"]["EverySteps"], request["Tags"], request["Source"]) == (
+        100,
+        {"team": "x"},
+        {"SourceId": "s"},
+    )
 
 
 def test_submit_leaves_out_what_is_not_said(run):
@@ -210,7 +233,9 @@ def test_a_plan_that_is_refused_starts_nothing(run):
 
 
 def test_programs_get_the_services_own_answer(run):
-    _, out, _, calls = run(*SUBMIT, "--output", "json", upload_source={"SourceId": "s"}, create_training_job={"RunId": "r"})
+    _, out, _, calls = run(
+        *SUBMIT, "--output", "json", upload_source={"SourceId": "s"}, create_training_job={"RunId": "r"}
+    )
     assert (json.loads(out), len(calls)) == ({"RunId": "r"}, 2)
     _, out, _, _ = run(*SUBMIT, "--dry-run", "-o", "json", upload_source={"SourceId": "s"}, create_training_job=planned)
     assert json.loads(out)["Plan"] == PLAN
@@ -222,8 +247,19 @@ def test_a_file_says_what_the_api_says_and_options_win(run, tmp_path):
         "TrainingJobName: from-file\nEntryPoint: train.py\nNodeCount: 2\nSource: {Directory: code}\n"
         "HyperParameters: {lr: 1e-3, steps: 200, on: yes}\nCheckpointConfig: {EverySteps: 10, ThirdSlot: true}\n"
     )
-    options = ("--set", "NodeCount=3", "--set", "CheckpointConfig.EverySteps=20", "--set", "HyperParameters.a.b=0.10", "--priority", "7")
-    _, _, _, calls = run("jobs", "submit", "-f", str(file), *options, upload_source={"SourceId": "s"}, create_training_job=planned)
+    options = (
+        "--set",
+        "NodeCount=3",
+        "--set",
+        "CheckpointConfig.EverySteps=20",
+        "--set",
+        "HyperParameters.a.b=0.10",
+        "--priority",
+        "7",
+    )
+    _, _, _, calls = run(
+        "jobs", "submit", "-f", str(file), *options, upload_source={"SourceId": "s"}, create_training_job=planned
+    )
     assert calls[0] == ("upload_source", {"Directory": str(tmp_path / "code")})
     assert calls[-1][1] == {
         "TrainingJobName": "from-file",
@@ -249,7 +285,9 @@ def test_a_file_may_be_json_as_programs_write_it_and_come_through_a_pipe(run, tm
     monkeypatch.chdir(tmp_path)
     file = "-" if is_piped else "job.json"
     options = ("--set", "Protection.MaxSlowdown=2e-2")
-    code, _, _, calls = run("jobs", "submit", "-f", file, *options, upload_source={"SourceId": "s"}, create_training_job=planned)
+    code, _, _, calls = run(
+        "jobs", "submit", "-f", file, *options, upload_source={"SourceId": "s"}, create_training_job=planned
+    )
     assert (code, calls[0]) == (0, ("upload_source", {"Directory": "code"}))
     assert calls[-1][1] == {
         "TrainingJobName": "from-json",
@@ -270,8 +308,14 @@ def test_a_pipe_that_says_nothing_is_told_by_its_name(run, monkeypatch):
 
 def test_secrets_role_inputs_and_requirements_have_options(run, tmp_path):
     file = tmp_path / "job.yaml"
-    written = "[{ChannelName: a, DataSource: {S3DataSource: {S3Uri: s3://old/a}}}, {ChannelName: b, DataSource: {S3DataSource: {S3Uri: s3://old/b}}}]"
-    file.write_text(f"EntryPoint: train.py\nNodeCount: 2\nSource: {{SourceId: s}}\nSecrets: {{OLD: ssm:old}}\nInputDataConfig: {written}\n")
+    written = (
+        "[{ChannelName: a, DataSource: {S3DataSource: {S3Uri: s3://old/a}}}, {ChannelName: b, DataSource: "
+        "{S3DataSource: {S3Uri: s3://old/b}}}]"
+    )
+    file.write_text(
+        f"EntryPoint: train.py\nNodeCount: 2\nSource: {{SourceId: s}}\nSecrets: {{OLD: "
+        f"ssm:old}}\nInputDataConfig: {written}\n"
+    )
     options = (
         "--secret",
         "KEY=secretsmanager:prod/key=1",
@@ -284,7 +328,10 @@ def test_secrets_role_inputs_and_requirements_have_options(run, tmp_path):
     _, _, _, calls = run("jobs", "submit", "-f", str(file), *options, *inputs, create_training_job=planned)
     request = calls[-1][1]
     assert request["Secrets"] == {"OLD": "ssm:old", "KEY": "secretsmanager:prod/key=1"}
-    assert (request["RoleArn"], request["Requirements"]) == ("arn:aws:iam::123456789012:role/train", "deps/requirements.txt")
+    assert (request["RoleArn"], request["Requirements"]) == (
+        "arn:aws:iam::123456789012:role/train",
+        "deps/requirements.txt",
+    )
     assert request["InputDataConfig"] == [
         {"ChannelName": "b", "DataSource": {"S3DataSource": {"S3Uri": "s3://old/b"}}},
         {"ChannelName": "a", "DataSource": {"S3DataSource": {"S3Uri": "s3://new/a=1/"}}},
@@ -299,7 +346,10 @@ def test_a_source_that_is_there_already_is_not_uploaded_and_a_name_is_made_up(ru
     (_, dry), (_, request) = calls
     assert re.fullmatch(r"my-train-v2-\d{8}-\d{6}-[0-9a-f]{4}", request["TrainingJobName"])
     assert dry["TrainingJobName"] == request["TrainingJobName"]
-    assert (request["Source"], re.fullmatch(NAME_PATTERN, request["TrainingJobName"]) is not None) == ({"SourceId": "s"}, True)
+    assert (request["Source"], re.fullmatch(NAME_PATTERN, request["TrainingJobName"]) is not None) == (
+        {"SourceId": "s"},
+        True,
+    )
 
 
 CHANGED = {"Revision": 2, "Changes": [{"Field": "Priority", "Before": "0", "After": "5", "Applies": "Now"}]}
@@ -307,13 +357,17 @@ CHANGED = {"Revision": 2, "Changes": [{"Field": "Priority", "Before": "0", "Afte
 
 def test_an_update_of_one_tag_keeps_the_others(run):
     job = {**JOB, "Tags": {"a": "1", "b": "2"}}
-    code, _, _, calls = run("jobs", "update", "gpt", "--set", "Tags.a=3", describe_training_job=job, update_training_job=CHANGED)
+    code, _, _, calls = run(
+        "jobs", "update", "gpt", "--set", "Tags.a=3", describe_training_job=job, update_training_job=CHANGED
+    )
     assert code == 0
     assert calls[-1] == ("update_training_job", {"TrainingJobName": "gpt", "Tags": {"a": "3", "b": "2"}})
 
 
 def test_a_request_for_a_dry_run_starts_nothing_and_says_so(run):
-    code, out, err, calls = run(*SUBMIT, "--set", "DryRun=true", upload_source={"SourceId": "s"}, create_training_job=planned)
+    code, out, err, calls = run(
+        *SUBMIT, "--set", "DryRun=true", upload_source={"SourceId": "s"}, create_training_job=planned
+    )
     assert code == 0
     assert "submitted" not in out + err
     assert [request["DryRun"] for name, request in calls if name == "create_training_job"] == [True]
@@ -325,18 +379,42 @@ def test_an_update_sends_what_differs(run, tmp_path):
         "TrainingJobName: gpt\nEntryPoint: train.py\nSource: {Directory: .}\nHyperParameters: {steps: 200}\n"
         "CheckpointConfig: {EverySteps: 50, ThirdSlot: false}\nStoppingCondition: {MaxRuntimeInSeconds: 0}\n"
     )
-    code, out, _, calls = run("jobs", "update", "gpt", "-f", str(file), "--set", "Priority=5", describe_training_job=JOB, update_training_job=CHANGED)
+    code, out, _, calls = run(
+        "jobs",
+        "update",
+        "gpt",
+        "-f",
+        str(file),
+        "--set",
+        "Priority=5",
+        describe_training_job=JOB,
+        update_training_job=CHANGED,
+    )
     assert (code, out.splitlines()[0]) == (0, "gpt has revision 2")
-    assert calls[-1] == ("update_training_job", {"TrainingJobName": "gpt", "Priority": 5, "CheckpointConfig": {"EverySteps": 50}})
+    assert calls[-1] == (
+        "update_training_job",
+        {"TrainingJobName": "gpt", "Priority": 5, "CheckpointConfig": {"EverySteps": 50}},
+    )
     _, out, _, calls = run(
-        "jobs", "update", "gpt", "--set", "NodeCount=8", describe_training_job=JOB, update_training_job={"Revision": 1, "Changes": []}
+        "jobs",
+        "update",
+        "gpt",
+        "--set",
+        "NodeCount=8",
+        describe_training_job=JOB,
+        update_training_job={"Revision": 1, "Changes": []},
     )
     assert calls[-1][1] == {"TrainingJobName": "gpt", "NodeCount": 8}, "the service says that it cannot be changed"
     assert out == "gpt is so already: revision 1\n"
 
 
 def test_a_diff_shows_what_was_changed_or_would_be(run, tmp_path):
-    revisions = {"Revisions": [{"Revision": 1, "Time": JOB["CreationTime"], "Changes": []}, {**CHANGED, "Time": JOB["CreationTime"]}]}
+    revisions = {
+        "Revisions": [
+            {"Revision": 1, "Time": JOB["CreationTime"], "Changes": []},
+            {**CHANGED, "Time": JOB["CreationTime"]},
+        ]
+    }
     _, out, _, _ = run("jobs", "diff", "gpt", list_training_job_revisions=revisions)
     assert out.splitlines()[1].split() == ["2", "2026-03-01", "12:00:00", "Priority", "0", "5", "Now"]
     file = tmp_path / "job.yaml"
@@ -389,9 +467,20 @@ def test_a_wrong_option_is_wrong_usage(run, bad):
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (ServiceFailed("NodeCount: 9 nodes.", hint="Fewer.", code="ValidationException", fields=[FieldError("NodeCount", "9 nodes")]), 2),
+        (
+            ServiceFailed(
+                "NodeCount: 9 nodes.",
+                hint="Fewer.",
+                code="ValidationException",
+                fields=[FieldError("NodeCount", "9 nodes")],
+            ),
+            2,
+        ),
         (SourceRefused("a is a link."), 2),
-        (ServiceFailed("There is no training job named 'gpt'.", code="ResourceNotFoundException", request_id="r-1"), 254),
+        (
+            ServiceFailed("There is no training job named 'gpt'.", code="ResourceNotFoundException", request_id="r-1"),
+            254,
+        ),
         (ServiceFailed("No.", code="AccessDeniedException"), 254),
         (ServiceFailed("Nobody answers.", code="ServiceUnavailableException"), 254),
         (ServiceFailed("It failed [inside].", code="InternalServerException", request_id="r-9"), 254),
@@ -428,7 +517,13 @@ def test_errors_are_one_line_with_a_hint_and_an_exit_code(run, error, code):
         (
             ("incidents", "describe", "inc-1"),
             {"describe_incident": INCIDENT},
-            ["a spare takes over", "2 → 3", "detect 1.0 s, replace 0.5 s", "local (ranks 0-2), peer (rank 3)", "$0.0125"],
+            [
+                "a spare takes over",
+                "2 → 3",
+                "detect 1.0 s, replace 0.5 s",
+                "local (ranks 0-2), peer (rank 3)",
+                "$0.0125",
+            ],
         ),
         (
             ("incidents", "describe", "inc-1"),
@@ -504,7 +599,11 @@ def least(name: str) -> object:
         (("fleets", "describe", "any"), "describe_fleet", "Fleet"),
         (("fleets", "list"), "list_fleets", "ListFleetsResponse"),
         (("fleets", "join-token", "any"), "create_join_token", "CreateJoinTokenResponse"),
-        (("fleets", "create", "--name", "f", "--auto-scaling-group", "g", "--yes", "--dry-run"), "create_fleet", "CreateFleetResponse"),
+        (
+            ("fleets", "create", "--name", "f", "--auto-scaling-group", "g", "--yes", "--dry-run"),
+            "create_fleet",
+            "CreateFleetResponse",
+        ),
     ],
 )
 def test_what_may_be_absent_is_not_missed(run, arguments, operation, shape):
@@ -516,13 +615,19 @@ def test_incidents_of_which_little_is_known_are_told():
     incident = least("Incident")
     assert incident_line(incident).startswith("! notice: any")
     assert (
-        incident_line({**incident, "ClosedAt": JOB["CreationTime"]}) == "✗ notice: the job ended before training ran again, 0.0 s after the failure"
+        incident_line({**incident, "ClosedAt": JOB["CreationTime"]})
+        == "✗ notice: the job ended before training ran again, 0.0 s after the failure"
     )
     recovered = {**incident, "RestoredAt": JOB["CreationTime"], "ClosedAt": JOB["CreationTime"]}
     assert incident_line(recovered) == "✓ notice: training again from step - (nothing), 0 steps lost, 0.0 s"
 
 
-CHANGE = {"Setting": "SuspendedProcesses", "After": "AZRebalance", "Reason": "g does not suspend AZRebalance.", "Applies": "Now"}
+CHANGE = {
+    "Setting": "SuspendedProcesses",
+    "After": "AZRebalance",
+    "Reason": "g does not suspend AZRebalance.",
+    "Applies": "Now",
+}
 CREATE = ("fleets", "create", "--name", "main", "--auto-scaling-group", "g")
 
 
@@ -532,9 +637,16 @@ def creating(*changes: dict) -> tuple[Callable[..., dict], list[bool]]:
 
     def create(DryRun=False, ExpectedChanges=None, **_):
         asked.append(DryRun)
-        assert ExpectedChanges == (list(changes) if asked == [True, False] else None), "what was shown is what may be done"
+        assert ExpectedChanges == (list(changes) if asked == [True, False] else None), (
+            "what was shown is what may be done"
+        )
         made = {} if DryRun else {"Fleet": {**least("Fleet"), "FleetName": "main"}}
-        return {"FleetName": "main", "Checks": [{"Setting": "Status", "Message": "g is not being deleted."}], "Changes": list(changes), **made}
+        return {
+            "FleetName": "main",
+            "Checks": [{"Setting": "Status", "Message": "g is not being deleted."}],
+            "Changes": list(changes),
+            **made,
+        }
 
     return create, asked
 
@@ -579,7 +691,18 @@ def test_a_fleet_is_made_where_nothing_is_changed_or_somebody_said_yes(run, chan
 
 
 def test_wait_shows_the_way_and_ends_well(run):
-    looks = iter([{**JOB, "TrainingJobStatus": "InProgress", "SecondaryStatus": "Training", "Boundary": 50, "CommittedStep": 49}, JOB])
+    looks = iter(
+        [
+            {
+                **JOB,
+                "TrainingJobStatus": "InProgress",
+                "SecondaryStatus": "Training",
+                "Boundary": 50,
+                "CommittedStep": 49,
+            },
+            JOB,
+        ]
+    )
     answers = {"describe_training_job": lambda **_: next(looks), "list_incidents": {"Incidents": [INCIDENT]}}
     code, out, err, _ = run("jobs", "wait", "gpt", **answers)
     assert code == 0
@@ -597,10 +720,21 @@ def test_wait_ends_badly_with_the_reason(run):
 
 
 @pytest.mark.parametrize(
-    ("messages", "sessions", "words"), [(2, 0, "2 of its messages by the control plane"), (0, 1, "1 sessions by its agent"), (0, 0, None)]
+    ("messages", "sessions", "words"),
+    [(2, 0, "2 of its messages by the control plane"), (0, 1, "1 sessions by its agent"), (0, 0, None)],
 )
 def test_a_node_shows_what_was_refused(run, messages, sessions, words):
-    names = ("NodeId", "FleetName", "NodeStatus", "AgentVersion", "TrainingJobName", "Address", "InstanceType", "AvailabilityZone", "Reason")
+    names = (
+        "NodeId",
+        "FleetName",
+        "NodeStatus",
+        "AgentVersion",
+        "TrainingJobName",
+        "Address",
+        "InstanceType",
+        "AvailabilityZone",
+        "Reason",
+    )
     node = {
         **dict.fromkeys(names, "x"),
         "Connected": True,
@@ -619,10 +753,27 @@ def test_a_node_shows_what_was_refused(run, messages, sessions, words):
 
 
 def test_a_node_shows_its_memory_and_that_of_its_ranks(run):
-    names = ("NodeId", "FleetName", "NodeStatus", "AgentVersion", "TrainingJobName", "Address", "InstanceType", "AvailabilityZone", "Reason")
+    names = (
+        "NodeId",
+        "FleetName",
+        "NodeStatus",
+        "AgentVersion",
+        "TrainingJobName",
+        "Address",
+        "InstanceType",
+        "AvailabilityZone",
+        "Reason",
+    )
     node = {
         **dict.fromkeys(names, "x"),
-        **{"Connected": True, "Warm": True, "MemoryBytes": 1, "Incidents": [], "RefusedMessageCount": 0, "RefusedSessionCount": 0},
+        **{
+            "Connected": True,
+            "Warm": True,
+            "MemoryBytes": 1,
+            "Incidents": [],
+            "RefusedMessageCount": 0,
+            "RefusedSessionCount": 0,
+        },
         "CreationTime": datetime.fromisoformat("2026-03-01T12:00:00Z"),
     }
     assert "memory of ranks" not in run("nodes", "describe", "i-1", describe_node=node)[1]
@@ -631,16 +782,25 @@ def test_a_node_shows_its_memory_and_that_of_its_ranks(run):
     _, out, _, _ = run("nodes", "describe", "i-1", describe_node={**node, "Memory": memory})
     assert "3.0 GiB used of 4.0 GiB; 1.0 GiB available" in out
     assert "rank 3: 1.0 GiB, peak 2.0 GiB" in out
-    _, out, _, _ = run("nodes", "describe", "i-1", describe_node={**node, "Memory": {**memory, "CgroupLimitBytes": 4 * 2**30}})
+    _, out, _, _ = run(
+        "nodes", "describe", "i-1", describe_node={**node, "Memory": {**memory, "CgroupLimitBytes": 4 * 2**30}}
+    )
     assert "the limit of its cgroup" in out
-    conditions = [{"Type": "disk_full", "Message": "/state is full", "NodeId": "i-1"}, {"Type": "disk_full", "Message": "the service's, too"}]
+    conditions = [
+        {"Type": "disk_full", "Message": "/state is full", "NodeId": "i-1"},
+        {"Type": "disk_full", "Message": "the service's, too"},
+    ]
     _, out, _, _ = run("nodes", "describe", "i-1", describe_node={**node, "Conditions": conditions})
     assert "disk_full on i-1: /state is full" in out
     assert "disk_full: the service's, too" in out
 
 
 def test_what_was_asked_for_and_is_not_there_is_told_from_nothing_at_all(run):
-    logs = [{"Generation": number, "Rank": rank, "Stream": "stdout", "Bytes": 5, "Key": "k"} for number in (1, 3) for rank in (0, 1)]
+    logs = [
+        {"Generation": number, "Rank": rank, "Stream": "stdout", "Bytes": 5, "Key": "k"}
+        for number in (1, 3)
+        for rank in (0, 1)
+    ]
     code, out, err, _ = run("jobs", "logs", "gpt", "--raw", "--rank", "7", list_logs={"Logs": logs})
     assert (code, out, err) == (0, "", "Nothing matches; there are logs of ranks 0 to 1, generations 1 to 3.\n")
     _, _, err, _ = run("jobs", "logs", "gpt", "--raw", "--stream", "stderr", list_logs={"Logs": logs[:1]})
@@ -675,7 +835,9 @@ def test_outputs_are_downloaded(run, tmp_path):
     assert (tmp_path / "out/rank=0/model.bin").read_bytes() == b"abc"
 
 
-@pytest.mark.parametrize(("command", "module", "extra"), [("server", "control_plane", "server"), ("agent", "worker", "worker")])
+@pytest.mark.parametrize(
+    ("command", "module", "extra"), [("server", "control_plane", "server"), ("agent", "worker", "worker")]
+)
 def test_programs_are_run_without_the_working_directory_on_the_path(run, monkeypatch, command, module, extra):
     became: list[list[str]] = []
     monkeypatch.setattr(programs.os, "execv", lambda _path, arguments: became.append(arguments))
@@ -731,7 +893,9 @@ def test_a_limited_list_is_as_long_as_asked_for_in_pages_that_the_service_gives(
     _, out, _, calls = run(*arguments, "--max-items", "3", "--output", "json", **{operation: page})
     assert json.loads(out)[items] == [0, 1, 2]
     assert [request["MaxResults"] for _, request in calls] == [3]
-    _, out, _, calls = run(*arguments, "--page-size", "2", "--max-items", "4", "--starting-token", "10", "-o", "json", **{operation: page})
+    _, out, _, calls = run(
+        *arguments, "--page-size", "2", "--max-items", "4", "--starting-token", "10", "-o", "json", **{operation: page}
+    )
     assert json.loads(out)[items] == [10, 11, 12, 13]
     assert [request["MaxResults"] for _, request in calls] == [2, 2]
 
@@ -750,7 +914,9 @@ def test_people_see_some_screens_of_a_list_and_programs_get_more_of_it(run):
 
 def test_one_page_is_the_services_own_answer(run):
     answer = {"Incidents": [1, 2], "NextToken": "t"}
-    _, out, _, calls = run("incidents", "list", "--no-paginate", "--starting-token", "s", "-o", "json", list_incidents=answer)
+    _, out, _, calls = run(
+        "incidents", "list", "--no-paginate", "--starting-token", "s", "-o", "json", list_incidents=answer
+    )
     assert json.loads(out) == answer
     assert calls == [("list_incidents", {"MaxResults": 1000, "NextToken": "s"})]
 
@@ -804,7 +970,11 @@ def wait(*looks: object, timeout_seconds: float | None = None) -> tuple[Clock, l
 
 def test_waiting_looks_until_the_job_has_ended():
     clock, seen, job = wait("InProgress", "Stopping", "Stopped")
-    assert (seen, clock.pauses, job) == (["InProgress", "Stopping", "Stopped"], [2, 2], {"TrainingJobStatus": "Stopped"})
+    assert (seen, clock.pauses, job) == (
+        ["InProgress", "Stopping", "Stopped"],
+        [2, 2],
+        {"TrainingJobStatus": "Stopped"},
+    )
 
 
 def test_waiting_gives_up_in_time():

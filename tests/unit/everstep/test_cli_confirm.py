@@ -14,11 +14,31 @@ from tests.tidy.test_command_line import subcommands
 
 DRILL = {"DrillId": "drill-1", "DrillType": "kill-rank", "NodeId": "i-1"}
 NODE = {"NodeId": "i-1", "NodeStatus": "held"}
-GONE = {"GenerationCount": 1, "CheckpointCount": 0, "IncidentCount": 0, "ObjectCount": 0, "ObjectBytes": 0, "HasMoreObjects": False, "S3Uris": []}
+GONE = {
+    "GenerationCount": 1,
+    "CheckpointCount": 0,
+    "IncidentCount": 0,
+    "ObjectCount": 0,
+    "ObjectBytes": 0,
+    "HasMoreObjects": False,
+    "S3Uris": [],
+}
 FLEET = {
-    **dict.fromkeys(("FleetName", "FleetStatus", "Reason", "AutoScalingGroupName", "InstanceType", "AvailabilityZone", "Project"), "x"),
-    **dict.fromkeys(("ConnectedNodeCount", "NodeCount", "DesiredNodeCount", "MaxNodeCount", "MinNodeCount", "SpareCount"), 1),
-    **{"MaxReplacementsPerHour": 1, "HoldFailedInstances": False, "Drift": [], "CreationTime": None, "AccountingSeconds": {}, "IncidentCount": 0},
+    **dict.fromkeys(
+        ("FleetName", "FleetStatus", "Reason", "AutoScalingGroupName", "InstanceType", "AvailabilityZone", "Project"),
+        "x",
+    ),
+    **dict.fromkeys(
+        ("ConnectedNodeCount", "NodeCount", "DesiredNodeCount", "MaxNodeCount", "MinNodeCount", "SpareCount"), 1
+    ),
+    **{
+        "MaxReplacementsPerHour": 1,
+        "HoldFailedInstances": False,
+        "Drift": [],
+        "CreationTime": None,
+        "AccountingSeconds": {},
+        "IncidentCount": 0,
+    },
     **{"Reliability": {"LostSteps": 0}, "NodeSeconds": 0.0},
 }
 ASKING = {
@@ -26,13 +46,21 @@ ASKING = {
     ("jobs", "delete", "gpt", "--delete-objects"): ("delete_training_job", GONE, "with all that it has in S3"),
     ("fleets", "delete", "main"): ("delete_fleet", FLEET, "Forget the fleet main and end all its instances?"),
     ("fleets", "unfreeze", "main"): ("unfreeze_fleet", FLEET, "silent nodes of main"),
-    ("checkpoints", "delete", "gpt", "8"): ("delete_checkpoint", {"Step": 8, "Generation": 1}, "step 8 of gpt from S3, for good?"),
+    ("checkpoints", "delete", "gpt", "8"): (
+        "delete_checkpoint",
+        {"Step": 8, "Generation": 1},
+        "step 8 of gpt from S3, for good?",
+    ),
     ("nodes", "replace", "i-1"): ("replace_node", NODE, "End the instance i-1"),
     ("nodes", "reboot", "i-1"): ("reboot_node", NODE, "Reboot i-1?"),
     ("nodes", "release", "i-1", "--terminate"): ("release_node", NODE, "End the instance i-1?"),
     ("nodes", "reset-session", "i-1"): ("reset_node_session", NODE, "Revoke the session of i-1"),
     ("tokens", "revoke", "tok-1"): ("revoke_token", {"TokenId": "tok-1"}, "End the token tok-1"),
-    ("drills", "start", "kill-rank", "--job", "gpt"): ("start_drill", DRILL, "Break something of gpt on purpose (kill-rank)?"),
+    ("drills", "start", "kill-rank", "--job", "gpt"): (
+        "start_drill",
+        DRILL,
+        "Break something of gpt on purpose (kill-rank)?",
+    ),
 }
 ASKING_AFTER_A_LOOK = {("fleets", "create")}
 """They ask about what the service has answered, where there is something to ask about."""

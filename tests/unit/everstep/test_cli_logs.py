@@ -64,7 +64,10 @@ class Service:
 def test_a_connection_that_breaks_is_made_again_with_the_token_of_the_last_lines() -> None:
     gone = EndpointConnectionError(endpoint_url="http://x")
     service = Service(
-        [([event("a")], "1"), ([event("b")], "2"), ProtocolError("broken")], gone, [([], "2"), ([event("c")], "3")], [([event("d")], "4")]
+        [([event("a")], "1"), ([event("b")], "2"), ProtocolError("broken")],
+        gone,
+        [([], "2"), ([event("c")], "3")],
+        [([event("d")], "4")],
     )
     pauses: list[float] = []
     found = [said["Message"] for said in logs.follow(service, "gpt", {"Rank": 0}, pause=pauses.append)]

@@ -9,7 +9,14 @@ from datetime import UTC, datetime
 import pytest
 
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
-TOKEN = {"TokenId": "tok-1", "Kind": "user", "Role": "viewer", "Project": "speech", "Description": "ci", "CreationTime": AT}
+TOKEN = {
+    "TokenId": "tok-1",
+    "Kind": "user",
+    "Role": "viewer",
+    "Project": "speech",
+    "Description": "ci",
+    "CreationTime": AT,
+}
 NODE = {"NodeId": "i-1", "NodeStatus": "assigned", "Request": "drain", "TrainingJobName": "gpt"}
 
 
@@ -18,11 +25,21 @@ def test_a_new_token_is_alone_on_stdout(run) -> None:
     code, out, err, calls = run("tokens", "create", *options, create_token={"Secret": "est_x", "Token": TOKEN})
     assert (code, out) == (0, "est_x\n")
     assert "tok-1" in err
-    assert calls == [("create_token", {"Role": "viewer", "Description": "ci", "Project": "speech", "ExpiresInSeconds": 60})]
+    assert calls == [
+        ("create_token", {"Role": "viewer", "Description": "ci", "Project": "speech", "ExpiresInSeconds": 60})
+    ]
 
 
 def test_tokens_are_listed_and_revoked(run) -> None:
-    join = {"TokenId": "tok-2", "Kind": "join", "Role": "agent", "FleetName": "main", "Description": "", "CreationTime": AT, "ExpirationTime": AT}
+    join = {
+        "TokenId": "tok-2",
+        "Kind": "join",
+        "Role": "agent",
+        "FleetName": "main",
+        "Description": "",
+        "CreationTime": AT,
+        "ExpirationTime": AT,
+    }
     code, out, _, _ = run("tokens", "list", "--ended", list_tokens={"Tokens": [TOKEN, join]})
     assert code == 0
     first, second = out.splitlines()[1:]
@@ -42,7 +59,9 @@ def test_who_am_i(run) -> None:
 @pytest.mark.parametrize("verb", ["drain", "replace", "reboot", "hold"])
 def test_what_is_asked_of_a_node_is_said_with_what_comes_first(run, verb: str) -> None:
     yes = ("--yes",) if verb in ("replace", "reboot") else ()
-    code, out, _, calls = run("nodes", verb, "i-1", "--reason", "why", *yes, **{f"{verb}_node": {**NODE, "Request": verb}})
+    code, out, _, calls = run(
+        "nodes", verb, "i-1", "--reason", "why", *yes, **{f"{verb}_node": {**NODE, "Request": verb}}
+    )
     assert (code, out) == (0, f"i-1 is to be: {verb}; gpt leaves it first, once another node is there\n")
     assert calls == [(f"{verb}_node", {"NodeId": "i-1", "Reason": "why"})]
 

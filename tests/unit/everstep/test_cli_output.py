@@ -70,7 +70,13 @@ def test_text_of_the_aws_cli_itself():
 
     from awscli.text import format_text
 
-    for value in (PLAIN, PLAIN["Fleets"], {"A": [[1, 2], [3]], "B": {"C": {"D": None}}}, [{"A": {"B": [1]}}, {"A": {"B": []}, "C": 1}], ["a", ["b"]]):
+    for value in (
+        PLAIN,
+        PLAIN["Fleets"],
+        {"A": [[1, 2], [3]], "B": {"C": {"D": None}}},
+        [{"A": {"B": [1]}}, {"A": {"B": []}, "C": 1}],
+        ["a", ["b"]],
+    ):
         theirs = StringIO()
         format_text(value, theirs)
         assert rendered(value, OutputFormat.TEXT) == theirs.getvalue().removesuffix("\n")
@@ -97,7 +103,10 @@ def test_what_a_query_finds_is_a_table(value, expected):
         (("--query", "Fleets[].FleetName", "--output", "text"), "main\tother\n"),
         (("--query", "Fleets[?SpareCount > `1`].FleetName | [0]", "-o", "json"), '"other"\n'),
         (("--query", "Fleets[0].Tags", "-o", "yaml"), "team: x\n"),
-        (("--query", "Fleets[].{Name: FleetName, Spares: SpareCount}"), "Name   Spares\nmain   1     \nother  2     \n"),
+        (
+            ("--query", "Fleets[].{Name: FleetName, Spares: SpareCount}"),
+            "Name   Spares\nmain   1     \nother  2     \n",
+        ),
         (("--query", "Nothing", "-o", "text"), "None\n"),
     ],
 )
@@ -135,7 +144,12 @@ def test_colors_are_only_for_who_wants_them(monkeypatch):
 
 def test_logs_can_be_queried_line_by_line(run):
     line = {"Timestamp": AT, "Generation": 1, "Rank": 0, "Stream": "stdout", "Message": "loss 1"}
-    pages = {"get_log_events": lambda **given: {"Events": [] if "NextToken" in given else [line, line], "NextForwardToken": "1"}}
+    pages = {
+        "get_log_events": lambda **given: {
+            "Events": [] if "NextToken" in given else [line, line],
+            "NextForwardToken": "1",
+        }
+    }
     _, out, _, _ = run("jobs", "logs", "gpt", "--grep", "loss", "-o", "json", **pages)
     assert [json.loads(each)["Message"] for each in out.splitlines()] == ["loss 1", "loss 1"]
     _, out, _, _ = run("jobs", "logs", "gpt", "--grep", "loss", "--query", "[Rank, Message]", "-o", "text", **pages)
@@ -168,8 +182,18 @@ class Waiter:
             255,
             "It is Starting. 2 of",
         ),
-        ("Waiter encountered a terminal failure state: …", {"FleetStatus": "Frozen"}, 1, "cannot come any more. It is Frozen."),
-        ("An error occurred", {"Error": {"Code": "ResourceNotFoundException", "Message": "none"}}, 254, "none (ResourceNotFoundException)"),
+        (
+            "Waiter encountered a terminal failure state: …",
+            {"FleetStatus": "Frozen"},
+            1,
+            "cannot come any more. It is Frozen.",
+        ),
+        (
+            "An error occurred",
+            {"Error": {"Code": "ResourceNotFoundException", "Message": "none"}},
+            254,
+            "none (ResourceNotFoundException)",
+        ),
     ],
 )
 def test_a_wait_that_fails_says_how_and_ends_as_the_aws_cli_does(run, reason, last, code, words):
@@ -181,7 +205,9 @@ def test_a_wait_that_fails_says_how_and_ends_as_the_aws_cli_does(run, reason, la
 
 
 def _wait(run, waiter: Waiter):
-    return run("wait", "job-running", "gpt", "--delay", "1", "--max-attempts", "2", waiter=waiter, describe_training_job={})
+    return run(
+        "wait", "job-running", "gpt", "--delay", "1", "--max-attempts", "2", waiter=waiter, describe_training_job={}
+    )
 
 
 def test_a_wait_that_is_over_shows_what_is_so(run):
@@ -190,13 +216,24 @@ def test_a_wait_that_is_over_shows_what_is_so(run):
 
 
 def look(status: str, reason: str, **changes: object) -> dict:
-    job = {"TrainingJobName": "gpt", "TrainingJobStatus": "InProgress", "SecondaryStatus": status, "Reason": reason, "IncidentCount": 0}
+    job = {
+        "TrainingJobName": "gpt",
+        "TrainingJobStatus": "InProgress",
+        "SecondaryStatus": status,
+        "Reason": reason,
+        "IncidentCount": 0,
+    }
     return {**job, "Boundary": -1, "CommittedStep": -1, "Generation": 1, **changes}
 
 
 def test_a_waiter_shows_why_a_job_is_still_starting(monkeypatch, capsys):
     python, first = "preparing Python on i-1 (10 s)", "making the first step on i-1"
-    looks = [look("Starting", python), look("Starting", python), look("Starting", first), look("Training", "trains from step 0", Boundary=1)]
+    looks = [
+        look("Starting", python),
+        look("Starting", python),
+        look("Starting", first),
+        look("Training", "trains from step 0", Boundary=1),
+    ]
     client = Wire(monkeypatch, *looks).client()
     monkeypatch.setattr(sdk, "client", lambda **_: client)
     monkeypatch.setattr(sys, "argv", ["everstep", "wait", "job-running", "gpt"])
@@ -213,10 +250,19 @@ def test_a_waiter_shows_why_a_job_is_still_starting(monkeypatch, capsys):
 
 def test_a_suspected_hang_is_told_while_somebody_waits_and_not_at_each_look():
     said = io.StringIO()
-    progress = Progress(None, "gpt", console=Console(file=said, width=200), monotonic=iter([100.0, 101.0, 102.0, 112.0]).__next__)
+    progress = Progress(
+        None, "gpt", console=Console(file=said, width=200), monotonic=iter([100.0, 101.0, 102.0, 112.0]).__next__
+    )
     progress.show(look("Training", "trains from step 0", Boundary=9, CommittedStep=8))
     for age in (31, 32, 42):
-        progress.show(look("Training", f"no progress for {age} s (limit 90 s): rank 0 on i-1 stood still", Boundary=9, CommittedStep=8))
+        progress.show(
+            look(
+                "Training",
+                f"no progress for {age} s (limit 90 s): rank 0 on i-1 stood still",
+                Boundary=9,
+                CommittedStep=8,
+            )
+        )
     line = "gpt: Training, step 9, committed 8, generation 1"
     hang = "; no progress for {} s (limit 90 s): rank 0 on i-1 stood still"
     assert said.getvalue().splitlines() == [line, line + hang.format(31), line + hang.format(42)]
@@ -271,13 +317,19 @@ def test_a_shell_completes_commands_and_options_and_a_silent_service_offers_noth
 def test_a_shell_completes_names(monkeypatch):
     from everstep.cli import names
 
-    jobs = {"TrainingJobSummaries": [{"TrainingJobName": "gpt"}, {"TrainingJobName": "gpt-2"}, {"TrainingJobName": "bert"}]}
+    jobs = {
+        "TrainingJobSummaries": [{"TrainingJobName": "gpt"}, {"TrainingJobName": "gpt-2"}, {"TrainingJobName": "bert"}]
+    }
     asked = []
-    monkeypatch.setattr(sdk, "client", lambda **options: asked.append(options) or Client({"list_training_jobs": lambda: jobs}))
+    monkeypatch.setattr(
+        sdk, "client", lambda **options: asked.append(options) or Client({"list_training_jobs": lambda: jobs})
+    )
     context = type("Context", (), {"params": {"profile": "staging", "endpoint_url": None}})()
     assert names._jobs(context, "gp") == ["gpt", "gpt-2"]
     assert asked == [{"endpoint_url": None, "profile_name": "staging", "config": sdk.IMPATIENT}]
-    monkeypatch.setattr(sdk, "client", lambda **_: Client({"list_training_jobs": ServiceFailed("No.", code="AccessDeniedException")}))
+    monkeypatch.setattr(
+        sdk, "client", lambda **_: Client({"list_training_jobs": ServiceFailed("No.", code="AccessDeniedException")})
+    )
     assert names._jobs(context, "gp") == []
 
 

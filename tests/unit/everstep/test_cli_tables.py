@@ -16,7 +16,12 @@ from tests.unit.everstep.test_cli import INCIDENT, JOB
 
 COLUMNS: tables.Columns = {"NAME": "name", "AGE": Detail("age"), "ZONE": Detail("zone"), "REASON": Prose("reason")}
 PRINTED = st.characters(categories=["L", "N", "P", "S", "Zs"])
-ROW = {"name": "i-0123456789abcdef0", "age": "12 min 05 s", "zone": "us-east-1a", "reason": "The agent of this node\nis silent. " * 4}
+ROW = {
+    "name": "i-0123456789abcdef0",
+    "age": "12 min 05 s",
+    "zone": "us-east-1a",
+    "reason": "The agent of this node\nis silent. " * 4,
+}
 
 
 def printed(width: int | None, *rows: dict, columns: tables.Columns = COLUMNS) -> list[str]:
@@ -38,7 +43,11 @@ def test_a_narrow_terminal_cuts_sentences_first_and_leaves_out_details_next():
 
 
 @given(
-    rows=st.lists(st.fixed_dictionaries({name: st.text(PRINTED, max_size=40) for name in ("name", "age", "zone", "reason")}), min_size=1, max_size=4),
+    rows=st.lists(
+        st.fixed_dictionaries({name: st.text(PRINTED, max_size=40) for name in ("name", "age", "zone", "reason")}),
+        min_size=1,
+        max_size=4,
+    ),
     width=st.integers(10, 200),
 )
 def test_every_row_is_one_line_and_names_are_never_cut(rows, width):
@@ -58,7 +67,11 @@ def test_every_row_is_one_line_and_names_are_never_cut(rows, width):
             {"list_training_jobs": {"TrainingJobSummaries": [{**JOB, "TargetStep": 10_000, "Reason": "long " * 60}]}},
             ["gpt", "200/10000"],
         ),
-        (("incidents", "list"), {"list_incidents": {"Incidents": [{**INCIDENT, "IncidentId": f"inc-{'0' * 12}-3"}]}}, [f"inc-{'0' * 12}-3"]),
+        (
+            ("incidents", "list"),
+            {"list_incidents": {"Incidents": [{**INCIDENT, "IncidentId": f"inc-{'0' * 12}-3"}]}},
+            [f"inc-{'0' * 12}-3"],
+        ),
         (
             ("nodes", "list"),
             {
@@ -93,13 +106,23 @@ def test_lists_fit_80_columns_and_print_ids_whole(run, monkeypatch, arguments, a
     assert [word for word in whole if word not in lines[1].split()] == []
 
 
-@pytest.mark.parametrize(("count", "words"), [(0, "0 incidents"), (1, "1 incident"), (2, "2 incidents"), (1200, "1,200 incidents")])
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, "0 incidents"), (1, "1 incident"), (2, "2 incidents"), (1200, "1,200 incidents")]
+)
 def test_nouns_agree_with_their_number(count, words):
     assert counted(count, "incident") == words
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(-1, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (725, "12 min 05 s"), (12_000, "3 h 20 min"), (187_200, "2 d 4 h")]
+    ("seconds", "words"),
+    [
+        (-1, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (725, "12 min 05 s"),
+        (12_000, "3 h 20 min"),
+        (187_200, "2 d 4 h"),
+    ],
 )
 def test_durations_read_as_people_say_them(seconds, words):
     assert duration(seconds) == words
@@ -111,7 +134,9 @@ def test_progress_names_target_percentage_and_remaining_time():
     assert steps.words(job) == "step 4895 of 10000 █████████░░░░░░░░░░░ 48 %, about 12 min 05 s left"
 
 
-@pytest.mark.parametrize(("boundary", "shown"), [(-1, "░" * 20 + " 0 %"), (9_999, "█" * 19 + "░ 99 %"), (10_000, "█" * 20 + " 100 %")])
+@pytest.mark.parametrize(
+    ("boundary", "shown"), [(-1, "░" * 20 + " 0 %"), (9_999, "█" * 19 + "░ 99 %"), (10_000, "█" * 20 + " 100 %")]
+)
 def test_a_bar_is_full_only_at_the_target(boundary, shown):
     assert steps.bar({**JOB, "Boundary": boundary, "TargetStep": 10_000}) == shown
 

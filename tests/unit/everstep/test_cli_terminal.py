@@ -22,7 +22,9 @@ pytestmark = pytest.mark.security
 
 CLIPBOARD = "\x1b]52;c;Y3VybCBldmlsfHNo\x07"
 HOSTILE = f"a{CLIPBOARD}b\x9d52;c;eA==\x9cc\x1bPq#0\x1b\\d\x1b_x\x1b\\e\x1b[2J\x1b[1A\rf\x9b31mg\u202eh\x1b[5ni"
-UNSAFE = re.compile(r"\x1b(?!\[[0-9;:]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+UNSAFE = re.compile(
+    r"\x1b(?!\[[0-9;:]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 FLAGS = Path(__file__).parents[2] / "tidy" / "flags.txt"
 OTHERS = {"configure", "doctor", "local", "server", "agent", "wait"}
 """Commands that print nothing of a job."""
@@ -59,7 +61,27 @@ def test_only_colors_pass(text: str, shown: str) -> None:
 
 
 PIECES = st.sampled_from(
-    ["\x1b", "\x9b", "\x9d", "[", "]", "52;c;", "m", "J", "\x07", "\x1b\\", "\x9c", "P", "_", "3", ";", "a", "\n", "\r", "\u202e"]
+    [
+        "\x1b",
+        "\x9b",
+        "\x9d",
+        "[",
+        "]",
+        "52;c;",
+        "m",
+        "J",
+        "\x07",
+        "\x1b\\",
+        "\x9c",
+        "P",
+        "_",
+        "3",
+        ";",
+        "a",
+        "\n",
+        "\r",
+        "\u202e",
+    ]
 )
 
 
@@ -100,7 +122,10 @@ def operations() -> dict[str, Any]:
     shapes = {xform_name(name): model.operation_model(name).output_shape for name in model.operation_names}
     answers = {name: {} if shape is None else sample(shape) for name, shape in shapes.items()}
     page = answers["get_log_events"]
-    return {**answers, "get_log_events": lambda NextToken=None, **_: {**page, "Events": [] if NextToken else page["Events"]}}
+    return {
+        **answers,
+        "get_log_events": lambda NextToken=None, **_: {**page, "Events": [] if NextToken else page["Events"]},
+    }
 
 
 def commands() -> list[str]:

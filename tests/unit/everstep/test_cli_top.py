@@ -35,7 +35,14 @@ NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 def job(name: str = "gpt", **fields: object) -> dict:
-    return {**JOB, "TrainingJobName": name, "RunId": name, "TrainingJobStatus": "InProgress", "SecondaryStatus": "Training", **fields}
+    return {
+        **JOB,
+        "TrainingJobName": name,
+        "RunId": name,
+        "TrainingJobStatus": "InProgress",
+        "SecondaryStatus": "Training",
+        **fields,
+    }
 
 
 def event(message: str, number: int = 1) -> dict:
@@ -50,7 +57,14 @@ def drawn(seen: Board, now: datetime = NOW) -> str:
 
 
 def test_the_board_says_where_each_job_stands_and_what_happened() -> None:
-    waiting = job("bert", SecondaryStatus="Pending", Boundary=-1, CommittedStep=-1, Reason="Waiting for [2] nodes.", TrainingStartTime=None)
+    waiting = job(
+        "bert",
+        SecondaryStatus="Pending",
+        Boundary=-1,
+        CommittedStep=-1,
+        Reason="Waiting for [2] nodes.",
+        TrainingStartTime=None,
+    )
     seen = board.told(board.looked(Board(), [job(EttrRatio=0.91), waiting], NOW), event("Generation [3] trains."))
     lines = drawn(seen, NOW + timedelta(seconds=3)).splitlines()
     assert lines[0].startswith("everstep · 2026-03-01 12:00:03 UTC · 2 jobs under way, as of 3 s ago")
@@ -62,7 +76,9 @@ def test_the_board_says_where_each_job_stands_and_what_happened() -> None:
 
 def test_an_empty_board_says_so() -> None:
     assert "No job is under way." in drawn(board.looked(Board(), [], NOW))
-    assert "not asked yet · the service does not answer" in drawn(board.in_trouble(Board(), "the service does not answer"))
+    assert "not asked yet · the service does not answer" in drawn(
+        board.in_trouble(Board(), "the service does not answer")
+    )
 
 
 def test_a_pace_is_taken_over_some_seconds_and_begins_anew_with_an_older_step() -> None:
@@ -124,8 +140,13 @@ def test_a_service_that_does_not_answer_is_shown_with_what_was_known() -> None:
 
 
 def test_jobs_under_way_are_those_that_have_not_ended() -> None:
-    summaries = {"InProgress": [job("new", CreationTime=NOW)], "Stopping": [job("newer", CreationTime=NOW + timedelta(hours=1))]}
-    service = Client({"list_training_jobs": lambda StatusEquals, **_: {"TrainingJobSummaries": summaries[StatusEquals]}})
+    summaries = {
+        "InProgress": [job("new", CreationTime=NOW)],
+        "Stopping": [job("newer", CreationTime=NOW + timedelta(hours=1))],
+    }
+    service = Client(
+        {"list_training_jobs": lambda StatusEquals, **_: {"TrainingJobSummaries": summaries[StatusEquals]}}
+    )
     assert [each["TrainingJobName"] for each in top.jobs_under_way(service, None)] == ["newer", "new"]
 
 
@@ -141,7 +162,10 @@ def test_where_nobody_watches_it_is_shown_once_and_programs_get_json(run) -> Non
 
 
 def test_frames_are_whole_and_in_order() -> None:
-    said = b'retry: 1000\nid: 4\n\n: alive\n\nid: 5\ndata: {"EventId": 5}\n\nevent: end\ndata: {"Code": "x"}\n\nid: 6\ndata: {"Ev'
+    said = (
+        b'retry: 1000\nid: 4\n\n: alive\n\nid: 5\ndata: {"EventId": 5}\n\nevent: end\ndata: {"Code": '
+        b'"x"}\n\nid: 6\ndata: {"Ev'
+    )
     assert [(each.kind, each.data, each.event_id) for each in frames(said.split(b"\n"))] == [
         ("position", {}, 4),
         ("message", {"EventId": 5}, 5),
@@ -164,17 +188,27 @@ class Stream:
 
 
 def test_a_stream_that_breaks_goes_on_where_it_was() -> None:
-    streams = [Stream([event("a"), ProtocolError("broken")], 7), Stream([ProtocolError("again")], 9), Stream([event("b")], 10)]
+    streams = [
+        Stream([event("a"), ProtocolError("broken")], 7),
+        Stream([ProtocolError("again")], 9),
+        Stream([event("b")], 10),
+    ]
     asked: list[dict] = []
 
     def follow_events(**query: object) -> Stream:
         asked.append(query)
         return streams[len(asked) - 1]
 
-    found = following.events(SimpleNamespace(follow_events=follow_events), {"TrainingJobName": "gpt"}, pause=lambda _: None)
+    found = following.events(
+        SimpleNamespace(follow_events=follow_events), {"TrainingJobName": "gpt"}, pause=lambda _: None
+    )
     assert [next(found)["Message"] for _ in range(2)] == ["a", "b"]
     found.close()
-    assert asked == [{"TrainingJobName": "gpt"}, {"TrainingJobName": "gpt", "AfterEventId": 7}, {"TrainingJobName": "gpt", "AfterEventId": 9}]
+    assert asked == [
+        {"TrainingJobName": "gpt"},
+        {"TrainingJobName": "gpt", "AfterEventId": 7},
+        {"TrainingJobName": "gpt", "AfterEventId": 9},
+    ]
     assert all(stream.is_closed for stream in streams)
 
 
@@ -207,7 +241,11 @@ def test_a_stream_that_was_quiet_for_long_is_not_given_up_when_it_breaks() -> No
 
     connections = [Quiet([], 1), Stream([event("a")], 2)]
     found = following.kept_up(
-        lambda: connections.pop(0), is_over=lambda: False, has_spoken=lambda: True, pause=lambda _: None, monotonic=lambda: now[0]
+        lambda: connections.pop(0),
+        is_over=lambda: False,
+        has_spoken=lambda: True,
+        pause=lambda _: None,
+        monotonic=lambda: now[0],
     )
     assert next(found)["Message"] == "a"
     found.close()
@@ -215,7 +253,12 @@ def test_a_stream_that_was_quiet_for_long_is_not_given_up_when_it_breaks() -> No
 
 def test_a_stream_that_says_nothing_is_left_for_another_and_given_up_after_a_minute() -> None:
     now, silent = [0.0], ReadTimeoutError(HTTPConnectionPool("x"), "/", "Read timed out.")
-    streams = [Stream([silent], 7), Stream([silent], None), Stream([event("a", 8), silent], 8), *(Stream([silent], None) for _ in range(9))]
+    streams = [
+        Stream([silent], 7),
+        Stream([silent], None),
+        Stream([event("a", 8), silent], 8),
+        *(Stream([silent], None) for _ in range(9)),
+    ]
     asked: list[object] = []
 
     def follow_events(**query: object) -> Stream:
@@ -227,7 +270,9 @@ def test_a_stream_that_says_nothing_is_left_for_another_and_given_up_after_a_min
 
     found = following.events(SimpleNamespace(follow_events=follow_events), {}, pause=pause, monotonic=lambda: now[0])
     assert next(found)["EventId"] == 8
-    with pytest.raises(ServiceFailed, match=r"said nothing for 60 s on the connections that it takes: .*Read timed out") as given_up:
+    with pytest.raises(
+        ServiceFailed, match=r"said nothing for 60 s on the connections that it takes: .*Read timed out"
+    ) as given_up:
         next(found)
     assert (given_up.value.code, asked) == (UNAVAILABLE, [None, 7, 7, 8, 8])
     assert all(stream.is_closed for stream in streams[:5])
@@ -235,7 +280,10 @@ def test_a_stream_that_says_nothing_is_left_for_another_and_given_up_after_a_min
 
 def test_a_server_that_opens_a_stream_and_falls_silent_is_not_waited_for(monkeypatch) -> None:
     monkeypatch.setattr(event_stream, "SILENT_SECONDS", 3.0)
-    with socket.create_server(("127.0.0.1", 0)) as listener, closing(everstep.client(f"http://127.0.0.1:{listener.getsockname()[1]}", "t")) as client:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        closing(everstep.client(f"http://127.0.0.1:{listener.getsockname()[1]}", "t")) as client,
+    ):
 
         def open_and_say_nothing() -> None:
             line, _ = listener.accept()
@@ -268,9 +316,14 @@ def follow(run, *words: str, streams: list[Stream]) -> tuple[int, str, str, list
 
 
 def test_events_are_followed_on_the_command_line(run) -> None:
-    code, out, err, calls = follow(run, "--job", "gpt", streams=[Stream([event("a", 7), event("b", 8), KeyboardInterrupt()], 8)])
+    code, out, err, calls = follow(
+        run, "--job", "gpt", streams=[Stream([event("a", 7), event("b", 8), KeyboardInterrupt()], 8)]
+    )
     assert (code, err) == (130, "")
-    assert out.splitlines() == ["2026-03-01 12:00:00  7  JobStateChanged  gpt  a", "2026-03-01 12:00:00  8  JobStateChanged  gpt  b"]
+    assert out.splitlines() == [
+        "2026-03-01 12:00:00  7  JobStateChanged  gpt  a",
+        "2026-03-01 12:00:00  8  JobStateChanged  gpt  b",
+    ]
     assert calls == [("follow_events", {"TrainingJobName": "gpt"})]
 
 
@@ -288,11 +341,18 @@ def test_as_many_events_are_followed_as_are_asked_for(run) -> None:
 
 
 def test_followed_events_can_be_queried_one_by_one(run) -> None:
-    _, out, _, calls = follow(run, "--after", "3", "-o", "json", streams=[Stream([event("a", 4), KeyboardInterrupt()], 4)])
+    _, out, _, calls = follow(
+        run, "--after", "3", "-o", "json", streams=[Stream([event("a", 4), KeyboardInterrupt()], 4)]
+    )
     assert json.loads(out) == {**event("a", 4), "Time": "2026-03-01T12:00:00Z"}
     assert calls == [("follow_events", {"AfterEventId": 3})]
     _, out, _, _ = follow(
-        run, "--query", "[EventId, Message]", "-o", "text", streams=[Stream([event("a", 4), event("b", 5), KeyboardInterrupt()], 5)]
+        run,
+        "--query",
+        "[EventId, Message]",
+        "-o",
+        "text",
+        streams=[Stream([event("a", 4), event("b", 5), KeyboardInterrupt()], 5)],
     )
     assert out == "4\ta\n5\tb\n"
 

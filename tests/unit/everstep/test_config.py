@@ -40,11 +40,17 @@ def test_xdg_is_honoured(tmp_path):
         ({}, "No endpoint is configured"),
         ({"EVERSTEP_ENDPOINT_URL": "http://127.0.0.1:1"}, "No token is configured for http://127.0.0.1:1"),
         ({"EVERSTEP_ENDPOINT_URL": "http://10.0.0.1:1", "EVERSTEP_TOKEN": "t"}, "cross the network in the clear"),
-        ({"EVERSTEP_ENDPOINT_URL": "http://127.0.0.1.example:1", "EVERSTEP_TOKEN": "t"}, "cross the network in the clear"),
+        (
+            {"EVERSTEP_ENDPOINT_URL": "http://127.0.0.1.example:1", "EVERSTEP_TOKEN": "t"},
+            "cross the network in the clear",
+        ),
         ({"EVERSTEP_ENDPOINT_URL": "ftp://127.0.0.1", "EVERSTEP_TOKEN": "t"}, "not an http or https URL"),
         ({"EVERSTEP_ENDPOINT_URL": "http://[", "EVERSTEP_TOKEN": "t"}, "not an http or https URL"),
         ({"EVERSTEP_ENDPOINT_URL": "http://127.0.0.1:none", "EVERSTEP_TOKEN": "t"}, "not an http or https URL"),
-        ({"EVERSTEP_ENDPOINT_URL": "https://me:secret@x.example", "EVERSTEP_TOKEN": "t"}, "holds a user name or a password"),
+        (
+            {"EVERSTEP_ENDPOINT_URL": "https://me:secret@x.example", "EVERSTEP_TOKEN": "t"},
+            "holds a user name or a password",
+        ),
     ],
 )
 def test_what_is_missing_or_dangerous_is_refused(home, environment, words):
@@ -53,7 +59,9 @@ def test_what_is_missing_or_dangerous_is_refused(home, environment, words):
     assert "secret" not in refused.value.message
 
 
-@pytest.mark.parametrize("url", ["http://localhost:1", "http://127.9.9.9", "http://[::1]:8080", "https://everstep.example"])
+@pytest.mark.parametrize(
+    "url", ["http://localhost:1", "http://127.9.9.9", "http://[::1]:8080", "https://everstep.example"]
+)
 def test_a_token_may_go_to_this_machine_or_through_tls(url):
     assert config.checked_endpoint(url) == url
 
@@ -65,7 +73,9 @@ def test_a_file_that_others_can_read_holds_no_token(home):
     assert refused.value.hint.startswith("chmod 600")
 
 
-@pytest.mark.parametrize(("text", "words"), [("endpoint = 1", "not known: endpoint"), ("token = 1", "must be text"), ("=", "is not TOML")])
+@pytest.mark.parametrize(
+    ("text", "words"), [("endpoint = 1", "not known: endpoint"), ("token = 1", "must be text"), ("=", "is not TOML")]
+)
 def test_a_wrong_file_is_named(home, text, words):
     write(home, text)
     with pytest.raises(ConfigurationError, match=words):
@@ -76,13 +86,18 @@ def test_a_token_is_not_shown():
     assert "hush" not in repr(config.ClientConfig("http://127.0.0.1", "hush"))
 
 
-STAGING = 'endpoint_url = "http://127.0.0.1:1"\ntoken = "mine"\n[profiles.staging]\nendpoint_url = "http://127.0.0.1:2"\ntoken = "theirs"\n'
+STAGING = (
+    'endpoint_url = "http://127.0.0.1:1"\ntoken = "mine"\n[profiles.staging]\nendpoint_url = '
+    '"http://127.0.0.1:2"\ntoken = "theirs"\n'
+)
 
 
 def test_a_profile_that_is_named_wins_over_the_environment_and_the_environment_may_name_one(home):
     write(home, STAGING)
     environment = {"HOME": str(home), "EVERSTEP_ENDPOINT_URL": "http://127.0.0.1:3", "EVERSTEP_TOKEN": "set"}
-    assert config.load(environment=environment, profile="staging") == config.ClientConfig("http://127.0.0.1:2", "theirs")
+    assert config.load(environment=environment, profile="staging") == config.ClientConfig(
+        "http://127.0.0.1:2", "theirs"
+    )
     assert config.load(environment=environment, profile="default") == config.ClientConfig("http://127.0.0.1:1", "mine")
     assert config.load(environment={"HOME": str(home), "EVERSTEP_PROFILE": "staging"}).token == "theirs"
     assert config.load(environment={**environment, "EVERSTEP_PROFILE": "staging"}).token == "set"
@@ -99,10 +114,17 @@ def test_a_token_from_the_file_goes_to_its_own_endpoint_alone(home):
     write(home, STAGING)
     environment = {"HOME": str(home)}
     assert config.load("http://127.0.0.1:1/", environment=environment).token == "mine"
-    for where in ({"endpoint_url": "http://127.0.0.1:9"}, {"environment": {**environment, "EVERSTEP_ENDPOINT_URL": "http://127.0.0.1:9"}}):
-        with pytest.raises(ConfigurationError, match=r"is for http://127\.0\.0\.1:1; it is not sent to http://127\.0\.0\.1:9"):
+    for where in (
+        {"endpoint_url": "http://127.0.0.1:9"},
+        {"environment": {**environment, "EVERSTEP_ENDPOINT_URL": "http://127.0.0.1:9"}},
+    ):
+        with pytest.raises(
+            ConfigurationError, match=r"is for http://127\.0\.0\.1:1; it is not sent to http://127\.0\.0\.1:9"
+        ):
             config.load(**{"environment": environment, **where})
-    assert config.load("http://127.0.0.1:9", environment={**environment, "EVERSTEP_TOKEN": "its own"}).token == "its own"
+    assert (
+        config.load("http://127.0.0.1:9", environment={**environment, "EVERSTEP_TOKEN": "its own"}).token == "its own"
+    )
 
 
 def test_a_ca_bundle_from_the_file_is_for_its_own_endpoint_alone(home):
@@ -132,7 +154,9 @@ def test_a_profile_has_a_plain_name(home, name):
         config.write(config.ClientConfig("http://127.0.0.1:4", "t"), {"HOME": str(home)}, profile=name)
 
 
-@pytest.mark.parametrize("text", ["profiles = 1", "[profiles]\nx = 1", "[profiles.x]\ntoken = 1", "[profiles.x]\nother = 'x'"])
+@pytest.mark.parametrize(
+    "text", ["profiles = 1", "[profiles]\nx = 1", "[profiles.x]\ntoken = 1", "[profiles.x]\nother = 'x'"]
+)
 def test_a_wrong_profile_is_refused(home, text):
     write(home, text)
     with pytest.raises(ConfigurationError):

@@ -54,7 +54,9 @@ def environment(home: Path) -> dict[str, str]:
 
 def run_python(home: Path, code: str, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-c", code]
-    return subprocess.run(command, env={**environment(home), **more}, cwd=home, capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run(
+        command, env={**environment(home), **more}, cwd=home, capture_output=True, text=True, timeout=50, check=False
+    )
 
 
 def test_the_sdk_and_the_command_line_find_what_was_configured(configured, service):
@@ -63,11 +65,14 @@ def test_the_sdk_and_the_command_line_find_what_was_configured(configured, servi
     assert told.stdout == "ok\n", told.stderr
 
 
-@pytest.mark.parametrize("session", ['boto3.Session(profile_name="everstep")', 'boto3.Session(region_name="eu-west-1")'])
+@pytest.mark.parametrize(
+    "session", ['boto3.Session(profile_name="everstep")', 'boto3.Session(region_name="eu-west-1")']
+)
 def test_plain_boto3_speaks_to_the_service(configured, session):
     told = run_python(
         configured,
-        f"import boto3\nc = {session}.client('everstep')\nprint(c.list_fleets()['Fleets'], c.get_waiter('fleet_ready').name)\n"
+        f"import boto3\nc = {session}.client('everstep')\nprint(c.list_fleets()['Fleets'], "
+        "c.get_waiter('fleet_ready').name)\n"
         "try:\n    c.describe_node(NodeId='i-1')\nexcept c.exceptions.ResourceNotFoundException as e: print(e)",
     )
     assert told.stdout.startswith("[] FleetReady\nAn error occurred (ResourceNotFoundException)"), told.stderr
@@ -76,7 +81,10 @@ def test_plain_boto3_speaks_to_the_service(configured, session):
 def test_the_token_goes_nowhere_else(configured, service):
     """Not even where AWS_ENDPOINT_URL leads everything to: the request is not made."""
     told = run_python(
-        configured, "import boto3; boto3.client('everstep').list_fleets()", AWS_PROFILE="everstep", AWS_ENDPOINT_URL="http://127.0.0.1:9"
+        configured,
+        "import boto3; boto3.client('everstep').list_fleets()",
+        AWS_PROFILE="everstep",
+        AWS_ENDPOINT_URL="http://127.0.0.1:9",
     )
     assert "No token is configured for this endpoint, only for http://127.0.0.1" in told.stderr
     assert service.admin_token not in told.stderr
@@ -84,7 +92,9 @@ def test_the_token_goes_nowhere_else(configured, service):
 
 def test_the_aws_cli_speaks_to_the_service(configured):
     command = ["aws", "--profile", "everstep", "everstep", "list-fleets", "--output", "json"]
-    told = subprocess.run(command, env=environment(configured), cwd=configured, capture_output=True, text=True, timeout=50, check=False)
+    told = subprocess.run(
+        command, env=environment(configured), cwd=configured, capture_output=True, text=True, timeout=50, check=False
+    )
     assert json.loads(told.stdout) == {"Fleets": []}, told.stderr
 
 
@@ -103,7 +113,9 @@ def test_the_aws_cli_sends_the_token_of_the_environment_with_the_plugin(configur
     assert role("everstep", EVERSTEP_TOKEN=viewer) == "admin", "without the plugin"
     assert run_aws(configured, "configure", "set", "plugins.everstep", "everstep.aws_plugin").returncode == 0
     assert role("everstep", EVERSTEP_TOKEN=viewer, EVERSTEP_ENDPOINT_URL=f"http://{service.address}/") == "viewer"
-    assert role("everstep", EVERSTEP_TOKEN=viewer, EVERSTEP_ENDPOINT_URL="https://other.example") == "admin", "it is for another endpoint"
+    assert role("everstep", EVERSTEP_TOKEN=viewer, EVERSTEP_ENDPOINT_URL="https://other.example") == "admin", (
+        "it is for another endpoint"
+    )
     with (configured / ".aws" / "config").open("a") as file:
         file.write("\n[profile everstep-staging]\nregion = us-east-1\n")
     assert role("everstep-staging", EVERSTEP_TOKEN=viewer) == "admin", "a named profile wins over the environment"
@@ -112,7 +124,9 @@ def test_the_aws_cli_sends_the_token_of_the_environment_with_the_plugin(configur
 def test_the_plugin_sends_no_token_across_a_network_in_the_clear():
     assert aws_plugin.is_for("https://everstep.example/v1/fleets", {})
     assert aws_plugin.is_for("http://127.0.0.1:8080/v1/fleets", {"EVERSTEP_ENDPOINT_URL": "http://127.0.0.1:8080/"})
-    assert not aws_plugin.is_for("https://everstep.example/v1", {"EVERSTEP_ENDPOINT_URL": "https://everstep.example.evil"})
+    assert not aws_plugin.is_for(
+        "https://everstep.example/v1", {"EVERSTEP_ENDPOINT_URL": "https://everstep.example.evil"}
+    )
     with pytest.raises(ConfigurationError):
         aws_plugin.is_for("http://everstep.example/v1/fleets", {})
 
@@ -138,7 +152,9 @@ def test_configuring_again_changes_the_service_and_keeps_what_is_the_users(confi
     path = configured / ".aws" / "config"
     path.write_text("[default]\nregion = eu-west-3\n\n" + path.read_text().replace("us-east-1", "eu-north-1"))
     before = path.read_text()
-    assert configure(monkeypatch, "--endpoint-url", "https://everstep.example/", "--token", "another", "--no-check") == 0
+    assert (
+        configure(monkeypatch, "--endpoint-url", "https://everstep.example/", "--token", "another", "--no-check") == 0
+    )
     assert config.load() == ClientConfig("https://everstep.example", "another")
     assert path.read_text() == before
 
@@ -147,7 +163,9 @@ def test_a_profile_is_added_behind_those_that_are_there(home, monkeypatch):
     (home / ".aws").mkdir()
     (home / ".aws" / "config").write_text("[default]\nregion = eu-west-3")
     assert configure(monkeypatch, "--endpoint-url", "https://everstep.example", "--token", "t", "--no-check") == 0
-    assert (home / ".aws" / "config").read_text() == "[default]\nregion = eu-west-3\n\n[profile everstep]\nregion = us-east-1\n"
+    assert (
+        home / ".aws" / "config"
+    ).read_text() == "[default]\nregion = eu-west-3\n\n[profile everstep]\nregion = us-east-1\n"
 
 
 def test_a_profile_that_is_configured_again_means_the_new_endpoint(configured, monkeypatch):
@@ -168,9 +186,19 @@ def test_what_a_profile_of_the_users_does_not_say_is_told(configured, monkeypatc
     assert configure(monkeypatch, *asked, "https://old.example") == 0
     assert "by hand" not in capsys.readouterr().err
     assert configure(monkeypatch, *asked, "https://new.example", "--ca-bundle", str(bundle)) == 0
-    wanted = f"[profile everstep-prod]\nca_bundle = {bundle}\nservices = everstep-prod\n\n[services everstep-prod]\neverstep =\n"
-    assert f"by hand: it must say this, and no other ca_bundle:\n{wanted}  endpoint_url = https://new.example\n" in capsys.readouterr().err
-    path.write_text(path.read_text().replace("region = ", f"ca_bundle = {bundle}\nregion = ").replace("=\n  endpoint", "=\n    # ours\n    endpoint"))
+    wanted = (
+        f"[profile everstep-prod]\nca_bundle = {bundle}\nservices = everstep-prod\n\n[services "
+        "everstep-prod]\neverstep =\n"
+    )
+    assert (
+        f"by hand: it must say this, and no other ca_bundle:\n{wanted}  endpoint_url = https://new.example\n"
+        in capsys.readouterr().err
+    )
+    path.write_text(
+        path.read_text()
+        .replace("region = ", f"ca_bundle = {bundle}\nregion = ")
+        .replace("=\n  endpoint", "=\n    # ours\n    endpoint")
+    )
     assert configure(monkeypatch, *asked, "https://new.example", "--ca-bundle", str(bundle)) == 0
     assert "by hand" not in capsys.readouterr().err, "it says all of it, in its own form"
     before = path.read_text()
@@ -181,7 +209,9 @@ def test_what_a_profile_of_the_users_does_not_say_is_told(configured, monkeypatc
     assert path.read_text() == before
 
 
-@pytest.mark.parametrize("own", ["[profile everstep]  # mine\nregion = eu-west-3\nca_bundle = other.pem\n", "[profile everstep]\nnothing\n"])
+@pytest.mark.parametrize(
+    "own", ["[profile everstep]  # mine\nregion = eu-west-3\nca_bundle = other.pem\n", "[profile everstep]\nnothing\n"]
+)
 def test_a_profile_is_not_added_to_one_of_the_users(home, monkeypatch, capsys, own):
     (home / ".aws").mkdir()
     (home / ".aws" / "config").write_text(own)
@@ -197,7 +227,9 @@ def test_nobody_acts_with_the_token_of_another_profile(configured, service, monk
     code = "import boto3; print(boto3.client('everstep').list_fleets()['Fleets'])"
     told = run_python(configured, code, AWS_PROFILE="everstep-viewer")
     assert f"Profiles with different tokens have the endpoint {url}" in told.stderr
-    assert run_python(configured, code, AWS_PROFILE="everstep").stdout == "[]\n", "the default profile names no endpoint"
+    assert run_python(configured, code, AWS_PROFILE="everstep").stdout == "[]\n", (
+        "the default profile names no endpoint"
+    )
 
 
 def test_each_profile_has_its_service_in_every_client(configured, service, monkeypatch):
@@ -206,14 +238,19 @@ def test_each_profile_has_its_service_in_every_client(configured, service, monke
     assert configure(monkeypatch, "--profile", "staging", "--endpoint-url", url, "--token", service.admin_token) == 0
     assert config.load() == ClientConfig(f"http://{service.address}", service.admin_token), "the default is what it was"
     assert config.load(profile="staging") == ClientConfig(url, service.admin_token)
-    (configured / ".aws" / "config").read_text().index(f"[services everstep-staging]\neverstep =\n  endpoint_url = {url}\n")
+    (configured / ".aws" / "config").read_text().index(
+        f"[services everstep-staging]\neverstep =\n  endpoint_url = {url}\n"
+    )
     code = (
-        "import boto3, everstep\nprint(boto3.client('everstep').meta.endpoint_url, everstep.client(profile_name='staging').list_fleets()['Fleets'])\n"
+        "import boto3, everstep\nprint(boto3.client('everstep').meta.endpoint_url, "
+        "everstep.client(profile_name='staging').list_fleets()['Fleets'])\n"
     )
     code += "print(boto3.client('everstep').list_fleets()['Fleets'])"
     told = run_python(configured, code, AWS_PROFILE="everstep-staging")
     assert told.stdout == f"{url} []\n[]\n", told.stderr
-    told = run_python(configured, "import boto3; print(boto3.client('everstep').list_fleets()['Fleets'])", AWS_PROFILE="everstep")
+    told = run_python(
+        configured, "import boto3; print(boto3.client('everstep').list_fleets()['Fleets'])", AWS_PROFILE="everstep"
+    )
     assert told.stdout == "[]\n", told.stderr
 
 
@@ -245,5 +282,13 @@ def test_who_has_seen_enough_is_no_failure(configured, service, output):
             events.append(session, NewEvent(at=service.clock(), type="Test", message=f"{number} {'x' * 100}"))
     program = f"{sys.executable} -P -c 'from everstep.cli.main import main; main()'"
     pipe = f"set -o pipefail; {program} events list --max-items 1500 --output {output} | head -n 1"
-    told = subprocess.run(["bash", "-c", pipe], env=environment(configured), cwd=configured, capture_output=True, text=True, timeout=50, check=False)
+    told = subprocess.run(
+        ["bash", "-c", pipe],
+        env=environment(configured),
+        cwd=configured,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
     assert (told.returncode, told.stderr, len(told.stdout.splitlines())) == (0, "", 1)

@@ -18,7 +18,9 @@ from everstep.cli.main import app
 from everstep.doctor import GIB, AwsFacts, Facts, Level, Quota, ServiceFacts, is_wrong, judge
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
-SERVICE = ServiceFacts(endpoint="https://x", version="0.1.0", role="submitter", project="speech", skew_seconds=0.5, uncertainty_seconds=1.0)
+SERVICE = ServiceFacts(
+    endpoint="https://x", version="0.1.0", role="submitter", project="speech", skew_seconds=0.5, uncertainty_seconds=1.0
+)
 AWS = AwsFacts(caller="arn:aws:iam::1:role/x", region="eu-west-1", permissions={"s3:GetObject": True})
 GOOD = Facts(
     now=NOW,
@@ -44,7 +46,19 @@ def test_a_good_node_has_nothing_wrong_and_everything_was_looked_at() -> None:
     findings = judge(GOOD)
     assert {finding.level for finding in findings} == {Level.OK}
     checks = {finding.check for finding in findings}
-    machine = {"python", "version", "packages", "processor", "clock", "memory", "tmpfs", "ports", "gpu", "isolation", "builds"}
+    machine = {
+        "python",
+        "version",
+        "packages",
+        "processor",
+        "clock",
+        "memory",
+        "tmpfs",
+        "ports",
+        "gpu",
+        "isolation",
+        "builds",
+    }
     assert checks == machine | {"endpoint", "token", "aws", "permissions"}
     assert not is_wrong(findings)
 
@@ -81,13 +95,28 @@ QUOTA = Quota(name="P instances", limit=384, needed=768, instance_type="p5.48xla
         ({"local_ports": (10_000, 65_000)}, "ports", Level.WARNING, "10000 to 65000"),
         ({"gpu_error": "nvidia-smi: no devices"}, "gpu", Level.WRONG, "no devices"),
         ({"is_root": False}, "isolation", Level.WARNING, "a job's code can read the agent's files"),
-        ({"is_root": False, "is_ec2": True}, "isolation", Level.WARNING, "and ask this instance's metadata for the keys of its role"),
+        (
+            {"is_root": False, "is_ec2": True},
+            "isolation",
+            Level.WARNING,
+            "and ask this instance's metadata for the keys of its role",
+        ),
         ({"closed_folder": "/root"}, "isolation", Level.WRONG, "/root is closed to it"),
         ({"is_ec2": True, "has_ip": False}, "isolation", Level.WARNING, "ask it for the keys of the instance's role"),
         ({"allows_builds": True}, "builds", Level.WARNING, "pip may build packages for jobs"),
         (aws(error="no credentials"), "aws", Level.WRONG, "no credentials"),
-        (aws(permissions={"s3:PutObject": False, "s3:GetObject": True}), "permissions", Level.WRONG, "not allowed: s3:PutObject"),
-        (aws(permissions={"ssm:GetParameter": False, "s3:GetObject": True}), "permissions", Level.WARNING, "not allowed: ssm:GetParameter (Secrets)"),
+        (
+            aws(permissions={"s3:PutObject": False, "s3:GetObject": True}),
+            "permissions",
+            Level.WRONG,
+            "not allowed: s3:PutObject",
+        ),
+        (
+            aws(permissions={"ssm:GetParameter": False, "s3:GetObject": True}),
+            "permissions",
+            Level.WARNING,
+            "not allowed: ssm:GetParameter (Secrets)",
+        ),
         (aws(permissions={"s3:PutObject": None}), "permissions", Level.WARNING, "nobody could say"),
         (aws(quota=QUOTA), "quota", Level.WRONG, "4 × p5.48xlarge take 768 vCPUs of 384"),
         (aws(quota_error="denied"), "quota", Level.WARNING, "not known: denied"),
@@ -102,7 +131,14 @@ def test_what_is_wrong_is_told_with_what_to_do(changes: dict[str, Any], check: s
 
 
 def test_what_only_a_node_needs_is_not_asked_of_a_laptop() -> None:
-    laptop = replace(GOOD, is_node=False, packages={}, shared_memory_free=None, local_ports=(10_000, 65_000), memory_available=GIB // 2)
+    laptop = replace(
+        GOOD,
+        is_node=False,
+        packages={},
+        shared_memory_free=None,
+        local_ports=(10_000, 65_000),
+        memory_available=GIB // 2,
+    )
     assert not is_wrong(judge(laptop))
 
 
@@ -132,7 +168,11 @@ class Answers:
 
 
 def test_permissions_come_from_dry_runs_and_simulations_alone() -> None:
-    ec2 = Answers(describe_instances="DryRunOperation", describe_instance_status="UnauthorizedOperation", describe_instance_topology="InvalidAction")
+    ec2 = Answers(
+        describe_instances="DryRunOperation",
+        describe_instance_status="UnauthorizedOperation",
+        describe_instance_topology="InvalidAction",
+    )
     results = [
         {"EvalActionName": "ec2:DescribeInstanceTopology", "EvalDecision": "allowed"},
         {"EvalActionName": "autoscaling:DescribePolicies", "EvalDecision": "implicitDeny"},
@@ -151,10 +191,17 @@ def test_permissions_come_from_dry_runs_and_simulations_alone() -> None:
 
 def test_what_may_not_be_simulated_is_not_known() -> None:
     iam = Answers(simulate_principal_policy="AccessDenied")
-    assert doctor_facts.permissions_of("arn:aws:iam::1:user/x", Answers(), iam, ("s3:PutObject",)) == {"s3:PutObject": None}
+    assert doctor_facts.permissions_of("arn:aws:iam::1:user/x", Answers(), iam, ("s3:PutObject",)) == {
+        "s3:PutObject": None
+    }
 
 
-FAMILIES = {"p5.48xlarge": "L-417A185B", "g6.xlarge": "L-DB2E81BA", "c7i.large": "L-1216C47A", "trn1.2xlarge": "L-2C3B7624"}
+FAMILIES = {
+    "p5.48xlarge": "L-417A185B",
+    "g6.xlarge": "L-DB2E81BA",
+    "c7i.large": "L-1216C47A",
+    "trn1.2xlarge": "L-2C3B7624",
+}
 
 
 @pytest.mark.parametrize(("kind", "code"), FAMILIES.items())
@@ -176,7 +223,9 @@ def test_this_machine_has_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts.aws is None
 
 
-@pytest.mark.parametrize(("facts", "code"), [(GOOD, 0), (replace(GOOD, python=(3, 10)), 1), (replace(GOOD, packages={"torch": "1"}), 0)])
+@pytest.mark.parametrize(
+    ("facts", "code"), [(GOOD, 0), (replace(GOOD, python=(3, 10)), 1), (replace(GOOD, packages={"torch": "1"}), 0)]
+)
 def test_the_exit_code_says_whether_anything_is_wrong(monkeypatch: pytest.MonkeyPatch, facts: Facts, code: int) -> None:
     monkeypatch.setattr(doctor_facts, "gather", lambda **_: facts)
     done = CliRunner().invoke(app, ["doctor", "--node", "--output", "json"])
@@ -196,8 +245,12 @@ def test_a_service_that_does_not_answer_is_a_fact(monkeypatch: pytest.MonkeyPatc
     assert not facts.is_refused
 
 
-@pytest.mark.parametrize(("options", "is_asked"), [([], False), (["--node"], True), (["--aws"], True), (["--node", "--no-aws"], False)])
-def test_aws_is_asked_of_a_node_unless_said(monkeypatch: pytest.MonkeyPatch, options: list[str], is_asked: bool) -> None:
+@pytest.mark.parametrize(
+    ("options", "is_asked"), [([], False), (["--node"], True), (["--aws"], True), (["--node", "--no-aws"], False)]
+)
+def test_aws_is_asked_of_a_node_unless_said(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], is_asked: bool
+) -> None:
     asked: list[bool] = []
 
     def gather(*, with_aws: bool, **_: object) -> Facts:

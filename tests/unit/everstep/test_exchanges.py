@@ -36,7 +36,9 @@ def command(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
 def test_the_command_line_shows_what_goes_to_and_fro_and_keeps_its_secrets(service, monkeypatch, capsys) -> None:
     monkeypatch.setenv("EVERSTEP_ENDPOINT_URL", f"http://{service.address}")
     monkeypatch.setenv("EVERSTEP_TOKEN", service.admin_token)
-    code, out, err = command(monkeypatch, capsys, "tokens", "create", "--role", "viewer", "--description", "ci", "--debug")
+    code, out, err = command(
+        monkeypatch, capsys, "tokens", "create", "--role", "viewer", "--description", "ci", "--debug"
+    )
     assert code == 0
     secret = out.strip()
     assert all(hidden not in err for hidden in (secret, service.admin_token, "Bearer"))

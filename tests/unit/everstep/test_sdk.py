@@ -1,4 +1,7 @@
-"""The client when the service does not behave, and what it never does. What it says and hears otherwise is tested against the real API."""
+"""The client when the service does not behave, and what it never does.
+
+What it says and hears otherwise is tested against the real API.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,9 @@ class Wire:
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
-        status, headers, body = answer if isinstance(answer, tuple) else (200, {"x-amzn-requestid": "r-1"}, json.dumps(answer))
+        status, headers, body = (
+            answer if isinstance(answer, tuple) else (200, {"x-amzn-requestid": "r-1"}, json.dumps(answer))
+        )
         raw = io.BytesIO(body.encode())
         raw.stream = lambda *_, **__: iter([body.encode()])  # type: ignore[attr-defined]  # what urllib3's have
         return AWSResponse(request.url, status, headers, raw)
@@ -47,7 +52,11 @@ class Wire:
 
 
 def refusal(status: int, code: str, **more: object) -> tuple[int, dict[str, str], str]:
-    return status, {"x-amzn-errortype": code, "x-amzn-requestid": "r-1"}, json.dumps({"Code": code, "Message": "No.", "Hint": "Try.", **more})
+    return (
+        status,
+        {"x-amzn-errortype": code, "x-amzn-requestid": "r-1"},
+        json.dumps({"Code": code, "Message": "No.", "Hint": "Try.", **more}),
+    )
 
 
 def test_it_is_a_client_as_boto3_makes_them():
@@ -58,7 +67,13 @@ def test_it_is_a_client_as_boto3_makes_them():
 
 
 def test_what_may_work_later_is_tried_again(monkeypatch):
-    wire = Wire(monkeypatch, GONE, refusal(503, "ServiceUnavailableException"), refusal(429, "ThrottlingException"), {"Fleets": []})
+    wire = Wire(
+        monkeypatch,
+        GONE,
+        refusal(503, "ServiceUnavailableException"),
+        refusal(429, "ThrottlingException"),
+        {"Fleets": []},
+    )
     answer = wire.client().list_fleets()
     assert (answer["Fleets"], answer["ResponseMetadata"]["RetryAttempts"], len(wire.pauses)) == ([], 3, 3)
 
@@ -99,7 +114,9 @@ def test_no_token_crosses_a_network_in_the_clear(monkeypatch):
         everstep.client("http://10.0.0.1", "hush")
     wire = Wire(monkeypatch, {})
     client = wire.client()
-    client.meta.events.register_first("before-sign.everstep", lambda request, **_: setattr(request, "url", "http://10.0.0.1/v1/fleets"))
+    client.meta.events.register_first(
+        "before-sign.everstep", lambda request, **_: setattr(request, "url", "http://10.0.0.1/v1/fleets")
+    )
     with pytest.raises(ConfigurationError, match="in the clear"):
         client.list_fleets()
     assert wire.requests == []
@@ -133,7 +150,11 @@ def test_a_source_comes_one_way_or_the_other(arguments):
 @pytest.mark.parametrize(
     ("answer", "code", "words"),
     [
-        (refusal(400, "ValidationException", Fields=[{"Field": "A", "Message": "is missing"}]), "ValidationException", "No."),
+        (
+            refusal(400, "ValidationException", Fields=[{"Field": "A", "Message": "is missing"}]),
+            "ValidationException",
+            "No.",
+        ),
         (refusal(403, "AccessDeniedException"), "AccessDeniedException", "No."),
         (refusal(500, "InternalServerException"), "InternalServerException", "No."),
         ((502, {}, "<html>"), failures.UNAVAILABLE, "HTTP 502"),
@@ -163,6 +184,9 @@ def test_what_the_client_refuses_is_told_as_the_service_would():
 
 
 def test_ranks_and_help_do_without_botocore():
-    code = "import sys, everstep, everstep.cli.main; print([name for name in ('botocore', 'boto3', 'httpx') if name in sys.modules])"
+    code = (
+        "import sys, everstep, everstep.cli.main; print([name for name in ('botocore', 'boto3', 'httpx') if "
+        "name in sys.modules])"
+    )
     found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -45,8 +45,15 @@ def test_any_other_content_is_another_source(code):
 def test_an_archive_has_the_files_sorted_and_nobody_s_name(code):
     with tarfile.open(fileobj=io.BytesIO(packed(code)[1]), mode="r:gz") as archive:
         members = archive.getmembers()
-    assert [(member.name, member.mode) for member in members] == [("pkg", 0o755), ("pkg/__init__.py", 0o644), ("run.sh", 0o755), ("train.py", 0o644)]
-    assert {(member.uid, member.gid, member.uname, member.gname, member.mtime) for member in members} == {(0, 0, "", "", 0)}
+    assert [(member.name, member.mode) for member in members] == [
+        ("pkg", 0o755),
+        ("pkg/__init__.py", 0o644),
+        ("run.sh", 0o755),
+        ("train.py", 0o644),
+    ]
+    assert {(member.uid, member.gid, member.uname, member.gname, member.mtime) for member in members} == {
+        (0, 0, "", "", 0)
+    }
 
 
 @pytest.mark.parametrize("name", [".git", "__pycache__", ".venv", ".everstep"])

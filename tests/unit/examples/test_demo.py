@@ -62,7 +62,9 @@ def test_one_flipped_bit_of_the_state_is_a_difference(tmp_path: Path, side: str,
 def test_one_flipped_bit_of_a_loss_is_a_difference(tmp_path: Path) -> None:
     (nearly,) = struct.unpack("<d", struct.pack("<q", struct.unpack("<q", struct.pack("<d", 1.25))[0] ^ 1))
     run, reference = write_run(tmp_path / "run", losses=(2.5, nearly, 1.1)), write_run(tmp_path / "reference")
-    assert verdict(run, reference) == [f"rank {rank}: 1 losses differ, the first at step 2" for rank in range(WORLD_SIZE)]
+    assert verdict(run, reference) == [
+        f"rank {rank}: 1 losses differ, the first at step 2" for rank in range(WORLD_SIZE)
+    ]
 
 
 def test_a_renamed_or_reshaped_tensor_is_a_difference(tmp_path: Path) -> None:
@@ -120,7 +122,9 @@ def test_preflight_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
     import preflight
 
     monkeypatch.setattr(sys.modules["preflight"].platform, "system", lambda: "Darwin")
-    assert preflight.obstacles() == ["Everstep needs Linux (tmpfs, pidfd); this is Darwin. Use a Linux machine or container."]
+    assert preflight.obstacles() == [
+        "Everstep needs Linux (tmpfs, pidfd); this is Darwin. Use a Linux machine or container."
+    ]
 
 
 class Cluster:
@@ -146,7 +150,9 @@ class Cluster:
 
 
 @pytest.mark.parametrize("failure", ["", "nothing moved"])
-def test_with_keep_the_cluster_stays_up_however_the_story_ended(failure: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+def test_with_keep_the_cluster_stays_up_however_the_story_ended(
+    failure: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
     import demo
 
     class Told:
@@ -177,7 +183,9 @@ def test_with_keep_the_cluster_stays_up_however_the_story_ended(failure: str, mo
     assert not stayed[0].is_up
 
 
-def test_a_demo_that_is_up_is_neither_cleared_nor_started_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+def test_a_demo_that_is_up_is_neither_cleared_nor_started_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
     import demo
 
     class Up(Cluster):

@@ -83,7 +83,9 @@ class ServedAws:
         answer: dict[str, int] = self._ask("GET", "instances").json()
         return answer
 
-    def _ask(self, method: str, what: str, content: bytes = b"", params: dict[str, str] | None = None) -> httpx.Response:
+    def _ask(
+        self, method: str, what: str, content: bytes = b"", params: dict[str, str] | None = None
+    ) -> httpx.Response:
         return self.ask(method, f"/_everstep/{what}{'?' + urlencode(params) if params else ''}", content)
 
     def ask(self, method: str, path: str, content: bytes = b"") -> httpx.Response:
@@ -112,8 +114,14 @@ class ServedAws:
     ) -> str:
         """Make a group of its own launch template and instance type, and return its name."""
         name = f"group-{next(_numbers)}"
-        data = {"ImageId": "ami-12c6146b", "InstanceType": instance_type or f"c7i.{name}", "UserData": encoded(user_data)}
-        template = self.client("ec2").create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)["LaunchTemplate"]
+        data = {
+            "ImageId": "ami-12c6146b",
+            "InstanceType": instance_type or f"c7i.{name}",
+            "UserData": encoded(user_data),
+        }
+        template = self.client("ec2").create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)[
+            "LaunchTemplate"
+        ]
         self.client("autoscaling").create_auto_scaling_group(
             **{
                 "AutoScalingGroupName": name,
@@ -129,15 +137,23 @@ class ServedAws:
         return name
 
     def group(self, name: str) -> dict[str, Any]:
-        groups: list[dict[str, Any]] = self.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
+        groups: list[dict[str, Any]] = self.client("autoscaling").describe_auto_scaling_groups(
+            AutoScalingGroupNames=[name]
+        )["AutoScalingGroups"]
         return groups[0]
 
     def members(self, name: str, state: str | None = None) -> list[str]:
-        return [member["InstanceId"] for member in self.group(name)["Instances"] if state in (None, member["LifecycleState"])]
+        return [
+            member["InstanceId"]
+            for member in self.group(name)["Instances"]
+            if state in (None, member["LifecycleState"])
+        ]
 
     def in_service(self, name: str, count: int) -> list[str]:
         """Wait until exactly `count` members are there, all in service, and return their ids."""
-        eventually(lambda: [member["LifecycleState"] for member in self.group(name)["Instances"]] == ["InService"] * count)
+        eventually(
+            lambda: [member["LifecycleState"] for member in self.group(name)["Instances"]] == ["InService"] * count
+        )
         return self.members(name)
 
     def instance(self, instance_id: str) -> dict[str, Any]:
@@ -152,10 +168,19 @@ def encoded(user_data: str) -> str:
 
 
 @contextmanager
-def served_aws(directory: Path, conditions: Conditions = QUICK, *, network_name: str = "", seed: int = 0) -> Iterator[ServedAws]:
+def served_aws(
+    directory: Path, conditions: Conditions = QUICK, *, network_name: str = "", seed: int = 0
+) -> Iterator[ServedAws]:
     """Serve a local AWS until the block ends."""
     ready, log = directory / "ready.json", directory / "aws.log"
-    words = ["--nodes-directory", str(directory / "nodes"), "--ready-file", str(ready), "--conditions", msgspec.json.encode(conditions).decode()]
+    words = [
+        "--nodes-directory",
+        str(directory / "nodes"),
+        "--ready-file",
+        str(ready),
+        "--conditions",
+        msgspec.json.encode(conditions).decode(),
+    ]
     keys = LocalKeys.random()
     write_private(directory / "keys.json", keys.encoded())
     words += ["--keys-file", str(directory / "keys.json")]

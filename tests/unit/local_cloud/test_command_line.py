@@ -68,9 +68,25 @@ def test_a_missing_extra_is_answered_with_the_pip_line(monkeypatch: pytest.Monke
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_up_ends_what_it_began(number: signal.Signals, tmp_path: Path) -> None:
-    words = [sys.executable, "-P", "-m", "infra.local_cloud", "up", "--nodes", "1", "--spares", "0", "--boot-delay", "600"]
-    heeded = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # in the background it is ignored, and so it would be by what is started
-    with subprocess.Popen([*words, "--state-dir", str(tmp_path / "state")], stderr=subprocess.PIPE, preexec_fn=heeded) as up:
+    words = [
+        sys.executable,
+        "-P",
+        "-m",
+        "infra.local_cloud",
+        "up",
+        "--nodes",
+        "1",
+        "--spares",
+        "0",
+        "--boot-delay",
+        "600",
+    ]
+    heeded = partial(
+        signal.signal, signal.SIGINT, signal.SIG_DFL
+    )  # in the background it is ignored, and so it would be by what is started
+    with subprocess.Popen(
+        [*words, "--state-dir", str(tmp_path / "state")], stderr=subprocess.PIPE, preexec_fn=heeded
+    ) as up:
         cluster = LocalCluster(tmp_path / "state")
         eventually(lambda: len(cluster.status()) == 2 and cluster.status()[1].url, timeout_seconds=40)
         up.send_signal(number)

@@ -23,7 +23,9 @@ def filters(*names: str) -> dict[str, Any]:
 
 
 def test_a_filter_that_another_operation_has_is_no_filter_of_this_one() -> None:
-    assert wrong(EC2, "DescribeInstanceStatus", **filters("instance-id")) == ["DescribeInstanceStatus has no filter 'instance-id'"]
+    assert wrong(EC2, "DescribeInstanceStatus", **filters("instance-id")) == [
+        "DescribeInstanceStatus has no filter 'instance-id'"
+    ]
     assert wrong(EC2, "DescribeInstances", **filters("instance-id", "tag:everstep:fleet", "tag-key")) == []
     assert wrong(EC2, "DescribeInstances", **filters("Instance-Id", "tags:x"))
     assert wrong(EC2, "DescribeSubnets", **filters("availabilityZone", "availability-zone")) == []
@@ -39,7 +41,12 @@ def test_a_value_outside_its_enumeration_is_found_at_any_depth() -> None:
 
 
 @pytest.mark.parametrize(
-    "operation", [name for name in EC2.operation_names if name in ("DescribeInstances", "DescribeInstanceStatus", "DescribeSubnets", "DescribeVpcs")]
+    "operation",
+    [
+        name
+        for name in EC2.operation_names
+        if name in ("DescribeInstances", "DescribeInstanceStatus", "DescribeSubnets", "DescribeVpcs")
+    ],
 )
 def test_documentation_is_really_read(operation: str) -> None:
     names = filter_names(EC2.operation_model(operation))

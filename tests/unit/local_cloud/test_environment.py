@@ -82,7 +82,9 @@ def poison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder) 
         f"[default]\nregion = eu-central-1\nendpoint_url = {trap}\nuse_fips_endpoint = true\n"
         f"[profile work]\nregion = eu-west-1\nservices = s\n[services s]\ns3 =\n  endpoint_url = {trap}\n"
     )
-    keys = "aws_access_key_id = AKIAREALREALREALREAL\naws_secret_access_key = real/real/real\naws_session_token = real\n"
+    keys = (
+        "aws_access_key_id = AKIAREALREALREALREAL\naws_secret_access_key = real/real/real\naws_session_token = real\n"
+    )
     (home / ".aws" / "config").write_text(config)
     (home / ".aws" / "credentials").write_text(f"[default]\n{keys}[work]\n{keys}")
     variables = {

@@ -10,7 +10,19 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.local_cloud import fault_commands
-from infra.local_cloud.fault_kinds import AnyFault, Capacity, Effect, KillRank, Partition, SlowBoot, SpotWarning, Terminate, Throttle, kinds, name_of
+from infra.local_cloud.fault_kinds import (
+    AnyFault,
+    Capacity,
+    Effect,
+    KillRank,
+    Partition,
+    SlowBoot,
+    SpotWarning,
+    Terminate,
+    Throttle,
+    kinds,
+    name_of,
+)
 from infra.local_cloud.faults import Lognormal
 from infra.local_cloud.roles import Aim, Shard, TrainingJob
 
@@ -23,8 +35,18 @@ def injected(monkeypatch: pytest.MonkeyPatch) -> list[AnyFault]:
         faults.append(fault)
         return Effect(fault=name_of(fault), target="i-1", did="it [did] so", facts={"pid": 7})
 
-    job = TrainingJob(name="long", nodes=("i-a", "i-b"), ranks_per_node=2, committed_step=3, shards=(Shard(rank=0, holders=("i-a", "i-b")),))
-    cluster = SimpleNamespace(inject=inject, clear_faults=lambda name: [f"{name} is over"], aim=lambda: Aim(lambda: [job], lambda: {"i-a", "i-b"}))
+    job = TrainingJob(
+        name="long",
+        nodes=("i-a", "i-b"),
+        ranks_per_node=2,
+        committed_step=3,
+        shards=(Shard(rank=0, holders=("i-a", "i-b")),),
+    )
+    cluster = SimpleNamespace(
+        inject=inject,
+        clear_faults=lambda name: [f"{name} is over"],
+        aim=lambda: Aim(lambda: [job], lambda: {"i-a", "i-b"}),
+    )
     monkeypatch.setattr(fault_commands, "_cluster", lambda _: cluster)
     return faults
 
@@ -60,7 +82,12 @@ def test_every_fault_has_a_command_with_help_for_all_that_it_takes() -> None:
 
 def test_json_is_what_the_fault_did(injected: list[AnyFault]) -> None:
     answer = CliRunner().invoke(fault_commands.app, ["kill-agent", "-o", "json"])
-    assert json.loads(answer.stdout) == {"fault": "kill-agent", "target": "i-1", "did": "it [did] so", "facts": {"pid": 7}}
+    assert json.loads(answer.stdout) == {
+        "fault": "kill-agent",
+        "target": "i-1",
+        "did": "it [did] so",
+        "facts": {"pid": 7},
+    }
     assert len(injected) == 1
 
 
@@ -72,19 +99,30 @@ def test_a_role_may_be_several(injected: list[AnyFault]) -> None:
 
 def test_a_play_says_whom_a_role_meant(injected: list[AnyFault], tmp_path: Path) -> None:
     path = tmp_path / "script.json"
-    path.write_text('[{"at_seconds": 0, "fault": "terminate", "target": "job 0 node 1"}, {"at_seconds": 0, "fault": "terminate", "target": "1"}]')
-    told = [json.loads(line) for line in CliRunner().invoke(fault_commands.app, ["play", str(path), "-o", "json"]).stdout.splitlines()]
+    path.write_text(
+        '[{"at_seconds": 0, "fault": "terminate", "target": "job 0 node 1"}, {"at_seconds": 0, "fault": '
+        '"terminate", "target": "1"}]'
+    )
+    told = [
+        json.loads(line)
+        for line in CliRunner().invoke(fault_commands.app, ["play", str(path), "-o", "json"]).stdout.splitlines()
+    ]
     assert injected == [Terminate(target="i-b"), Terminate(target="1")]
     assert [line.get("Role") for line in told] == ["job 0 node 1", None]
 
 
-@pytest.mark.parametrize("words", [["maintenance", "--code", "flood"], ["throttle", "--share", "2"], ["slow-boot", "--delay", "soon"], ["flood"]])
+@pytest.mark.parametrize(
+    "words",
+    [["maintenance", "--code", "flood"], ["throttle", "--share", "2"], ["slow-boot", "--delay", "soon"], ["flood"]],
+)
 def test_nonsense_is_a_wrong_command(injected: list[AnyFault], words: list[str]) -> None:
     assert CliRunner().invoke(fault_commands.app, words).exit_code == 2
     assert injected == []
 
 
-def test_a_script_that_is_printed_can_be_played(injected: list[AnyFault], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_that_is_printed_can_be_played(
+    injected: list[AnyFault], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "script.json"
     waited: list[float] = []
     monkeypatch.setattr(fault_commands, "_pause", waited.append)

@@ -32,7 +32,9 @@ def test_a_script_is_in_order_uses_every_kind_alike_and_ends_clean() -> None:
     assert sum(counts.values()) >= 40
     assert min(counts.values()) >= 4
     assert max(counts.values()) - min(counts.values()) <= 1
-    assert {"kill-rank", "kill-agent", "terminate", "kill-control-plane", "partition", "slow-network", "hang"} <= set(counts)
+    assert {"kill-rank", "kill-agent", "terminate", "kill-control-plane", "partition", "slow-network", "hang"} <= set(
+        counts
+    )
 
 
 def test_what_lasts_is_cleared_some_seconds_later() -> None:
@@ -76,7 +78,10 @@ def test_a_script_survives_the_file(tmp_path: Path) -> None:
             'line 2 .* write an instance id.* "job 0 node 2"',
         ),
         ('[{"at_seconds": 1, "fault": "hang", "target": "job 0 rank 1", "rank": 1}]', "line 1 .* leave `rank` out"),
-        ('[{"at_seconds": 1, "fault": "kill-rank", "lasts_seconds": 3}]', "line 1 .* nothing of kill-rank lasts: leave `lasts_seconds` out"),
+        (
+            '[{"at_seconds": 1, "fault": "kill-rank", "lasts_seconds": 3}]',
+            "line 1 .* nothing of kill-rank lasts: leave `lasts_seconds` out",
+        ),
         ('[{"at_seconds": 1, "fault": "hang", "lasts_seconds": -3}]', "line 1 .*lasts_seconds"),
         ('[{"at_seconds": 1, "fault": "hang", "within_seconds": "long"}]', "line 1 .*within_seconds"),
         ('[{"at_seconds": 1, "fault": "clear", "lasts_seconds": 3}]', "line 1 .*lasts_seconds"),
@@ -129,7 +134,11 @@ class Stage:
 
 def test_a_play_does_everything_at_its_time_and_goes_on_after_a_refusal() -> None:
     stage = Stage(refused={0})
-    stage.play(Moment(at_seconds=1, fault=Partition()), Moment(at_seconds=2, fault=KillRank(rank=3)), Moment(at_seconds=3, clears="hang"))
+    stage.play(
+        Moment(at_seconds=1, fault=Partition()),
+        Moment(at_seconds=2, fault=KillRank(rank=3)),
+        Moment(at_seconds=3, clears="hang"),
+    )
     assert stage.happened == [(2, KillRank(rank=3)), (3, "hang")]
     assert stage.outcomes() == ["FaultRefused", "Effect", "NoneType"]
 
@@ -153,7 +162,10 @@ def test_what_is_refused_for_too_long_is_told_once() -> None:
 
 def test_what_lasts_is_cleared_so_long_after_it_struck() -> None:
     stage = Stage(refused={0, 1})
-    stage.play(Moment(at_seconds=1, fault=Hang(), within_seconds=2, lasts_seconds=4), Moment(at_seconds=5.2, clears="partition"))
+    stage.play(
+        Moment(at_seconds=1, fault=Hang(), within_seconds=2, lasts_seconds=4),
+        Moment(at_seconds=5.2, clears="partition"),
+    )
     assert stage.happened == [(1.6, Hang()), (5.2, "partition"), (5.6, "hang")]
     stage = Stage(refused=range(100))
     stage.play(Moment(at_seconds=1, fault=Hang(), lasts_seconds=4))

@@ -83,5 +83,7 @@ def test_nonsense_is_refused(text: str) -> None:
 
 
 def test_conditions_survive_the_wire() -> None:
-    conditions = Conditions(boot_delay_seconds=Lognormal(20), capacity={"a": 1}, event_delay_seconds=Uniform(0, 1), throttle={"ec2": 0.3})
+    conditions = Conditions(
+        boot_delay_seconds=Lognormal(20), capacity={"a": 1}, event_delay_seconds=Uniform(0, 1), throttle={"ec2": 0.3}
+    )
     assert msgspec.json.decode(msgspec.json.encode(conditions), type=Conditions) == conditions

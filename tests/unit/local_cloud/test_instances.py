@@ -119,7 +119,8 @@ def test_instances_follow_a_dead_cloud(tmp_path: Path, number: signal.Signals) -
     code = (
         "import sys, threading\nfrom pathlib import Path\nfrom infra.local_cloud.instances import *\n"
         f"runner = InstanceRunner(Path({str(tmp_path)!r}), {process_environment(str(tmp_path))!r})\n"
-        f"runner.reconcile([RunningInstance(instance_id={wanted.instance_id!r}, boot=1, address='127.3.4.5', user_data={DAEMON!r})])\n"
+        f"runner.reconcile([RunningInstance(instance_id={wanted.instance_id!r}, boot=1, "
+        f"address='127.3.4.5', user_data={DAEMON!r})])\n"
         "print(next(iter(runner.pids().values())), flush=True)\nthreading.Event().wait()\n"
     )
     with subprocess.Popen([sys.executable, "-P", "-c", code], stdout=subprocess.PIPE) as cloud:
@@ -139,6 +140,8 @@ def test_init_ends_at_once_when_the_cloud_is_dead_already(tmp_path: Path) -> Non
     script.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     script.chmod(0o700)
     not_the_parent = str(os.getppid())
-    ended = subprocess.run([sys.executable, "-P", "-m", "infra.local_cloud.instance_init", not_the_parent, "i-0", str(script)], timeout=20)
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "infra.local_cloud.instance_init", not_the_parent, "i-0", str(script)], timeout=20
+    )
     assert ended.returncode == 1
     assert not (tmp_path / "ran").exists()

@@ -10,7 +10,12 @@ import pytest
 from infra.local_cloud.metadata import MetadataService
 from infra.local_cloud.network import listening_socket
 
-FACTS = {"instance-id": "i-1", "spot/instance-action": '{"action":"terminate"}', "placement/region": "us-east-1", "placement/availability-zone": "a"}
+FACTS = {
+    "instance-id": "i-1",
+    "spot/instance-action": '{"action":"terminate"}',
+    "placement/region": "us-east-1",
+    "placement/availability-zone": "a",
+}
 
 
 class Metadata:
@@ -25,7 +30,12 @@ class Metadata:
         return httpx.put(self.url + path, headers=headers, trust_env=False, timeout=30)
 
     def get(self, path: str, token: str = "") -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", headers={"X-aws-ec2-metadata-token": token} if token else {}, trust_env=False, timeout=30)
+        return httpx.get(
+            f"{self.url}{path}",
+            headers={"X-aws-ec2-metadata-token": token} if token else {},
+            trust_env=False,
+            timeout=30,
+        )
 
 
 @pytest.fixture

@@ -99,7 +99,9 @@ def test_a_rank_that_hangs_stands_still_until_it_may_go_on(init: int) -> None:
     stat = Path(f"/proc/{facts['pid']}/stat")
     eventually(lambda: stat.read_text().split()[2] == "T")
     stopped = Process(facts["pid"], facts["start_ticks"])
-    assert node_faults.continue_stopped([stopped, Process(facts["pid"], 1)]) == [facts["pid"]], "another process of the same pid is left alone"
+    assert node_faults.continue_stopped([stopped, Process(facts["pid"], 1)]) == [facts["pid"]], (
+        "another process of the same pid is left alone"
+    )
     eventually(lambda: stat.read_text().split()[2] == "S")
 
 

@@ -40,7 +40,9 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
 
 
 def start(parts: Parts, mode: str, tmp_path: Path) -> None:
-    record = parts.start("part", "some_part", [mode, str(parts.ready_file("part"))], {"PYTHONPATH": str(tmp_path / "modules")})
+    record = parts.start(
+        "part", "some_part", [mode, str(parts.ready_file("part"))], {"PYTHONPATH": str(tmp_path / "modules")}
+    )
     parts.wait_ready(record, timeout_seconds=0.3 if mode == "mute" else 20)
 
 

@@ -51,7 +51,9 @@ def test_nodes_share_half_of_what_there_is(monkeypatch: pytest.MonkeyPatch) -> N
     assert preflight.memory_bytes_per_node(4) == 1024**3
 
 
-def test_what_stands_in_the_way_of_namespaces_is_said_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_stands_in_the_way_of_namespaces_is_said_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(preflight.network, "obstacle", lambda: "network namespaces need root")
     preflight.check(1)
     with pytest.raises(PreflightFailed, match="cannot work here: network namespaces need root; use --network loopback"):
@@ -60,7 +62,9 @@ def test_what_stands_in_the_way_of_namespaces_is_said_before_anything_is_started
 
 def test_a_missing_program_is_an_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight.network.os, "geteuid", lambda: 0)
-    monkeypatch.setattr(preflight.network.shutil, "which", lambda program: None if program == "tc" else f"/sbin/{program}")
+    monkeypatch.setattr(
+        preflight.network.shutil, "which", lambda program: None if program == "tc" else f"/sbin/{program}"
+    )
     assert preflight.network.obstacle() == "`tc` is missing: install iproute2"
     monkeypatch.setattr(preflight.network.os, "geteuid", lambda: 1000)
     assert preflight.network.obstacle() == "network namespaces need root"

@@ -67,8 +67,13 @@ def test_all_descendants_are_killed_but_not_the_root(tree: subprocess.Popen[byte
 
 def test_what_forks_all_the_time_is_killed_as_well() -> None:
     # Every process lives for a moment and leaves a successor: a look that does not freeze would always be late.
-    script = "import os, select\nwhile True:\n    select.select([], [], [], 0.02)\n    if os.fork():\n        os._exit(0)\n"
-    code = f"import ctypes, subprocess, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); subprocess.Popen([sys.executable, '-c', {script!r}]); "
+    script = (
+        "import os, select\nwhile True:\n    select.select([], [], [], 0.02)\n    if os.fork():\n        os._exit(0)\n"
+    )
+    code = (
+        "import ctypes, subprocess, sys; ctypes.CDLL(None).prctl(36, 1, 0, 0, 0); "
+        f"subprocess.Popen([sys.executable, '-c', {script!r}]); "
+    )
     code += "print(flush=True); import os\nwhile True:\n    os.wait()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as root:
         assert root.stdout is not None
@@ -78,7 +83,9 @@ def test_what_forks_all_the_time_is_killed_as_well() -> None:
 
 
 def test_end_is_polite_first() -> None:
-    with subprocess.Popen(["/bin/sh", "-c", "trap 'exit 7' TERM; echo; while :; do sleep 0.01; done"], stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        ["/bin/sh", "-c", "trap 'exit 7' TERM; echo; while :; do sleep 0.01; done"], stdout=subprocess.PIPE
+    ) as child:
         assert child.stdout is not None
         child.stdout.readline()
         process = identify(child.pid)
@@ -88,7 +95,9 @@ def test_end_is_polite_first() -> None:
 
 
 def test_end_kills_what_does_not_listen() -> None:
-    with subprocess.Popen(["/bin/sh", "-c", "trap '' TERM; echo; while :; do sleep 1000; done"], stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        ["/bin/sh", "-c", "trap '' TERM; echo; while :; do sleep 1000; done"], stdout=subprocess.PIPE
+    ) as child:
         assert child.stdout is not None
         child.stdout.readline()
         process = identify(child.pid)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from infra.local_cloud.errors import FaultRefused, NotUp
-from infra.local_cloud.fault_kinds import AnyFault, CorruptReplica, Hang, KillControlPlane, KillRank, Partition, Terminate
+from infra.local_cloud.fault_kinds import (
+    AnyFault,
+    CorruptReplica,
+    Hang,
+    KillControlPlane,
+    KillRank,
+    Partition,
+    Terminate,
+)
 from infra.local_cloud.roles import Aim, Hit, Role, Shard, TrainingJob, check, parse, resolve, training_job
 
 A, B, C, D, E, F = (f"i-{letter}" for letter in "abcdef")
@@ -14,9 +22,14 @@ EARLY = TrainingJob(
     nodes=(A, B, C),
     ranks_per_node=2,
     committed_step=7,
-    shards=tuple(Shard(rank=rank, holders=holders) for rank, holders in enumerate([(A, B), (A, C), (B, C), (B, A), (C, A), (C, B)])),
+    shards=tuple(
+        Shard(rank=rank, holders=holders)
+        for rank, holders in enumerate([(A, B), (A, C), (B, C), (B, A), (C, A), (C, B)])
+    ),
 )
-LATE = TrainingJob(name="late", nodes=(D, E), ranks_per_node=1, committed_step=0, shards=(Shard(rank=0, holders=(D, E)),))
+LATE = TrainingJob(
+    name="late", nodes=(D, E), ranks_per_node=1, committed_step=0, shards=(Shard(rank=0, holders=(D, E)),)
+)
 JOBS = (LATE, EARLY)
 ALL = {A, B, C, D, E, F}
 
@@ -48,7 +61,9 @@ def test_a_role_has_a_job_a_part_and_a_number() -> None:
      "i-", "job 0 node 1 ", "job 0 node 1\n", "job \u0662 node 1", "\u0662", "-1"],
 )  # fmt: skip
 def test_what_is_no_target_is_told_what_to_write(target: str) -> None:
-    with pytest.raises(FaultRefused, match=r'is no target: write an instance id, a number .* or a role: "job 0 node 2"'):
+    with pytest.raises(
+        FaultRefused, match=r'is no target: write an instance id, a number .* or a role: "job 0 node 2"'
+    ):
         parse(target)
 
 
@@ -130,7 +145,12 @@ def test_a_fault_is_aimed_at_each_who_is_meant(fault: AnyFault, aimed: list[AnyF
 
 
 @pytest.mark.parametrize(
-    "fault", [KillRank(target="job 0 rank 3", rank=3), Hang(target="job 0 rank 3", rank=0), CorruptReplica(target="job 0 shard 3", rank=1)]
+    "fault",
+    [
+        KillRank(target="job 0 rank 3", rank=3),
+        Hang(target="job 0 rank 3", rank=0),
+        CorruptReplica(target="job 0 shard 3", rank=1),
+    ],
 )
 def test_a_rank_is_said_once(fault: AnyFault) -> None:
     with pytest.raises(FaultRefused, match="says which rank already: leave `rank` out"):
@@ -175,4 +195,6 @@ def test_who_trains_is_read_from_the_api() -> None:
         ]
     }
     shards = (Shard(rank=0, holders=(D,)), Shard(rank=1, holders=(E, D)))
-    assert training_job(described, protection) == TrainingJob(name="late", nodes=(D, E), ranks_per_node=1, committed_step=4, shards=shards)
+    assert training_job(described, protection) == TrainingJob(
+        name="late", nodes=(D, E), ranks_per_node=1, committed_step=4, shards=shards
+    )

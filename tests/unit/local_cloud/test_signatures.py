@@ -22,12 +22,18 @@ KEYS = LocalKeys.random()
 TOKEN = "the-token-of-a-session"
 ISSUED = {
     KEYS.access_key_id: IssuedKey(secret_access_key=KEYS.secret_access_key, is_owner=True),
-    "ASIASESSION": IssuedKey(secret_access_key="of-a-session", session_token=TOKEN, expires_at=datetime(2100, 1, 1, tzinfo=UTC)),
-    "ASIAOLD": IssuedKey(secret_access_key="of-a-session", session_token=TOKEN, expires_at=datetime(2020, 1, 1, tzinfo=UTC)),
+    "ASIASESSION": IssuedKey(
+        secret_access_key="of-a-session", session_token=TOKEN, expires_at=datetime(2100, 1, 1, tzinfo=UTC)
+    ),
+    "ASIAOLD": IssuedKey(
+        secret_access_key="of-a-session", session_token=TOKEN, expires_at=datetime(2020, 1, 1, tzinfo=UTC)
+    ),
 }
 
 
-def client(service: str, key: str = KEYS.access_key_id, secret: str = KEYS.secret_access_key, token: str | None = None) -> Any:
+def client(
+    service: str, key: str = KEYS.access_key_id, secret: str = KEYS.secret_access_key, token: str | None = None
+) -> Any:
     return boto3.client(
         service,
         endpoint_url=f"http://{HOST}",
@@ -46,7 +52,9 @@ def sent(made: Any, operation: str, **parameters: Any) -> tuple[Received, bytes]
     def catch(request: Any, **_: Any) -> AWSResponse:
         body = request.body or b""
         content = body.encode() if isinstance(body, str) else body if isinstance(body, bytes) else body.read()
-        headers = [(name, value if isinstance(value, str) else value.decode()) for name, value in request.headers.items()]
+        headers = [
+            (name, value if isinstance(value, str) else value.decode()) for name, value in request.headers.items()
+        ]
         target = request.url.removeprefix(f"http://{HOST}") or "/"
         caught.append((Received(method=request.method, target=target, headers=(("Host", HOST), *headers)), content))
         raise InterruptedError
@@ -70,7 +78,9 @@ def denied(request: Received, body: bytes = b"", now: datetime | None = None) ->
 
 def presigned(operation: str = "put_object", seconds: int = 60, **parameters: Any) -> Received:
     made = client("s3")
-    url = made.generate_presigned_url(operation, Params={"Bucket": "b", "Key": "k/ä b+c", **parameters}, ExpiresIn=seconds)
+    url = made.generate_presigned_url(
+        operation, Params={"Bucket": "b", "Key": "k/ä b+c", **parameters}, ExpiresIn=seconds
+    )
     made.close()
     method = "PUT" if operation == "put_object" else "GET"
     return Received(method=method, target=url.removeprefix(f"http://{HOST}"), headers=(("Host", HOST),))
@@ -81,14 +91,22 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("autoscaling", "describe_auto_scaling_groups", {}),
     ("sqs", "send_message", {"QueueUrl": f"http://{HOST}/1/q", "MessageBody": "m"}),
     ("logs", "describe_log_groups", {}),
-    ("s3", "put_object", {"Bucket": "b", "Key": "a b/ä+c//%41", "Body": b"content", "Metadata": {"with_underscore": "a  b"}}),
+    (
+        "s3",
+        "put_object",
+        {"Bucket": "b", "Key": "a b/ä+c//%41", "Body": b"content", "Metadata": {"with_underscore": "a  b"}},
+    ),
     ("s3", "list_objects_v2", {"Bucket": "b", "Prefix": "a b&c=d/~", "Delimiter": "/"}),
     ("s3", "create_multipart_upload", {"Bucket": "b", "Key": "k"}),
 ]
 
 
-@pytest.mark.parametrize(("service", "operation", "parameters"), CALLS, ids=lambda value: value if isinstance(value, str) else "")
-def test_what_boto3_signs_is_admitted_and_names_its_caller(service: str, operation: str, parameters: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("service", "operation", "parameters"), CALLS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_what_boto3_signs_is_admitted_and_names_its_caller(
+    service: str, operation: str, parameters: dict[str, Any]
+) -> None:
     request, body = sent(client(service), operation, **parameters)
     assert admitted(request, body) == Caller(access_key_id=KEYS.access_key_id, service=service, is_owner=True)
 
@@ -105,17 +123,26 @@ def changes(request: Received) -> Iterator[Received]:
     yield replace(request, headers=(*request.headers, ("x-amz-copy-source", "other/secret")))
 
 
-@pytest.mark.parametrize(("service", "operation", "parameters"), CALLS, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("service", "operation", "parameters"), CALLS, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_whatever_is_changed_after_signing_is_refused(service: str, operation: str, parameters: dict[str, Any]) -> None:
     request, body = sent(client(service), operation, **parameters)
     assert {denied(changed, body) for changed in changes(request)} == {Denial.MISMATCH}
     assert denied(request, body + b"x") is Denial.MISMATCH
 
 
-@pytest.mark.parametrize(("service", "operation", "parameters"), CALLS, ids=lambda value: value if isinstance(value, str) else "")
-def test_a_wrong_secret_and_an_unknown_key_are_refused(service: str, operation: str, parameters: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("service", "operation", "parameters"), CALLS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_wrong_secret_and_an_unknown_key_are_refused(
+    service: str, operation: str, parameters: dict[str, Any]
+) -> None:
     assert denied(*sent(client(service, secret="guessed"), operation, **parameters)) is Denial.MISMATCH
-    assert denied(*sent(client(service, key="everstep-local", secret="everstep-local"), operation, **parameters)) is Denial.UNKNOWN_KEY
+    assert (
+        denied(*sent(client(service, key="everstep-local", secret="everstep-local"), operation, **parameters))
+        is Denial.UNKNOWN_KEY
+    )
 
 
 @pytest.mark.parametrize("minutes", [-16, 16])
@@ -135,7 +162,8 @@ def test_requests_without_a_signature_of_version_4_are_refused() -> None:
 def test_signed_chunks_are_refused_by_name() -> None:
     request, body = sent(client("s3"), "put_object", Bucket="b", Key="k", Body=b"c")
     headers = tuple(
-        (name, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD" if name.lower() == "x-amz-content-sha256" else value) for name, value in request.headers
+        (name, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD" if name.lower() == "x-amz-content-sha256" else value)
+        for name, value in request.headers
     )
     with pytest.raises(Denied, match="STREAMING-AWS4-HMAC-SHA256-PAYLOAD"):
         admitted(replace(request, headers=headers), body)
@@ -145,7 +173,10 @@ def test_a_presigned_url_is_good_until_it_expires_and_for_its_object_only() -> N
     request, now = presigned(), datetime.now(UTC)
     assert admitted(request, b"any body", now + timedelta(seconds=58)).service == "s3"
     assert denied(request, b"", now + timedelta(seconds=62)) is Denial.EXPIRED
-    assert denied(replace(request, target=request.target.replace("X-Amz-Expires=60", "X-Amz-Expires=600"))) is Denial.MISMATCH
+    assert (
+        denied(replace(request, target=request.target.replace("X-Amz-Expires=60", "X-Amz-Expires=600")))
+        is Denial.MISMATCH
+    )
     assert denied(replace(request, target=request.target.replace("/b/", "/c/"))) is Denial.MISMATCH
     assert denied(replace(request, method="GET")) is Denial.MISMATCH
     assert denied(replace(request, headers=(*request.headers, ("x-amz-target", "AmazonSQS.Purge")))) is Denial.MISMATCH

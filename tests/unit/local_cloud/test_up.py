@@ -96,13 +96,35 @@ def test_a_cluster_is_up_used_and_down(cluster: LocalCluster, tmp_path: Path) ->
 
     lines = run(cluster.state_dir, "env").stdout
     assert cluster.token in lines
-    poisoned = {**os.environ, "AWS_PROFILE": "work", "AWS_ENDPOINT_URL_S3": "http://trap.invalid", "HOME": str(tmp_path)}
+    poisoned = {
+        **os.environ,
+        "AWS_PROFILE": "work",
+        "AWS_ENDPOINT_URL_S3": "http://trap.invalid",
+        "HOME": str(tmp_path),
+    }
     script = f"{lines}\npython -c \"import boto3; print(boto3.client('s3').list_buckets()['Buckets'][0]['Name'])\"\n"
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    told = subprocess.run(["/bin/sh", "-c", script], env={**poisoned, "PATH": path}, capture_output=True, text=True, timeout=50, check=False)
+    told = subprocess.run(
+        ["/bin/sh", "-c", script],
+        env={**poisoned, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
     assert told.stdout.strip() == "everstep-local", told.stderr
-    script = f"{lines}\npython -c \"import boto3; print(boto3.client('everstep').list_fleets()['Fleets'][0]['FleetName'])\"\n"
-    told = subprocess.run(["/bin/sh", "-c", script], env={**poisoned, "PATH": path}, capture_output=True, text=True, timeout=50, check=False)
+    script = (
+        f'{lines}\npython -c "import boto3; '
+        "print(boto3.client('everstep').list_fleets()['Fleets'][0]['FleetName'])\"\n"
+    )
+    told = subprocess.run(
+        ["/bin/sh", "-c", script],
+        env={**poisoned, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
     assert told.stdout.strip() == "local", told.stderr
     undone = run(cluster.state_dir, "env", "--unset").stdout
     assert undone.startswith("unset ")
@@ -191,7 +213,9 @@ def test_two_cannot_work_on_one_directory(cluster: LocalCluster) -> None:
         LocalCluster(cluster.state_dir).down()
 
 
-def test_the_guardian_of_a_run_that_started_nothing_leaves_the_next_one_in_the_same_folder_alone(tmp_path: Path) -> None:
+def test_the_guardian_of_a_run_that_started_nothing_leaves_the_next_one_in_the_same_folder_alone(
+    tmp_path: Path,
+) -> None:
     state_dir = tmp_path / "state"
     command = [sys.executable, "-P", "-c", MAKER.replace("cluster.up(", "(lambda *_: None)("), str(state_dir)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:

@@ -7,14 +7,28 @@ import pytest
 
 from everstep.protocol import agent_messages, peer_messages, plan, rank_messages, rounds
 from everstep.protocol.agent_messages import FaultCode, NodeFault
-from everstep.protocol.codec import LENGTH, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Message, decode, encode, frame, frame_length
+from everstep.protocol.codec import (
+    LENGTH,
+    MAX_MESSAGE_BYTES,
+    PROTOCOL_VERSION,
+    Message,
+    decode,
+    encode,
+    frame,
+    frame_length,
+)
 from everstep.protocol.errors import MalformedMessage, OversizedMessage, UnknownVersion
 from everstep.protocol.ids import RunId
 from everstep.protocol.peer_messages import Accepted, PeerMessage, Refused
 
 MODULES = (agent_messages, peer_messages, plan, rank_messages, rounds)
 CLASSES: list[type[Message]] = sorted(
-    {kind for module in MODULES for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message},
+    {
+        kind
+        for module in MODULES
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
+    },
     key=lambda kind: kind.__name__,
 )
 
@@ -43,7 +57,9 @@ def sample(info: msgspec.inspect.Type, depth: int = 0) -> object:
         case msgspec.inspect.DictType():
             return {sample(info.key_type, depth + 1): sample(info.value_type, depth + 1)}
         case msgspec.inspect.UnionType():
-            return sample(next(each for each in info.types if not isinstance(each, msgspec.inspect.NoneType)), depth + 1)
+            return sample(
+                next(each for each in info.types if not isinstance(each, msgspec.inspect.NoneType)), depth + 1
+            )
         case msgspec.inspect.StructType():
             return info.cls(**{field.name: sample(field.type, depth + 1) for field in info.fields})
     raise AssertionError(f"no sample of {info}")
@@ -82,7 +98,9 @@ def test_a_field_of_the_wrong_type_is_refused(kind: type[Message]) -> None:
     data = encode(example(kind))
     fields = msgspec.msgpack.decode(data[2:])
     for name in set(fields) - {"type"}:
-        broken = data[:2] + msgspec.msgpack.encode({**fields, name: {"an": ["object"]} if not isinstance(fields[name], dict) else 1})
+        broken = data[:2] + msgspec.msgpack.encode(
+            {**fields, name: {"an": ["object"]} if not isinstance(fields[name], dict) else 1}
+        )
         with pytest.raises(MalformedMessage):
             decode(broken, kind)
 
@@ -94,7 +112,9 @@ def test_a_missing_field_is_refused(kind: type[Message]) -> None:
     fields = msgspec.msgpack.decode(data[2:])
     for name in required:
         with pytest.raises(MalformedMessage, match="missing required field"):
-            decode(data[:2] + msgspec.msgpack.encode({key: value for key, value in fields.items() if key != name}), kind)
+            decode(
+                data[:2] + msgspec.msgpack.encode({key: value for key, value in fields.items() if key != name}), kind
+            )
 
 
 @pytest.mark.parametrize("version", [0, PROTOCOL_VERSION + 1, 0xFFFF])

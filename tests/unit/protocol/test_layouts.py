@@ -36,7 +36,9 @@ def table(name: str) -> list[tuple[int, int | None, str]]:
     return [(int(offset), None if size == "…" else int(size), field) for offset, size, field in rows]
 
 
-@pytest.mark.parametrize(("name", "start", "end"), [("slot", 0, HEADER_BYTES), ("agent half", 0, 88), ("rank half", 2048, 2136)])
+@pytest.mark.parametrize(
+    ("name", "start", "end"), [("slot", 0, HEADER_BYTES), ("agent half", 0, 88), ("rank half", 2048, 2136)]
+)
 def test_tables_have_no_gaps(name: str, start: int, end: int) -> None:
     position = start
     for offset, size, field in table(name):
@@ -129,7 +131,10 @@ def test_page_halves(name: str) -> None:
     else:
         write_rank_half(memoryview(page), half)
     rows = table(name)
-    assert {field: int.from_bytes(page[offset : offset + (size or 0)], "little", signed=True) for offset, size, field in rows} == expected
+    assert {
+        field: int.from_bytes(page[offset : offset + (size or 0)], "little", signed=True)
+        for offset, size, field in rows
+    } == expected
     written = {byte for offset, size, _ in rows for byte in range(offset, offset + (size or 0))}
     assert not any(page[byte] for byte in range(RANK_WORD_BYTES) if byte not in written)
 
@@ -137,7 +142,9 @@ def test_page_halves(name: str) -> None:
 @pytest.mark.parametrize("module", [rank_messages])
 def test_the_module_draws_the_same_table(module: object) -> None:
     drawn = re.findall(r"^    (\d+) +(\d+) +(\w+) +(?:agent|rank)\b", module.__doc__ or "", re.MULTILINE)
-    documented = [(str(offset), str(size), field) for name in ("agent half", "rank half") for offset, size, field in table(name)]
+    documented = [
+        (str(offset), str(size), field) for name in ("agent half", "rank half") for offset, size, field in table(name)
+    ]
     assert drawn == documented
 
 

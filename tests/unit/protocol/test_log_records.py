@@ -14,7 +14,9 @@ from everstep.protocol.log_records import JsonFormatter, TextFormatter, about
 
 
 def line(message: str, *arguments: object, formatter: JsonFormatter | None = None, **more: Any) -> dict[str, Any]:
-    record = logging.LogRecord("control_plane.loop", logging.WARNING, __file__, 1, message, arguments, **{"exc_info": None, **more})
+    record = logging.LogRecord(
+        "control_plane.loop", logging.WARNING, __file__, 1, message, arguments, **{"exc_info": None, **more}
+    )
     record.created = 1_700_000_000.25
     text = (formatter or JsonFormatter()).format(record)
     assert "\n" not in text
@@ -38,7 +40,9 @@ def test_no_line_and_no_command_of_a_terminal_is_forged_in_text(sign: str) -> No
 
     def text(exception: Exception | None) -> str:
         told = None if exception is None else (type(exception), exception, None)
-        return formatter.format(logging.LogRecord("x", logging.WARNING, __file__, 1, "path /a%sERROR forged", (sign,), told))
+        return formatter.format(
+            logging.LogRecord("x", logging.WARNING, __file__, 1, "path /a%sERROR forged", (sign,), told)
+        )
 
     assert text(None).startswith("WARNING path /a\\")
     assert not any(sign in line for line in text(None).split("\n")[:1])

@@ -8,11 +8,25 @@ from hypothesis import strategies as st
 
 from everstep.protocol.loopback import is_loopback, is_this_machine, url_host
 
-BROKEN = ["", "http", "http://", "http:///path", "127.0.0.1:80", "//127.0.0.1", "ftp://127.0.0.1", "http://[", "http://[::1", "http://127.0.0.1:port"]
+BROKEN = [
+    "",
+    "http",
+    "http://",
+    "http:///path",
+    "127.0.0.1:80",
+    "//127.0.0.1",
+    "ftp://127.0.0.1",
+    "http://[",
+    "http://[::1",
+    "http://127.0.0.1:port",
+]
 BROKEN += ["http://127.0.0.1:65536", "http://[127.0.0.1]", "http://127.0.0.1\uff0f@aws.example", "http:127.0.0.1"]
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://127.9.8.7", "https://[::1]:5/path?query", "http://localhost:80", "HTTP://LOCALHOST"])
+@pytest.mark.parametrize(
+    "url",
+    ["http://127.0.0.1:1", "http://127.9.8.7", "https://[::1]:5/path?query", "http://localhost:80", "HTTP://LOCALHOST"],
+)
 def test_this_machine(url: str) -> None:
     assert is_loopback(url)
 
@@ -45,6 +59,9 @@ def test_any_text_at_all_is_judged(text: str) -> None:
     assert is_loopback(text) is is_this_machine(url_host(text))
 
 
-@pytest.mark.parametrize(("host", "own"), [("localhost", True), ("127.1.2.3", True), ("::1", True), ("", False), ("0.0.0.0", False), ("::", False)])
+@pytest.mark.parametrize(
+    ("host", "own"),
+    [("localhost", True), ("127.1.2.3", True), ("::1", True), ("", False), ("0.0.0.0", False), ("::", False)],
+)
 def test_hosts(host: str, own: bool) -> None:
     assert is_this_machine(host) is own

@@ -15,7 +15,9 @@ def address(mapping: mmap.mmap) -> int:
 
 @pytest.mark.parametrize("is_written", [True, False])
 @pytest.mark.parametrize("begin", [0, 100])
-def test_a_populated_range_is_resident_and_unchanged(is_written: bool, begin: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_populated_range_is_resident_and_unchanged(
+    is_written: bool, begin: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pages, "PIECE_BYTES", 2 * mmap.PAGESIZE)
     size = 5 * mmap.PAGESIZE
     mapping = mmap.mmap(-1, size)

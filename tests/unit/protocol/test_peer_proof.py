@@ -11,7 +11,14 @@ import pytest
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId
 from everstep.protocol.peer_messages import Open, session_mac
 
-OPEN = Open(run=RunId("ab" * 16), generation=Generation(3), kind="replica", node_id=NodeId("i-a"), owner_rank=Rank(1), nonce=b"a" * 32)
+OPEN = Open(
+    run=RunId("ab" * 16),
+    generation=Generation(3),
+    kind="replica",
+    node_id=NodeId("i-a"),
+    owner_rank=Rank(1),
+    nonce=b"a" * 32,
+)
 
 
 LISTENER = NodeId("i-b")

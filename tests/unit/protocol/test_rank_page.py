@@ -35,7 +35,17 @@ def page() -> memoryview:
 
 
 @given(
-    st.builds(AgentHalf, st.integers(0, 2**32), STEPS, STEPS, st.integers(-1, 2), STEPS, st.sampled_from(StopState), STEPS, st.sampled_from(Vote)),
+    st.builds(
+        AgentHalf,
+        st.integers(0, 2**32),
+        STEPS,
+        STEPS,
+        st.integers(-1, 2),
+        STEPS,
+        st.sampled_from(StopState),
+        STEPS,
+        st.sampled_from(Vote),
+    ),
     st.builds(
         RankHalf,
         st.integers(0, 2**32),
@@ -91,7 +101,9 @@ class LastStore:
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("is_done", [False, True])
-def test_a_writer_that_dies_leaves_the_half_before_or_the_new_one(monkeypatch: pytest.MonkeyPatch, count: int, is_done: bool) -> None:
+def test_a_writer_that_dies_leaves_the_half_before_or_the_new_one(
+    monkeypatch: pytest.MonkeyPatch, count: int, is_done: bool
+) -> None:
     shared = page()
     for step in range(count):
         write_agent_half(shared, AgentHalf(1, step, step + 1))

@@ -37,7 +37,9 @@ def to_object(tensors: Tensors, values: bytes, slack: int) -> tuple[bytes, bytes
     payload, offset, size = payload_of(tensors, values, slack)
     beginning = encode_header(header_of(payload, offset, size), payload[offset : offset + size])
     index = unpack_index(payload[offset:], offset)
-    return payload, beginning + b"".join(payload[entry.offset : entry.offset + entry.bytes] for entry in tensors_in_order(index))
+    return payload, beginning + b"".join(
+        payload[entry.offset : entry.offset + entry.bytes] for entry in tensors_in_order(index)
+    )
 
 
 def from_object(data: bytes) -> bytes:
@@ -80,7 +82,9 @@ def test_what_is_cut_is_refused(tensors: Tensors, data: st.DataObject) -> None:
 @settings(max_examples=200)
 def test_a_changed_header_is_refused_or_says_itself_what_it_is(data: st.DataObject) -> None:
     """A flipped bit of the header raises nothing but the typed error; where it is not noticed, the payload's size and digest still decide."""
-    payload, whole = to_object([("weight", "float32", (2, 3), bytes(range(24))), ("flag", "bool", (1,), b"\1")], b"values", 64)
+    payload, whole = to_object(
+        [("weight", "float32", (2, 3), bytes(range(24))), ("flag", "bool", (1,), b"\1")], b"values", 64
+    )
     (length,) = LENGTH.unpack_from(whole)
     changed = bytearray(whole)
     position = data.draw(st.integers(LENGTH.size, LENGTH.size + length - 1))
@@ -124,7 +128,9 @@ def test_a_header_beyond_the_limit_of_safetensors_is_refused(monkeypatch: pytest
         to_object([("weight", "uint8", (1,), b"1")], b"", 0)
 
 
-@pytest.mark.parametrize("header", [b"", b"[]", b"{}", b'{"__metadata__": {}}', b'{"__metadata__": {"everstep": "everstep-1"}}', b"\xff" * 8])
+@pytest.mark.parametrize(
+    "header", [b"", b"[]", b"{}", b'{"__metadata__": {}}', b'{"__metadata__": {"everstep": "everstep-1"}}', b"\xff" * 8]
+)
 def test_foreign_headers_are_refused(header: bytes) -> None:
     with pytest.raises(CorruptObject):
         plan_restore(header, LENGTH.size + len(header))

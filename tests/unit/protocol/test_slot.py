@@ -175,7 +175,13 @@ def shaped(dtype: str, shape: tuple[int, ...], size: int) -> bytes:
 
 @pytest.mark.parametrize(
     ("dtype", "shape", "size"),
-    [("float32", (4, 8), 128), ("bfloat16", (), 2), ("complex128", (1, 2, 3), 96), ("int64", (0, 2**40), 0), ("bool", (1,) * 64, 1)],
+    [
+        ("float32", (4, 8), 128),
+        ("bfloat16", (), 2),
+        ("complex128", (1, 2, 3), 96),
+        ("int64", (0, 2**40), 0),
+        ("bool", (1,) * 64, 1),
+    ],
 )
 def test_a_tensor_of_the_size_of_its_shape_is_taken(dtype: str, shape: tuple[int, ...], size: int) -> None:
     (tensor,) = unpack_index(shaped(dtype, shape, size), 128).tensors
@@ -247,7 +253,11 @@ def test_a_payload_that_comes_in_pieces_has_the_digest_of_the_whole(data: bytes,
         for begin, end in itertools.pairwise(places):
             hasher.update(data[begin:end])
         assert hasher.digest() == slot.payload_digest(data)
-        assert len(slot.payload_chunk_digests(data)) == slot.DIGEST_BYTES * slot.chunk_count(len(data)) <= slot.DIGEST_BYTES * 8
+        assert (
+            len(slot.payload_chunk_digests(data))
+            == slot.DIGEST_BYTES * slot.chunk_count(len(data))
+            <= slot.DIGEST_BYTES * 8
+        )
 
 
 @pytest.mark.parametrize("size", [1, slot.CHUNK_BYTES, 128 << 30, (128 << 30) + 1, 40 << 40])

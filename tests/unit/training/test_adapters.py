@@ -28,7 +28,9 @@ from everstep.training.state_tree import Tree, decode, encode
 from tests.unit.training.saved import Saved
 
 
-def make(seed: int = 0, optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+def make(
+    seed: int = 0, optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, **options: Any
+) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     return model, optimizer(model.parameters(), **{"lr": 0.1, **options})  # type: ignore[call-arg]
@@ -86,7 +88,10 @@ def test_an_optimizers_state_comes_back(optimizer: type[torch.optim.Optimizer], 
     one, two = adapter.observe(), twin.observe()
     assert [item.name for item in one.tensors] == [item.name for item in two.tensors]
     assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(one.tensors, two.tensors, strict=True))
-    assert all(a.tensor.dtype == b.tensor.dtype and a.tensor.stride() == b.tensor.stride() for a, b in zip(one.tensors, two.tensors, strict=True))
+    assert all(
+        a.tensor.dtype == b.tensor.dtype and a.tensor.stride() == b.tensor.stride()
+        for a, b in zip(one.tensors, two.tensors, strict=True)
+    )
 
 
 def test_lbfgs_keeps_lists_of_tensors() -> None:
@@ -187,7 +192,11 @@ def test_a_buffer_that_is_made_anew_lies_where_it_lay() -> None:
     model(torch.ones(1, device="meta"))
     state = adapter.observe()
     load(other, {item.name: torch.ones(item.tensor.shape) for item in state.tensors}, state.values)
-    assert {name: buffer.device.type for name, buffer in twin.named_buffers()} == {"peak": "meta", "seen": "meta", "count": "cpu"}
+    assert {name: buffer.device.type for name, buffer in twin.named_buffers()} == {
+        "peak": "meta",
+        "seen": "meta",
+        "count": "cpu",
+    }
 
 
 def test_the_buffers_of_a_module_that_two_models_share_come_back() -> None:
@@ -258,7 +267,9 @@ def test_an_expanded_buffer_comes_back_and_an_expanded_parameter_is_refused() ->
         PlainAdapter({"": twin}, {})
 
 
-@pytest.mark.parametrize("view", [torch.ones(2, dtype=torch.complex64).conj(), torch._neg_view(torch.ones(2))], ids=["conj", "neg"])
+@pytest.mark.parametrize(
+    "view", [torch.ones(2, dtype=torch.complex64).conj(), torch._neg_view(torch.ones(2))], ids=["conj", "neg"]
+)
 def test_a_tensor_whose_bytes_are_not_its_values_is_refused(view: torch.Tensor) -> None:
     model = nn.Linear(2, 2)
     model.register_buffer("table", view)
@@ -269,7 +280,12 @@ def test_a_tensor_whose_bytes_are_not_its_values_is_refused(view: torch.Tensor) 
 
 @pytest.mark.parametrize(
     "buffer",
-    [torch.eye(2).to_sparse(), TwoTensor(torch.ones(2), torch.ones(2)), nn.UninitializedBuffer(), torch.ones(2, device="meta")],
+    [
+        torch.eye(2).to_sparse(),
+        TwoTensor(torch.ones(2), torch.ones(2)),
+        nn.UninitializedBuffer(),
+        torch.ones(2, device="meta"),
+    ],
     ids=["sparse", "composed", "lazy", "meta"],
 )
 def test_a_buffer_that_cannot_be_copied_as_bytes_is_refused(buffer: torch.Tensor) -> None:
@@ -289,7 +305,9 @@ def test_a_buffer_that_cannot_be_copied_as_bytes_is_refused(buffer: torch.Tensor
         ("flat", {}, "meta"),
     ],
 )
-def test_state_that_is_not_there_yet_is_made_where_a_step_makes_it(key: str, options: dict[str, bool], device: str) -> None:
+def test_state_that_is_not_there_yet_is_made_where_a_step_makes_it(
+    key: str, options: dict[str, bool], device: str
+) -> None:
     parameter = nn.Parameter(torch.empty(2, 2, device="meta"))
     optimizer = torch.optim.SGD([parameter], lr=1)
     named = NamedOptimizer("", optimizer, [("weight", parameter)], plain_local, plain_rewrap)
@@ -312,7 +330,10 @@ class Shared(torch.optim.SGD):
 def test_state_that_belongs_to_no_parameter_comes_back() -> None:
     model, own = make(optimizer=Shared, momentum=0.9)
     twin, other = make(1, optimizer=Shared, momentum=0.9)
-    adapter, restored = PlainAdapter({"": model}, {"": own}, (Shared,)), PlainAdapter({"": twin}, {"": other}, (Shared,))
+    adapter, restored = (
+        PlainAdapter({"": model}, {"": own}, (Shared,)),
+        PlainAdapter({"": twin}, {"": other}, (Shared,)),
+    )
     other.state["stale"] = {"count": 4}
     for steps in (2, 1):
         train(model, own, steps)
@@ -342,7 +363,9 @@ def test_state_that_the_snapshot_lacks_is_dropped() -> None:
 
 
 def test_who_is_deferred() -> None:
-    model = nn.ModuleDict({"in": nn.Linear(2, 2, bias=False), "frozen": nn.Linear(2, 2, bias=False), "loose": nn.Linear(2, 2, bias=False)})
+    model = nn.ModuleDict(
+        {"in": nn.Linear(2, 2, bias=False), "frozen": nn.Linear(2, 2, bias=False), "loose": nn.Linear(2, 2, bias=False)}
+    )
     model["frozen"].requires_grad_(False)
     model.register_buffer("count", torch.zeros(1))
     adapter = PlainAdapter({"": model}, {"": torch.optim.SGD(model["in"].parameters(), lr=1)})
@@ -388,14 +411,20 @@ def test_gradients_that_are_still_accumulating_are_state(accumulates: bool) -> N
     other, other_optimizer = make(1)
     twin = PlainAdapter({"": other}, {"": other_optimizer})
     carry_without_step = adapter.observe()
-    load(twin, {item.name: item.tensor.detach().clone() for item in carry_without_step.tensors}, carry_without_step.values)
+    load(
+        twin,
+        {item.name: item.tensor.detach().clone() for item in carry_without_step.tensors},
+        carry_without_step.values,
+    )
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert one.grad is not None
         assert two.grad is not None
         assert torch.equal(two.grad, one.grad if accumulates else torch.zeros_like(one.grad))
 
 
-def test_memory_is_set_aside_for_the_gradients_that_lie_in_it_and_for_no_others(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_set_aside_for_the_gradients_that_lie_in_it_and_for_no_others(
+    mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes: list[int] = []
 
     def noting(size: int) -> Arena:
@@ -403,7 +432,9 @@ def test_memory_is_set_aside_for_the_gradients_that_lie_in_it_and_for_no_others(
         return Arena(size)
 
     monkeypatch.setattr(plain, "Arena", noting)
-    monkeypatch.setattr(plain, "check_parameter", lambda *_: None)  # the meta device stands for one that holds something
+    monkeypatch.setattr(
+        plain, "check_parameter", lambda *_: None
+    )  # the meta device stands for one that holds something
     parts: dict[str, torch.Tensor] = {
         "sharded": distribute_tensor(torch.ones(4, 16), mesh, [Shard(0)]),
         "turned": torch.ones(4, 8).t(),
@@ -465,10 +496,14 @@ def mesh() -> Iterator[DeviceMesh]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_sharded_tensor_is_made_over_the_memory_it_is_given(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_a_sharded_tensor_is_made_over_the_memory_it_is_given(
+    mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
     parameter = distribute_tensor(torch.ones(3, 4), mesh, [Shard(0)])
     local = torch.full((2, 4), 7.0, dtype=dtype)
-    monkeypatch.setattr(mesh, "_device_type", "meta")  # as where parameters stay in host memory and the mesh is one of GPUs
+    monkeypatch.setattr(
+        mesh, "_device_type", "meta"
+    )  # as where parameters stay in host memory and the mesh is one of GPUs
     made = FSDPAdapter({}, {}).rewrap(parameter, local)
     assert isinstance(made, DTensor)
     assert made._local_tensor is local
@@ -495,7 +530,9 @@ def test_masters_that_an_optimizer_keeps_elsewhere_are_refused() -> None:
     optimizer.master_weights = False
     PlainAdapter({"": model}, {"": optimizer})
     optimizer.master_weights = True
-    with pytest.raises(CannotResume, match=r"^optimizer: apex\.optimizers\.fused_adam\.FusedAdam with master_weights=True"):
+    with pytest.raises(
+        CannotResume, match=r"^optimizer: apex\.optimizers\.fused_adam\.FusedAdam with master_weights=True"
+    ):
         PlainAdapter({"": model}, {"": optimizer}, trusted=(fused,))
 
 
@@ -546,7 +583,8 @@ def test_parameters_that_are_sharded_need_no_wrapper(mesh: DeviceMesh) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "name"), [("_orig_mod.module.a.weight", "a.weight"), ("a._checkpoint_wrapped_module.b", "a.b"), ("modules.a", "modules.a")]
+    ("raw", "name"),
+    [("_orig_mod.module.a.weight", "a.weight"), ("a._checkpoint_wrapped_module.b", "a.b"), ("modules.a", "modules.a")],
 )
 def test_wrappers_leave_names_alone(raw: str, name: str) -> None:
     assert canonical_name(raw) == name
@@ -563,7 +601,9 @@ class OwnModule(nn.Module):
         self.again = self.module
 
 
-@pytest.mark.parametrize("wrap", [lambda module: module, lambda module: nn.ModuleDict({"module": module})], ids=["alone", "wrapped"])
+@pytest.mark.parametrize(
+    "wrap", [lambda module: module, lambda module: nn.ModuleDict({"module": module})], ids=["alone", "wrapped"]
+)
 def test_tensors_that_would_be_called_alike_keep_their_own_names(wrap: Callable[[nn.Module], nn.Module]) -> None:
     inner, other = OwnModule(), OwnModule()
     model, twin = wrap(inner), wrap(other)
@@ -626,13 +666,18 @@ def test_extra_state_that_cannot_come_back_is_refused() -> None:
     scaled.history["recipe"] = object()
     with pytest.raises(CannotResume, match=r"^model/0\.extra_state/recipe: a value of type builtins\.object"):
         PlainAdapter({"": nn.Sequential(scaled)}, {})
-    with pytest.raises(CannotResume, match=r"^model/net\.extra_state: .*Giving has get_extra_state and no set_extra_state"):
+    with pytest.raises(
+        CannotResume, match=r"^model/net\.extra_state: .*Giving has get_extra_state and no set_extra_state"
+    ):
         PlainAdapter({"net": Giving(1, 1)}, {})
 
 
 def test_names_do_not_tell_a_wrapped_launch_from_another() -> None:
     model, _ = make()
-    plain, wrapped = (PlainAdapter({"": module}, {}) for module in (model, nn.ModuleDict({"_orig_mod": nn.ModuleDict({"module": model})})))
+    plain, wrapped = (
+        PlainAdapter({"": module}, {})
+        for module in (model, nn.ModuleDict({"_orig_mod": nn.ModuleDict({"module": model})}))
+    )
     assert [item.name for item in plain.observe().tensors] == [item.name for item in wrapped.observe().tensors]
 
 
@@ -659,7 +704,9 @@ def test_two_tensors_of_one_name_are_refused() -> None:
     ids=["Adam", "AdamW", "NAdam", "RAdam", "momentum", "SGD", "Adagrad"],
 )
 def test_what_is_foreseen_is_what_the_first_step_brings(make_optimizer: Callable[[Any], torch.optim.Optimizer]) -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1, dtype=torch.float64).requires_grad_(False))
+    model = nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1, dtype=torch.float64).requires_grad_(False)
+    )
     own = make_optimizer(model.parameters())
     adapter = PlainAdapter({"": model}, {"": own})
     foreseen = adapter.foresee()
@@ -717,7 +764,9 @@ def test_a_restore_makes_new_state_in_the_memory_set_aside() -> None:
     assert loaded.keys() == tensors.keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
     begin = torch.frombuffer(arena._map, dtype=torch.uint8).data_ptr()
-    moments = [tensor for name, tensor in loaded.items() if name.startswith("optimizer/") and not name.endswith("/step")]
+    moments = [
+        tensor for name, tensor in loaded.items() if name.startswith("optimizer/") and not name.endswith("/step")
+    ]
     assert moments
     assert all(begin <= tensor.data_ptr() < begin + len(arena._map) for tensor in moments)
     assert not fresh._optimizers[0].arenas

@@ -60,7 +60,9 @@ class Awaited(socket.socket):
 
 @pytest.mark.usefixtures("_many_descriptors")
 @pytest.mark.parametrize("least", [0, 1024])
-def test_a_rank_waits_for_its_agent_however_many_descriptors_it_has(ends: tuple[UnixAgentLink, socket.socket], least: int) -> None:
+def test_a_rank_waits_for_its_agent_however_many_descriptors_it_has(
+    ends: tuple[UnixAgentLink, socket.socket], least: int
+) -> None:
     link, agent = ends
     assert link._socket is not None
     with link._socket as line:

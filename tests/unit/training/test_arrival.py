@@ -45,7 +45,11 @@ class Trained:
             self.optimizer.step()
 
     def bytes(self) -> dict[str, bytes]:
-        return {item.name: item.tensor.detach().numpy().tobytes() for item in self.state.observe().tensors if not item.name.startswith("value/")}
+        return {
+            item.name: item.tensor.detach().numpy().tobytes()
+            for item in self.state.observe().tensors
+            if not item.name.startswith("value/")
+        }
 
 
 class Slot:
@@ -68,7 +72,9 @@ class Slot:
 
     def ends(self) -> list[int]:
         """Where each tensor ends."""
-        index: SlotIndex = unpack_index(self.data[self.index_offset : self.index_offset + self.index_bytes], self.index_offset)
+        index: SlotIndex = unpack_index(
+            self.data[self.index_offset : self.index_offset + self.index_bytes], self.index_offset
+        )
         return [entry.offset + entry.bytes for entry in index.tensors]
 
     def write(self, offset: int, data: bytes) -> None:
@@ -207,7 +213,9 @@ def open_session(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open
     assert len(asked) <= len(opened), "ranks meet once"
 
 
-def test_each_tensor_is_copied_as_soon_as_its_bytes_are_verified(agent: Agent, trained: Trained, open_session: Open) -> None:
+def test_each_tensor_is_copied_as_soon_as_its_bytes_are_verified(
+    agent: Agent, trained: Trained, open_session: Open
+) -> None:
     fresh, expected = Trained(seed=2, steps=0), trained.bytes()
     ends, seen = agent.slot.ends(), []
 
@@ -246,7 +254,9 @@ def test_what_was_copied_of_a_load_that_began_anew_is_void(agent: Agent, trained
     assert fresh.bytes() == trained.bytes()
 
 
-def test_a_load_that_begins_anew_behind_the_last_byte_counts_too(agent: Agent, trained: Trained, open_session: Open) -> None:
+def test_a_load_that_begins_anew_behind_the_last_byte_counts_too(
+    agent: Agent, trained: Trained, open_session: Open
+) -> None:
     fresh = Trained(seed=2, steps=0)
     end = agent.slot.ends()[-1]
     agent.words = iter(
@@ -261,7 +271,9 @@ def test_a_load_that_begins_anew_behind_the_last_byte_counts_too(agent: Agent, t
     assert fresh.bytes() == trained.bytes()
 
 
-def test_one_that_is_whole_when_it_is_named_again_is_read_in_one_go(agent: Agent, trained: Trained, open_session: Open) -> None:
+def test_one_that_is_whole_when_it_is_named_again_is_read_in_one_go(
+    agent: Agent, trained: Trained, open_session: Open
+) -> None:
     fresh = Trained(seed=2, steps=0)
     end = agent.slot.ends()[-1]
 
@@ -275,7 +287,9 @@ def test_one_that_is_whole_when_it_is_named_again_is_read_in_one_go(agent: Agent
     assert fresh.bytes() == trained.bytes()
 
 
-def test_a_thread_that_a_script_may_end_beside_calls_no_torch(agent: Agent, open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_a_script_may_end_beside_calls_no_torch(
+    agent: Agent, open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     callers, frombuffer = [], torch.frombuffer
 
     def noting(*given: Any, **more: Any) -> torch.Tensor:
@@ -328,7 +342,9 @@ def test_a_slot_that_is_not_what_was_named_is_refused_at_the_end(agent: Agent, o
     assert any(isinstance(message, RankFault) for message in agent.sent)
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path, agent: Agent, open_session: Open) -> None:
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    tmp_path: Path, agent: Agent, open_session: Open
+) -> None:
     fresh = Trained(seed=2, steps=0)
     fresh.state.facts["rank"] = "5"
     before = fresh.bytes()
@@ -351,7 +367,9 @@ def test_what_an_earlier_library_kept_is_refused_before_anything_is_written(
         return state
 
     monkeypatch.setattr(adapter, "observe", without_buffers)
-    older.state._facts_data, older.state.layout_hash = encode_facts({name: fact for name, fact in older.state.facts.items() if name != "format"})
+    older.state._facts_data, older.state.layout_hash = encode_facts(
+        {name: fact for name, fact in older.state.facts.items() if name != "format"}
+    )
     agent.slot = Slot(tmp_path / "older", older)
     agent.arrives(load=1)
     fresh = Trained(seed=2, steps=0)

@@ -15,13 +15,17 @@ def states(*tensors: torch.Tensor) -> list[StateTensor]:
     return [StateTensor(f"t{number}", tensor, True) for number, tensor in enumerate(tensors)]
 
 
-TENSORS = states(torch.arange(5.0), torch.tensor(True), torch.zeros(0, 3), torch.ones(16, dtype=torch.bfloat16), torch.tensor(2.5))
+TENSORS = states(
+    torch.arange(5.0), torch.tensor(True), torch.zeros(0, 3), torch.ones(16, dtype=torch.bfloat16), torch.tensor(2.5)
+)
 
 
 def test_a_plan_is_aligned_and_its_gaps_are_known() -> None:
     plan = CapturePlan.make(TENSORS)
     assert [entry.offset % ALIGNMENT for entry in plan.entries] == [0] * 5
-    covered = sorted([(entry.offset, entry.offset + entry.bytes) for entry in plan.entries if entry.bytes] + list(plan.gaps))
+    covered = sorted(
+        [(entry.offset, entry.offset + entry.bytes) for entry in plan.entries if entry.bytes] + list(plan.gaps)
+    )
     assert covered[0][0] == 0
     assert covered[-1][1] == plan.index_offset
     assert all(one[1] == other[0] for one, other in itertools.pairwise(covered))

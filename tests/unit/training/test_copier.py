@@ -40,7 +40,10 @@ TRANSPOSED = torch.arange(40.0).view(4, 10).t()
         ([SMALL, LARGE, SMALL], [(1, 0), (1, 64), (1, 128), (2, 0), (3, 0)]),
         ([TRANSPOSED, SMALL], [(1, 0), (2, 0)]),
         ([torch.zeros(0), SMALL], [(2, 0)]),
-        ([torch.arange(40, dtype=torch.uint8), torch.arange(20, dtype=torch.int64)], [(1, 0), (1, 64), (1, 128), (2, 0)]),
+        (
+            [torch.arange(40, dtype=torch.uint8), torch.arange(20, dtype=torch.int64)],
+            [(1, 0), (1, 64), (1, 128), (2, 0)],
+        ),
         ([], []),
     ],
     ids=[
@@ -62,10 +65,14 @@ def test_what_is_said_to_be_there_is_there(sources: list[torch.Tensor], told: li
 
     def progress(complete_count: int, piece_bytes: int) -> None:
         said.append((complete_count, piece_bytes))
-        assert all(torch.equal(to, of) for to, of in list(zip(copies.targets, copies.sources, strict=True))[:complete_count])
+        assert all(
+            torch.equal(to, of) for to, of in list(zip(copies.targets, copies.sources, strict=True))[:complete_count]
+        )
         if piece_bytes:
             count = piece_bytes // copies.sources[complete_count].element_size()
-            assert torch.equal(copies.targets[complete_count].view(-1)[:count], copies.sources[complete_count].reshape(-1)[:count])
+            assert torch.equal(
+                copies.targets[complete_count].view(-1)[:count], copies.sources[complete_count].reshape(-1)[:count]
+            )
 
     def done(error: BaseException | None) -> None:
         said.append((-1, 0))
@@ -200,7 +207,9 @@ def test_where_cores_are_few_the_thread_wakes_up_behind_whoever_gave_it_work_and
     assert seen == [everywhere, os.SCHED_BATCH]
 
 
-def test_where_it_may_not_be_said_who_runs_where_the_work_is_done_all_the_same(waits: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_may_not_be_said_who_runs_where_the_work_is_done_all_the_same(
+    waits: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -213,7 +222,9 @@ def test_where_it_may_not_be_said_who_runs_where_the_work_is_done_all_the_same(w
     thread.close()
 
 
-def test_with_cores_to_spare_the_kernel_decides_who_runs_where(waits: threading.Event, placed: list[tuple[int, set[int]]]) -> None:
+def test_with_cores_to_spare_the_kernel_decides_who_runs_where(
+    waits: threading.Event, placed: list[tuple[int, set[int]]]
+) -> None:
     policies: list[int] = []
     thread = CopierThread()
     waits.wait()

@@ -163,7 +163,10 @@ def settle(copier: CudaCopier) -> None:
 
 @pytest.mark.parametrize("registration", ["all", "some", "none"])
 def test_the_slot_gets_the_state_of_the_boundary_whatever_the_device_does_when(
-    memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor], registration: str, monkeypatch: pytest.MonkeyPatch
+    memory: tuple[SlotMemory, list[torch.Tensor]],
+    tensors: list[torch.Tensor],
+    registration: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cuda_copier, "REGISTERED_BYTES", HEADER_BYTES + 128)
     slot, views = memory
@@ -220,7 +223,9 @@ def test_what_is_said_to_be_there_is_there_and_the_rest_may_not_be(
     copier.start(Copies(tensors, views), errors.append, progress).join()
     assert errors == [None]
     assert told == [*((0, PIECE * number) for number in range(1, 7)), (4, 0)], "what is gathered is there all at once"
-    assert lacking[0] is (registration == "all"), "it is told while the device still copies; what the ring brings is waited for first"
+    assert lacking[0] is (registration == "all"), (
+        "it is told while the device still copies; what the ring brings is waited for first"
+    )
     copier.start(Copies(tensors, views), errors.append).join()
     assert len(told) == len(lacking), "who does not ask is not told"
     copier.close()
@@ -236,7 +241,9 @@ def test_a_large_copy_has_no_more_marks_than_there_are_events(monkeypatch: pytes
     copier.close()
 
 
-def test_the_training_thread_waits_for_no_event_on_the_host(memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]) -> None:
+def test_the_training_thread_waits_for_no_event_on_the_host(
+    memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]
+) -> None:
     slot, views = memory
     device = FakeDevice()
     copier = CudaCopier(device, PIECE)
@@ -250,7 +257,9 @@ def test_the_training_thread_waits_for_no_event_on_the_host(memory: tuple[SlotMe
     assert order[:2] == [("record", "training"), ("wait", "copier")]
     last_copy = max(number for number, call in enumerate(order) if call[0] == "copy")
     assert order.index(("record", "copier")) > last_copy
-    assert order.index(("wait", "training")) > order.index(("record", "copier")), "a wait for an event not yet recorded does nothing"
+    assert order.index(("wait", "training")) > order.index(("record", "copier")), (
+        "a wait for an event not yet recorded does nothing"
+    )
     copier.close()
 
 
@@ -309,7 +318,9 @@ def test_the_rings_of_a_node_share_what_it_has_for_them(monkeypatch: pytest.Monk
     assert rings == [64 * 1024**2, 8 * 1024**2]
 
 
-def test_the_host_runs_at_most_one_boundary_ahead(memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]) -> None:
+def test_the_host_runs_at_most_one_boundary_ahead(
+    memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]
+) -> None:
     _, views = memory
     device = FakeDevice()
     copier = CudaCopier(device, PIECE)
@@ -325,7 +336,9 @@ def test_the_host_runs_at_most_one_boundary_ahead(memory: tuple[SlotMemory, list
     assert overtaken == [False]
 
 
-def test_what_the_driver_refuses_is_told_and_holds_nobody_up(memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]) -> None:
+def test_what_the_driver_refuses_is_told_and_holds_nobody_up(
+    memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]
+) -> None:
     _, views = memory
     device = FakeDevice()
     copier = CudaCopier(device, PIECE)
@@ -358,12 +371,16 @@ def test_a_copy_that_fails_in_the_middle_has_stopped_before_it_is_said_to_have_f
 
     device.copy = refuse_the_fourth  # type: ignore[method-assign]
     waiting: list[int] = []
-    copier.start(Copies(tensors, views), lambda error: waiting.append(len(copier._stream.work) if error is not None else -1)).join()
+    copier.start(
+        Copies(tensors, views), lambda error: waiting.append(len(copier._stream.work) if error is not None else -1)
+    ).join()
     assert waiting == [0]
     copier.close()
 
 
-def test_whatever_goes_wrong_beside_a_copy_the_next_one_is_made(memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]) -> None:
+def test_whatever_goes_wrong_beside_a_copy_the_next_one_is_made(
+    memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]
+) -> None:
     _, views = memory
     copier = CudaCopier(FakeDevice(), PIECE)
 
@@ -397,7 +414,11 @@ def test_a_slot_that_is_let_go_is_not_registered_any_more(memory: tuple[SlotMemo
 @pytest.mark.parametrize("piece_bytes", [HEADER_BYTES + 100, HEADER_BYTES + 200, 4096 + 300])
 @pytest.mark.parametrize("limit", [0, HEADER_BYTES + 250, 1 << 40])
 def test_no_copy_lies_across_what_is_registered_by_itself(
-    memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor], piece_bytes: int, limit: int, monkeypatch: pytest.MonkeyPatch
+    memory: tuple[SlotMemory, list[torch.Tensor]],
+    tensors: list[torch.Tensor],
+    piece_bytes: int,
+    limit: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cuda_copier, "REGISTERED_BYTES", piece_bytes)
     slot, views = memory
@@ -457,14 +478,18 @@ def test_a_slot_that_is_let_go_between_two_pieces_is_not_registered_again(
     copier.close()
 
 
-def test_a_graph_that_the_script_captures_is_not_made_to_wait(memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]) -> None:
+def test_a_graph_that_the_script_captures_is_not_made_to_wait(
+    memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]
+) -> None:
     _, views = memory
     device = FakeDevice()
     copier = CudaCopier(device, PIECE)
     device.is_capturing_now = True
     ticket = copier.start(Copies(tensors, views), lambda _error: None)
     ticket.wait()
-    assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True)), "the host has waited instead"
+    assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True)), (
+        "the host has waited instead"
+    )
     assert ("wait", "training") not in device.calls
     copier.close()
 
@@ -486,7 +511,9 @@ class Runtime:
 
 
 @pytest.mark.parametrize("answer", [0, 2])
-def test_a_refused_registration_leaves_no_error_for_the_next_launch(answer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_registration_leaves_no_error_for_the_next_launch(
+    answer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runtime = Runtime(answer)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(cuda_copier, "_runtime", lambda: runtime)
@@ -498,7 +525,9 @@ def test_a_refused_registration_leaves_no_error_for_the_next_launch(answer: int,
 def test_the_copiers_stream_is_no_other_librarys(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those that torch hands out every 32nd is the same one."""
     current: list[int] = []
-    runtime = SimpleNamespace(cudaStreamCreateWithFlags=lambda handle, flags: (setattr(handle._obj, "value", 64 + flags.value), status)[1])
+    runtime = SimpleNamespace(
+        cudaStreamCreateWithFlags=lambda handle, flags: (setattr(handle._obj, "value", 64 + flags.value), status)[1]
+    )
     monkeypatch.setattr(cuda_copier, "_runtime", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext(current.append(index)))
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, index: (handle, index))
@@ -507,10 +536,12 @@ def test_the_copiers_stream_is_no_other_librarys(status: int, monkeypatch: pytes
     assert current == [3]
 
 
-# -- small tensors, and those that are not contiguous ------------------------------------------------------------------------------------------
+# -- small tensors, and those that are not contiguous
 
 
-def one_slot(tmp_path: Path, tensors: list[torch.Tensor]) -> tuple[SlotMemory, list[torch.Tensor], list[tuple[int, int]]]:
+def one_slot(
+    tmp_path: Path, tensors: list[torch.Tensor]
+) -> tuple[SlotMemory, list[torch.Tensor], list[tuple[int, int]]]:
     """Return a slot for these tensors, their places, and the gaps between them."""
     plan = CapturePlan.make([StateTensor(str(number), tensor, True) for number, tensor in enumerate(tensors)])
     path = tmp_path / "slot"
@@ -525,7 +556,9 @@ def small_tensors(count: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("is_registered", [True, False])
-def test_small_tensors_leave_the_device_as_one_piece_with_zeros_between_them(tmp_path: Path, is_registered: bool) -> None:
+def test_small_tensors_leave_the_device_as_one_piece_with_zeros_between_them(
+    tmp_path: Path, is_registered: bool
+) -> None:
     tensors = [*small_tensors(40), torch.arange(12.0).view(3, 4).t()]
     slot, views, gaps = one_slot(tmp_path, tensors)
     device = FakeDevice()
@@ -556,7 +589,10 @@ def test_what_is_fused_is_one_call_whatever_the_dtypes(monkeypatch: pytest.Monke
     targets = [memory[128 * number :][: source.nbytes] for number, source in enumerate(sources)]
     gather_now(memory, targets, sources)
     assert fused == [{torch.uint8}]
-    assert all(torch.equal(target.view(source.dtype).view(source.shape), source) for target, source in zip(targets, sources, strict=True))
+    assert all(
+        torch.equal(target.view(source.dtype).view(source.shape), source)
+        for target, source in zip(targets, sources, strict=True)
+    )
 
 
 def test_more_small_tensors_than_the_buffer_holds_are_gathered_in_turns(tmp_path: Path) -> None:
@@ -607,7 +643,9 @@ def test_neighbours_that_are_no_part_of_one_slot_are_copied_one_by_one() -> None
 
 
 @pytest.mark.parametrize("shape", [(90, 7), (3, 50, 40), (1, 5000)])
-def test_a_large_tensor_that_is_not_contiguous_goes_through_the_buffer_in_parts(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_a_large_tensor_that_is_not_contiguous_goes_through_the_buffer_in_parts(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
     plain = torch.arange(2.0 * torch.Size(shape).numel()).view(*shape, 2)
     tensor = plain[..., 0]
     _, views, _ = one_slot(tmp_path, [torch.ones(5), tensor, torch.ones(3)])

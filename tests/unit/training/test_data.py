@@ -38,7 +38,9 @@ class Noisy(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         self.fetched.append(index)
-        return torch.tensor([index, torch.rand(()).item(), np.random.rand(), random.random(), self.own.random()], dtype=torch.float64)
+        return torch.tensor(
+            [index, torch.rand(()).item(), np.random.rand(), random.random(), self.own.random()], dtype=torch.float64
+        )
 
 
 def seed() -> None:
@@ -102,7 +104,9 @@ LOADERS = {
     "shuffled": lambda: DataLoader(Noisy(), batch_size=3, shuffle=True),
     "drop_last": lambda: DataLoader(Noisy(), batch_size=3, shuffle=True, drop_last=True),
     "weighted": lambda: DataLoader(Noisy(), batch_size=2, sampler=WeightedRandomSampler([1.0] * 10, 7)),
-    "distributed": lambda: DataLoader(Noisy(), batch_size=2, sampler=DistributedSampler(Noisy(), num_replicas=2, rank=1)),
+    "distributed": lambda: DataLoader(
+        Noisy(), batch_size=2, sampler=DistributedSampler(Noisy(), num_replicas=2, rank=1)
+    ),
     "batch_sampler": lambda: DataLoader(Noisy(), batch_sampler=BatchSampler(RandomSampler(range(10)), 4, False)),
     "own_sampler": lambda: DataLoader(Noisy(), batch_size=3, sampler=Alternating(8)),
     "unbatched": lambda: DataLoader(Noisy(5), batch_size=None, shuffle=True),
@@ -121,7 +125,9 @@ def flatten(batch: Any) -> list[float]:
 
 def draw(stream: DataStream, count: int) -> list[list[float]]:
     """Batches, with training between them that draws from the process's generators too."""
-    return [[*flatten(stream.next()), float(torch.rand(())), float(np.random.rand()), random.random()] for _ in range(count)]
+    return [
+        [*flatten(stream.next()), float(torch.rand(())), float(np.random.rand()), random.random()] for _ in range(count)
+    ]
 
 
 def saved(stream: DataStream) -> Any:
@@ -197,7 +203,9 @@ def test_workers_that_fetch_ahead_are_resumed_where_training_stood(kind: str, pe
 def test_workers_that_last_are_resumed_between_two_epochs(generator: int | None) -> None:
     def make() -> DataStream:
         own = None if generator is None else torch.Generator().manual_seed(generator)
-        loader = DataLoader(list(range(10)), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True, generator=own)
+        loader = DataLoader(
+            list(range(10)), batch_size=4, shuffle=True, num_workers=1, persistent_workers=True, generator=own
+        )
         return DataStream("data", loader, seed=1)
 
     seed()
@@ -346,7 +354,9 @@ def test_what_keeps_no_position_is_replayed_with_a_warning(caplog: pytest.LogCap
     assert "replaying 30 batches" in caplog.text
 
 
-@pytest.mark.parametrize("loader", [iter([1, 2]), (number for number in range(3)), map(str, [1]), zip([1], [2], strict=True)])
+@pytest.mark.parametrize(
+    "loader", [iter([1, 2]), (number for number in range(3)), map(str, [1]), zip([1], [2], strict=True)]
+)
 def test_what_can_be_walked_once_only_is_refused(loader: Any) -> None:
     with pytest.raises(CannotResume, match=r"^data/train: .*walked once only"):
         DataStream("data/train", loader, seed=1)
@@ -363,7 +373,13 @@ def test_a_loader_without_batches_is_a_fault_of_the_script() -> None:
 
 
 def test_seeds_differ_by_everything_they_follow_from() -> None:
-    seeds = {Seeding(seed, rank).of(epoch, batch) for seed in (0, 1) for rank in (0, 1) for epoch in (0, 1) for batch in (0, 1)}
+    seeds = {
+        Seeding(seed, rank).of(epoch, batch)
+        for seed in (0, 1)
+        for rank in (0, 1)
+        for epoch in (0, 1)
+        for batch in (0, 1)
+    }
     assert len(seeds) == 16
     assert all(0 <= number < 2**64 for number in seeds)
 
@@ -384,14 +400,20 @@ def test_a_seeded_dataset_is_an_image_of_the_users(monkeypatch: pytest.MonkeyPat
 
 def fresh_batches(sampler: Any = None, *, seed: int = 1, generator: int | None = None) -> list[Any]:
     own = None if generator is None else torch.Generator().manual_seed(generator)
-    stream = DataStream("data", DataLoader(Noisy(4), batch_size=2, num_workers=1, sampler=sampler, generator=own), seed=seed)
+    stream = DataStream(
+        "data", DataLoader(Noisy(4), batch_size=2, num_workers=1, sampler=sampler, generator=own), seed=seed
+    )
     return [batch[:, 1:].tolist() for batch in stream]
 
 
-def test_ranks_that_share_their_samples_augment_them_alike_and_ranks_that_divide_them_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_share_their_samples_augment_them_alike_and_ranks_that_divide_them_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def of_rank(rank: int, divided: bool) -> list[Any]:
         monkeypatch.setenv("RANK", str(rank))
-        return fresh_batches(DistributedSampler(Noisy(8 if divided else 4), num_replicas=1 + divided, rank=rank * divided, shuffle=False))
+        return fresh_batches(
+            DistributedSampler(Noisy(8 if divided else 4), num_replicas=1 + divided, rank=rank * divided, shuffle=False)
+        )
 
     assert of_rank(0, divided=False) == of_rank(1, divided=False)
     assert of_rank(0, divided=True) != of_rank(1, divided=True)
@@ -399,7 +421,9 @@ def test_ranks_that_share_their_samples_augment_them_alike_and_ranks_that_divide
 
 def test_the_workers_seed_is_that_of_the_loader_as_with_torch() -> None:
     assert fresh_batches(seed=1) == fresh_batches(seed=1) != fresh_batches(seed=2)
-    assert fresh_batches(seed=1, generator=5) == fresh_batches(seed=2, generator=5) != fresh_batches(seed=1, generator=6)
+    assert (
+        fresh_batches(seed=1, generator=5) == fresh_batches(seed=2, generator=5) != fresh_batches(seed=1, generator=6)
+    )
 
 
 class Scaled(Dataset[int]):

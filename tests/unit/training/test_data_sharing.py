@@ -109,7 +109,9 @@ def loader_of(shape: Shape, shared: torch.Generator, number: int) -> Any:
     count = shape.count
     dataset: Any = list(range(count)) if shape.draws == "nothing" else Noisy(count, of_dataset)
     samplers: dict[str, Any] = {
-        "replacement": lambda: RandomSampler(range(count), replacement=True, num_samples=2 * count, generator=generator),
+        "replacement": lambda: RandomSampler(
+            range(count), replacement=True, num_samples=2 * count, generator=generator
+        ),
         "long": lambda: RandomSampler(range(count), num_samples=2 * count + 1, generator=generator),
         "weighted": lambda: WeightedRandomSampler([1.0] * count, count, generator=generator),
         "subset": lambda: SubsetRandomSampler(range(count), generator=generator),
@@ -218,7 +220,10 @@ def test_a_walk_alone_draws_as_torch_alone_does() -> None:
     """A generator that only its sampler draws from moves as if there were no session."""
     own, other = (torch.Generator().manual_seed(3) for _ in range(2))
     loader, plain = (
-        DataLoader(TensorDataset(torch.arange(99)), sampler=RandomSampler(range(99), True, generator=each), generator=each) for each in (own, other)
+        DataLoader(
+            TensorDataset(torch.arange(99)), sampler=RandomSampler(range(99), True, generator=each), generator=each
+        )
+        for each in (own, other)
     )
     stream = DataStream("data", loader, seed=1)
     for _ in range(3):

@@ -25,7 +25,9 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deepspeed, "_gather_stage_3", lambda _: None)
 
 
-def make(module: nn.Module | None = None, held: list[nn.Parameter] | None = None, stage: int = 1, **changes: Any) -> Any:
+def make(
+    module: nn.Module | None = None, held: list[nn.Parameter] | None = None, stage: int = 1, **changes: Any
+) -> Any:
     """Return an engine alone on its rank; its optimizer holds all parameters, or some."""
     module = nn.Linear(2, 2) if module is None else module
     held = list(module.parameters()) if held is None else held
@@ -35,8 +37,19 @@ def make(module: nn.Module | None = None, held: list[nn.Parameter] | None = None
         zero = STAGE_3(fp32_partitioned_groups_flat=[master], fp16_groups=[held], **own)
     else:
         zero = STAGE_1(single_partition_of_fp32_groups=[master], bit16_groups=[held], **own)
-    made = engine(optimizer=lambda: zero, zero_optimization_stage=stage, gradient_accumulation_steps=4, managed_gradient_accumulation=True)
-    counters = {"global_steps": 0, "global_samples": 0, "micro_steps": 0, "skipped_steps": 0, "_is_gradient_accumulation_boundary": None}
+    made = engine(
+        optimizer=lambda: zero,
+        zero_optimization_stage=stage,
+        gradient_accumulation_steps=4,
+        managed_gradient_accumulation=True,
+    )
+    counters = {
+        "global_steps": 0,
+        "global_samples": 0,
+        "micro_steps": 0,
+        "skipped_steps": 0,
+        "_is_gradient_accumulation_boundary": None,
+    }
     vars(made).update({"module": module, "lr_scheduler": None, **counters, **changes})
     return made
 
@@ -54,7 +67,13 @@ def names(*given: Any) -> list[str]:
 
 def test_an_optimizer_beside_an_engine_is_kept_and_the_engines_own_is_kept_once() -> None:
     actor, critic = make(), nn.Linear(2, 1, bias=False)
-    kept = ["model/actor.master0", "model/weight", "optimizer/weight/step", "optimizer/weight/exp_avg", "optimizer/weight/exp_avg_sq"]
+    kept = [
+        "model/actor.master0",
+        "model/weight",
+        "optimizer/weight/step",
+        "optimizer/weight/exp_avg",
+        "optimizer/weight/exp_avg_sq",
+    ]
     assert names({"": critic}, {"": stepped(critic)}, {"actor": actor}) == kept
     for own in (actor.optimizer, actor.optimizer.optimizer):
         assert names({}, {"": own}, {"": actor}) == ["model/master0"]
@@ -82,7 +101,10 @@ def partly_held(stage: int, value: float) -> tuple[Any, dict[str, torch.Tensor]]
 def test_a_trainable_parameter_that_the_optimizer_does_not_hold_is_kept_at_the_boundary(stage: int) -> None:
     (one, parts), (other, twins) = partly_held(stage, 3.0), partly_held(stage, 0.0)
     (adapter,), (twin,) = _adapters({}, {}, {"": one}, ()), _adapters({}, {}, {"": other}, ())
-    assert {item.name: (item.tensor is parts.get(item.name.removeprefix("model/")), item.is_deferred) for item in adapter.observe().tensors} == {
+    assert {
+        item.name: (item.tensor is parts.get(item.name.removeprefix("model/")), item.is_deferred)
+        for item in adapter.observe().tensors
+    } == {
         "model/master0": (False, True),
         "model/left": (True, False),
         "model/frozen": (True, True),
@@ -126,7 +148,9 @@ def test_an_engine_and_what_is_beside_it_have_names() -> None:
         with pytest.raises(SessionMisuse, match="both called ''"):
             _adapters(models, optimizers, {"": make()}, ())
     many = [f"net{number}" for number in range(9, 0, -1)]
-    with pytest.raises(SessionMisuse, match="both called 'net1'"):  # of several the first, at every launch and on every rank
+    with pytest.raises(
+        SessionMisuse, match="both called 'net1'"
+    ):  # of several the first, at every launch and on every rank
         _adapters(dict.fromkeys(many, critic), {}, {name: make() for name in many}, ())
 
 
@@ -146,5 +170,7 @@ def test_half_summed_gradients_are_no_state(micro_steps: int, changes: dict[str,
     if is_kept:
         adapter.check()
     else:
-        with pytest.raises(CannotResume, match="engine: a boundary within its step of 4 micro-batches is not kept; use accumulate=4"):
+        with pytest.raises(
+            CannotResume, match="engine: a boundary within its step of 4 micro-batches is not kept; use accumulate=4"
+        ):
             adapter.check()

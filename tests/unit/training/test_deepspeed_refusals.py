@@ -24,7 +24,10 @@ def named(path: str) -> type:
 STAGE_3 = named("deepspeed.runtime.zero.stage3.DeepSpeedZeroOptimizer_Stage3")
 STAGE_1 = named("deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer")
 ENGINE = named("deepspeed.runtime.engine.DeepSpeedEngine")
-DEVICE = {"nvme": SimpleNamespace(device="OffloadDeviceEnum.nvme"), "cpu": SimpleNamespace(device="OffloadDeviceEnum.cpu")}
+DEVICE = {
+    "nvme": SimpleNamespace(device="OffloadDeviceEnum.nvme"),
+    "cpu": SimpleNamespace(device="OffloadDeviceEnum.cpu"),
+}
 
 
 def engine(kind: type = ENGINE, optimizer: Callable[[], Any] = STAGE_3, **changes: Any) -> Any:
@@ -41,7 +44,10 @@ def engine(kind: type = ENGINE, optimizer: Callable[[], Any] = STAGE_3, **change
         "has_moe_layers": False,
         **changes,
     }
-    values = {key: value if key in ("zenflow", "has_moe_layers") else (lambda value=value: value) for key, value in options.items()}
+    values = {
+        key: value if key in ("zenflow", "has_moe_layers") else (lambda value=value: value)
+        for key, value in options.items()
+    }
     return kind(optimizer=optimizer(), **values)
 
 
@@ -95,7 +101,9 @@ class Powers:
 
 def cpu_adam(step: int | None, *betas: tuple[float, float]) -> Any:
     state = {0: {} if step is None else {"step": step}}
-    return SimpleNamespace(param_groups=[{"betas": pair} for pair in betas], state=state, ds_opt_adam=Powers(), opt_id=3)
+    return SimpleNamespace(
+        param_groups=[{"betas": pair} for pair in betas], state=state, ds_opt_adam=Powers(), opt_id=3
+    )
 
 
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.8, 0.95)])
@@ -118,7 +126,9 @@ def test_the_powers_that_cpu_adam_keeps_come_back(betas: tuple[float, float]) ->
 def test_powers_that_steps_and_betas_do_not_tell_are_refused() -> None:
     check_cpu_adam("engine", cpu_adam(4, (0.9, 0.99), (0.9, 0.99)), [0.9, 0.99])
     for optimizer in (cpu_adam(4, (0.9, 0.99), (0.8, 0.99)), cpu_adam(4, (0.85, 0.99))):
-        with pytest.raises(CannotResume, match=r"^engine: DeepSpeedCPUAdam with betas that differ between groups or change"):
+        with pytest.raises(
+            CannotResume, match=r"^engine: DeepSpeedCPUAdam with betas that differ between groups or change"
+        ):
             check_cpu_adam("engine", optimizer, [0.9, 0.99])
     odd = cpu_adam(4, (0.9, 0.99))
     odd.state[1] = {"step": 3}
@@ -128,6 +138,8 @@ def test_powers_that_steps_and_betas_do_not_tell_are_refused() -> None:
 
 def test_cpu_adam_without_an_engine_is_refused() -> None:
     model = torch.nn.Linear(1, 1)
-    optimizer = type("DeepSpeedCPUAdam", (torch.optim.SGD,), {"__module__": "deepspeed.ops.adam.cpu_adam"})(model.parameters(), lr=1)
+    optimizer = type("DeepSpeedCPUAdam", (torch.optim.SGD,), {"__module__": "deepspeed.ops.adam.cpu_adam"})(
+        model.parameters(), lr=1
+    )
     with pytest.raises(CannotResume, match="DeepSpeedCPUAdam is not known to come back"):
         PlainAdapter({"": model}, {"": optimizer})

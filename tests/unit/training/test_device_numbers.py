@@ -68,7 +68,13 @@ def test_records_stay_in_the_order_in_which_they_were_logged(script: Script) -> 
     assert script.there() == []
     script.device.catch_up()
     script.numbers.add(Step(3), {"lr": 0.25})
-    assert script.there() == [(1, {"loss": 1.0}), (1, {"lr": 0.5}), (2, {"loss": 2.0}), (2, {"lr": 0.5}), (3, {"lr": 0.25})]
+    assert script.there() == [
+        (1, {"loss": 1.0}),
+        (1, {"lr": 0.5}),
+        (2, {"loss": 2.0}),
+        (2, {"lr": 0.5}),
+        (3, {"lr": 0.25}),
+    ]
 
 
 def test_a_graph_that_is_captured_contains_nothing_of_what_is_logged(script: Script) -> None:
@@ -98,7 +104,12 @@ def test_what_lies_on_the_host_is_given_on_at_once(script: Script) -> None:
 
 
 def test_kinds_and_shapes_of_numbers(script: Script) -> None:
-    values = {"nan": torch.tensor(math.nan), "half": torch.tensor([[0.5]], dtype=torch.bfloat16), "count": torch.tensor(7), "yes": torch.tensor(True)}
+    values = {
+        "nan": torch.tensor(math.nan),
+        "half": torch.tensor([[0.5]], dtype=torch.bfloat16),
+        "count": torch.tensor(7),
+        "yes": torch.tensor(True),
+    }
     script.numbers.add(Step(1), values)
     script.numbers.close()
     ((_, found),) = script.there()
@@ -139,7 +150,9 @@ def test_a_place_is_not_given_again_before_it_was_read(script: Script, monkeypat
     assert [size for name, size in script.device.calls if name == "pinned"] == [16], "memory is pinned once"
 
 
-def test_host_records_behind_a_device_that_stands_still_have_a_limit(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_records_behind_a_device_that_stands_still_have_a_limit(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(device_numbers, "PLACES", 3)
     script.numbers.add(Step(0), {"a": torch.tensor(0.0)})
     for step in range(1, 6):
@@ -169,7 +182,9 @@ def test_a_device_that_has_failed_holds_up_no_close(script: Script, monkeypatch:
     assert sum(message.dropped_count for message in script.sent) == 2
 
 
-def test_more_numbers_at_once_than_there_are_places_have_more_places(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_numbers_at_once_than_there_are_places_have_more_places(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(device_numbers, "PLACES", 2)
     script.numbers.add(Step(1), {"a": torch.tensor(1.0)})
     many = {name: torch.tensor(float(number)) for number, name in enumerate("abcde")}

@@ -38,5 +38,12 @@ watch = module.ExitWatch(lambda: print("closed", flush=True), lambda: print("dra
 )
 def test_only_a_good_end_closes_and_every_one_drains(ending: str, output: str, code: int) -> None:
     script = SCRIPT.format(path=exit_watch.__file__, ending=ending)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, cwd=Path(__file__).parent, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=Path(__file__).parent,
+        check=False,
+    )
     assert (" ".join(done.stdout.split()), done.returncode) == (output, code), done.stderr

@@ -26,7 +26,9 @@ def flight(live: torch.Tensor, settle: Settled, *, is_audited: bool) -> Flight:
     ticket.finish()
     sources = Sources([(0, StateTensor("w", live, True))])
     marks = sources.marks()
-    return Flight(sources, lambda: sources.moved(marks), [live.detach().clone()] if is_audited else None, ticket, settle, 0.25)
+    return Flight(
+        sources, lambda: sources.moved(marks), [live.detach().clone()] if is_audited else None, ticket, settle, 0.25
+    )
 
 
 def test_an_untouched_tensor_settles_without_a_word() -> None:

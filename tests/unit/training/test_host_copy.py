@@ -51,7 +51,18 @@ def made_in_inference_mode(*shape: int) -> torch.Tensor:
         (torch.arange(40.0), torch.zeros(40, dtype=torch.bfloat16)),
         (torch.view_as_complex(torch.arange(40.0).view(20, 2)).conj(), torch.zeros(20, dtype=torch.complex64)),
     ],
-    ids=["plain", "parameter", "scalar", "empty", "inference", "strided live", "strided saved", "channels last", "type", "conj"],
+    ids=[
+        "plain",
+        "parameter",
+        "scalar",
+        "empty",
+        "inference",
+        "strided live",
+        "strided saved",
+        "channels last",
+        "type",
+        "conj",
+    ],
 )
 def test_a_copy_is_torchs(source: torch.Tensor, target: torch.Tensor) -> None:
     copy_into_live(Copies([source], [target]))

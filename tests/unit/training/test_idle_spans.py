@@ -22,7 +22,16 @@ def test_what_collectives_leave_free_is_idle() -> None:
 
 def test_overlapping_nested_and_unordered_ranges_are_one_use() -> None:
     """Two gloo threads of DDP, as recorded from two ranks on loopback; milliseconds."""
-    recorded = [(6.83, 0.89), (7.80, 4.21), (8.42, 3.40), (11.84, 0.83), (40.71, 2.49), (41.07, 6.12), (43.21, 4.43), (47.20, 1.11)]
+    recorded = [
+        (6.83, 0.89),
+        (7.80, 4.21),
+        (8.42, 3.40),
+        (11.84, 0.83),
+        (40.71, 2.49),
+        (41.07, 6.12),
+        (43.21, 4.43),
+        (47.20, 1.11),
+    ]
     busy = [(begin, begin + length) for begin, length in reversed(recorded)]
     spans = idle_spans(busy, [0.0, 34.0, 66.0])
     assert [(round(span.begin_seconds, 2), round(span.seconds, 2)) for span in spans] == [(0.0, 6.77), (13.49, 19.51)]
@@ -39,7 +48,9 @@ def test_spans_say_how_far_their_ends_move() -> None:
     busy = [(0.4, 1.0), (1.6, 2.0)]
     assert idle_spans(busy, [0.0, 1.0, 2.0]) == (IdleSpan(0.0, pytest.approx(0.5), pytest.approx(0.1483, abs=1e-3)),)
     wandering = [(0.0, 0.2), (0.6, 1.0), (1.0, 1.4), (1.8, 2.0)]  # 0.4 s long both times
-    assert idle_spans(wandering, [0.0, 1.0, 2.0]) == (IdleSpan(pytest.approx(0.3), pytest.approx(0.4), pytest.approx(0.1483, abs=1e-3)),)
+    assert idle_spans(wandering, [0.0, 1.0, 2.0]) == (
+        IdleSpan(pytest.approx(0.3), pytest.approx(0.4), pytest.approx(0.1483, abs=1e-3)),
+    )
 
 
 def test_one_iteration_that_was_held_up_changes_nothing() -> None:
@@ -68,7 +79,9 @@ def test_a_network_never_used_and_iterations_never_seen_are_no_spans() -> None:
     assert idle_spans([(0.1, 0.2)], []) == ()
 
 
-intervals = st.lists(st.tuples(st.floats(0, 9), st.floats(0, 2)).map(lambda pair: (pair[0], pair[0] + pair[1])), max_size=12)
+intervals = st.lists(
+    st.tuples(st.floats(0, 9), st.floats(0, 2)).map(lambda pair: (pair[0], pair[0] + pair[1])), max_size=12
+)
 
 
 @given(busy=intervals)

@@ -30,7 +30,9 @@ class Loop:
 
     def __init__(self, optimizers: Callable[[Loop], dict[str, torch.optim.Optimizer]]) -> None:
         torch.manual_seed(3)
-        self.model: Any = nn.ModuleDict({"used": nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)), "unused": nn.Linear(3, 3)})
+        self.model: Any = nn.ModuleDict(
+            {"used": nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)), "unused": nn.Linear(3, 3)}
+        )
         self.optimizers = optimizers(self)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
         adapters = _adapters({"": self.model}, self.optimizers, {}, ())

@@ -81,13 +81,19 @@ def test_a_second_of_many_values_goes_in_messages_that_an_agent_takes() -> None:
     assert not any(message.dropped_count for message in sent)
 
 
-def test_of_what_waits_no_more_is_measured_than_what_is_taken_and_the_first_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_what_waits_no_more_is_measured_than_what_is_taken_and_the_first_that_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     size, measured = metrics._size, []
     monkeypatch.setattr(metrics, "_size", lambda record: measured.append(record.step) or size(record))
-    records = [LogRecord(step=Step(step), values=many(100_000 if step == 119 else 1000), at_seconds=0.0) for step in range(120)]
+    records = [
+        LogRecord(step=Step(step), values=many(100_000 if step == 119 else 1000), at_seconds=0.0) for step in range(120)
+    ]
     pieces, left, too_large_count = metrics.divide(records)
     taken = [record for piece in pieces for record in piece]
-    assert (taken + left, too_large_count) == (records, 0), "one that has no place in any message is counted when its turn comes"
+    assert (taken + left, too_large_count) == (records, 0), (
+        "one that has no place in any message is counted when its turn comes"
+    )
     assert measured == list(range(len(taken) + 1))
     assert metrics.divide(records[119:]) == ([], [], 1)
 
@@ -138,7 +144,9 @@ def test_what_was_sent_is_not_sent_again() -> None:
 def test_a_loss_is_logged_as_it_comes_out_of_the_model() -> None:
     """pytest makes torch's warning about a scalar that requires grad an error."""
     loss = (torch.ones(3, requires_grad=True) * 2).sum()
-    known, later = numbers({"loss": loss, "column": loss.reshape(1, 1), "half": torch.tensor(0.5, dtype=torch.bfloat16)})
+    known, later = numbers(
+        {"loss": loss, "column": loss.reshape(1, 1), "half": torch.tensor(0.5, dtype=torch.bfloat16)}
+    )
     assert later == {}
     assert known == {
         "loss": 6.0,

@@ -50,9 +50,12 @@ def test_anothers_problem_is_everybodys(others: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "on_device"), [("gloo", False), ("nccl", True), ("cuda:nccl", True), ("cpu:gloo,cuda:nccl", False), ("undefined", False)]
+    ("backend", "on_device"),
+    [("gloo", False), ("nccl", True), ("cuda:nccl", True), ("cpu:gloo,cuda:nccl", False), ("undefined", False)],
 )
-def test_words_lie_where_the_group_can_reach_them(others: list[list[int]], backend: str, on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_lie_where_the_group_can_reach_them(
+    others: list[list[int]], backend: str, on_device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, tensor = [], torch.tensor
 
     def noting(values: list[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -11,7 +11,13 @@ from everstep.training import rng
 
 
 def draws() -> list[float]:
-    return [*torch.rand(3).tolist(), torch.randn(()).item(), *np.random.randn(3).tolist(), random.gauss(0, 1), random.random()]
+    return [
+        *torch.rand(3).tolist(),
+        torch.randn(()).item(),
+        *np.random.randn(3).tolist(),
+        random.gauss(0, 1),
+        random.random(),
+    ]
 
 
 def test_draws_are_repeated_in_the_middle_of_pairs() -> None:

@@ -14,7 +14,12 @@ def numbered(*tensors: torch.Tensor) -> Saved:
 
 
 def test_nothing_is_missing_when_it_has_finished() -> None:
-    tensors = [torch.arange(3.0), torch.tensor(4, dtype=torch.int64), torch.ones(2, 3, dtype=torch.bfloat16), torch.empty(0)]
+    tensors = [
+        torch.arange(3.0),
+        torch.tensor(4, dtype=torch.int64),
+        torch.ones(2, 3, dtype=torch.bfloat16),
+        torch.empty(0),
+    ]
     saved = numbered(*tensors)
     live = [torch.full_like(tensor, 9, requires_grad=tensor.is_floating_point()) for tensor in tensors]
     assert all(saved.bring(saved[name], one) is one for name, one in zip(saved, live, strict=True))

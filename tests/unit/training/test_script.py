@@ -34,7 +34,11 @@ def test_outputs_go_where_the_environment_says(tmp_path: Path) -> None:
 
 
 def test_channels_are_where_the_agent_says_or_here(tmp_path: Path) -> None:
-    given = {"EVERSTEP_AGENT_SOCKET": "/s", "EVERSTEP_INPUT_CHANNELS": '{"train": "/node/train"}', "SM_CHANNEL_TEST": "/other"}
+    given = {
+        "EVERSTEP_AGENT_SOCKET": "/s",
+        "EVERSTEP_INPUT_CHANNELS": '{"train": "/node/train"}',
+        "SM_CHANNEL_TEST": "/other",
+    }
     assert input_dir("train", given) == Path("/node/train")
     with pytest.raises(SessionMisuse, match="no input channel 'test'; it has train"):
         input_dir("test", given)

@@ -40,8 +40,20 @@ class AgentLink(Link):
     has_agent = True
 
 
-def session_of(link: Link, *, world_size: int = 1, local_rank: int = 0, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD) -> TrainingSession:
-    environment = Environment(Rank(local_rank), world_size, None, JobName("job"), RunId("ab" * 16), Generation(0), 1.0, 30.0, local_rank=local_rank)
+def session_of(
+    link: Link, *, world_size: int = 1, local_rank: int = 0, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD
+) -> TrainingSession:
+    environment = Environment(
+        Rank(local_rank),
+        world_size,
+        None,
+        JobName("job"),
+        RunId("ab" * 16),
+        Generation(0),
+        1.0,
+        30.0,
+        local_rank=local_rank,
+    )
     model = torch.nn.Linear(2, 2)
     adapter = PlainAdapter({"": model}, {"": optimizer(model.parameters())})  # type: ignore[call-arg]
     return TrainingSession(RankState([adapter], {}, {}, environment), link, environment, CpuCopier())
@@ -72,14 +84,19 @@ def test_a_compiled_step_that_must_be_one_graph_is_refused_at_its_first_call_wit
     session = session_of(Link(), optimizer=torch.optim.Adafactor)
     optimizer = session._state.adapters[0].optimizers()[""]
     step = torch.compile(optimizer.step, backend="eager", fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"reason: Everstep waits here for the copy of the state: compile optimizer\.step"):
+    with pytest.raises(
+        torch._dynamo.exc.Unsupported,
+        match=r"reason: Everstep waits here for the copy of the state: compile optimizer\.step",
+    ):
         step()
     session.close()
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of a module that torch imports when it compiles
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adafactor])
-def test_the_guard_waits_in_every_compiled_step(optimizer: type[torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_guard_waits_in_every_compiled_step(
+    optimizer: type[torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch._dynamo.reset()
     session = session_of(Link(), optimizer=optimizer)
     reached: list[None] = []

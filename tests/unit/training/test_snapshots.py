@@ -135,7 +135,9 @@ class Unplannable(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def granted(tmp_path: Path, state: State, link: Link, copier: CpuCopier, guard: Guard, told: list[object]) -> Snapshotter:
+def granted(
+    tmp_path: Path, state: State, link: Link, copier: CpuCopier, guard: Guard, told: list[object]
+) -> Snapshotter:
     """Return a snapshotter that has slots."""
     never = lambda _: False  # noqa: E731
     snapshotter = Snapshotter(state, link, copier, guard, told.append, is_crowded=True, await_pause=never)  # type: ignore[arg-type]
@@ -146,7 +148,9 @@ def granted(tmp_path: Path, state: State, link: Link, copier: CpuCopier, guard: 
     return snapshotter
 
 
-def test_a_state_that_cannot_be_observed_is_an_abandoned_snapshot(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_state_that_cannot_be_observed_is_an_abandoned_snapshot(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     state, link, guard = State(), Link(), Guard()
     state.error = KeyError("average")
     ahead = Snapshotter(state, link, CpuCopier(), guard, lambda _: None, is_crowded=True)  # type: ignore[arg-type]
@@ -156,7 +160,9 @@ def test_a_state_that_cannot_be_observed_is_an_abandoned_snapshot(tmp_path: Path
     ahead.close()
     state.error = None
     snapshotter = granted(tmp_path, state, link, CpuCopier(), guard, [])
-    for step, error in enumerate((KeyError("average"), CannotResume("extra/ema", "a callback"), RuntimeError("no memory")), start=1):
+    for step, error in enumerate(
+        (KeyError("average"), CannotResume("extra/ema", "a callback"), RuntimeError("no memory")), start=1
+    ):
         state.error = error
         snapshotter.capture(step, 0)
         abandoned = link.sent[-1]
@@ -235,7 +241,9 @@ def test_a_copy_that_a_signal_breaks_off_at_the_boundary_is_an_abandoned_snapsho
     copier.times, copier.error = 1, KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         snapshotter.capture(1, 0)
-    assert link.sent == [Abandoned(generation=Generation(1), step=Step(1), reason="the copy was broken off: KeyboardInterrupt")]
+    assert link.sent == [
+        Abandoned(generation=Generation(1), step=Step(1), reason="the copy was broken off: KeyboardInterrupt")
+    ]
     assert told == [1, "ended", NONE], "the page says that nobody is at the slot"
     assert snapshotter.settled == 1
     guard.reach()
@@ -268,14 +276,18 @@ def test_a_copy_that_a_signal_keeps_from_the_guard_has_ended_and_is_told_of_once
     assert told[0] == 1
     assert told[-1] == NONE, "nobody is at the slot, nor at the tensors, any more"
     guard.reach()
-    assert [type(message) for message in link.sent] == [Abandoned], "no look at a pause or at the guard has shown that it is whole"
+    assert [type(message) for message in link.sent] == [Abandoned], (
+        "no look at a pause or at the guard has shown that it is whole"
+    )
     snapshotter.capture(2, 0)
     guard.reach()
     assert isinstance(link.sent[-1], Captured), "the next one is taken"
     snapshotter.close()
 
 
-def test_a_copy_that_training_is_ahead_of_ends_before_anything_is_said_of_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_training_is_ahead_of_ends_before_anything_is_said_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     link, guard, told, copier = Link(), Guard(), list[object](), Behind()
     snapshotter = granted(tmp_path, State(), link, copier, guard, told)
     monkeypatch.setattr(guard, "is_next_audited", lambda: False)
@@ -286,7 +298,9 @@ def test_a_copy_that_training_is_ahead_of_ends_before_anything_is_said_of_the_ne
     snapshotter.close()
 
 
-def test_a_copy_that_training_is_ahead_of_unsettles_no_later_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_training_is_ahead_of_unsettles_no_later_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     link, guard, copier = Link(), Guard(), Behind()
     snapshotter = granted(tmp_path, State(), link, copier, guard, [])
     monkeypatch.setattr(guard, "is_next_audited", lambda: False)

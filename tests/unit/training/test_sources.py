@@ -27,7 +27,12 @@ def test_an_alias_keeps_the_memory_of_its_boundary_until_it_is_renewed() -> None
 
 @pytest.mark.parametrize(
     "other",
-    [lambda data: data[:2], lambda data: data.reshape(2, 2), lambda _: torch.ones(5), lambda _: torch.ones(4, dtype=torch.float64)],
+    [
+        lambda data: data[:2],
+        lambda data: data.reshape(2, 2),
+        lambda _: torch.ones(5),
+        lambda _: torch.ones(4, dtype=torch.float64),
+    ],
     ids=["shorter in place", "reshaped in place", "longer", "of another type"],
 )
 def test_another_shape_or_type_needs_another_plan(other: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -71,7 +76,9 @@ def test_bytes_are_compared_and_nothing_else(dtype: torch.dtype, transposed: boo
 
 
 @pytest.mark.parametrize("has_room", [True, False])
-def test_a_device_compares_a_piece_at_a_time_as_long_as_it_has_room(has_room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_compares_a_piece_at_a_time_as_long_as_it_has_room(
+    has_room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     live = torch.arange(40, dtype=torch.uint8)
     copies = [live.clone() for _ in range(2)]
     copies[1][33] += 1

@@ -18,7 +18,9 @@ from tests.unit.training.test_deepspeed_adapter import make as make_engine
 
 
 def state_of(*models: nn.Module) -> RankState:
-    return RankState([PlainAdapter({str(number): model for number, model in enumerate(models)}, {})], {}, {}, Environment.read({}))
+    return RankState(
+        [PlainAdapter({str(number): model for number, model in enumerate(models)}, {})], {}, {}, Environment.read({})
+    )
 
 
 def small() -> nn.Module:
@@ -59,16 +61,23 @@ def test_modes_and_generators_are_those_that_were_kept_until_the_next_boundary()
     assert not twin.training
 
 
-def test_a_buffer_that_comes_late_and_cannot_be_kept_ends_the_snapshots_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_that_comes_late_and_cannot_be_kept_ends_the_snapshots_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(deepspeed, "_version", lambda: "0")
     engine, model = make_engine(), small()
-    for module, adapters in ((model, _adapters({"": model}, {}, {}, ())), (engine.module, _adapters({}, {}, {"": engine}, ()))):
+    for module, adapters in (
+        (model, _adapters({"": model}, {}, {}, ())),
+        (engine.module, _adapters({}, {}, {"": engine}, ())),
+    ):
         state = RankState(adapters, {}, {}, Environment.read({}))
         module.register_buffer("table", torch.eye(2).to_sparse())
         for _ in range(2):  # at every boundary
             with pytest.raises(CannotResume, match=r"^model/table: a tensor of layout torch\.sparse_coo"):
                 state.observe()
-        assert "model/table" in [item.name for item in adapters[0].observe().tensors], "results can be written all the same"
+        assert "model/table" in [item.name for item in adapters[0].observe().tensors], (
+            "results can be written all the same"
+        )
         module.table = torch.eye(2)
         state.observe()
 
@@ -86,4 +95,7 @@ def test_what_is_kept_is_of_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
         {"optimizer", "buffers", "extra_states", "engine", "zero", "scaler", "scheduler"},
         {"objects", "data", "modes", "rng"},
     ]
-    assert [set(tree) for tree in (plain["buffers"], engine["optimizer"])] == [{"late", "ties", "device", "elsewhere"}, {"groups", "plain", "shared"}]
+    assert [set(tree) for tree in (plain["buffers"], engine["optimizer"])] == [
+        {"late", "ties", "device", "elsewhere"},
+        {"groups", "plain", "shared"},
+    ]

@@ -25,7 +25,13 @@ LEAVES = (
     | st.binary(max_size=8)
     | st.complex_numbers(allow_nan=False)
 )
-KEYS = st.text(max_size=5) | st.integers(-9, 2**70) | st.none() | st.booleans() | st.tuples(st.integers(0, 9), st.text(max_size=2))
+KEYS = (
+    st.text(max_size=5)
+    | st.integers(-9, 2**70)
+    | st.none()
+    | st.booleans()
+    | st.tuples(st.integers(0, 9), st.text(max_size=2))
+)
 TREES = st.recursive(
     LEAVES,
     lambda inner: (
@@ -84,7 +90,9 @@ def test_floats_keep_their_bits() -> None:
     assert math.copysign(1, back[2]) == -1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (40, 50)])
 def test_tensors_come_back_inline_or_beside(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = torch.randint(0, 2, shape).to(dtype)
@@ -102,7 +110,10 @@ def test_a_strided_tensor_comes_back_by_value() -> None:
     assert torch.equal(round_trip([tensor])[0], tensor)
 
 
-@pytest.mark.parametrize("array", [np.arange(5), np.zeros((0, 3), np.float32), np.arange(2000, dtype=np.uint32).reshape(40, 50), np.array(3.5)])
+@pytest.mark.parametrize(
+    "array",
+    [np.arange(5), np.zeros((0, 3), np.float32), np.arange(2000, dtype=np.uint32).reshape(40, 50), np.array(3.5)],
+)
 def test_numpy_comes_back(array: np.ndarray[Any, Any]) -> None:
     back = round_trip((array, array.dtype.type(7)))
     assert type(back[0]) is np.ndarray
@@ -128,7 +139,10 @@ class Odd:
     pass
 
 
-@pytest.mark.parametrize("value", [Odd(), lambda: 0, {"x": Odd()}, torch.zeros(2).to_sparse(), torch.zeros(1, device="meta"), np.array([Odd()])])
+@pytest.mark.parametrize(
+    "value",
+    [Odd(), lambda: 0, {"x": Odd()}, torch.zeros(2).to_sparse(), torch.zeros(1, device="meta"), np.array([Odd()])],
+)
 def test_what_cannot_come_back_is_refused_by_its_path(value: object) -> None:
     with pytest.raises(CannotResume, match=r"^state/deep/1"):
         encode({"deep": [0, value]}, "state")

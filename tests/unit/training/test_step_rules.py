@@ -61,7 +61,11 @@ def test_decisions(view: RankView, half: AgentHalf, expected: Decision) -> None:
         (view(), half(), NOTHING),
         (view(), half(proposed=5, slot=1), NOTHING),  # nobody would be told of what is captured
         (view(), half(proposed=4), NOTHING),
-        (view(echo_step=5), half(stop=5, stop_state=StopState.ANNOUNCED), Decision(must_wait=True)),  # the others may have been told to stop
+        (
+            view(echo_step=5),
+            half(stop=5, stop_state=StopState.ANNOUNCED),
+            Decision(must_wait=True),
+        ),  # the others may have been told to stop
         (view(), half(stop=5, stop_state=StopState.ANNOUNCED), NOTHING),  # nobody stops without this rank's yes
         (view(echo_step=5), half(stop=5, stop_state=StopState.CONFIRMED), Decision(is_stopped=True)),
         (view(echo_step=7), half(stop=7, stop_state=StopState.ANNOUNCED), NOTHING),
@@ -84,7 +88,15 @@ VIEWS = st.builds(
     obstacle=st.sampled_from(["", "no room"]),
 )
 HALVES = st.builds(
-    AgentHalf, st.just(1), STEPS, st.integers(-2, 8), st.integers(-1, 1), STEPS, st.sampled_from(StopState), STEPS, st.sampled_from(Vote)
+    AgentHalf,
+    st.just(1),
+    STEPS,
+    st.integers(-2, 8),
+    st.integers(-1, 1),
+    STEPS,
+    st.sampled_from(StopState),
+    STEPS,
+    st.sampled_from(Vote),
 )
 
 

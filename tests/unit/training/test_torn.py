@@ -1,7 +1,8 @@
 """A snapshot that a change reached is never reported as captured, in whichever order training, its copy and the looks at versions come.
 
-Every test makes the parts of an in-place operation by hand: it writes memory, and its end is counted by torch. The copier is one that copies a half
-when the test says so. All orders of both are tried, on the real `Snapshotter`, `Guard` and `Sources`.
+Every test makes the parts of an in-place operation by hand: it writes memory, and its end is counted by torch. The
+copier is one that copies a half when the test says so. All orders of both are tried, on the real `Snapshotter`, `Guard`
+and `Sources`.
 """
 
 from __future__ import annotations
@@ -180,7 +181,9 @@ class Story:
         assert self.copier.ticket is not None
         match event.split():
             case ["write", half]:
-                self.weight.numpy()[int(half) * HALF :][:HALF] = -self._step  # of an operation that torch has not counted yet
+                self.weight.numpy()[int(half) * HALF :][
+                    :HALF
+                ] = -self._step  # of an operation that torch has not counted yet
             case ["count"]:
                 torch.autograd.graph.increment_version(self.weight if self.wrapper is None else self.wrapper)
             case ["pause"]:
@@ -206,15 +209,21 @@ def orders(one: tuple[str, ...], other: tuple[str, ...]) -> Iterator[tuple[str, 
 @pytest.mark.filterwarnings("ignore:weight changed outside:RuntimeWarning")
 @pytest.mark.parametrize("is_wrapped", [False, True])
 @pytest.mark.parametrize("training", BESIDE_AN_OPERATION, ids=" ".join)
-def test_no_order_of_a_copy_and_an_operation_reports_a_torn_snapshot(tmp_path: Path, training: tuple[str, ...], is_wrapped: bool) -> None:
+def test_no_order_of_a_copy_and_an_operation_reports_a_torn_snapshot(
+    tmp_path: Path, training: tuple[str, ...], is_wrapped: bool
+) -> None:
     story = Story(tmp_path)
     if is_wrapped:
         story.wrap()
     outcomes = {events: story.play(events) for events in orders(training, COPY)}
     assert [events for events, (told, is_whole) in outcomes.items() if told == [Captured] and not is_whole] == []
-    assert {tuple(told) for told, _ in outcomes.values()} <= {(Captured,), (Abandoned,)}, "the agent hears one outcome of each"
+    assert {tuple(told) for told, _ in outcomes.values()} <= {(Captured,), (Abandoned,)}, (
+        "the agent hears one outcome of each"
+    )
     assert any(not is_whole for _, is_whole in outcomes.values()), "some of these orders tear the copy"
-    assert all(told == [Abandoned] for events, (told, _) in outcomes.items() if events.index("end") > events.index("guard")), "counted at the guard"
+    assert all(
+        told == [Abandoned] for events, (told, _) in outcomes.items() if events.index("end") > events.index("guard")
+    ), "counted at the guard"
 
 
 @pytest.mark.parametrize("training", ORDERLY, ids=" ".join)

@@ -18,12 +18,28 @@ from worker.storage.aws import aws_client
 
 
 def arguments(state: Path, url: str = "http://127.0.0.1:8000") -> list[str]:
-    return ["--control-plane-url", url, "--instance-id", "i-1", "--address", "127.0.0.2", "--state-dir", str(state), "--memory-bytes", "1000"]
+    return [
+        "--control-plane-url",
+        url,
+        "--instance-id",
+        "i-1",
+        "--address",
+        "127.0.0.2",
+        "--state-dir",
+        str(state),
+        "--memory-bytes",
+        "1000",
+    ]
 
 
 def test_what_is_given_counts(tmp_path: Path) -> None:
     found = settings(arguments(tmp_path / "state"))
-    assert (found.node_id, found.address, found.memory_bytes, found.control_plane_urls) == ("i-1", "127.0.0.2", 1000, ("http://127.0.0.1:8000",))
+    assert (found.node_id, found.address, found.memory_bytes, found.control_plane_urls) == (
+        "i-1",
+        "127.0.0.2",
+        1000,
+        ("http://127.0.0.1:8000",),
+    )
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
 
 
@@ -38,34 +54,50 @@ def test_a_processor_whose_stores_have_no_order_is_refused(
     assert not (tmp_path / "state").exists()
 
 
-def test_the_region_that_an_agent_is_told_is_that_of_its_aws_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_region_that_an_agent_is_told_is_that_of_its_aws_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("AWS_REGION", raising=False)
     chosen = settings([*arguments(tmp_path), "--fleet", "main", "--server-id", "0" * 32, "--region", "eu-west-1"])
-    for named, region in (({}, "eu-west-1"), ({"AWS_REGION": "eu-north-1"}, "eu-north-1"), ({"AWS_DEFAULT_REGION": "eu-south-1"}, "eu-south-1")):
-        client = aws_client("s3", aws_environment(chosen, {**named, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"}))
+    for named, region in (
+        ({}, "eu-west-1"),
+        ({"AWS_REGION": "eu-north-1"}, "eu-north-1"),
+        ({"AWS_DEFAULT_REGION": "eu-south-1"}, "eu-south-1"),
+    ):
+        client = aws_client(
+            "s3", aws_environment(chosen, {**named, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"})
+        )
         assert client.meta.region_name == region
         client.close()
     assert aws_environment(settings(arguments(tmp_path)), {"A": "b"}) == {"A": "b"}
 
 
 @pytest.mark.parametrize("url", ["", "http://[", "127.0.0.1:8000", "ws://127.0.0.1", "http://127.0.0.1:none"])
-def test_a_url_that_is_none_is_refused_before_anything_is_made(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_url_that_is_none_is_refused_before_anything_is_made(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         settings(arguments(tmp_path / "state", url))
     assert f"--control-plane-url {url!r} is not an http or https URL" in capsys.readouterr().err
     assert not (tmp_path / "state").exists()
 
 
-def test_figures_for_prometheus_are_off_or_on_loopback_unless_said_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_for_prometheus_are_off_or_on_loopback_unless_said_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert settings(arguments(tmp_path)).metrics_address is None
     assert settings([*arguments(tmp_path), "--metrics-port", "9500"]).metrics_address == ("127.0.0.1", 9500)
-    assert settings([*arguments(tmp_path), "--metrics-port", "9500", "--metrics-address", "10.0.0.1"]).metrics_address == ("10.0.0.1", 9500)
+    assert settings(
+        [*arguments(tmp_path), "--metrics-port", "9500", "--metrics-address", "10.0.0.1"]
+    ).metrics_address == ("10.0.0.1", 9500)
     with pytest.raises(SystemExit):
         settings([*arguments(tmp_path), "--metrics-port", "65536"])
     assert "--metrics-port 65536 is not a port" in capsys.readouterr().err
 
 
-def test_the_log_is_for_people_unless_said_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_is_for_people_unless_said_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert settings(arguments(tmp_path)).log_format == "text"
     assert settings([*arguments(tmp_path), "--log-format", "json"]).log_format == "json"
     monkeypatch.setenv("EVERSTEP_LOG_FORMAT", "xml")
@@ -92,7 +124,9 @@ def test_an_agent_that_its_ranks_could_not_use_does_not_start(tmp_path: Path, mo
     user = RankUser(os.getuid(), os.getgid())
     chosen = replace(settings(arguments(tmp_path / "state")), rank_user=user, slots=tmp_path / "slots")
     monkeypatch.setattr(rank_user, "closed_to", lambda user, paths: "/closed/python")
-    with pytest.raises(SystemExit, match=r"which cannot use /closed/python: .*--rank-user root runs ranks as this agent"):
+    with pytest.raises(
+        SystemExit, match=r"which cannot use /closed/python: .*--rank-user root runs ranks as this agent"
+    ):
         confine(chosen)
 
 
@@ -101,9 +135,19 @@ def test_an_agent_that_its_ranks_could_not_use_does_not_start(tmp_path: Path, mo
     [
         (False, None, "", "ranks run as the agent's user: a job's code can read the agent's files"),
         (False, EC2_ENDPOINT, "", "the agent's files, and ask the instance's metadata for the keys of its role"),
-        (True, EC2_ENDPOINT, "no ip here", "ranks can reach this instance's metadata, and with it the keys of its role: no ip here"),
+        (
+            True,
+            EC2_ENDPOINT,
+            "no ip here",
+            "ranks can reach this instance's metadata, and with it the keys of its role: no ip here",
+        ),
         (True, EC2_ENDPOINT, "", ""),
-        (True, "http://127.0.0.9:80", "", "the keys of its role: http://127.0.0.9:80 is none of EC2's own addresses, which a rule is for"),
+        (
+            True,
+            "http://127.0.0.9:80",
+            "",
+            "the keys of its role: http://127.0.0.9:80 is none of EC2's own addresses, which a rule is for",
+        ),
         (True, None, "", ""),
     ],
 )
@@ -111,7 +155,9 @@ def test_what_does_not_keep_ranks_apart_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_user: bool, endpoint: str | None, reason: str, words: str
 ) -> None:
     user = RankUser(os.getuid(), os.getgid()) if has_user else None
-    chosen = replace(settings(arguments(tmp_path / "state")), rank_user=user, slots=tmp_path / "slots", metadata_endpoint=endpoint)
+    chosen = replace(
+        settings(arguments(tmp_path / "state")), rank_user=user, slots=tmp_path / "slots", metadata_endpoint=endpoint
+    )
     monkeypatch.setattr(rank_user, "closed_to", lambda user, paths: "")
     monkeypatch.setattr(metadata_rule, "keep_away", lambda user: reason)
     assert confine(chosen).endswith(words)

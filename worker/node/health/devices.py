@@ -61,10 +61,20 @@ def disk(path: Path, least_bytes: int | None = None, block_devices: Path = BLOCK
         facts = os.statvfs(path)
     except OSError:
         return None
-    least = min(LEAST_DISK_BYTES, int(facts.f_blocks * facts.f_frsize * LEAST_SHARE)) if least_bytes is None else least_bytes
+    least = (
+        min(LEAST_DISK_BYTES, int(facts.f_blocks * facts.f_frsize * LEAST_SHARE))
+        if least_bytes is None
+        else least_bytes
+    )
     is_read_only = bool(facts.f_flag & os.ST_RDONLY)
     free_bytes = facts.f_bavail * facts.f_frsize
-    return DiskFacts(path=str(path), is_read_only=is_read_only, free_bytes=free_bytes, least_bytes=least, queue=queue(path, block_devices))
+    return DiskFacts(
+        path=str(path),
+        is_read_only=is_read_only,
+        free_bytes=free_bytes,
+        least_bytes=least,
+        queue=queue(path, block_devices),
+    )
 
 
 def queue(path: Path, block_devices: Path = BLOCK_DEVICES) -> DiskQueue | None:
@@ -79,8 +89,13 @@ def queue(path: Path, block_devices: Path = BLOCK_DEVICES) -> DiskQueue | None:
     """
     try:
         device = os.stat(path).st_dev
-        columns = [int(word) for word in (block_devices / f"{os.major(device)}:{os.minor(device)}" / "stat").read_text().split()]
-        return DiskQueue(finished_count=sum(columns[at] for at in _FINISHED if at < len(columns)), waiting_count=columns[_WAITING])
+        columns = [
+            int(word)
+            for word in (block_devices / f"{os.major(device)}:{os.minor(device)}" / "stat").read_text().split()
+        ]
+        return DiskQueue(
+            finished_count=sum(columns[at] for at in _FINISHED if at < len(columns)), waiting_count=columns[_WAITING]
+        )
     except (OSError, ValueError, IndexError):
         return None
 
@@ -91,13 +106,20 @@ def _card(card: Path) -> LinkFacts | None:
         errors = sum(int((card / "statistics" / name).read_text()) for name in _ERRORS)
     except (OSError, ValueError):
         return None
-    return LinkFacts(name=card.name, is_up=state not in _DOWN, error_count=errors, byte_count=_count(card / "statistics", _CARD_BYTES))
+    return LinkFacts(
+        name=card.name,
+        is_up=state not in _DOWN,
+        error_count=errors,
+        byte_count=_count(card / "statistics", _CARD_BYTES),
+    )
 
 
 def _port(adapter: Path, port: Path) -> LinkFacts | None:
     with contextlib.suppress(OSError):
         is_up = (port / "state").read_text().strip().endswith("ACTIVE")
-        return LinkFacts(name=f"{adapter.name}/{port.name}", is_up=is_up, byte_count=_count(port / "hw_counters", _EFA_BYTES))
+        return LinkFacts(
+            name=f"{adapter.name}/{port.name}", is_up=is_up, byte_count=_count(port / "hw_counters", _EFA_BYTES)
+        )
     return None
 
 

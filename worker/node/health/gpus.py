@@ -2,10 +2,11 @@
 
     EVERSTEP_NVML_STUB=FILE    {"gpus": [{"index": 0, "xids": [79], "ecc_uncorrectable": 0, "throttled": false, "lost": false}]}
 
-The file is read at every reading; one that is not there means no GPUs, and one that is being written is what it was. A stub is refused outside of
-local mode: no node may make up its GPUs.
+The file is read at every reading; one that is not there means no GPUs, and one that is being written is what it was. A
+stub is refused outside of local mode: no node may make up its GPUs.
 
-Invariant: a missing library or driver means that there are no GPUs, said once; a question that one GPU cannot answer leaves that fact out.
+Invariant: a missing library or driver means that there are no GPUs, said once; a question that one GPU cannot answer
+leaves that fact out.
 """
 
 from __future__ import annotations
@@ -189,7 +190,9 @@ class NvmlGpus:
                 index=index,
                 name=self._names[index],
                 xids=xids,
-                ecc_uncorrectable=self._ask(lambda: int(nvml.nvmlDeviceGetTotalEccErrors(handle, uncorrectable, volatile)), 0),
+                ecc_uncorrectable=self._ask(
+                    lambda: int(nvml.nvmlDeviceGetTotalEccErrors(handle, uncorrectable, volatile)), 0
+                ),
                 is_remapping_failed=self._ask(lambda: bool(nvml.nvmlDeviceGetRemappedRows(handle)[3]), False),
                 slowed_by=tuple(words for bit, words in self._slow.items() if reasons & bit),
                 busy_percent=self._ask(lambda: float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu), None),

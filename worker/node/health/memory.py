@@ -1,6 +1,7 @@
 """Facts about this node's memory, read from /proc and the memory cgroup; cgroup v1 and v2.
 
-Invariant: only facts; what follows from them is decided elsewhere. What cannot be read is said to be unknown, never guessed.
+Invariant: only facts; what follows from them is decided elsewhere. What cannot be read is said to be unknown, never
+guessed.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ class ProcessMemory:
 def memory_facts(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryFacts:
     """Read how much memory this process and its children can have.
 
-    What a cgroup uses holds the pages of files that it has read. Those that were not used again count as available, as in MemAvailable: the kernel
-    takes them back before it kills.
-    Source: the working set of kubelet's eviction signal `memory.available`.
+    What a cgroup uses holds the pages of files that it has read. Those that were not used again count as available, as
+    in MemAvailable: the kernel takes them back before it kills. Source: the working set of kubelet's eviction signal
+    `memory.available`.
 
     Args:
         proc: where procfs is mounted.
@@ -78,7 +79,8 @@ def tmpfs_free_bytes(folder: Path) -> int:
 def slot_memory_bytes(slots: Path, *, beside_bytes: int) -> int:
     """Return what slots in a folder may take: what there is room for, and no more than half of the memory, ranks need some too.
 
-    Slots that an earlier agent has left there count as room: they are the next one's. So every agent of a node says the same.
+    Slots that an earlier agent has left there count as room: they are the next one's. So every agent of a node says the
+    same.
 
     Args:
         slots: the folder, on tmpfs; it need not exist yet.
@@ -186,7 +188,9 @@ def _record(descriptor: int) -> bytes:
         try:
             return os.read(descriptor, _RECORD_BYTES)
         except OSError as error:
-            if error.errno != errno.EPIPE:  # EPIPE: the kernel has overwritten the record; the next read continues after it
+            if (
+                error.errno != errno.EPIPE
+            ):  # EPIPE: the kernel has overwritten the record; the next read continues after it
                 return b""
     return b""
 

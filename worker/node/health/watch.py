@@ -35,7 +35,13 @@ class HealthWatch:
     """One per agent. `start` first, `close` last."""
 
     def __init__(
-        self, gpus: GpuReader, *, state: Path, slots: Path, monotonic: Callable[[], float] = time.monotonic, period_seconds: float = PERIOD_SECONDS
+        self,
+        gpus: GpuReader,
+        *,
+        state: Path,
+        slots: Path,
+        monotonic: Callable[[], float] = time.monotonic,
+        period_seconds: float = PERIOD_SECONDS,
     ) -> None:
         """Nothing is read yet.
 

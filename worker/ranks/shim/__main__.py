@@ -21,15 +21,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -P -m worker.ranks.shim", description="Parent of a node's ranks.")
     parser.add_argument("--socket", type=Path, help="unix socket to serve")
     parser.add_argument("--state-dir", type=Path, help="where records lie; must exist")
-    parser.add_argument("--preload", action="append", default=[], metavar="MODULE", help="module that warm ranks have imported; may be repeated")
-    parser.add_argument("--cgroup", default="", metavar="NAME", help="name of this node's cgroup; without it ranks have none of their own")
+    parser.add_argument(
+        "--preload",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="module that warm ranks have imported; may be repeated",
+    )
+    parser.add_argument(
+        "--cgroup",
+        default="",
+        metavar="NAME",
+        help="name of this node's cgroup; without it ranks have none of their own",
+    )
     parser.add_argument("--ready-fd", type=int, help="closed once the socket listens")
     parser.add_argument("--template-fd", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(TextFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-    os.setpriority(os.PRIO_PROCESS, 0, max(0, os.getpriority(os.PRIO_PROCESS, 0)))  # the agent's own priority is not for ranks
+    os.setpriority(
+        os.PRIO_PROCESS, 0, max(0, os.getpriority(os.PRIO_PROCESS, 0))
+    )  # the agent's own priority is not for ranks
     if arguments.template_fd is not None:
         from worker.ranks.shim.template import run_template
 

@@ -2,9 +2,10 @@
 
     <own cgroup>/everstep-<uid>-<node>/<run>.<generation>
 
-A child may leave its parent, its session and its process group; it leaves its cgroup only by being written into another. cgroup v2 is used where
-it is mounted and may be written to (root, or `Delegate=yes` in a systemd unit), else the freezer of cgroup v1. No controller is asked for: what
-ranks may use is not limited here, and memory counts where it counted before.
+A child may leave its parent, its session and its process group; it leaves its cgroup only by being written into
+another. cgroup v2 is used where it is mounted and may be written to (root, or `Delegate=yes` in a systemd unit), else
+the freezer of cgroup v1. No controller is asked for: what ranks may use is not limited here, and memory counts where it
+counted before.
 
 Invariant: only folders that this module has made are killed or removed, and the caller is in none of them.
 """
@@ -24,7 +25,10 @@ _JOIN_ATTEMPTS = 3
 
 
 class RankCgroups:
-    """Where one node's ranks are kept. Made by the shim; the agent reaches the cgroups by the paths in the ranks' records."""
+    """Where one node's ranks are kept.
+
+    Made by the shim; the agent reaches the cgroups by the paths in the ranks' records.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -90,7 +94,10 @@ def find(name: str, proc: Path = Path("/proc")) -> tuple[RankCgroups | None, str
 
 
 def pids(path: str) -> set[int]:
-    """Return the processes in a cgroup; none when it has been removed. A process that waits to be reaped is not listed."""
+    """Return the processes in a cgroup; none when it has been removed.
+
+    A process that waits to be reaped is not listed.
+    """
     try:
         return {int(line) for line in Path(path, "cgroup.procs").read_text().split()}
     except (FileNotFoundError, OSError) as error:
@@ -100,7 +107,10 @@ def pids(path: str) -> set[int]:
 
 
 def kill(path: str) -> None:
-    """Kill all that is in a cgroup. Returns at once: who needs proof looks at `pids` until there are none, and kills again meanwhile."""
+    """Kill all that is in a cgroup.
+
+    Returns at once: who needs proof looks at `pids` until there are none, and kills again meanwhile.
+    """
     folder = Path(path)
     try:
         (folder / "cgroup.kill").write_text("1") if (folder / "cgroup.kill").exists() else _kill_frozen(folder)
@@ -146,7 +156,13 @@ def _own_cgroups(proc: Path) -> list[tuple[int, Path]]:
         return []
     own = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
     unified = next((Path(fields[1]) for fields in mounts if fields[2] == "cgroup2"), None)
-    freezer = next((Path(fields[1]) for fields in mounts if fields[2] == "cgroup" and "freezer" in fields[3].split(",")), None)
+    freezer = next(
+        (Path(fields[1]) for fields in mounts if fields[2] == "cgroup" and "freezer" in fields[3].split(",")), None
+    )
     found = [(2, unified, own.get("")), (1, freezer, own.get("freezer"))]
     # ".." in a path: the process's own cgroup lies outside of what this namespace shows.
-    return [(version, mount / path.lstrip("/")) for version, mount, path in found if mount is not None and path is not None and ".." not in path]
+    return [
+        (version, mount / path.lstrip("/"))
+        for version, mount, path in found
+        if mount is not None and path is not None and ".." not in path
+    ]

@@ -1,7 +1,8 @@
 """In the new process: from a bare fork to the first line of the user's script.
 
-A cold rank execs `python -u script`; a warm one becomes that program without an exec. The script cannot tell: `__main__`, `sys.argv`,
-`sys.path`, stdio, signals, exit codes, `atexit` and open files at exit are those of `python -u script`.
+A cold rank execs `python -u script`; a warm one becomes that program without an exec. The script cannot tell:
+`__main__`, `sys.argv`, `sys.path`, stdio, signals, exit codes, `atexit` and open files at exit are those of `python -u
+script`.
 
 Invariant: nothing here returns into the caller's loop; a rank ends in here.
 """
@@ -57,7 +58,10 @@ def environment_of(start: StartRank) -> dict[str, str]:
     if not start.packages:
         return start.environment
     others = start.environment.get("PYTHONPATH")
-    return {**start.environment, "PYTHONPATH": os.pathsep.join([start.packages, others] if others else [start.packages])}
+    return {
+        **start.environment,
+        "PYTHONPATH": os.pathsep.join([start.packages, others] if others else [start.packages]),
+    }
 
 
 def settle(user: rank_user.RankUser | None, stdout: int, stderr: int, gate: int) -> None:
@@ -101,7 +105,9 @@ def execute(start: StartRank) -> NoReturn:
 
 
 def become(start: StartRank) -> NoReturn:
-    """Become `python -u script` in place: a warm rank. In the template's fork, after `settle`, as the last thing that its main function does.
+    """Become `python -u script` in place: a warm rank.
+
+    In the template's fork, after `settle`, as the last thing that its main function does.
 
     Args:
         start: what to become.
@@ -128,7 +134,9 @@ def become(start: StartRank) -> NoReturn:
         with open(start.script, "rb") as file:
             source = file.read()
     except OSError as error:
-        sys.stderr.write(f"{sys.executable}: can't open file {start.script!r}: [Errno {error.errno}] {error.strerror}\n")
+        sys.stderr.write(
+            f"{sys.executable}: can't open file {start.script!r}: [Errno {error.errno}] {error.strerror}\n"
+        )
         sys.exit(_CANNOT_OPEN)
     _run(start.script, source)
     sys.exit(0)
@@ -136,7 +144,9 @@ def become(start: StartRank) -> NoReturn:
 
 def _run(path: str, source: bytes) -> None:
     main = types.ModuleType("__main__")
-    main.__dict__.update(__file__=path, __loader__=SourceFileLoader("__main__", path), __builtins__=__builtins__, __cached__=None)
+    main.__dict__.update(
+        __file__=path, __loader__=SourceFileLoader("__main__", path), __builtins__=__builtins__, __cached__=None
+    )
     main.__spec__ = None
     sys.modules["__main__"] = main
     try:

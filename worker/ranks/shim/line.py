@@ -1,6 +1,7 @@
 """A stream socket that carries frames both ways and never blocks.
 
-Invariant: what `receive` returns are whole frames in order; what `send` took is sent in order or the other side is reported gone.
+Invariant: what `receive` returns are whole frames in order; what `send` took is sent in order or the other side is
+reported gone.
 """
 
 from __future__ import annotations

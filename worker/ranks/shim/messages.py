@@ -25,8 +25,9 @@ from worker.node.rank_user import RankUser
 class Preload(StrEnum):
     """How far the template is.
 
-    PENDING: importing; warm starts are served cold meanwhile. READY: warm starts are forked from it. FAILED: warm starts are served cold; the
-    reason is in `Ranks.preload_error`. NONE: there is nothing to preload; warm starts are served cold.
+    PENDING: importing; warm starts are served cold meanwhile. READY: warm starts are forked from it. FAILED: warm
+    starts are served cold; the reason is in `Ranks.preload_error`. NONE: there is nothing to preload; warm starts are
+    served cold.
     """
 
     PENDING = "pending"
@@ -36,7 +37,10 @@ class Preload(StrEnum):
 
 
 class StartRank(Message, frozen=True):
-    """Run a Python file as one rank. All paths are absolute; the environment is the whole environment of the process."""
+    """Run a Python file as one rank.
+
+    All paths are absolute; the environment is the whole environment of the process.
+    """
 
     run: RunId
     generation: Generation
@@ -57,7 +61,10 @@ class StartRank(Message, frozen=True):
 
 
 class StopRanks(Message, frozen=True):
-    """Kill the living ranks of a run and all that descends from them, all generations up to `generation`. None of these starts any more."""
+    """Kill the living ranks of a run and all that descends from them, all generations up to `generation`.
+
+    None of these starts any more.
+    """
 
     run: RunId | None
     """None: of every run."""

@@ -1,7 +1,8 @@
 """What the template imports before it forks, so that no rank has to.
 
-The list is what `deepspeed.initialize` and `fully_shard` import on their first use besides torch itself; with only `import deepspeed` a
-forked rank still took 4.9-5.7 s to its first step, with all of these 0.5 s (measured). Source: `reference/torch_deepspeed.md`, Processes.
+The list is what `deepspeed.initialize` and `fully_shard` import on their first use besides torch itself; with only
+`import deepspeed` a forked rank still took 4.9-5.7 s to its first step, with all of these 0.5 s (measured). Source:
+`reference/torch_deepspeed.md`, Processes.
 
 Invariant: afterwards this process has one thread, no process group and no CUDA context, so that forks of it are sound.
 """
@@ -46,15 +47,18 @@ class PreloadFailed(Exception):
 def can_preload(modules: Sequence[str]) -> bool:
     """Say whether any of these modules is worth a template: without torch, ranks start fast by themselves."""
     return any(
-        importlib.util.find_spec(name.partition(".")[0]) is not None for name in modules if name.partition(".")[0] not in ("everstep", "numpy")
+        importlib.util.find_spec(name.partition(".")[0]) is not None
+        for name in modules
+        if name.partition(".")[0] not in ("everstep", "numpy")
     )
 
 
 def preload(modules: Sequence[str]) -> None:
     """Import these modules, load DeepSpeed's operator if it is built, and freeze what is now on the heap.
 
-    Called once by the template. A module that is not installed is skipped: it is no loss for a rank that does without it. Nothing is compiled here:
-    that takes half a minute, and most jobs do without DeepSpeed. The first rank that uses the operator builds it.
+    Called once by the template. A module that is not installed is skipped: it is no loss for a rank that does without
+    it. Nothing is compiled here: that takes half a minute, and most jobs do without DeepSpeed. The first rank that uses
+    the operator builds it.
 
     Args:
         modules: their full names, in order.
@@ -74,7 +78,9 @@ def preload(modules: Sequence[str]) -> None:
     gc.collect()
     gc.freeze()
     _check_threads()
-    if "torch" in sys.modules and DRIVER.exists() and _spoils_forks():  # without a driver there is nothing to be spoiled
+    if (
+        "torch" in sys.modules and DRIVER.exists() and _spoils_forks()
+    ):  # without a driver there is nothing to be spoiled
         raise PreloadFailed("an import has asked the CUDA driver; a fork could not use it any more")
 
 
@@ -100,7 +106,9 @@ def _spoils_forks() -> bool:
 
 
 def load_operator() -> bool:
-    """Load DeepSpeed's operator where ranks have built it, so that no later rank has to. Once it is loaded, or where it is not built, at no cost.
+    """Load DeepSpeed's operator where ranks have built it, so that no later rank has to.
+
+    Once it is loaded, or where it is not built, at no cost.
 
     Returns:
         Whether it was loaded now.
@@ -130,15 +138,18 @@ def is_built(directory: Path) -> bool:
 def _check_threads() -> None:
     count = len(os.listdir("/proc/self/task"))
     if count != 1:
-        raise PreloadFailed(f"{count} threads run after the imports; a fork would lose all but one in the middle of what they do")
+        raise PreloadFailed(
+            f"{count} threads run after the imports; a fork would lose all but one in the middle of what they do"
+        )
 
 
 @contextmanager
 def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
     """Hold the directory's builder lock, and remove what builders that were killed have left, for as long as the block lasts.
 
-    torch itself guards a build with a file that stays for ever when its builder is killed, and everybody then waits for ever. Templates take turns by
-    our lock, which the kernel drops when its holder dies; but whoever else uses torch may be killed while we wait for him.
+    torch itself guards a build with a file that stays for ever when its builder is killed, and everybody then waits for
+    ever. Templates take turns by our lock, which the kernel drops when its holder dies; but whoever else uses torch may
+    be killed while we wait for him.
     """
     directory.mkdir(parents=True, exist_ok=True)
     is_over = threading.Event()
@@ -154,7 +165,10 @@ def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
 
 
 def _remove_leftovers(directory: Path, is_over: threading.Event, look_seconds: float) -> None:
-    """Remove torch's build locks that nobody holds open. Two looks have to say so: a builder that is done closes its lock, then removes it."""
+    """Remove torch's build locks that nobody holds open.
+
+    Two looks have to say so: a builder that is done closes its lock, then removes it.
+    """
     before: set[tuple[Path, int]] = set()
     while not is_over.wait(look_seconds):
         # torch puts a folder of its own between where TORCH_EXTENSIONS_DIR is not set.

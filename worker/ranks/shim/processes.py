@@ -41,7 +41,13 @@ def find(pid: int) -> Process | None:
         return None
     # The command name stands in parentheses and may itself hold any character: fields count from the last one.
     fields = data[data.rindex(b")") + 2 :].split()
-    return Process(pid=pid, parent=int(fields[1]), session=int(fields[3]), start_ticks=int(fields[19]), is_zombie=fields[0] in (b"Z", b"X", b"x"))
+    return Process(
+        pid=pid,
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        start_ticks=int(fields[19]),
+        is_zombie=fields[0] in (b"Z", b"X", b"x"),
+    )
 
 
 def is_alive(pid: int, start_ticks: int) -> bool:
@@ -81,8 +87,8 @@ def tree(root: int, processes: Mapping[int, Process]) -> set[int]:
 def kill_tree(root: int) -> frozenset[Process]:
     """Kill a process, all its descendants and its session with SIGKILL.
 
-    Blocks for some milliseconds; does not wait for the ends and reaps nothing. The tree is frozen before it is killed: a killed parent's
-    children would move to another parent and out of sight.
+    Blocks for some milliseconds; does not wait for the ends and reaps nothing. The tree is frozen before it is killed:
+    a killed parent's children would move to another parent and out of sight.
 
     Args:
         root: the leader. The caller makes sure that this pid is still the process it means, or a zombie of it.
@@ -93,7 +99,9 @@ def kill_tree(root: int) -> frozenset[Process]:
     frozen: dict[int, Process] = {}
     for _ in range(_MAX_PASSES):
         processes = snapshot()
-        found = {pid: processes[pid] for pid in tree(root, processes) if pid not in frozen and not processes[pid].is_zombie}
+        found = {
+            pid: processes[pid] for pid in tree(root, processes) if pid not in frozen and not processes[pid].is_zombie
+        }
         if not found:
             break
         send(found, signal.SIGSTOP)
@@ -125,7 +133,10 @@ class Usage:
 
 
 def tree_usage(root: int) -> Usage:
-    """Return what a process and all below it have used so far; nothing when it is gone. Walks through /proc: some milliseconds."""
+    """Return what a process and all below it have used so far; nothing when it is gone.
+
+    Walks through /proc: some milliseconds.
+    """
     ticks, state = 0, b""
     for pid in tree(root, snapshot()):
         try:
@@ -185,7 +196,9 @@ def die_with_parent() -> None:
 
 
 def set_title(words: Iterable[str]) -> None:
-    """Show `words` as this process's command line: people and tools look for a rank by its script. What is too long for the area is cut.
+    """Show `words` as this process's command line: people and tools look for a rank by its script.
+
+    What is too long for the area is cut.
 
     The area is the one that the kernel put the arguments of the last exec into; Python has its own copy of them.
     Source: proc(5), stat fields 48 and 49.

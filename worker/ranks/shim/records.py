@@ -2,8 +2,9 @@
 
     <state>/ranks/<run>.<generation>.<rank>.json
 
-Written by the shim, before it says anything about the rank; and by the supervisor for ranks whose shim is dead. A rank whose start the disk does
-not take is not started. An end has happened whether the disk takes it or not: it is owed to the disk, and tried again.
+Written by the shim, before it says anything about the rank; and by the supervisor for ranks whose shim is dead. A rank
+whose start the disk does not take is not started. An end has happened whether the disk takes it or not: it is owed to
+the disk, and tried again.
 
 Invariant: a file is a whole record or is not there; readers skip nothing silently but files that no shim wrote.
 """
@@ -35,7 +36,9 @@ class RankRecords:
         self._owed: dict[Path, RankRecord] = {}
 
     def write(self, record: RankRecord) -> None:
-        """Put a record in place of the rank's earlier one, atomically. It survives this process, not the node: a rank does not either.
+        """Put a record in place of the rank's earlier one, atomically.
+
+        It survives this process, not the node: a rank does not either.
 
         Args:
             record: whole.
@@ -59,7 +62,9 @@ class RankRecords:
         try:
             self.write(record)
         except OSError as error:
-            log.error("the end of rank %s of generation %s cannot be recorded yet: %s", record.rank, record.generation, error)
+            log.error(
+                "the end of rank %s of generation %s cannot be recorded yet: %s", record.rank, record.generation, error
+            )
             self._owed[self._path(record)] = record
 
     @property

@@ -1,10 +1,11 @@
 """The shim's loop: starts ranks, reaps them, tells every client, and survives them all.
 
-Single-threaded and never blocked for longer than a walk through /proc: a rank's exit is on disk and said within milliseconds. What must be
-true after the shim's own death (who runs, who ended and how) is on disk before it is said; an end that the disk does not take is said all the same.
+Single-threaded and never blocked for longer than a walk through /proc: a rank's exit is on disk and said within
+milliseconds. What must be true after the shim's own death (who runs, who ended and how) is on disk before it is said;
+an end that the disk does not take is said all the same.
 
-Invariant: a rank's process passes its gate only when its record is written, and a record without an end names a process that has not been
-reaped, or whose end is owed to the disk.
+Invariant: a rank's process passes its gate only when its record is written, and a record without an end names a process
+that has not been reaped, or whose end is owed to the disk.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class Shim:
             end.close()
         os.close(lock)
 
-    # --- set-up ---------------------------------------------------------------------------------------------------------------------------
+    # --- set-up
 
     def _lock(self) -> int:
         lock = os.open(self.options.state_dir / SHIM_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
@@ -187,14 +188,16 @@ class Shim:
         self._selector.register(listener, selectors.EVENT_READ, lambda _: self._accept(listener))
         return listener
 
-    # --- clients --------------------------------------------------------------------------------------------------------------------------
+    # --- clients
 
     def _accept(self, listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
-        _, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        _, user, _ = _CREDENTIALS.unpack(
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
         if user != os.geteuid():
             _log.warning("a client of user %s was refused", user)
             connection.close()
@@ -252,7 +255,9 @@ class Shim:
                 self._say(client, self._state())
             case ForgetRun(run=run):
                 self._disk.forget(run)
-                self._records = {key: record for key, record in self._records.items() if record.run != run or record.end is None}
+                self._records = {
+                    key: record for key, record in self._records.items() if record.run != run or record.end is None
+                }
                 self._fences.pop(run, None)
             case Shutdown():
                 self._end()
@@ -274,7 +279,7 @@ class Shim:
             confinement_error=self._confinement_error,
         )
 
-    # --- starting -------------------------------------------------------------------------------------------------------------------------
+    # --- starting
 
     def _start(self, client: Line, start: StartRank) -> None:
         if self._has_been_asked(client, _key(start)):
@@ -286,7 +291,12 @@ class Shim:
         template = self._template
         late = launch.needs_cold_start(start.environment, self._environment) if start.warm else None
         if late is not None:
-            _log.info("rank %s of generation %s starts cold: %s takes effect at start only", start.rank, start.generation, late)
+            _log.info(
+                "rank %s of generation %s starts cold: %s takes effect at start only",
+                start.rank,
+                start.generation,
+                late,
+            )
         if start.warm and late is None and template is not None and template.state is Preload.READY:
             self._waiting.append(_Pending(start, client))
             self._fork_waiting()
@@ -356,7 +366,9 @@ class Shim:
                 continue
             if clash := sorted(template.modules.intersection(pending.start.package_modules)):
                 brought = ", ".join(clash[:5]) + (" …" if len(clash) > 5 else "")
-                self._start_cold(pending.client, pending.start, f"its requirements bring {brought}, and another version is preloaded")
+                self._start_cold(
+                    pending.client, pending.start, f"its requirements bring {brought}, and another version is preloaded"
+                )
                 continue
             try:
                 stdout, stderr = _open_output(pending.start)
@@ -421,7 +433,7 @@ class Shim:
         self._emptying.discard(path)
         return path
 
-    # --- the template ---------------------------------------------------------------------------------------------------------------------
+    # --- the template
 
     def _start_template(self) -> None:
         if not self.options.modules:
@@ -429,7 +441,16 @@ class Shim:
         ours, theirs = socket.socketpair()
         theirs.set_inheritable(True)
         modules = [word for name in self.options.modules for word in ("--preload", name)]
-        command = [sys.executable, "-u", "-P", "-m", "worker.ranks.shim", "--template-fd", str(theirs.fileno()), *modules]
+        command = [
+            sys.executable,
+            "-u",
+            "-P",
+            "-m",
+            "worker.ranks.shim",
+            "--template-fd",
+            str(theirs.fileno()),
+            *modules,
+        ]
         pid = os.fork()
         if pid == 0:
             try:
@@ -472,7 +493,10 @@ class Shim:
             template.line.socket.close()
 
     def _bury_template(self, template: _Template) -> None:
-        """The template has ended. What it was asked for starts cold, unless it was stopped; a template that had been ready is started again."""
+        """The template has ended.
+
+        What it was asked for starts cold, unless it was stopped; a template that had been ready is started again.
+        """
         self._hear_template(template)
         self._hang_up(template)
         lost, self._forking = self._forking, []
@@ -487,7 +511,7 @@ class Shim:
             self._start_template()
         self._say_all(self._state())
 
-    # --- ending ---------------------------------------------------------------------------------------------------------------------------
+    # --- ending
 
     def _stop(self, stop: StopRanks) -> None:
         if stop.run is not None:

@@ -6,14 +6,15 @@
     FORK + 4 fds        ─────▶             (a file with StartRank, stdout, stderr, gate)
                         ◀─────             Forked | ForkFailed
 
-It forks twice and lets the one in the middle end, so that the rank's parent is the shim. Nothing of the user's ever runs in here, and nothing of a
-job is ever read in here: what a rank is to run, its secrets among it, its own process reads; it would else be in the memory of all later ranks.
+It forks twice and lets the one in the middle end, so that the rank's parent is the shim. Nothing of the user's ever
+runs in here, and nothing of a job is ever read in here: what a rank is to run, its secrets among it, its own process
+reads; it would else be in the memory of all later ranks.
 
 Nothing is compiled in here. DeepSpeed's operator is loaded before a fork, once ranks have built it.
 
-Measured on 2 quiet cores, torch 2.13, DeepSpeed 0.19.8, file cache warm: ready after 3.5 s, 362 MiB resident. From `StartRank` to the first line
-of the script 33 ms, 26 ms of it until `RankStarted`; cold, the imports alone cost 1.3-1.8 s of CPU per rank. A rank's own interpreter shutdown takes
-0.24 s, warm as cold.
+Measured on 2 quiet cores, torch 2.13, DeepSpeed 0.19.8, file cache warm: ready after 3.5 s, 362 MiB resident. From
+`StartRank` to the first line of the script 33 ms, 26 ms of it until `RankStarted`; cold, the imports alone cost 1.3-1.8
+s of CPU per rank. A rank's own interpreter shutdown takes 0.24 s, warm as cold.
 
 Invariant: single-threaded; ends when the shim ends.
 """
@@ -89,7 +90,13 @@ def run_template(line: socket.socket, modules: Sequence[str]) -> NoReturn:
         line.sendall(codec.frame(TemplateFailed(reason=f"{type(error).__name__}: {error}")))
         raise SystemExit(1) from error
     loaded = tuple(sorted({name.partition(".")[0] for name in sys.modules}))
-    line.sendall(codec.frame(TemplateReady(seconds=time.monotonic() - begun, resident_bytes=processes.resident_bytes(os.getpid()), modules=loaded)))
+    line.sendall(
+        codec.frame(
+            TemplateReady(
+                seconds=time.monotonic() - begun, resident_bytes=processes.resident_bytes(os.getpid()), modules=loaded
+            )
+        )
+    )
     start = _serve(line)
     if start is None:
         raise SystemExit(0)

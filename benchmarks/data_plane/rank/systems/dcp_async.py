@@ -1,4 +1,7 @@
-"""torch.distributed.checkpoint's `async_save` into files on tmpfs, its writer a thread or a process. Nothing goes to another node."""
+"""torch.distributed.checkpoint's `async_save` into files on tmpfs, its writer a thread or a process.
+
+Nothing goes to another node.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,12 @@ class DcpAsync:
         self._memory = memory
         self._meeting = meeting
         # All four: the defaults assert on a machine without a GPU.
-        options = StagingOptions(use_pinned_memory=False, use_shared_memory=self.is_shared, use_async_staging=False, use_non_blocking_copy=False)
+        options = StagingOptions(
+            use_pinned_memory=False,
+            use_shared_memory=self.is_shared,
+            use_async_staging=False,
+            use_non_blocking_copy=False,
+        )
         self._stager = DefaultStager(options)
         self._pending: Any = None
         self._count = 0
@@ -34,7 +42,9 @@ class DcpAsync:
         self.protect()  # one save at a time: a second one would need a second staging buffer
         self._count += 1
         tree = {f"rank{self._meeting.rank}": self._state.tree()}  # every rank's state is its own
-        self._pending = dcp.async_save(tree, checkpoint_id=self._folder, async_checkpointer_type=self.writer, async_stager=self._stager)
+        self._pending = dcp.async_save(
+            tree, checkpoint_id=self._folder, async_checkpointer_type=self.writer, async_stager=self._stager
+        )
 
     @property
     def _folder(self) -> str:

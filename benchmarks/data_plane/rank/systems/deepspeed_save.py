@@ -1,4 +1,7 @@
-"""DeepSpeed's own `save_checkpoint` into files on tmpfs. Each rank is an engine of a world of its own, so that each has a whole state."""
+"""DeepSpeed's own `save_checkpoint` into files on tmpfs.
+
+Each rank is an engine of a world of its own, so that each has a whole state.
+"""
 
 from __future__ import annotations
 

@@ -15,14 +15,24 @@ SAVER = "from dlrover.trainer.torch.flash_checkpoint.engine import start_async_s
 
 
 class DlroverFlash:
-    """See `Adapter`. Its replicas on a peer do not work as shipped (peer_benchmarks: byte by byte, and `load_checkpoint` returns nothing).
+    """See `Adapter`.
 
-    The saver is a process of its own, as under `dlrover-run`: the one that a trainer forks of itself does not always come up.
+    Its replicas on a peer do not work as shipped (peer_benchmarks: byte by byte, and `load_checkpoint` returns
+    nothing).
+
+    The saver is a process of its own, as under `dlrover-run`: the one that a trainer forks of itself does not always
+    come up.
     """
 
     def __init__(self, state: State, meeting: Meeting, memory: Path) -> None:
         rank = str(meeting.rank)
-        os.environ.update(TORCHELASTIC_RUN_ID=f"bench{os.getppid()}-{rank}", NODE_RANK=rank, GROUP_RANK=rank, GROUP_WORLD_SIZE="2", NODE_NUM="2")
+        os.environ.update(
+            TORCHELASTIC_RUN_ID=f"bench{os.getppid()}-{rank}",
+            NODE_RANK=rank,
+            GROUP_RANK=rank,
+            GROUP_WORLD_SIZE="2",
+            NODE_NUM="2",
+        )
         self._saver = subprocess.Popen([sys.executable, "-c", SAVER])
         os.environ["ROLE_NAME"] = "dlrover-trainer"
         dist.init_process_group("gloo")
@@ -31,7 +41,9 @@ class DlroverFlash:
 
         self._state = state
         self._memory_only = StorageType.MEMORY
-        self._checkpointer = DdpCheckpointer(str(memory), local_shard_num=1, global_shard_num=2, comm_backend="gloo", replica_count=0)
+        self._checkpointer = DdpCheckpointer(
+            str(memory), local_shard_num=1, global_shard_num=2, comm_backend="gloo", replica_count=0
+        )
 
     def snapshot(self, step: int) -> None:
         self._checkpointer.save_checkpoint(step, self._state.tree(), storage_type=self._memory_only)

@@ -23,7 +23,11 @@ class LmResiliency:
         self._meeting = meeting
         self._tree = state.tree()
         config = InMemoryCkptConfig(
-            interval=1, replication_jump=1, disk_flush_interval=0, disk_folder=str(memory / f"node{meeting.rank}"), run_id="bench"
+            interval=1,
+            replication_jump=1,
+            disk_flush_interval=0,
+            disk_folder=str(memory / f"node{meeting.rank}"),
+            run_id="bench",
         )
         self._manager = InMemoryCheckpointManager(config)
         self._transfer = make_transfer("torch_dist", rank=meeting.rank)
@@ -46,7 +50,10 @@ class LmResiliency:
     def replica(self) -> list[torch.Tensor]:
         names = [name for name, _ in self._state.tensors()]
         by_place = dict(zip(names, range(len(names)), strict=True))
-        order = [*(name for name in names if "." not in name), *(name for name in names if "." in name)]  # as in the tree
+        order = [
+            *(name for name in names if "." not in name),
+            *(name for name in names if "." in name),
+        ]  # as in the tree
         held = dict(zip(order, self._held(), strict=True))
         return [held[name] for name in sorted(held, key=by_place.__getitem__)]
 
@@ -61,7 +68,10 @@ class LmResiliency:
         if self._meeting.rank == 0:
             self._transfer.serve(self._held(), key, 1, socket.gethostname())
         else:
-            names = [*(t for n, t in self._state.tensors() if "." not in n), *(t for n, t in self._state.tensors() if "." in n)]
+            names = [
+                *(t for n, t in self._state.tensors() if "." not in n),
+                *(t for n, t in self._state.tensors() if "." in n),
+            ]
             self._transfer.fetch(names, key, 0, socket.gethostname())
 
     def close(self) -> None:

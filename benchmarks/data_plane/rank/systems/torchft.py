@@ -37,7 +37,9 @@ class TorchftInPlace:
 
     def _make(self) -> PGTransport:
         own = self._state.tree()
-        return PGTransport(self._group, TIMEOUT, torch.device("cpu"), state_dict=(lambda: own) if self._meeting.rank == 1 else None)
+        return PGTransport(
+            self._group, TIMEOUT, torch.device("cpu"), state_dict=(lambda: own) if self._meeting.rank == 1 else None
+        )
 
     def restore_peer(self) -> None:
         self._fetches += 1

@@ -1,7 +1,7 @@
 """Real agents in one event loop: real slots on tmpfs, real TCP, real rounds; beside them a control plane, ranks and a shim in the test's hand.
 
-A rank here is an object whose steps are made one at a time. Its state at step k is a function of (rank, k), so whatever any agent holds can be
-checked byte for byte.
+A rank here is an object whose steps are made one at a time. Its state at step k is a function of (rank, k), so whatever
+any agent holds can be checked byte for byte.
 """
 
 from __future__ import annotations
@@ -160,7 +160,9 @@ class ControlPlane:
         hello = decode(await line.recv(decode=False), AgentToControl)  # type: ignore[arg-type]
         assert isinstance(hello, Hello)
         self.hellos.append(hello)
-        await line.send(encode(AgentWelcome(session_token=f"session-{hello.node_id}", fleet="fleet", timeouts=TIMEOUTS)))
+        await line.send(
+            encode(AgentWelcome(session_token=f"session-{hello.node_id}", fleet="fleet", timeouts=TIMEOUTS))
+        )
         self._lines[hello.node_id] = line
         try:
             with contextlib.suppress(ConnectionClosed):
@@ -216,7 +218,9 @@ class ScriptedRank:
     async def _serve(self) -> None:
         reader, writer = await asyncio.open_unix_connection(self.socket)
         try:
-            writer.write(frame(RankHello(job=JOB, run=self.plan.run, generation=self.plan.generation, rank=self.rank, pid=1)))
+            writer.write(
+                frame(RankHello(job=JOB, run=self.plan.run, generation=self.plan.generation, rank=self.rank, pid=1))
+            )
             while isinstance(welcome := await self._read(reader), Arriving | WordChanged):
                 if isinstance(welcome, Arriving):
                     self.arriving = welcome  # it restores when all of it is there
@@ -279,7 +283,9 @@ class ScriptedRank:
                 self._settle(Captured(**self._capture(half.proposed, half.slot)))  # type: ignore[arg-type]
             else:
                 self.settled = half.proposed
-                self.half_captured = Capturing(**self._capture(half.proposed, half.slot, self.stops_at), final_bytes=self.stops_at)  # type: ignore[arg-type]
+                self.half_captured = Capturing(
+                    **self._capture(half.proposed, half.slot, self.stops_at), final_bytes=self.stops_at
+                )  # type: ignore[arg-type]
                 self._send(self.half_captured)
 
     def go_on(self) -> None:
@@ -291,7 +297,13 @@ class ScriptedRank:
     def give_up(self) -> None:
         """Find that the state changed before its copy was done."""
         assert self.half_captured is not None
-        self._settle(Abandoned(generation=self.plan.generation, step=self.half_captured.step, reason="w changed outside an optimizer step"))
+        self._settle(
+            Abandoned(
+                generation=self.plan.generation,
+                step=self.half_captured.step,
+                reason="w changed outside an optimizer step",
+            )
+        )
         self.half_captured = None
 
     def _capture(self, step: int, slot: int, end: int | None = None) -> dict[str, object]:
@@ -317,7 +329,13 @@ class ScriptedRank:
 
     def _publish(self) -> None:
         assert self._page is not None
-        half = RankHalf(self.plan.generation, boundary=self.boundary, phase=Phase.TRAIN, standing=self.standing, first_passed=self.first_passed)
+        half = RankHalf(
+            self.plan.generation,
+            boundary=self.boundary,
+            phase=Phase.TRAIN,
+            standing=self.standing,
+            first_passed=self.first_passed,
+        )
         write_rank_half(memoryview(self._page), half)
         self._send(Boundary(generation=self.plan.generation, boundary=Step(self.boundary)))
 
@@ -378,7 +396,9 @@ class Shim:
         for rank in list(self._tasks):
             await self.end(rank, ExitClass.HALTED)
 
-    async def start_rank(self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path, supplied: Supplied) -> None:
+    async def start_rank(
+        self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path, supplied: Supplied
+    ) -> None:
         assert entry.is_file()
         if rank in self.ranks and self.ranks[rank].plan.generation == plan.generation:
             return  # asked for before
@@ -428,7 +448,9 @@ class Shim:
 class Node:
     """One agent's machine: its folders and its shim outlive the agent."""
 
-    def __init__(self, node_id: NodeId, state_dir: Path, slots: Path, objects: MemoryObjectStore, control: ControlPlane) -> None:
+    def __init__(
+        self, node_id: NodeId, state_dir: Path, slots: Path, objects: MemoryObjectStore, control: ControlPlane
+    ) -> None:
         self.id = node_id
         self._control = control
         self.shim = Shim()
@@ -469,7 +491,9 @@ class Node:
 class Fleet:
     """Nodes with their ranks, and their control plane."""
 
-    def __init__(self, control: ControlPlane, nodes: list[Node], objects: MemoryObjectStore, source: SourceArchive) -> None:
+    def __init__(
+        self, control: ControlPlane, nodes: list[Node], objects: MemoryObjectStore, source: SourceArchive
+    ) -> None:
         self.control = control
         self.nodes = nodes
         self.objects = objects
@@ -492,17 +516,27 @@ class Fleet:
     def members(self, phase: MemberPhase) -> bool:
         """Whether all nodes report this phase of the newest generation."""
         found = [self.control.member(node.id) for node in self.nodes]
-        return all(member is not None and (member.generation, member.phase) == (self.generation, phase) for member in found)
+        return all(
+            member is not None and (member.generation, member.phase) == (self.generation, phase) for member in found
+        )
 
     async def connected(self) -> None:
-        await until("agents to connect", lambda: all(self.control.is_connected(node.id) and node.id in self.control.reports for node in self.nodes))
+        await until(
+            "agents to connect",
+            lambda: all(self.control.is_connected(node.id) and node.id in self.control.reports for node in self.nodes),
+        )
 
     async def prepare(self) -> None:
         """Have a new generation promised by all."""
         await self.connected()
         self.generation += 1
         for node in self.nodes:
-            await self.send(node, Prepare(job=JOB, run=RUN, generation=Generation(self.generation), parent=Generation(self.generation - 1)))
+            await self.send(
+                node,
+                Prepare(
+                    job=JOB, run=RUN, generation=Generation(self.generation), parent=Generation(self.generation - 1)
+                ),
+            )
         await until("promises", lambda: self.members(MemberPhase.PROMISED))
 
     async def load(self) -> None:
@@ -515,7 +549,9 @@ class Fleet:
     async def start(self) -> None:
         for node in self.nodes:
             await self.send(node, Start(job=JOB, run=RUN, generation=Generation(self.generation)))
-        await until("ranks", lambda: self.members(MemberPhase.RUNNING) and all(rank.is_connected for rank in self.ranks))
+        await until(
+            "ranks", lambda: self.members(MemberPhase.RUNNING) and all(rank.is_connected for rank in self.ranks)
+        )
 
     async def launch(self) -> None:
         await self.prepare()
@@ -528,7 +564,12 @@ class Fleet:
     async def release(self) -> None:
         for node in self.nodes:
             await self.send(node, Release(run=RUN))
-        await until("idle agents", lambda: all(node.id in self.control.reports and self.control.member(node.id) is None for node in self.nodes))
+        await until(
+            "idle agents",
+            lambda: all(
+                node.id in self.control.reports and self.control.member(node.id) is None for node in self.nodes
+            ),
+        )
 
     async def train(self, committed: int) -> None:
         """Make steps, all ranks alike, until a step is committed on every page."""
@@ -581,7 +622,12 @@ class Fleet:
                     peer_port=node.agent._listener.port,
                     ranks=self.ranks_of(index),
                     keep=tuple(
-                        SlotReference(owner_rank=Rank(rank), origin_generation=source.origin_generation, step=source.step, digest=source.digest)
+                        SlotReference(
+                            owner_rank=Rank(rank),
+                            origin_generation=source.origin_generation,
+                            step=source.step,
+                            digest=source.digest,
+                        )
                         for rank in range(count)
                         for step, places in found[rank].items()
                         for source in places

@@ -24,13 +24,21 @@ def part_at_holder(fleet: Fleet, rank: int) -> int:
     """Return how many chunks of what a rank captures its holder has verified."""
     holder = fleet.nodes[(rank + 1) % len(fleet.nodes)].agent._member
     assert holder is not None
-    found = [owner.receiver.current for owner in holder._receiver._open.values() if owner.receiver is not None and owner.peer == fleet.nodes[rank].id]
+    found = [
+        owner.receiver.current
+        for owner in holder._receiver._open.values()
+        if owner.receiver is not None and owner.peer == fleet.nodes[rank].id
+    ]
     return max((incoming.landed_count for incoming in found if incoming is not None), default=0)
 
 
 def sealed_steps(fleet: Fleet, rank: int) -> set[int]:
     """Return the steps of a rank that any node has sealed, as the slots on tmpfs say."""
-    headers = [unpack_header(path.read_bytes()[:HEADER_BYTES]) for node in fleet.nodes for path in node.slots.rglob(f"rank-{rank}.slot-*")]
+    headers = [
+        unpack_header(path.read_bytes()[:HEADER_BYTES])
+        for node in fleet.nodes
+        for path in node.slots.rglob(f"rank-{rank}.slot-*")
+    ]
     return {header.step for header in headers if header.state is SlotState.SEALED}
 
 
@@ -45,7 +53,10 @@ async def half_captured(fleet: Fleet) -> int:
         if fleet.is_expected():
             for rank in fleet.ranks:
                 rank.step()
-        await until("the next proposal", lambda: fleet.is_expected() or all(rank.half_captured is not None for rank in fleet.ranks))
+        await until(
+            "the next proposal",
+            lambda: fleet.is_expected() or all(rank.half_captured is not None for rank in fleet.ranks),
+        )
     (step,) = {rank.half_captured.step for rank in fleet.ranks if rank.half_captured is not None}
     await until("the beginnings", lambda: all(part_at_holder(fleet, rank) == 3 for rank in range(len(fleet.nodes))))
     assert all(step not in sealed_steps(fleet, rank) for rank in range(len(fleet.nodes)))
@@ -109,7 +120,9 @@ async def test_an_owners_agent_that_is_restarted_in_the_middle(fleet: Fleet, num
     await fleet.nodes[number].stop()
     fleet.nodes[number].start()
     await fleet.connected()
-    await until("the rank to be back", lambda: fleet.ranks[number].is_connected and fleet.ranks[number].connection_count == 2)
+    await until(
+        "the rank to be back", lambda: fleet.ranks[number].is_connected and fleet.ranks[number].connection_count == 2
+    )
     for rank in fleet.ranks:
         if is_captured or rank is not fleet.ranks[number]:
             rank.go_on()

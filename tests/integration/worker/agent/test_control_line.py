@@ -16,12 +16,19 @@ from worker.node.sockets import tune
 pytestmark = pytest.mark.integration
 
 
-async def test_the_line_is_tuned_to_the_lease_that_the_control_plane_names(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_line_is_tuned_to_the_lease_that_the_control_plane_names(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tuned: list[tuple[int, int]] = []
 
     def seen(line: socket.socket, *, silence_seconds: float) -> None:
         tune(line, silence_seconds=silence_seconds)
-        tuned.append((line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)))
+        tuned.append(
+            (
+                line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
+            )
+        )
 
     monkeypatch.setattr(control_client, "tune", seen)
     node = fleet.nodes[0]
@@ -37,7 +44,9 @@ async def test_an_agent_tries_one_replica_after_the_other(fleet: Fleet) -> None:
     (url,) = node._settings.control_plane_urls
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound and not listening: refused
-        node._settings = dataclasses.replace(node._settings, control_plane_urls=(f"http://127.0.0.1:{nobody.getsockname()[1]}", url))
+        node._settings = dataclasses.replace(
+            node._settings, control_plane_urls=(f"http://127.0.0.1:{nobody.getsockname()[1]}", url)
+        )
         node.start()
         await fleet.connected()
 
@@ -49,6 +58,8 @@ async def test_what_the_instance_announces_is_in_the_next_report(fleet: Fleet) -
         service.says["spot/instance-action"] = SPOT
         node._settings = dataclasses.replace(node._settings, metadata_endpoint=service.url)
         node.start()
-        await until("the notice", lambda: node.id in fleet.control.reports and len(fleet.control.reports[node.id].notices) == 1)
+        await until(
+            "the notice", lambda: node.id in fleet.control.reports and len(fleet.control.reports[node.id].notices) == 1
+        )
         assert fleet.control.reports[node.id].notices[0].kind is NoticeKind.SPOT_INTERRUPTION
         assert all(not fleet.control.reports[other.id].notices for other in fleet.nodes[1:])

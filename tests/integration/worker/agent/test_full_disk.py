@@ -35,8 +35,12 @@ async def cleared(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     await until("the end of the fault", lambda: faults_of(fleet) == [])
 
 
-@pytest.mark.parametrize(("kind", "name"), [(SourceArchives, "get"), (Supplies, "gather")], ids=["sources", "packages and inputs"])
-async def test_a_launch_that_finds_no_space_names_the_disk(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, kind: Any, name: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"), [(SourceArchives, "get"), (Supplies, "gather")], ids=["sources", "packages and inputs"]
+)
+async def test_a_launch_that_finds_no_space_names_the_disk(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, kind: Any, name: str
+) -> None:
     victim = fleet.nodes[1].agent._archives if kind is SourceArchives else fleet.nodes[1].agent._supplies
 
     def full(*_: object) -> Any:
@@ -48,12 +52,17 @@ async def test_a_launch_that_finds_no_space_names_the_disk(fleet: Fleet, monkeyp
         plan = fleet.make_plan()
         for node in fleet.nodes:
             await fleet.send(node, Load(plan=plan, key=bytes([1]) * KEY_BYTES))
-        await until("the refusal", lambda: (told := fleet.control.member(fleet.nodes[1].id)) and told.phase is MemberPhase.LOAD_FAILED)
+        await until(
+            "the refusal",
+            lambda: (told := fleet.control.member(fleet.nodes[1].id)) and told.phase is MemberPhase.LOAD_FAILED,
+        )
     member = fleet.control.member(fleet.nodes[1].id)
     assert member is not None
     (fault,) = member.faults
     assert (fault.code, fault.is_permanent) == (FaultCode.DISK_FULL, False)
-    assert fault.message.startswith(f"{fleet.nodes[1].state_dir / 'sources'} takes no more data: No space left on device")
+    assert fault.message.startswith(
+        f"{fleet.nodes[1].state_dir / 'sources'} takes no more data: No space left on device"
+    )
     assert [each.device for each in faults_of(fleet)] == [str(fleet.nodes[1].state_dir / "sources")]
     await fleet.launch()
     await fleet.train(3)
@@ -62,7 +71,9 @@ async def test_a_launch_that_finds_no_space_names_the_disk(fleet: Fleet, monkeyp
 
 async def test_pip_that_finds_no_space_is_no_fault_of_the_job(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     async def full(*_: object) -> Any:
-        raise RequirementsRefused("requirements.txt: pip ended with code 1; its last lines: [Errno 28] No space left on device")
+        raise RequirementsRefused(
+            "requirements.txt: pip ended with code 1; its last lines: [Errno 28] No space left on device"
+        )
 
     await fleet.prepare()
     monkeypatch.setattr(PackageLayers, "install", full)
@@ -70,14 +81,19 @@ async def test_pip_that_finds_no_space_is_no_fault_of_the_job(fleet: Fleet, monk
     plan = msgspec.structs.replace(plan, script=msgspec.structs.replace(plan.script, requirements="requirements.txt"))
     for node in fleet.nodes:
         await fleet.send(node, Load(plan=plan, key=bytes([1]) * KEY_BYTES))
-    await until("the refusal", lambda: (told := fleet.control.member(fleet.nodes[1].id)) and told.phase is MemberPhase.LOAD_FAILED)
+    await until(
+        "the refusal",
+        lambda: (told := fleet.control.member(fleet.nodes[1].id)) and told.phase is MemberPhase.LOAD_FAILED,
+    )
     member = fleet.control.member(fleet.nodes[1].id)
     assert member is not None
     assert [(fault.code, fault.is_permanent) for fault in member.faults] == [(FaultCode.DISK_FULL, False)]
     assert faults_of(fleet)
 
 
-async def test_a_promise_that_the_disk_does_not_take_names_the_disk(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_promise_that_the_disk_does_not_take_names_the_disk(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await fleet.connected()
     node = fleet.nodes[1]
 

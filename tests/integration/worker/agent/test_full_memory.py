@@ -55,11 +55,19 @@ async def test_ranks_train_without_slots_and_have_them_when_there_is_room(fleet:
     await fleet.load()
     for node in fleet.nodes:
         await fleet.send(node, Start(job=JOB, run=RUN, generation=Generation(fleet.generation)))
-    await until("ranks", lambda: fleet.members(MemberPhase.RUNNING) and all(rank._page is not None for rank in fleet.ranks))
-    await steps_until(fleet, "the reason", lambda: reason_of(fleet, CROWDED).startswith("Protection waits for memory on its node: slots need "))
+    await until(
+        "ranks", lambda: fleet.members(MemberPhase.RUNNING) and all(rank._page is not None for rank in fleet.ranks)
+    )
+    await steps_until(
+        fleet,
+        "the reason",
+        lambda: reason_of(fleet, CROWDED).startswith("Protection waits for memory on its node: slots need "),
+    )
     assert "something else takes them up" in reason_of(fleet, CROWDED)
     assert fleet.ranks[CROWDED].slots is None
-    assert [member_of(fleet, number).faults for number in range(3)] == [()] * 3, "no fault: a new generation is not what it needs"
+    assert [member_of(fleet, number).faults for number in range(3)] == [()] * 3, (
+        "no fault: a new generation is not what it needs"
+    )
     full.clear()
     await steps_until(fleet, "slots", lambda: fleet.ranks[CROWDED].slots is not None and fleet.is_expected())
     await fleet.train(fleet.ranks[0].boundary + 3)
@@ -83,12 +91,18 @@ async def steps_until(fleet: Fleet, what: str, arrived: Callable[[], object]) ->
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), "memory_full", "the ranks' pages cannot be made on tmpfs: No space left on device"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "memory_full",
+            "the ranks' pages cannot be made on tmpfs: No space left on device",
+        ),
         (LookupError("a bug"), "agent_error", "LookupError('a bug')"),
     ],
     ids=["full to the last page", "a bug"],
 )
-async def test_a_node_that_cannot_load_says_so(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, words: str) -> None:
+async def test_a_node_that_cannot_load_says_so(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, words: str
+) -> None:
     def page(path: Path, *, generation: int) -> RankPage:
         if path.is_relative_to(fleet.nodes[CROWDED].slots):
             raise error

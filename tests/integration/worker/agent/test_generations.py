@@ -33,7 +33,17 @@ from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.plan import ShardSource
 from everstep.protocol.rank_messages import read_agent_half
 from everstep.protocol.slot import HEADER_BYTES, SlotState, pack_header, unpack_header
-from tests.integration.worker.agent.fleet import CAPACITY_BYTES, JOB, KEY_BYTES, RUN, TIMEOUTS, Fleet, Node, payload, until
+from tests.integration.worker.agent.fleet import (
+    CAPACITY_BYTES,
+    JOB,
+    KEY_BYTES,
+    RUN,
+    TIMEOUTS,
+    Fleet,
+    Node,
+    payload,
+    until,
+)
 from worker.agent.promise import Promise, PromiseFile
 from worker.core.slots import Content
 from worker.errors import PeerLost, StoreUnavailable
@@ -62,7 +72,9 @@ async def test_steps_are_committed_and_come_back(fleet: Fleet) -> None:
     await fleet.launch()
     await fleet.train(5)
     every = 2 * len(fleet.nodes)
-    await until("every copy to be told of", lambda: [step >= 5 and at > 0 for step, at in copies(fleet)] == [True] * every)
+    await until(
+        "every copy to be told of", lambda: [step >= 5 and at > 0 for step, at in copies(fleet)] == [True] * every
+    )
     await fail(fleet)
     await until("the exit to be reported", lambda: exit_of(fleet, 1) is ExitClass.KILLED)
     await fleet.launch()
@@ -188,11 +200,16 @@ async def test_the_ranks_of_a_node_are_loaded_side_by_side(fleet: Fleet, monkeyp
     check_restored(fleet)
     assert begun[node.agent._store] == set(fleet.ranks_of(1))
     members = [fleet.control.member(node.id) for node in fleet.nodes]
-    assert [member.restored_from for member in members if member is not None] == [("local", "local"), ("peer", "local"), ("local", "local")]
+    assert [member.restored_from for member in members if member is not None] == [
+        ("local", "local"),
+        ("peer", "local"),
+        ("local", "local"),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "is_kept"), [(PeerLost("cut"), FaultCode.SOURCE_UNAVAILABLE, True), (ShardRejected("no"), FaultCode.SOURCE_MISMATCH, False)]
+    ("error", "code", "is_kept"),
+    [(PeerLost("cut"), FaultCode.SOURCE_UNAVAILABLE, True), (ShardRejected("no"), FaultCode.SOURCE_MISMATCH, False)],
 )
 async def test_what_others_fetch_is_kept_where_another_attempt_may_need_it(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, is_kept: bool
@@ -231,7 +248,7 @@ async def test_what_others_fetch_is_kept_where_another_attempt_may_need_it(
     assert (lost.agent._store.sealed(other, Content(Generation(1), plan.base_step)) is not None) is is_kept
 
 
-# -- an agent restarted in every state ------------------------------------------------------------------------------------
+# -- an agent restarted in every state
 
 
 async def restart(fleet: Fleet, node: Node) -> None:
@@ -252,7 +269,9 @@ async def test_restarted_while_promised(fleet: Fleet, number: int) -> None:
     assert before is not None
     assert after is not None
     assert after.inventory == before.inventory
-    assert {node.agent._listener.promised_run for node in fleet.nodes} == {RUN}, "peers of the run's other generations are no strangers"
+    assert {node.agent._listener.promised_run for node in fleet.nodes} == {RUN}, (
+        "peers of the run's other generations are no strangers"
+    )
     await fleet.load()
     await fleet.start()
     check_restored(fleet)
@@ -301,7 +320,9 @@ async def test_a_restarted_agent_lets_ranks_keep_the_tree_that_they_stand_in(fle
     assert tree.stat().st_ino != before
 
 
-async def test_ranks_are_started_while_their_shards_are_loaded_and_restore_when_all_nodes_have_verified_theirs(fleet: Fleet) -> None:
+async def test_ranks_are_started_while_their_shards_are_loaded_and_restore_when_all_nodes_have_verified_theirs(
+    fleet: Fleet,
+) -> None:
     await fleet.launch()
     await fleet.train(3)
     await fleet.prepare()
@@ -314,8 +335,14 @@ async def test_ranks_are_started_while_their_shards_are_loaded_and_restore_when_
         assert rank.arriving is not None
         half = read_agent_half(memoryview(Path(rank.arriving.word_path).read_bytes()))
         assert half is not None
-        assert (half.load, half.verified) == (rank.arriving.load, rank.arriving.index_offset + rank.arriving.index_bytes)
-        assert Path(rank.arriving.base_slot_path).read_bytes()[HEADER_BYTES:][: half.verified] == payload(rank.rank, rank.arriving.base_step)[0]
+        assert (half.load, half.verified) == (
+            rank.arriving.load,
+            rank.arriving.index_offset + rank.arriving.index_bytes,
+        )
+        assert (
+            Path(rank.arriving.base_slot_path).read_bytes()[HEADER_BYTES:][: half.verified]
+            == payload(rank.rank, rank.arriving.base_step)[0]
+        )
     await fleet.start()
     check_restored(fleet)
 
@@ -398,7 +425,10 @@ async def test_a_base_that_a_restarted_owner_no_longer_finds_is_fetched_again(fl
     await coordinator.stop()  # so that nothing is committed
     for node in (owner, holder):
         await fleet.send(node, Start(job=JOB, run=RUN, generation=Generation(fleet.generation)))
-    await until("their ranks", lambda: all(fleet.control.member(node.id).phase is MemberPhase.RUNNING for node in (owner, holder)))  # type: ignore[union-attr]
+    await until(
+        "their ranks",
+        lambda: all(fleet.control.member(node.id).phase is MemberPhase.RUNNING for node in (owner, holder)),
+    )  # type: ignore[union-attr]
     assert fleet.plan is not None
     await owner.stop()
     for path in owner.slots.rglob("rank-1.slot-*"):
@@ -424,7 +454,9 @@ async def test_a_base_that_a_restarted_owner_no_longer_finds_is_fetched_again(fl
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["coordinator", "member"])
-async def test_restarted_before_its_rank_was_started(fleet: Fleet, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_restarted_before_its_rank_was_started(
+    fleet: Fleet, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """That ranks are to run is on disk, and the agent ended before it could ask for one."""
     node = fleet.nodes[number]
     await fleet.launch()
@@ -444,7 +476,10 @@ async def test_restarted_before_its_rank_was_started(fleet: Fleet, number: int, 
         await asked.wait()
         await node.stop()
     node.start()
-    await until("ranks of this generation", lambda: all(rank.is_connected and rank.plan.generation == fleet.generation for rank in fleet.ranks))
+    await until(
+        "ranks of this generation",
+        lambda: all(rank.is_connected and rank.plan.generation == fleet.generation for rank in fleet.ranks),
+    )
     check_restored(fleet)
     assert fleet.plan is not None
     await fleet.train(fleet.plan.base_step + 2)
@@ -502,7 +537,10 @@ async def test_restarted_after_its_ranks_have_ended(fleet: Fleet) -> None:
 
 
 async def test_ranks_that_hang_during_a_stop_leave_the_newest_commit_in_s3(fleet: Fleet) -> None:
-    """They never come to the stop. The control plane has them killed, the coordinator has uploaded what is committed, on nodes without ranks, too."""
+    """They never come to the stop.
+
+    The control plane has them killed, the coordinator has uploaded what is committed, on nodes without ranks, too.
+    """
     await fleet.launch()
     await fleet.train(3)
     committed = max(rank.word.committed for rank in fleet.ranks)
@@ -512,7 +550,9 @@ async def test_ranks_that_hang_during_a_stop_leave_the_newest_commit_in_s3(fleet
         await node.shim.end(Rank(number), ExitClass.HALTED)
     await until("the end", lambda: fleet.members(MemberPhase.EXITED))
     assert uploaded(fleet) == [set()] * 3
-    await fleet.send(fleet.nodes[0], HaltRanks(job=JOB, run=RUN, generation=Generation(fleet.generation), reason="the job stops"))
+    await fleet.send(
+        fleet.nodes[0], HaltRanks(job=JOB, run=RUN, generation=Generation(fleet.generation), reason="the job stops")
+    )
     await until("uploads", lambda: all(uploaded(fleet)))
     assert uploaded(fleet) == [{committed}] * 3
 
@@ -539,18 +579,24 @@ async def test_a_checkpoint_that_a_person_wants_is_one_commit_of_all(fleet: Flee
     assert uploaded(fleet) == [first] * 3, "of another generation"
 
 
-async def test_the_final_step_takes_the_slot_of_an_upload_that_does_not_end(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_final_step_takes_the_slot_of_an_upload_that_does_not_end(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def hang(*_: object, **__: object) -> UploadedShard:
         await asyncio.Event().wait()
         raise AssertionError
 
     await fleet.launch()
     await fleet.train(3)
-    shards = [shard for node in fleet.nodes if node.agent._member is not None for shard in node.agent._member.shards.values()]
+    shards = [
+        shard for node in fleet.nodes if node.agent._member is not None for shard in node.agent._member.shards.values()
+    ]
     with monkeypatch.context() as slow:
         slow.setattr(worker.member.member, "upload_shard", hang)
         wanted = max(rank.word.committed for rank in fleet.ranks)
-        await fleet.send(fleet.nodes[0], TakeCheckpoint(job=JOB, run=RUN, generation=Generation(fleet.generation), step=wanted))
+        await fleet.send(
+            fleet.nodes[0], TakeCheckpoint(job=JOB, run=RUN, generation=Generation(fleet.generation), step=wanted)
+        )
         await fleet.train(wanted + 2)
         await until("the uploads", lambda: all(shard.pinned >= wanted for shard in shards))
         await fleet.train(max(shard.pinned for shard in shards) + 1)
@@ -571,7 +617,9 @@ async def test_the_final_step_takes_the_slot_of_an_upload_that_does_not_end(flee
     assert uploaded(fleet) == [{fleet.ranks[0].boundary}] * 3
 
 
-async def test_of_failed_uploads_the_newest_of_a_rank_is_told_until_one_succeeds(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_failed_uploads_the_newest_of_a_rank_is_told_until_one_succeeds(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def refuse(*_: object, **__: object) -> UploadedShard:
         raise StoreUnavailable("it is down")
 
@@ -611,7 +659,9 @@ async def test_a_halt_without_a_stop_uploads_nothing(fleet: Fleet) -> None:
     await fleet.launch()
     await fleet.train(3)
     for node in fleet.nodes:
-        await fleet.send(node, HaltRanks(job=JOB, run=RUN, generation=Generation(fleet.generation), reason="a rank died"))
+        await fleet.send(
+            node, HaltRanks(job=JOB, run=RUN, generation=Generation(fleet.generation), reason="a rank died")
+        )
     for number, node in enumerate(fleet.nodes):
         await node.shim.end(Rank(number), ExitClass.HALTED)
     await until("the end", lambda: fleet.members(MemberPhase.EXITED))
@@ -648,7 +698,7 @@ async def test_all_agents_restart_at_once(fleet: Fleet) -> None:
     await fleet.train(committed + 3)
 
 
-# -- commands that come late, twice, or too early -----------------------------------------------------------------------------
+# -- commands that come late, twice, or too early
 
 
 async def test_commands_are_repeated_without_harm(fleet: Fleet) -> None:
@@ -685,7 +735,9 @@ async def test_a_promise_is_told_only_when_it_is_true(fleet: Fleet) -> None:
     assert (told.generation, told.phase) == (2, MemberPhase.PROMISED)
 
 
-async def test_an_agent_that_is_killed_while_it_forgets_a_run_starts_none_of_its_ranks(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_agent_that_is_killed_while_it_forgets_a_run_starts_none_of_its_ranks(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await fleet.launch()
     await fleet.train(3)
     node = fleet.nodes[1]
@@ -712,7 +764,10 @@ async def test_an_agent_that_is_killed_while_it_forgets_a_run_starts_none_of_its
 async def test_a_disk_that_takes_no_promise_for_a_while_costs_a_while(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What depends on a promise is not begun before it is kept; the control plane says it again. An agent that ends would only be started again."""
+    """What depends on a promise is not begun before it is kept; the control plane says it again.
+
+    An agent that ends would only be started again.
+    """
     await fleet.connected()
     node = fleet.nodes[1]
     refused: set[MemberPhase] = set()
@@ -737,7 +792,12 @@ async def test_a_disk_that_takes_no_promise_for_a_while_costs_a_while(
         refused.clear()
         return fleet.control.member(node.id)
 
-    assert await is_refused(Prepare(job=JOB, run=RUN, generation=Generation(1), parent=Generation(0)), MemberPhase.PROMISED) is None
+    assert (
+        await is_refused(
+            Prepare(job=JOB, run=RUN, generation=Generation(1), parent=Generation(0)), MemberPhase.PROMISED
+        )
+        is None
+    )
     await fleet.prepare()
     told = await is_refused(Load(plan=fleet.make_plan(), key=bytes([1]) * KEY_BYTES), MemberPhase.LOADING)
     assert told is not None
@@ -756,7 +816,9 @@ async def test_a_disk_that_takes_no_promise_for_a_while_costs_a_while(
     await until("the end", lambda: fleet.members(MemberPhase.EXITED))
 
 
-async def test_a_disk_that_takes_nothing_keeps_no_node_from_letting_go(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_takes_nothing_keeps_no_node_from_letting_go(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await fleet.launch()
     write = PromiseFile.write
 
@@ -822,7 +884,9 @@ async def test_what_cannot_be_verified_is_reported(fleet: Fleet) -> None:
     member = fleet.control.member(fleet.nodes[2].id)
     assert member is not None
     offered = [slot.step for slot in member.inventory if slot.owner_rank == 2]
-    assert plan.base_step not in offered, "the node that found out does not offer it again; of the peer's copy the control plane knows"
+    assert plan.base_step not in offered, (
+        "the node that found out does not offer it again; of the peer's copy the control plane knows"
+    )
 
 
 async def test_that_ranks_would_start_warm_is_told_as_soon_as_it_is_so(fleet: Fleet) -> None:

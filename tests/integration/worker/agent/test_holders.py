@@ -1,6 +1,7 @@
 """Lines between agents that do not answer, told to the control plane for as long as it is so.
 
-A holder: commits go on without it, and it comes back into view when it holds what is committed. The coordinator: nothing is committed without it.
+A holder: commits go on without it, and it comes back into view when it holds what is committed. The coordinator:
+nothing is committed without it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ MANY_STEPS = 100
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    short = msgspec.structs.replace(harness.TIMEOUTS, holder_deadline_seconds=0.3, coordinator_deadline_seconds=0.5, lease_seconds=0.6)
+    short = msgspec.structs.replace(
+        harness.TIMEOUTS, holder_deadline_seconds=0.3, coordinator_deadline_seconds=0.5, lease_seconds=0.6
+    )
     monkeypatch.setattr(harness, "TIMEOUTS", short)
 
 
@@ -90,7 +93,10 @@ async def test_the_coordinator_cannot_be_reached(fleet: Fleet) -> None:
 
 def told_of_coordinator(fleet: Fleet) -> list[list[str]]:
     members = [fleet.control.member(node.id) for node in fleet.nodes]
-    return [[fault.message for fault in member.faults if fault.code == "coordinator_unreachable"] if member else [] for member in members]
+    return [
+        [fault.message for fault in member.faults if fault.code == "coordinator_unreachable"] if member else []
+        for member in members
+    ]
 
 
 def protection_after_steps(fleet: Fleet, holder: str) -> bool:
@@ -138,4 +144,6 @@ async def test_rounds_that_a_bug_ends_begin_again_and_are_told(
     assert bugs == []
     assert "LookupError: a bug" in caplog.text
     told = [NodeFault(code="agent_error", message="rounds ended: LookupError('a bug')", is_permanent=False)]
-    await until("the report", lambda: (report := fleet.control.member(node.id)) is not None and list(report.faults) == told)
+    await until(
+        "the report", lambda: (report := fleet.control.member(node.id)) is not None and list(report.faults) == told
+    )

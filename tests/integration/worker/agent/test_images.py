@@ -27,7 +27,9 @@ async def test_an_instance_of_an_image_of_a_running_node_joins_as_a_new_one(flee
         assert fleet.control.tokens[-1] == "Bearer join"
         assert (fleet.control.reports[new.id].member, fleet.control.reports[new.id].sources) == (None, ())
         kept = {path.name for path in state.rglob("*") if path.is_file()}
-        assert kept == {"node_id", "session_token", "peer_port", "shim.lock"}, "nothing that an agent keeps is forgotten"
+        assert kept == {"node_id", "session_token", "peer_port", "shim.lock"}, (
+            "nothing that an agent keeps is forgotten"
+        )
         assert (state / "peer_port").read_text() != (imaged.state_dir / "peer_port").read_text()
         await fleet.train(5)
     finally:

@@ -38,7 +38,11 @@ def stored(fleet: Fleet, rank: int, generation: int = 1) -> list[LogLine]:
     """What the store has of a node, in order; numbers go on from chunk to chunk."""
     prefix, found = f"logs/gen={generation}/", []
     objects = fleet.objects.objects[BUCKET]
-    names = [name for key in list(objects) if key.startswith(prefix) and (name := parse_name(key.removeprefix(prefix))) is not None]
+    names = [
+        name
+        for key in list(objects)
+        if key.startswith(prefix) and (name := parse_name(key.removeprefix(prefix))) is not None
+    ]
     for name in sorted(names):
         if name.node_id == fleet.nodes[rank].id:
             head, lines, _ = decode_chunk(objects[prefix + name.path])
@@ -51,7 +55,11 @@ def stored(fleet: Fleet, rank: int, generation: int = 1) -> list[LogLine]:
 def tails(fleet: Fleet, node_id: NodeId) -> list[list[LogLine]]:
     """What peers have stored of a node."""
     objects = fleet.objects.objects[BUCKET]
-    found = [key for key in list(objects) if (name := parse_tail(key.removeprefix("logs/gen=1/"))) is not None and name.node_id == node_id]
+    found = [
+        key
+        for key in list(objects)
+        if (name := parse_tail(key.removeprefix("logs/gen=1/"))) is not None and name.node_id == node_id
+    ]
     return [decode_chunk(objects[key])[1] for key in found]
 
 
@@ -140,7 +148,9 @@ async def leave_output(fleet: Fleet) -> Path:
     return files.output_dir / "model"
 
 
-async def test_a_node_is_released_when_what_its_ranks_left_is_stored(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_is_released_when_what_its_ranks_left_is_stored(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker.agent.agent, "LOOK_SECONDS", 0.01)
     store, node, now, look_count = SlowStore(fleet, monkeypatch), fleet.nodes[0], 0.0, 0
 
@@ -156,14 +166,18 @@ async def test_a_node_is_released_when_what_its_ranks_left_is_stored(fleet: Flee
         now, before = later, look_count
         await fleet.send(node, Release(run=RUN))  # the control plane says it again and again
         await until("two more looks", lambda before=before: look_count > before + 2)  # type: ignore[misc]
-    assert (fleet.control.member(node.id) is not None, output.exists()) == (True, True), "it is given to nobody else meanwhile"
+    assert (fleet.control.member(node.id) is not None, output.exists()) == (True, True), (
+        "it is given to nobody else meanwhile"
+    )
     store.taken.set()
     await until("the release", lambda: fleet.control.member(node.id) is None)
     assert "output/gen=1/rank=0/model" in fleet.objects.objects[BUCKET]
     assert not output.exists()
 
 
-async def test_outputs_that_are_given_up_are_told(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_outputs_that_are_given_up_are_told(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(worker.agent.agent, "LOOK_SECONDS", 0.01)
     store, node, now = SlowStore(fleet, monkeypatch), fleet.nodes[0], 0.0
     node.agent._logs.monotonic = lambda: now
@@ -188,7 +202,9 @@ async def test_outputs_that_are_given_up_are_told(fleet: Fleet, monkeypatch: pyt
     store.taken.set()
 
 
-async def test_what_was_stored_at_the_exit_is_not_sent_again_at_the_release(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_stored_at_the_exit_is_not_sent_again_at_the_release(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = SlowStore(fleet, monkeypatch)
     store.taken.set()
     await fleet.launch()
@@ -204,7 +220,9 @@ async def test_what_was_stored_at_the_exit_is_not_sent_again_at_the_release(flee
 
 
 @pytest.mark.parametrize("per_node", [1, 2])
-async def test_a_lost_node_takes_no_line_of_a_committed_step_with_it(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, per_node: int) -> None:
+async def test_a_lost_node_takes_no_line_of_a_committed_step_with_it(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, per_node: int
+) -> None:
     """Not even where the store has taken none of its lines, and its holder's agent was restarted after the commit."""
     put_file, step = fleet.objects.put_file, ScriptedRank.step
     fleet.per_node = per_node

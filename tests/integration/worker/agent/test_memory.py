@@ -1,7 +1,7 @@
 """What a node really uses for slots and buffers while steps are kept, against what admission counts before a job may have them.
 
-The three agents and their scripted ranks are one process, whose own memory is looked at by the kernel's high-water mark: what was there for a moment
-counts, too. The ranks' states lie in one buffer that was there before.
+The three agents and their scripted ranks are one process, whose own memory is looked at by the kernel's high-water
+mark: what was there for a moment counts, too. The ranks' states lie in one buffer that was there before.
 """
 
 from __future__ import annotations
@@ -78,5 +78,7 @@ async def test_what_is_used_while_steps_are_kept_is_what_admission_counts(fleet:
     for node in fleet.nodes:
         slots = tmpfs_bytes(node.slots)
         assert 0.95 * needed <= slots <= 1.05 * needed
-        assert slots + max(private, 0) <= 1.05 * needed + ALLOWED_BYTES, "all three agents' buffers beside one node's slots"
+        assert slots + max(private, 0) <= 1.05 * needed + ALLOWED_BYTES, (
+            "all three agents' buffers beside one node's slots"
+        )
     assert private < SHARD_BYTES / 2, "nowhere is there a copy of a shard"

@@ -15,13 +15,18 @@ from worker.ranks.files import make_home
 
 pytestmark = pytest.mark.integration
 USER = RankUser(os.getuid() or 61_244, os.getgid() or 61_245)
-"""Root may give to anybody, others to themselves. A release removes what this user has in /tmp: no other test has ranks of the same."""
+"""Root may give to anybody, others to themselves.
+
+A release removes what this user has in /tmp: no other test has ranks of the same.
+"""
 
 
 def opened(root: Path) -> dict[str, int]:
     """What is the ranks' group's below a folder, and with which mode."""
     found = {str(path.relative_to(root)): path.stat() for path in [root, *root.rglob("*")]}
-    return {name: told.st_mode & 0o777 for name, told in found.items() if told.st_gid == USER.gid and told.st_mode & 0o070}
+    return {
+        name: told.st_mode & 0o777 for name, told in found.items() if told.st_gid == USER.gid and told.st_mode & 0o070
+    }
 
 
 async def test_agents_open_what_their_ranks_need_and_nothing_else(fleet: Fleet) -> None:
@@ -35,7 +40,12 @@ async def test_agents_open_what_their_ranks_need_and_nothing_else(fleet: Fleet) 
         held = {path.name for path in (node.slots / RUN).iterdir()}
         own = {f"rank-{rank}.slot-0", f"rank-{rank}.slot-1", f"rank-{rank}.word"}
         assert own < held, "replicas of another rank are there, too"
-        assert opened(node.slots) == {".": 0o710, RUN: 0o710, "ranks.sock": 0o660, **{f"{RUN}/{name}": 0o660 for name in own}}
+        assert opened(node.slots) == {
+            ".": 0o710,
+            RUN: 0o710,
+            "ranks.sock": 0o660,
+            **{f"{RUN}/{name}": 0o660 for name in own},
+        }
         assert opened(node.state_dir / "sources")["."] == 0o710
         assert fleet.control.reports[node.id].exposure == "told at the start"
     home = Path(make_home(fleet.nodes[0].state_dir, RunId(RUN), USER)["HOME"])

@@ -81,7 +81,9 @@ async def test_a_stopped_rank_is_found_and_let_be(fleet: Fleet, rank_process: su
     node.shim.records = (record(rank_process, fleet.generation),)
     first = await look(fleet, 1)
     assert (first.error, first.same_seconds, first.is_stopped) == ("", 0.0, False)
-    assert first.text.startswith("MainThread\n    read_batch (train.py:5)\n    train (train.py:7)\n    <module> (train.py:8)")
+    assert first.text.startswith(
+        "MainThread\n    read_batch (train.py:5)\n    train (train.py:7)\n    <module> (train.py:8)"
+    )
     os.kill(rank_process.pid, signal.SIGSTOP)
     await asyncio.to_thread(os.waitpid, rank_process.pid, os.WUNTRACED)
     second = await look(fleet, 2)

@@ -15,7 +15,9 @@ from tests.integration.worker.agent.fleet import JOB, RUN, Fleet, until
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.parametrize("data", [b"\xff" * 64, LENGTH.pack(3) + b"abc", LENGTH.pack(2**31 - 1), b"GET / HTTP/1.1\r\n\r\n"])
+@pytest.mark.parametrize(
+    "data", [b"\xff" * 64, LENGTH.pack(3) + b"abc", LENGTH.pack(2**31 - 1), b"GET / HTTP/1.1\r\n\r\n"]
+)
 async def test_noise_at_the_peer_port(fleet: Fleet, data: bytes) -> None:
     await fleet.launch()
     reader, writer = await asyncio.open_connection("127.0.0.1", fleet.nodes[0].agent._listener.port)

@@ -56,14 +56,18 @@ class Needs:
     "CreateTrainingJob.InputDataConfig[].DataSource.S3DataSource.S3Uri",
     "CreateTrainingJob.InputDataConfig[].DataSource.FileSystemDataSource.DirectoryPath",
 )
-async def test_ranks_find_their_channels_and_get_them_again_in_the_next_generation(fleet: Fleet, tmp_path: Path) -> None:
+async def test_ranks_find_their_channels_and_get_them_again_in_the_next_generation(
+    fleet: Fleet, tmp_path: Path
+) -> None:
     here = tmp_path / "here"
     here.mkdir()
     fleet.objects.put_bytes(ObjectReference(bucket=BUCKET, key="set/a"), b"first")
     needs = Needs(fleet, {"inputs": (SET, InputChannel(name="here", directory=str(here)))})
     await fleet.prepare()
     await needs.load()
-    assert [node.shim.ranks for node in fleet.nodes] == [{}, {}, {}], "no rank waits for a node that may fetch for hours"
+    assert [node.shim.ranks for node in fleet.nodes] == [{}, {}, {}], (
+        "no rank waits for a node that may fetch for hours"
+    )
     members = [node.agent._member for node in fleet.nodes]
     for member in members:
         assert member is not None
@@ -75,14 +79,18 @@ async def test_ranks_find_their_channels_and_get_them_again_in_the_next_generati
         assert (folder / "a").read_bytes() == b"first"
         assert json.loads(node.shim.supplied["EVERSTEP_INPUT_CHANNELS"]) == {"train": str(folder), "here": str(here)}
     await fleet.train(3)
-    assert all(max(member.longest().values(), default=0.0) < 5000 for member in members if member), "nobody stood still while it was fetched"
+    assert all(max(member.longest().values(), default=0.0) < 5000 for member in members if member), (
+        "nobody stood still while it was fetched"
+    )
     assert all(status.still_seconds < 5000 for member in members if member for status in member.rank_statuses())
     del fleet.objects.objects[BUCKET]["set/a"]  # what a node has fetched for a run it has for the run's whole life
     await fleet.prepare()
     for node in fleet.nodes:
         node.shim.supplied.clear()
     await needs.load()
-    assert all(node.shim.supplied["SM_CHANNEL_HERE"] == str(here) for node in fleet.nodes), "started while they load: every node has everything"
+    assert all(node.shim.supplied["SM_CHANNEL_HERE"] == str(here) for node in fleet.nodes), (
+        "started while they load: every node has everything"
+    )
     await fleet.start()
     await fleet.train(5)
     await fleet.release()
@@ -94,7 +102,9 @@ async def test_a_channel_that_is_missing_fails_the_first_load_for_good(fleet: Fl
     await fleet.prepare()
     await needs.load(MemberPhase.LOAD_FAILED)
     assert {(fault.code, fault.is_permanent) for fault in needs.faults()} == {("input_unavailable", True)}
-    assert "InputDataConfig, channel 'train': there is no object at or below s3://bucket/set/" in needs.faults()[0].message
+    assert (
+        "InputDataConfig, channel 'train': there is no object at or below s3://bucket/set/" in needs.faults()[0].message
+    )
     assert not any(node.shim.ranks for node in fleet.nodes)
 
 
@@ -107,10 +117,15 @@ async def test_a_job_that_has_trained_is_not_given_up_for_a_channel(fleet: Fleet
     assert {fault.is_permanent for fault in needs.faults()} == {False}
 
 
-async def test_a_job_that_has_trained_is_not_given_up_for_its_source(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_that_has_trained_is_not_given_up_for_its_source(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await fleet.launch()
     await fleet.train(2)
-    for error, code in ((StoreDenied("the keys have expired"), "archive_unavailable"), (SourceRefused("no space left"), "source_refused")):
+    for error, code in (
+        (StoreDenied("the keys have expired"), "archive_unavailable"),
+        (SourceRefused("no space left"), "source_refused"),
+    ):
 
         def get(_: object, source: SourceArchive, error: Exception = error) -> Path:
             raise error
@@ -123,7 +138,9 @@ async def test_a_job_that_has_trained_is_not_given_up_for_its_source(fleet: Flee
 
 
 @pytest.mark.covers("CreateTrainingJob.Secrets")
-async def test_secrets_are_read_for_each_launch_and_are_nowhere_else(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+async def test_secrets_are_read_for_each_launch_and_are_nowhere_else(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     for node in fleet.nodes:
         node.aws.secrets |= {"token": "hunter2-first", "/team/key": "hunter2-key"}
@@ -138,8 +155,16 @@ async def test_secrets_are_read_for_each_launch_and_are_nowhere_else(fleet: Flee
     await fleet.prepare()
     await needs.load()
     await fleet.start()
-    assert {node.shim.supplied["TOKEN"] for node in fleet.nodes} == {"hunter2-second"}, "one that was changed has its new value"
-    written = [path for node in fleet.nodes for folder in (node.state_dir, node.slots) for path in folder.rglob("*") if path.is_file()]
+    assert {node.shim.supplied["TOKEN"] for node in fleet.nodes} == {"hunter2-second"}, (
+        "one that was changed has its new value"
+    )
+    written = [
+        path
+        for node in fleet.nodes
+        for folder in (node.state_dir, node.slots)
+        for path in folder.rglob("*")
+        if path.is_file()
+    ]
     assert len(written) > len(fleet.nodes)
     assert [path for path in written if b"hunter2" in path.read_bytes()] == []
     assert "hunter2" not in repr([fleet.control.reports, fleet.plan, [node.agent._supplied for node in fleet.nodes]])
@@ -183,7 +208,10 @@ async def test_an_agent_that_dies_between_the_start_and_its_ranks_supplies_them(
 async def test_an_agent_that_finds_no_room_for_what_its_ranks_need_says_that_they_were_not_started(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one before it ended between the start and its ranks. Were this one to end, too, the next would find no more room."""
+    """The one before it ended between the start and its ranks.
+
+    Were this one to end, too, the next would find no more room.
+    """
 
     async def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -195,7 +223,9 @@ async def test_an_agent_that_finds_no_room_for_what_its_ranks_need_says_that_the
     await until("the line to end", lambda: not fleet.control.is_connected(node.id))
     monkeypatch.setattr(Supplies, "gather", full)
     node.start()
-    await until("the exit", lambda: (found := fleet.control.member(node.id)) is not None and found.ranks[0].exit is not None)
+    await until(
+        "the exit", lambda: (found := fleet.control.member(node.id)) is not None and found.ranks[0].exit is not None
+    )
     assert not node.shim.ranks
 
 
@@ -209,14 +239,26 @@ def with_files(fleet: Fleet, files: dict[str, bytes]) -> dict[str, Any]:
             tar.addfile(entry, io.BytesIO(data))
     place = ObjectReference(bucket=BUCKET, key="other.tar.gz")
     fleet.objects.put_bytes(place, buffer.getvalue())
-    return {"source": SourceArchive(object=place, sha256=hashlib.sha256(buffer.getvalue()).hexdigest(), bytes=len(buffer.getvalue()))}
+    return {
+        "source": SourceArchive(
+            object=place, sha256=hashlib.sha256(buffer.getvalue()).hexdigest(), bytes=len(buffer.getvalue())
+        )
+    }
 
 
 @pytest.mark.covers("CreateTrainingJob.Requirements")
-async def test_requirements_are_installed_before_ranks_start_and_pips_words_are_in_the_log(fleet: Fleet, tmp_path: Path) -> None:
+async def test_requirements_are_installed_before_ranks_start_and_pips_words_are_in_the_log(
+    fleet: Fleet, tmp_path: Path
+) -> None:
     wheel = make_wheel(tmp_path / "wheels", "everstep_example", "1.0")
     wanted = b"--no-index\n--find-links .\neverstep_example\n"
-    needs = Needs(fleet, {"requirements": "requirements.txt", **with_files(fleet, {wheel.name: wheel.read_bytes(), "requirements.txt": wanted})})
+    needs = Needs(
+        fleet,
+        {
+            "requirements": "requirements.txt",
+            **with_files(fleet, {wheel.name: wheel.read_bytes(), "requirements.txt": wanted}),
+        },
+    )
     await fleet.prepare()
     await needs.load()
     await fleet.start()
@@ -224,7 +266,10 @@ async def test_requirements_are_installed_before_ranks_start_and_pips_words_are_
     assert all((Path(node.shim.packages.path) / "everstep_example.py").is_file() for node in fleet.nodes)
 
     def shipped() -> bool:
-        return any(b"Successfully installed everstep_example-1.0" in data for data in list(fleet.objects.objects[BUCKET].values()))
+        return any(
+            b"Successfully installed everstep_example-1.0" in data
+            for data in list(fleet.objects.objects[BUCKET].values())
+        )
 
     await until("pip's words in the store", shipped)
 
@@ -284,11 +329,15 @@ def other_source(fleet: Fleet, content: bytes) -> SourceArchive:
     return SourceArchive(object=place, sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
 
 
-async def test_a_spare_has_its_fleets_sources_ready_and_a_node_that_works_only_its_own(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_spare_has_its_fleets_sources_ready_and_a_node_that_works_only_its_own(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await fleet.connected()
     fetched: list[str] = []
     get_bytes = fleet.objects.get_bytes
-    monkeypatch.setattr(fleet.objects, "get_bytes", lambda reference: (fetched.append(reference.key), get_bytes(reference))[1])
+    monkeypatch.setattr(
+        fleet.objects, "get_bytes", lambda reference: (fetched.append(reference.key), get_bytes(reference))[1]
+    )
     theirs, wrong = other_source(fleet, b"theirs"), replace_digest(other_source(fleet, b"wrong"))
     wanted = (fleet.source, theirs, wrong)
     digests = tuple(sorted(source.sha256 for source in wanted))
@@ -297,18 +346,26 @@ async def test_a_spare_has_its_fleets_sources_ready_and_a_node_that_works_only_i
     await until("sources", lambda: all(fleet.control.reports[node.id].sources == digests for node in fleet.nodes))
     assert sorted(fetched) == sorted(source.object.key for source in wanted for _ in fleet.nodes)
     held = [{path.name for path in (node.state_dir / "sources" / "archives").iterdir()} for node in fleet.nodes]
-    assert held == [{f"{fleet.source.sha256}.tar.gz", f"{theirs.sha256}.tar.gz"}] * len(fleet.nodes), "what is unsound is not kept"
-    assert [{path.name for path in (node.state_dir / "sources").iterdir()} for node in fleet.nodes] == [{"archives"}] * len(fleet.nodes)
+    assert held == [{f"{fleet.source.sha256}.tar.gz", f"{theirs.sha256}.tar.gz"}] * len(fleet.nodes), (
+        "what is unsound is not kept"
+    )
+    assert [{path.name for path in (node.state_dir / "sources").iterdir()} for node in fleet.nodes] == [
+        {"archives"}
+    ] * len(fleet.nodes)
     fetched.clear()
     await fleet.prepare()
     await fleet.load()
     assert fleet.source.object.key not in fetched, "it was there"
     for node in fleet.nodes:
-        assert [path.name for path in (node.state_dir / "sources" / "archives").iterdir()] == [f"{fleet.source.sha256}.tar.gz"]
+        assert [path.name for path in (node.state_dir / "sources" / "archives").iterdir()] == [
+            f"{fleet.source.sha256}.tar.gz"
+        ]
         await fleet.send(node, KeepSources(sources=wanted))  # late
     await fleet.start()
     for node in fleet.nodes:
-        assert [path.name for path in (node.state_dir / "sources" / "archives").iterdir()] == [f"{fleet.source.sha256}.tar.gz"]
+        assert [path.name for path in (node.state_dir / "sources" / "archives").iterdir()] == [
+            f"{fleet.source.sha256}.tar.gz"
+        ]
     await fleet.release()
     await until("nothing left", lambda: all(fleet.control.reports[node.id].sources == () for node in fleet.nodes))
 

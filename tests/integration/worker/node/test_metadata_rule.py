@@ -82,7 +82,9 @@ async def metadata_service() -> AsyncIterator[None]:
             for address in ("10.9.0.2/24", "fd09::2/64", *ADDRESSES.values()):
                 ip("addr", "add", address, "dev", "far", *(["nodad"] if ":" in address else []))
             ip("link", "set", "far", "up")
-            return [serve(socket.AF_INET6 if ":" in address else socket.AF_INET, address) for address in ADDRESSES.values()]
+            return [
+                serve(socket.AF_INET6 if ":" in address else socket.AF_INET, address) for address in ADDRESSES.values()
+            ]
 
         listeners = far_end.submit(begin).result()
         ip("route", "add", "default", "via", "10.9.0.2")
@@ -149,7 +151,12 @@ def test_where_no_rule_can_be_made_that_is_what_is_said(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("endpoint", "covered"),
-    [("http://169.254.169.254", True), ("http://[fd00:ec2::254]", True), ("http://127.0.0.2:8100", False), (None, False)],
+    [
+        ("http://169.254.169.254", True),
+        ("http://[fd00:ec2::254]", True),
+        ("http://127.0.0.2:8100", False),
+        (None, False),
+    ],
 )
 def test_only_ec2s_own_addresses_are_covered(endpoint: str | None, covered: bool) -> None:
     assert is_covered(endpoint) is covered

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.worker.replication.own_network import ADDRESSES, CARDS, may_have_one, on_two_nodes, readdress, sent_bytes
+from tests.integration.worker.replication.own_network import (
+    ADDRESSES,
+    CARDS,
+    may_have_one,
+    on_two_nodes,
+    readdress,
+    sent_bytes,
+)
 from tests.integration.worker.replication.pair import HOLDER, OWNER, RANK, credentials
 from worker.node.network_cards import NetworkCard, card_of, network_cards
 from worker.replication.tcp import PeerListener, TcpSession, dial
@@ -74,7 +81,15 @@ def test_streams_go_over_all_cards_both_ways(class_net: Path) -> None:
             cards = network_cards(ADDRESSES[0][0], class_net)
             assert cards == tuple(NetworkCard(address, name) for address, name in zip(ADDRESSES[0], CARDS, strict=True))
             for card, address in zip(cards, ADDRESSES[1], strict=True):
-                stream = await dial(credentials(OWNER), peer=HOLDER, address=address, port=port, kind="stream", owner_rank=RANK, source=card)
+                stream = await dial(
+                    credentials(OWNER),
+                    peer=HOLDER,
+                    address=address,
+                    port=port,
+                    kind="stream",
+                    owner_rank=RANK,
+                    source=card,
+                )
                 with stream.detach() as line:
                     line.settimeout(SECONDS)
                     line.sendall(bytes(SIZE))

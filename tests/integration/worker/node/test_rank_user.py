@@ -165,7 +165,11 @@ class Machine:
             socket=self.slots / "shim.sock",
             address="127.0.0.1",
             is_warm=is_warm,
-            environment={"PATH": os.environ["PATH"], "HOME": str(disk / "home"), "TORCH_EXTENSIONS_DIR": str(disk / "home" / "extensions")},
+            environment={
+                "PATH": os.environ["PATH"],
+                "HOME": str(disk / "home"),
+                "TORCH_EXTENSIONS_DIR": str(disk / "home" / "extensions"),
+            },
             modules=("graphlib",),
             user=USER,
         )
@@ -247,11 +251,16 @@ def test_a_rank_has_what_it_needs_and_nothing_else(is_warm: bool) -> None:
             hello = RankHello(job=JobName("job"), run=RUN, generation=Generation(1), rank=Rank(0), pid=1)
             given = {"PLACES": json.dumps(places), "GREETING": frame(hello).hex()}
             here = plan.nodes[0]
-            await made.supervisor.start_rank(plan, here, Rank(0), entry, agent_socket=server.path, supplied=Supplied(environment=given))
+            await made.supervisor.start_rank(
+                plan, here, Rank(0), entry, agent_socket=server.path, supplied=Supplied(environment=given)
+            )
             exited = await made.supervisor.next_exit(RUN, Generation(1), ())
             assert exited.end.code == 0, made.files().stderr.read_text()
             assert made.supervisor.records[0].is_warm is is_warm
-            said, again = made.files().stdout.read_text().splitlines()[-1], made.files().stdout.read_text().splitlines()[0]
+            said, again = (
+                made.files().stdout.read_text().splitlines()[-1],
+                made.files().stdout.read_text().splitlines()[0],
+            )
             found: dict[str, Any] = json.loads(said)
             assert again == "twice"
             assert found.pop("who") == [*[USER.uid] * 3, *[USER.gid] * 3, *USER.groups, 1, 0, 0]
@@ -289,22 +298,37 @@ def test_looks_at_a_rank_and_commands_beside_it_run_on() -> None:
             is_up = disk / "is-up"
             os.mkfifo(is_up)
             is_up.chmod(0o666)
-            plan, entry = made.plan("import os, signal\ndef stand():\n    open(os.environ['IS_UP'], 'w').close()\n    signal.pause()\nstand()\n")
+            plan, entry = made.plan(
+                "import os, signal\ndef stand():\n    open(os.environ['IS_UP'], 'w').close()\n    "
+                "signal.pause()\nstand()\n"
+            )
             supplied = Supplied(environment={"IS_UP": str(is_up)})
-            await made.supervisor.start_rank(plan, plan.nodes[0], Rank(0), entry, agent_socket=made.slots / "s", supplied=supplied)
+            await made.supervisor.start_rank(
+                plan, plan.nodes[0], Rank(0), entry, agent_socket=made.slots / "s", supplied=supplied
+            )
             rank = await made.rank(is_up)
             assert "stand" in await stacks_of(rank.pid), "as root"
-            environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **make_home(made.state, RUN, USER)}
+            environment = {
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                **make_home(made.state, RUN, USER),
+            }
 
             async def beside(*argv: str) -> bytes:
-                command = RunCommand(run=RUN, generation=Generation(1), command_id="c", rank=Rank(0), argv=argv, timeout_seconds=60.0)
+                command = RunCommand(
+                    run=RUN, generation=Generation(1), command_id="c", rank=Rank(0), argv=argv, timeout_seconds=60.0
+                )
                 ended = await run_beside(command, rank, environment, USER)
                 assert ended.exit_code == 0, ended.stderr
                 return ended.stdout
 
-            code = "import os; print(os.getresuid(), os.getgroups(), os.environ['HOME'], open(f'/proc/{os.getpid()}/cgroup').read())"
+            code = (
+                "import os; print(os.getresuid(), os.getgroups(), os.environ['HOME'], "
+                "open(f'/proc/{os.getpid()}/cgroup').read())"
+            )
             said = (await beside(sys.executable, "-c", code)).decode()
-            assert said.startswith(f"({USER.uid}, {USER.uid}, {USER.uid}) [{USER.groups[0]}] {made.state / 'homes' / RUN}")
+            assert said.startswith(
+                f"({USER.uid}, {USER.uid}, {USER.uid}) [{USER.groups[0]}] {made.state / 'homes' / RUN}"
+            )
             assert not rank.cgroup or Path(rank.cgroup).name in said
             assert b"stand" in await beside("py-spy", "dump"), "as the rank's user"
 
@@ -337,7 +361,8 @@ def identities(folder: Path) -> dict[Path, tuple[int, ...]]:
     """Return all that a write, a chmod or a new file would change; when something was read last is not among it: to copy is to read."""
     stats = {path: path.stat() for path in folder.rglob("*")}
     return {
-        path: (each.st_ino, each.st_mode, each.st_uid, each.st_gid, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for path, each in stats.items()
+        path: (each.st_ino, each.st_mode, each.st_uid, each.st_gid, each.st_size, each.st_mtime_ns, each.st_ctime_ns)
+        for path, each in stats.items()
     }
 
 
@@ -350,9 +375,13 @@ def test_packages_are_built_by_the_ranks_user_and_belong_to_root() -> None:
         promise.chmod(0o600)
         make_wheel(source / "wheels", "everstep_example", "1.0")
         (source / "package").mkdir()
-        (source / "package" / "pyproject.toml").write_text('[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n')
+        (source / "package" / "pyproject.toml").write_text(
+            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        )
         requirements = source / "requirements.txt"
-        (source / "package" / "backend.py").write_text(BACKEND.replace("PROMISE", str(promise)).replace("SOURCE", str(requirements)))
+        (source / "package" / "backend.py").write_text(
+            BACKEND.replace("PROMISE", str(promise)).replace("SOURCE", str(requirements))
+        )
         requirements.write_text("--no-index\n--find-links ./wheels\neverstep_example\n./package\n")
         before = identities(source)
         order = Order(
@@ -388,7 +417,10 @@ def test_a_directory_that_ranks_cannot_read_is_refused() -> None:
         cache = InputCache(disk / "state", user=USER)
         assert cache.fetch(MemoryObjectStore(), RunId(RUN), (channel,), threading.Event()) == {"train": data}
         data.chmod(0o700)
-        with pytest.raises(InputRefused, match=r"channel 'train': .*data: ranks run as ranks-of-a-test \(uid 61234\), which may not read it"):
+        with pytest.raises(
+            InputRefused,
+            match=r"channel 'train': .*data: ranks run as ranks-of-a-test \(uid 61234\), which may not read it",
+        ):
             cache.fetch(MemoryObjectStore(), RunId(RUN), (channel,), threading.Event())
 
     in_own_mounts(body, *PYTHON)
@@ -461,7 +493,14 @@ def test_no_process_of_a_jobs_user_outlives_it(how: str) -> None:
     user = RankUser(61_251, 61_251)
 
     async def body(disk: Path, tmpfs: Path) -> None:
-        supervisor = Supervisor(state=disk / "state", socket=tmpfs / "node" / "shim.sock", address="127.0.0.1", is_warm=False, cgroup="", user=user)
+        supervisor = Supervisor(
+            state=disk / "state",
+            socket=tmpfs / "node" / "shim.sock",
+            address="127.0.0.1",
+            is_warm=False,
+            cgroup="",
+            user=user,
+        )
         await supervisor.start()
         told = disk / "told"
         os.mkfifo(told)
@@ -495,7 +534,9 @@ def test_a_process_of_one_job_reads_nothing_of_anothers(tmp_path: Path) -> None:
         rank.stdin.flush()
         rank.stdout.read(1)  # it runs, and its environment is its own
         for user, found in ((other, b"DB_PASSWORD=of-team-b\0"), (one, b"")):
-            done = subprocess.run(["/bin/cat", f"/proc/{rank.pid}/environ"], capture_output=True, check=False, **user.options)
+            done = subprocess.run(
+                ["/bin/cat", f"/proc/{rank.pid}/environ"], capture_output=True, check=False, **user.options
+            )
             assert done.stdout == found
     finally:
         rank.kill()

@@ -81,13 +81,20 @@ async def credentials(tmp_path: Path, sts: Sts, clock: Clock) -> AsyncIterator[R
 
 def as_a_rank(variables: dict[str, str]) -> object:
     """What an AWS SDK finds in a rank's environment, on a node that has credentials of its own."""
-    node = {"AWS_ACCESS_KEY_ID": "AKIANODE", "AWS_SECRET_ACCESS_KEY": "node", "AWS_PROFILE": "node", "HOME": "/home/node"}
+    node = {
+        "AWS_ACCESS_KEY_ID": "AKIANODE",
+        "AWS_SECRET_ACCESS_KEY": "node",
+        "AWS_PROFILE": "node",
+        "HOME": "/home/node",
+    }
     environment = {**node_environment(node, "lo"), **variables}
     done = subprocess.run([sys.executable, "-c", SDK], env=environment, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
-async def ask(credentials: RoleCredentials, *, token: str | None = None, request: str = "GET /role HTTP/1.1") -> tuple[int, dict[str, str]]:
+async def ask(
+    credentials: RoleCredentials, *, token: str | None = None, request: str = "GET /role HTTP/1.1"
+) -> tuple[int, dict[str, str]]:
     """Ask as a rank does; return the status and the answer."""
     variables = credentials.variables()
     given = variables["AWS_CONTAINER_AUTHORIZATION_TOKEN"] if token is None else token
@@ -121,7 +128,9 @@ async def test_who_has_no_token_gets_nothing(credentials: RoleCredentials) -> No
     assert (await ask(credentials, token=""))[0] == 401
 
 
-async def test_keys_are_renewed_before_they_end_and_the_old_ones_serve_meanwhile(credentials: RoleCredentials, clock: Clock, sts: Sts) -> None:
+async def test_keys_are_renewed_before_they_end_and_the_old_ones_serve_meanwhile(
+    credentials: RoleCredentials, clock: Clock, sts: Sts
+) -> None:
     await credentials.begin(PLAN, KEY)
     clock.now += ROLE_SECONDS - RENEW_SECONDS
     assert (await ask(credentials))[1]["Token"] == "token 1"
@@ -137,7 +146,9 @@ async def test_keys_are_renewed_before_they_end_and_the_old_ones_serve_meanwhile
     assert answer["Expiration"] == "2027-01-15T09:40:01Z"
 
 
-async def test_while_sts_fails_good_keys_are_given_and_it_is_asked_now_and_then(credentials: RoleCredentials, clock: Clock, sts: Sts) -> None:
+async def test_while_sts_fails_good_keys_are_given_and_it_is_asked_now_and_then(
+    credentials: RoleCredentials, clock: Clock, sts: Sts
+) -> None:
     await credentials.begin(PLAN, KEY)
     sts.failure = StoreUnavailable("STS: 503")
     clock.now += ROLE_SECONDS - RENEW_SECONDS + 1
@@ -157,7 +168,9 @@ async def test_while_sts_fails_good_keys_are_given_and_it_is_asked_now_and_then(
     assert (await ask(credentials))[0] == 200
 
 
-async def test_ranks_find_the_next_agent_of_their_node(tmp_path: Path, credentials: RoleCredentials, sts: Sts, clock: Clock) -> None:
+async def test_ranks_find_the_next_agent_of_their_node(
+    tmp_path: Path, credentials: RoleCredentials, sts: Sts, clock: Clock
+) -> None:
     await credentials.begin(PLAN, KEY)
     variables = credentials.variables()
     await credentials.close()

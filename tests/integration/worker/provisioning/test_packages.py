@@ -31,12 +31,25 @@ def order(tmp_path: Path) -> Order:
     (source / "requirements.txt").write_text(f"{OFFLINE}everstep_example\nmsgspec\n")
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     output = tmp_path / "logs" / "rank=0.stdout"
-    return Order(project="a", source=source, source_sha256="aa", requirements="requirements.txt", environment=environment, output=output)
+    return Order(
+        project="a",
+        source=source,
+        source_sha256="aa",
+        requirements="requirements.txt",
+        environment=environment,
+        output=output,
+    )
 
 
 def imported(path: str, expression: str) -> str:
     """What a rank would see."""
-    done = subprocess.run([sys.executable, "-c", f"print({expression})"], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", f"print({expression})"],
+        env={"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.strip()
 
 
@@ -74,7 +87,9 @@ async def test_a_node_that_has_everything_needs_no_layer(tmp_path: Path, order: 
 
 async def test_a_failure_has_pips_last_lines_and_leaves_nothing(tmp_path: Path, order: Order) -> None:
     (order.source / "requirements.txt").write_text(f"{OFFLINE}everstep-none==7\n")
-    with pytest.raises(RequirementsRefused, match=r"(?s)requirements.txt: pip ended with code 1; its last lines: .*everstep-none==7"):
+    with pytest.raises(
+        RequirementsRefused, match=r"(?s)requirements.txt: pip ended with code 1; its last lines: .*everstep-none==7"
+    ):
         await PackageLayers(tmp_path).install(order)
     assert "No matching distribution" in order.output.read_text()
     assert sorted(path.name for path in (tmp_path / "packages").iterdir()) == ["lock"]
@@ -88,7 +103,9 @@ async def test_a_failure_has_pips_last_lines_and_leaves_nothing(tmp_path: Path, 
         ("x", "none.txt", "is not a file of the source tree"),
     ],
 )
-async def test_what_a_layer_cannot_have_is_refused(tmp_path: Path, order: Order, text: str, path: str, words: str) -> None:
+async def test_what_a_layer_cannot_have_is_refused(
+    tmp_path: Path, order: Order, text: str, path: str, words: str
+) -> None:
     (order.source / "requirements.txt").write_text(text)
     (tmp_path / "requirements.txt").touch()
     with pytest.raises(RequirementsRefused, match=words):
@@ -126,7 +143,9 @@ async def test_only_the_newest_layers_stay(tmp_path: Path, order: Order) -> None
     assert "other-0" not in names
 
 
-async def test_layers_that_there_is_no_room_for_go_and_one_that_is_too_large_is_refused(tmp_path: Path, order: Order) -> None:
+async def test_layers_that_there_is_no_room_for_go_and_one_that_is_too_large_is_refused(
+    tmp_path: Path, order: Order
+) -> None:
     first = Path((await PackageLayers(tmp_path).install(order)).path)
     room = sum(path.lstat().st_blocks * 512 for path in first.parents[2].rglob("*") if not path.is_dir()) * 3 // 2
     (order.source / "requirements.txt").write_text(f"{OFFLINE}pluggy==99.0\n")
@@ -134,13 +153,15 @@ async def test_layers_that_there_is_no_room_for_go_and_one_that_is_too_large_is_
     assert second.exists()
     assert not first.exists(), "both have no room"
     (order.source / "requirements.txt").write_text(f"{OFFLINE}everstep_example\n")
-    with pytest.raises(RequirementsRefused, match=r"takes [\d,]+ bytes, and packages may take 4,096 bytes of this node's disk"):
+    with pytest.raises(
+        RequirementsRefused, match=r"takes [\d,]+ bytes, and packages may take 4,096 bytes of this node's disk"
+    ):
         await PackageLayers(tmp_path, limit_bytes=4096).install(order)
     assert second.exists(), "what is refused takes nobody's place"
     assert leftovers(tmp_path) == []
 
 
-# -- what dies in the middle ---------------------------------------------------------------------------------------------------------------
+# -- what dies in the middle
 
 
 @pytest.fixture
@@ -163,7 +184,11 @@ async def silent_index(order: Order) -> AsyncIterator[asyncio.Event]:
 
 def pips() -> list[int]:
     """Processes below this one that run pip."""
-    return [pid for pid in processes.tree(os.getpid(), processes.snapshot()) if b"wheels_only.py\0install" in command_of(pid)]
+    return [
+        pid
+        for pid in processes.tree(os.getpid(), processes.snapshot())
+        if b"wheels_only.py\0install" in command_of(pid)
+    ]
 
 
 def command_of(pid: int) -> bytes:
@@ -173,7 +198,9 @@ def command_of(pid: int) -> bytes:
         return b""
 
 
-async def test_an_installation_that_nobody_waits_for_ends_with_all_that_it_started(tmp_path: Path, order: Order, silent_index: asyncio.Event) -> None:
+async def test_an_installation_that_nobody_waits_for_ends_with_all_that_it_started(
+    tmp_path: Path, order: Order, silent_index: asyncio.Event
+) -> None:
     installing = asyncio.create_task(PackageLayers(tmp_path).install(order))
     await silent_index.wait()
     assert pips()
@@ -200,8 +227,12 @@ asyncio.run(PackageLayers(state).install(order))
 """
 
 
-async def test_an_agent_that_is_killed_keeps_no_lock_and_leaves_no_pip(tmp_path: Path, order: Order, silent_index: asyncio.Event) -> None:
-    agent = await asyncio.create_subprocess_exec(sys.executable, "-c", INSTALL, str(tmp_path), str(order.source), str(order.output))
+async def test_an_agent_that_is_killed_keeps_no_lock_and_leaves_no_pip(
+    tmp_path: Path, order: Order, silent_index: asyncio.Event
+) -> None:
+    agent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", INSTALL, str(tmp_path), str(order.source), str(order.output)
+    )
     await silent_index.wait()
     started = [process for process in map(processes.find, pips()) if process is not None]
     assert len(started) == 2, "pip, and what ends all that pip has started"

@@ -90,7 +90,9 @@ def on_two_nodes(*bodies: Callable[[], Awaitable[None]]) -> None:
         there.wait(_SECONDS)
         for card in CARDS if number else ():
             other = f"/proc/{os.getpid()}/task/{threads[0]}/ns/net"
-            subprocess.run(["ip", "link", "add", card, "type", "veth", "peer", "name", card, "netns", other], check=True)
+            subprocess.run(
+                ["ip", "link", "add", card, "type", "veth", "peer", "name", card, "netns", other], check=True
+            )
         joined.wait(_SECONDS)
         for card, address in zip(CARDS, ADDRESSES[number], strict=True):
             readdress(card, address)

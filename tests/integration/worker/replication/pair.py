@@ -31,7 +31,9 @@ KEY = b"k" * 32
 LAYOUT = b"l" * 16
 
 
-def credentials(node_id: NodeId, *, key: bytes = KEY, run: RunId = RUN, generation: Generation = GENERATION) -> Credentials:
+def credentials(
+    node_id: NodeId, *, key: bytes = KEY, run: RunId = RUN, generation: Generation = GENERATION
+) -> Credentials:
     return Credentials(JOB, run, generation, node_id, key, silence_seconds=3.0)
 
 
@@ -91,7 +93,14 @@ class Capture:
 class Pair:
     """One owner: the fixture, which closes it."""
 
-    def __init__(self, tmpfs: Path, *, payload_bytes: int = 10_000, memory_bytes: int = 1 << 24, holder_memory_bytes: int = 1 << 24) -> None:
+    def __init__(
+        self,
+        tmpfs: Path,
+        *,
+        payload_bytes: int = 10_000,
+        memory_bytes: int = 1 << 24,
+        holder_memory_bytes: int = 1 << 24,
+    ) -> None:
         self.payload_bytes = payload_bytes
         self.owner_store = self._store(tmpfs / "owner", memory_bytes)
         self.holder_store = self._store(tmpfs / "holder", holder_memory_bytes)
@@ -126,7 +135,7 @@ class Pair:
     def _changed(self) -> None:
         self.changes += 1
 
-    # -- the holder -------------------------------------------------------------------------------------------------------------------------
+    # -- the holder
 
     def listen(self) -> None:
         """Admit the generation's members."""
@@ -147,7 +156,12 @@ class Pair:
         return (await self.dial(kind="stream", of=session.opened.nonce)).detach()
 
     async def dial(
-        self, who: Credentials | None = None, kind: SessionKind = "replica", peer: NodeId = HOLDER, rank: Rank = RANK, of: bytes = b""
+        self,
+        who: Credentials | None = None,
+        kind: SessionKind = "replica",
+        peer: NodeId = HOLDER,
+        rank: Rank = RANK,
+        of: bytes = b"",
     ) -> TcpSession:
         """Open a session to the holder."""
         return await dial(
@@ -168,12 +182,20 @@ class Pair:
         await asyncio.get_running_loop().sock_connect(line, (HOLDER_ADDRESS, self.listener.port))
         return line
 
-    # -- the owner --------------------------------------------------------------------------------------------------------------------------
+    # -- the owner
 
-    def send(self, *, deadline_seconds: float = 30.0, dialler: Dialler | None = None, printed: Printed | None = None) -> ReplicaSender:
+    def send(
+        self, *, deadline_seconds: float = 30.0, dialler: Dialler | None = None, printed: Printed | None = None
+    ) -> ReplicaSender:
         """Keep the holder supplied."""
         sender = ReplicaSender(
-            self.shard, HOLDER, dialler or self, self.owner_store, self.pacer, holder_deadline_seconds=deadline_seconds, printed=printed
+            self.shard,
+            HOLDER,
+            dialler or self,
+            self.owner_store,
+            self.pacer,
+            holder_deadline_seconds=deadline_seconds,
+            printed=printed,
         )
         self._sending = asyncio.create_task(sender.run())
         return sender
@@ -192,7 +214,9 @@ class Pair:
         """Grant a slot of the owner's own for a step."""
         committed = self.shard.core.committed
         keep = {content(committed)} if committed != NONE else set()
-        index = await self.owner_store.grant(RANK, content(step), keep=keep, capacity_bytes=self.payload_bytes, layout_hash=LAYOUT, slot_count=2)
+        index = await self.owner_store.grant(
+            RANK, content(step), keep=keep, capacity_bytes=self.payload_bytes, layout_hash=LAYOUT, slot_count=2
+        )
         assert index is not None
         for lost in [each for each in self.shard.core.sealed if self.shard.slot(each) is None]:
             self.shard.apply(self.shard.core.forget(lost))

@@ -128,7 +128,9 @@ class TestTheOwner:
         capture.go_on(4000)
         await pair.until(lambda: arrived(pair, 1) == 4)
         pair.hear(-1, 2)
-        again = await pair.owner_store.grant(RANK, content(2), keep=set(), capacity_bytes=pair.payload_bytes, layout_hash=LAYOUT, slot_count=1)
+        again = await pair.owner_store.grant(
+            RANK, content(2), keep=set(), capacity_bytes=pair.payload_bytes, layout_hash=LAYOUT, slot_count=1
+        )
         assert again is not None
         assert pair.owner_store.shards[RANK][again] is capture.slot
         assert all(reader.done() for reader in capture.slot.readers)
@@ -158,7 +160,11 @@ class TestTheOwner:
         await pair.until(lambda: arrived(pair, 1) == 5)
         pair.hear(-1, -1)
         await pair.until(lambda: sender._queue is None)
-        await pair.until(lambda: all(owner.receiver is not None and owner.receiver.current is None for owner in pair.receiver._open.values()))
+        await pair.until(
+            lambda: all(
+                owner.receiver is not None and owner.receiver.current is None for owner in pair.receiver._open.values()
+            )
+        )
         pair.hear(-1, 1)
         capture.go_on(6000)
         await pair.until(lambda: arrived(pair, 1) == 1)
@@ -187,7 +193,9 @@ class TestTheOwner:
         while pair.shard.core.vote is not Vote.ACKED:
             queues.append(sender._queue)
             await pair.shard.changed.wait(pair.shard.changed.version, 0.01)
-        assert max(queue.taken_bytes for queue in queues if queue is not None) <= 5000  # the first five chunks are not sent again
+        assert (
+            max(queue.taken_bytes for queue in queues if queue is not None) <= 5000
+        )  # the first five chunks are not sent again
         assert pair.held() == {1: payload(1, pair.payload_bytes)}
 
     async def test_a_holder_is_not_silent_while_the_capture_stands_still(self, pair: Pair) -> None:
@@ -258,7 +266,9 @@ class TestTheHolder:
             assert isinstance(await third.session.receive(), ShardSealed)
         assert pair.held() == {1: DATA}
 
-    async def test_a_chunk_that_was_half_overwritten_by_another_version_of_the_step_has_not_come(self, pair: Pair) -> None:
+    async def test_a_chunk_that_was_half_overwritten_by_another_version_of_the_step_has_not_come(
+        self, pair: Pair
+    ) -> None:
         other = payload(9, 4500)
         async with by_hand(pair) as first:
             await first.begin(1, DATA)
@@ -317,10 +327,19 @@ class TestTheHolder:
 
     @pytest.mark.parametrize(
         "other",
-        [{"first": 0}, {"first": 3}, {"first": -1}, {"chunk_digests": b""}, {"chunk_digests": bytes(15)}, {"chunk_digests": bytes(16 * 5)}],
+        [
+            {"first": 0},
+            {"first": 3},
+            {"first": -1},
+            {"chunk_digests": b""},
+            {"chunk_digests": bytes(15)},
+            {"chunk_digests": bytes(16 * 5)},
+        ],
         ids=["named twice", "a gap", "before the first", "none", "a part of one", "more than there are"],
     )
-    async def test_ranges_that_contradict_each_other_end_the_session_and_what_came_is_kept(self, pair: Pair, other: dict[str, object]) -> None:
+    async def test_ranges_that_contradict_each_other_end_the_session_and_what_came_is_kept(
+        self, pair: Pair, other: dict[str, object]
+    ) -> None:
         async with by_hand(pair) as hand:
             await hand.open(1, DATA)
             await hand.name(DATA, 0, 2)
@@ -364,7 +383,9 @@ class TestTheHolder:
             await hand.closed()
         await pair.until(lambda: pair.listener.refused_count == 1)
 
-    async def test_a_shard_that_is_refused_early_is_refused_once_and_the_rest_of_it_is_passed_over(self, pair: Pair) -> None:
+    async def test_a_shard_that_is_refused_early_is_refused_once_and_the_rest_of_it_is_passed_over(
+        self, pair: Pair
+    ) -> None:
         pair.holder_store.memory_bytes = 0
         async with by_hand(pair) as hand:
             await hand.open(1, DATA)
@@ -385,7 +406,10 @@ class TestTheHolder:
             await hand.session.send(CancelShard(transfer=hand.transfer))
             assert isinstance(await hand.whole(3, payload(3, 4500), committed=1), ShardSealed)
         assert pair.held() == {1: DATA, 3: payload(3, 4500)}
-        assert [record.digest for record in pair.holder_store.inventory()] == [payload_digest(DATA), payload_digest(payload(3, 4500))]
+        assert [record.digest for record in pair.holder_store.inventory()] == [
+            payload_digest(DATA),
+            payload_digest(payload(3, 4500)),
+        ]
 
 
 async def test_an_answer_for_what_was_not_named_ends_the_session(pair: Pair) -> None:

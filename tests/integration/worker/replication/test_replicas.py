@@ -34,7 +34,16 @@ from everstep.protocol.peer_messages import (
 from everstep.protocol.plan import ShardSource
 from everstep.protocol.rank_messages import Vote
 from everstep.protocol.slot import SlotHeader, SlotState, payload_chunk_digests, payload_digest
-from tests.integration.worker.replication.pair import GENERATION, HOLDER, LAYOUT, RANK, Pair, content, credentials, payload
+from tests.integration.worker.replication.pair import (
+    GENERATION,
+    HOLDER,
+    LAYOUT,
+    RANK,
+    Pair,
+    content,
+    credentials,
+    payload,
+)
 from worker.core.broken_line import CUTS, BrokenLine
 from worker.core.transfers import TRIES, StreamCount
 from worker.errors import PeerLost
@@ -80,7 +89,9 @@ class ByHand:
     async def name(self, data: bytes, first: int, count: int, **other: object) -> None:
         """Say the digests of some chunks."""
         digests = payload_chunk_digests(data)[16 * max(0, first) : 16 * (max(0, first) + count)]
-        await self.session.send(ShardDigests(**{"transfer": self.transfer, "first": first, "chunk_digests": digests, **other}))  # type: ignore[arg-type]
+        await self.session.send(
+            ShardDigests(**{"transfer": self.transfer, "first": first, "chunk_digests": digests, **other})
+        )  # type: ignore[arg-type]
 
     async def finish(self, data: bytes) -> None:
         """Say that the shard is complete."""
@@ -381,7 +392,9 @@ async def test_a_sender_repeats_what_its_holder_refused(pair: Pair) -> None:
     ],
     ids=str,
 )
-async def test_an_announcement_that_contradicts_itself_ends_the_session_and_is_counted(pair: Pair, contradiction: dict[str, object]) -> None:
+async def test_an_announcement_that_contradicts_itself_ends_the_session_and_is_counted(
+    pair: Pair, contradiction: dict[str, object]
+) -> None:
     async with by_hand(pair) as hand:
         await hand.begin(1, payload(1, 4000), **contradiction)
         await hand.closed()
@@ -392,7 +405,9 @@ async def test_an_announcement_that_contradicts_itself_ends_the_session_and_is_c
 
 
 @pytest.mark.parametrize(("index", "size"), [(4, CHUNK), (0, CHUNK - 1), (0, CHUNK + 1), (0, 0), (0, 1 << 31)], ids=str)
-async def test_a_chunk_that_the_payload_does_not_have_ends_the_session_and_is_counted(pair: Pair, index: int, size: int) -> None:
+async def test_a_chunk_that_the_payload_does_not_have_ends_the_session_and_is_counted(
+    pair: Pair, index: int, size: int
+) -> None:
     async with by_hand(pair) as hand:
         await hand.begin(1, payload(1, 4000))
         await hand.wanted()
@@ -415,7 +430,9 @@ async def test_a_stream_of_no_session_or_of_somebody_elses_is_refused(pair: Pair
         assert isinstance(await hand.whole(1, payload(1, 4000)), ShardSealed)
 
 
-async def test_a_stream_that_its_sender_has_closed_makes_room_for_the_next(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_its_sender_has_closed_makes_room_for_the_next(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     take, ended = pair.receiver.stream, asyncio.Queue[socket.socket]()
 
     async def noted(session: TcpSession) -> None:
@@ -479,7 +496,9 @@ async def test_a_slot_granted_anew_while_it_is_being_sent(make: Callable[..., Pa
     pair.hear(-1, 2)
     slot = pair.owner_store.sealed(RANK, content(1))
     assert slot is not None
-    other = await pair.owner_store.grant(RANK, content(2), keep=set(), capacity_bytes=8 << 20, layout_hash=LAYOUT, slot_count=1)
+    other = await pair.owner_store.grant(
+        RANK, content(2), keep=set(), capacity_bytes=8 << 20, layout_hash=LAYOUT, slot_count=1
+    )
     assert other is not None
     assert pair.owner_store.shards[RANK][other] is slot
     assert all(reader.done() for reader in slot.readers)
@@ -542,7 +561,10 @@ async def test_a_step_that_is_damaged_in_its_own_slot_is_given_up_and_costs_no_h
         view[0] ^= 1
     pair.shard.apply(pair.shard.core.seal(Step(2)))
     await pair.until(lambda: pair.shard.core.vote is not Vote.NONE)
-    assert (pair.shard.core.vote, pair.shard.core.reason) == (Vote.ABANDON, "what the rank captured no longer hashes to its digests")
+    assert (pair.shard.core.vote, pair.shard.core.reason) == (
+        Vote.ABANDON,
+        "what the rank captured no longer hashes to its digests",
+    )
     assert pair.shard.core.view == {HOLDER}
     assert pair.shard.slot(Step(2)) is None
     pair.hear(1, 3)
@@ -551,7 +573,9 @@ async def test_a_step_that_is_damaged_in_its_own_slot_is_given_up_and_costs_no_h
     assert pair.held()[3] == payload(3, pair.payload_bytes)
 
 
-async def test_a_card_that_cannot_be_reached_takes_no_stream_from_those_that_can(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_card_that_cannot_be_reached_takes_no_stream_from_those_that_can(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its stream ended the session and each that was opened again: the holder was out of reach although the first card worked."""
     dialler = OneCard(pair)
     sender = dialler.sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
@@ -567,7 +591,9 @@ async def test_a_card_that_cannot_be_reached_takes_no_stream_from_those_that_can
     ]
 
 
-async def test_a_card_that_was_out_of_reach_has_its_streams_in_the_next_session(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_card_that_was_out_of_reach_has_its_streams_in_the_next_session(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that failed once, while the holder's agent restarted, left all that was sent in that generation to one stream."""
     monkeypatch.setattr(sending, "TELLING_BYTES", 0)  # every transfer tells of the link
     dialler = OneCard(pair)
@@ -577,7 +603,9 @@ async def test_a_card_that_was_out_of_reach_has_its_streams_in_the_next_session(
         pair.hear(step - 1 or -1, step)
         await pair.capture(step)
         await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
-    assert sender.stream_count == StreamCount(limit=4, count=4, best_count=2), "what one stream carries says nothing of four"
+    assert sender.stream_count == StreamCount(limit=4, count=4, best_count=2), (
+        "what one stream carries says nothing of four"
+    )
     dialler.is_mended = True
     dialler.sessions[0]._line.shutdown(socket.SHUT_RDWR)
     pair.hear(step, step + 1)
@@ -587,15 +615,24 @@ async def test_a_card_that_was_out_of_reach_has_its_streams_in_the_next_session(
     assert len(sender._streams.lines) == 4
 
 
-async def test_a_fetch_goes_over_the_cards_that_can_be_reached(pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_fetch_goes_over_the_cards_that_can_be_reached(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     await held_by_the_holder(pair)
     monkeypatch.setattr(fetching, "fetch_streams", lambda *_: 4)
     dialler = OneCard(pair)
     data = payload(1, 4000)
     source = ShardSource(
-        kind="peer", node_id=HOLDER, origin_generation=GENERATION, step=Step(1), digest=payload_digest(data), payload_bytes=len(data)
+        kind="peer",
+        node_id=HOLDER,
+        origin_generation=GENERATION,
+        step=Step(1),
+        digest=payload_digest(data),
+        payload_bytes=len(data),
     )
-    await fetch_shard(dialler, RANK, source, pair.owner_store, keep=set(), slot_count=2, answer_seconds=20, silence_seconds=20)
+    await fetch_shard(
+        dialler, RANK, source, pair.owner_store, keep=set(), slot_count=2, answer_seconds=20, silence_seconds=20
+    )
     assert dialler.tried == [0, 1]
     assert f"rank {RANK} is fetched over 1 stream, not more: 10.0.1.7:9000 does not answer" in caplog.messages
     assert pair.owner_store.sealed(RANK, content(1)) is not None
@@ -710,7 +747,9 @@ def look(sender: ReplicaSender, *, count: int, late_seconds: float = 0.0) -> Non
 
 
 async def test_an_owner_that_stood_still_itself_does_not_drop_its_holder(pair: Pair) -> None:
-    sender = ReplicaSender(pair.shard, HOLDER, pair, pair.owner_store, pair.pacer, holder_deadline_seconds=RARELY_SECONDS)
+    sender = ReplicaSender(
+        pair.shard, HOLDER, pair, pair.owner_store, pair.pacer, holder_deadline_seconds=RARELY_SECONDS
+    )
     pair.hear(-1, 1)
     await pair.capture(1)
     look(sender, count=LOOKS_PER_DEADLINE)
@@ -720,7 +759,9 @@ async def test_an_owner_that_stood_still_itself_does_not_drop_its_holder(pair: P
     assert pair.shard.core.view == frozenset()
 
 
-async def test_a_holder_is_not_silent_while_its_owner_digests_its_own_slot(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_holder_is_not_silent_while_its_owner_digests_its_own_slot(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     digests, begun, gate = pair.owner_store.digests, asyncio.Event(), asyncio.Event()
 
     async def slow(slot: Slot) -> ChunkDigests | None:
@@ -797,7 +838,9 @@ async def test_a_holder_returns_however_long_it_takes_to_send_what_it_lacks(pair
 
 
 async def test_a_holder_that_returns_and_falls_silent_again_holds_nobody_up(pair: Pair) -> None:
-    sender = ReplicaSender(pair.shard, HOLDER, pair, pair.owner_store, pair.pacer, holder_deadline_seconds=RARELY_SECONDS)
+    sender = ReplicaSender(
+        pair.shard, HOLDER, pair, pair.owner_store, pair.pacer, holder_deadline_seconds=RARELY_SECONDS
+    )
     pair.hear(-1, 1)
     await pair.capture(1)
     look(sender, count=LOOKS_PER_DEADLINE + 2)
@@ -810,7 +853,9 @@ async def test_a_holder_that_returns_and_falls_silent_again_holds_nobody_up(pair
 
 
 async def test_a_holder_that_refuses_what_it_takes_is_not_waited_for(pair: Pair) -> None:
-    sender = ReplicaSender(pair.shard, HOLDER, pair, pair.owner_store, pair.pacer, holder_deadline_seconds=RARELY_SECONDS)
+    sender = ReplicaSender(
+        pair.shard, HOLDER, pair, pair.owner_store, pair.pacer, holder_deadline_seconds=RARELY_SECONDS
+    )
     pair.hear(-1, 1)
     await pair.capture(1)
     for _ in range(2):
@@ -882,7 +927,9 @@ async def test_a_holder_whose_line_holds_again_is_waited_for_after_a_while(pair:
     assert (pair.shard.core.view, set(pair.held())) == ({HOLDER}, {1, 2})
 
 
-async def test_a_holder_whose_line_breaks_again_and_again_is_told_in_view_until_a_step_arrives_whole(pair: Pair) -> None:
+async def test_a_holder_whose_line_breaks_again_and_again_is_told_in_view_until_a_step_arrives_whole(
+    pair: Pair,
+) -> None:
     """It commits late or not at all, and nothing was said of it: no break lasts as long as the deadline."""
     dialler = Breaking(pair)
     pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
@@ -891,7 +938,8 @@ async def test_a_holder_whose_line_breaks_again_and_again_is_told_in_view_until_
     changes = pair.changes
     await pair.until(lambda: bool(pair.shard.broken_lines))
     assert re.fullmatch(
-        r"its line breaks: \d+ transfers were cut short and none came whole, the last: the line broke", pair.shard.broken_lines[HOLDER]
+        r"its line breaks: \d+ transfers were cut short and none came whole, the last: the line broke",
+        pair.shard.broken_lines[HOLDER],
     )
     assert (pair.changes, pair.shard.core.view) == (changes + 1, {HOLDER})
     dialler.is_mended = True
@@ -940,7 +988,9 @@ async def test_a_bug_that_ends_an_attempt_is_logged_and_not_the_end_of_all(
     assert sender._line == BrokenLine(), "the line is sound"
 
 
-async def test_a_holder_that_a_bug_keeps_from_everything_leaves_the_view_with_the_reason(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_holder_that_a_bug_keeps_from_everything_leaves_the_view_with_the_reason(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bug = Buggy(-1)
     monkeypatch.setattr(sending, "announcement", bug)
     monkeypatch.setattr(sending, "RETRY_SECONDS", (0.01,))
@@ -969,7 +1019,9 @@ async def test_what_is_sent_measures_the_node_s_link(make: Callable[..., Pair]) 
     assert pair.pacer.bytes_per_second >= pair.pacer.sent_bytes / use.busy_seconds, "the fastest of these"
 
 
-async def test_a_transfer_that_ends_before_it_sends_no_longer_counts_for_the_link(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_transfer_that_ends_before_it_sends_no_longer_counts_for_the_link(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tries, counts = asyncio.Event(), []
 
     async def breaks(*_arguments: Any, **_more: Any) -> None:
@@ -1072,7 +1124,12 @@ async def test_a_slot_is_granted_anew_at_once_while_the_pacer_holds_its_chunks_b
     pair.hear(-1, 1)
     await pair.capture(1)
     await pacer.asked.wait()
-    assert await pair.owner_store.grant(RANK, content(2), keep=set(), capacity_bytes=10_000, layout_hash=LAYOUT, slot_count=1) == 0
+    assert (
+        await pair.owner_store.grant(
+            RANK, content(2), keep=set(), capacity_bytes=10_000, layout_hash=LAYOUT, slot_count=1
+        )
+        == 0
+    )
     pair.shard.apply(pair.shard.core.forget(Step(1)))
     pacer.gate.set()
     pair.hear(-1, 2)
@@ -1122,7 +1179,9 @@ def slow(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Event]
     gate.set()
 
 
-async def test_a_holder_that_is_long_in_making_its_slots_is_waited_for_and_not_taken_for_silent(pair: Pair, slow: asyncio.Event) -> None:
+async def test_a_holder_that_is_long_in_making_its_slots_is_waited_for_and_not_taken_for_silent(
+    pair: Pair, slow: asyncio.Event
+) -> None:
     pair.send(deadline_seconds=0.2)
     pair.shard.reserve(10_000, LAYOUT)
     ready = asyncio.create_task(pair.shard.holders_ready())
@@ -1133,7 +1192,9 @@ async def test_a_holder_that_is_long_in_making_its_slots_is_waited_for_and_not_t
     assert await ready
 
 
-async def test_a_holder_that_makes_a_slot_for_what_comes_says_so_also_when_that_is_given_up(pair: Pair, slow: asyncio.Event) -> None:
+async def test_a_holder_that_makes_a_slot_for_what_comes_says_so_also_when_that_is_given_up(
+    pair: Pair, slow: asyncio.Event
+) -> None:
     async with by_hand(pair) as hand:
         await hand.begin(1, payload(1, 4000))
         assert isinstance(await hand.session.receive(), PreparingShard)
@@ -1145,12 +1206,16 @@ async def test_a_holder_that_makes_a_slot_for_what_comes_says_so_also_when_that_
         while isinstance(message := await hand.session.receive(), PreparingShard):
             continue
         assert isinstance(message, ShardWanted)
-        hand.chunks(payload(2, 4000), [index for first, count in message.chunks for index in range(first, first + count)])
+        hand.chunks(
+            payload(2, 4000), [index for first, count in message.chunks for index in range(first, first + count)]
+        )
         assert isinstance(await hand.session.receive(), ShardSealed)
     assert pair.held() == {2: payload(2, 4000)}
 
 
-async def test_a_holder_that_is_long_in_making_a_slot_for_what_comes_is_not_taken_for_silent(pair: Pair, slow: asyncio.Event) -> None:
+async def test_a_holder_that_is_long_in_making_a_slot_for_what_comes_is_not_taken_for_silent(
+    pair: Pair, slow: asyncio.Event
+) -> None:
     pair.send(deadline_seconds=0.2)
     pair.hear(-1, 1)
     await pair.capture(1)
@@ -1195,7 +1260,9 @@ async def test_slots_that_are_reserved_anew_are_waited_for_anew(pair: Pair) -> N
     assert await second
 
 
-async def test_a_shard_that_is_announced_while_slots_are_being_made_waits_for_them(pair: Pair, slow: asyncio.Event) -> None:
+async def test_a_shard_that_is_announced_while_slots_are_being_made_waits_for_them(
+    pair: Pair, slow: asyncio.Event
+) -> None:
     async with by_hand(pair) as hand:
         await hand.session.send(ReserveShard(capacity_bytes=4000, layout_hash=LAYOUT))
         await hand.begin(1, payload(1, 4000))
@@ -1210,14 +1277,18 @@ async def test_a_shard_that_is_announced_while_slots_are_being_made_waits_for_th
 
 
 @pytest.mark.parametrize("wrong", [{"capacity_bytes": -1}, {"layout_hash": b"short"}], ids=str)
-async def test_a_reservation_that_makes_no_sense_ends_the_session_and_is_counted(pair: Pair, wrong: dict[str, object]) -> None:
+async def test_a_reservation_that_makes_no_sense_ends_the_session_and_is_counted(
+    pair: Pair, wrong: dict[str, object]
+) -> None:
     async with by_hand(pair) as hand:
         await hand.session.send(ReserveShard(**{"capacity_bytes": 4000, "layout_hash": LAYOUT, **wrong}))  # type: ignore[arg-type]
         await hand.closed()
     await pair.until(lambda: pair.listener.refused_count == 1)
 
 
-async def test_a_holder_without_memory_refuses_with_the_figures_and_keeps_what_it_has(make: Callable[..., Pair]) -> None:
+async def test_a_holder_without_memory_refuses_with_the_figures_and_keeps_what_it_has(
+    make: Callable[..., Pair],
+) -> None:
     pair = make(holder_memory_bytes=5000)
     pair.listen()
     async with by_hand(pair) as hand:
@@ -1238,7 +1309,9 @@ async def test_a_holder_whose_wire_damages_everything_is_dropped_however_much_is
                 for _ in range(3):
                     await session.send(ShardWanted(transfer=begin.transfer, chunks=((0, named),)))
                 assert isinstance(await session.receive(), EndShard)
-                await session.send(ShardRefused(transfer=begin.transfer, reason="chunks of the payload do not hash to their digests"))
+                await session.send(
+                    ShardRefused(transfer=begin.transfer, reason="chunks of the payload do not hash to their digests")
+                )
         else:
             with session.detach() as line:
                 line.setblocking(False)
@@ -1254,7 +1327,9 @@ async def test_a_holder_whose_wire_damages_everything_is_dropped_however_much_is
     assert "do not hash" in pair.shard.holder_troubles[HOLDER]
 
 
-async def test_an_owner_says_in_the_holders_words_why_it_is_out_of_view_and_forgets_it_when_it_heals(make: Callable[..., Pair]) -> None:
+async def test_an_owner_says_in_the_holders_words_why_it_is_out_of_view_and_forgets_it_when_it_heals(
+    make: Callable[..., Pair],
+) -> None:
     pair = make(holder_memory_bytes=5000)
     pair.listen()
     pair.send(deadline_seconds=0.3)
@@ -1262,7 +1337,10 @@ async def test_an_owner_says_in_the_holders_words_why_it_is_out_of_view_and_forg
     await pair.capture(1)
     await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert pair.shard.core.view == frozenset()
-    assert "it refuses step 1: slots need 10,000 bytes of host memory and 5,000 bytes are there" in pair.shard.holder_troubles[HOLDER]
+    assert (
+        "it refuses step 1: slots need 10,000 bytes of host memory and 5,000 bytes are there"
+        in pair.shard.holder_troubles[HOLDER]
+    )
     pair.hear(1, 2)
     pair.holder_store.memory_bytes = 1 << 20
     await pair.until(lambda: pair.shard.core.view == {HOLDER})
@@ -1287,10 +1365,24 @@ class Fetching:
 async def fetch(pair: Pair, *, arrived: Arrived | None = None, **other: object) -> None:
     """Fetch step 1 from the holder, or what is asked for instead."""
     data = payload(1, 4000)
-    fields: dict[str, object] = {"kind": "peer", "node_id": HOLDER, "origin_generation": GENERATION, "step": Step(1), "digest": payload_digest(data)}
+    fields: dict[str, object] = {
+        "kind": "peer",
+        "node_id": HOLDER,
+        "origin_generation": GENERATION,
+        "step": Step(1),
+        "digest": payload_digest(data),
+    }
     source = ShardSource(**{**fields, "payload_bytes": len(data), **other})  # type: ignore[arg-type]
     await fetch_shard(
-        Fetching(pair), RANK, source, pair.owner_store, keep=set(), slot_count=2, answer_seconds=20, silence_seconds=20, arrived=arrived
+        Fetching(pair),
+        RANK,
+        source,
+        pair.owner_store,
+        keep=set(),
+        slot_count=2,
+        answer_seconds=20,
+        silence_seconds=20,
+        arrived=arrived,
     )
 
 
@@ -1311,7 +1403,9 @@ async def test_what_is_fetched_is_what_was_asked_for(pair: Pair) -> None:
     assert all(not each.pins for each in pair.holder_store.shards[RANK])
 
 
-async def test_who_follows_a_fetch_is_told_of_bytes_that_are_there_the_index_first(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_follows_a_fetch_is_told_of_bytes_that_are_there_the_index_first(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await held_by_the_holder(pair)
     data, asked, told = payload(1, 4000), [], []
     held = pair.holder_store.sealed(RANK, content(1))
@@ -1350,7 +1444,9 @@ async def test_of_a_shard_with_a_damaged_chunk_what_lies_before_it_alone_is_ther
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"digest": b"x" * 16}, {"step": Step(2)}, {"origin_generation": Generation(2)}], ids=lambda wrong: next(iter(wrong))
+    "wrong",
+    [{"digest": b"x" * 16}, {"step": Step(2)}, {"origin_generation": Generation(2)}],
+    ids=lambda wrong: next(iter(wrong)),
 )
 async def test_what_is_not_there_exactly_is_not_to_be_fetched(pair: Pair, wrong: dict[str, object]) -> None:
     await held_by_the_holder(pair)
@@ -1371,7 +1467,9 @@ async def test_a_fetched_shard_that_has_rotted_in_its_holders_memory_is_not_seal
 
 
 @pytest.mark.parametrize("wrong", ["the end", "another transfer", "nothing of it"])
-async def test_a_holder_that_gives_something_else_is_not_believed(pair: Pair, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+async def test_a_holder_that_gives_something_else_is_not_believed(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
     await held_by_the_holder(pair)
     other = payload(7, 4000)
 
@@ -1382,7 +1480,11 @@ async def test_a_holder_that_gives_something_else_is_not_believed(pair: Pair, mo
         await session.send(announcement(slot.file.header, transfer=1, committed=Step(-1)))
         if wrong == "nothing of it":
             await session.send(PreparingShard())
-        await session.send(ShardDigests(transfer=2 if wrong == "another transfer" else 1, first=0, chunk_digests=payload_chunk_digests(other)))
+        await session.send(
+            ShardDigests(
+                transfer=2 if wrong == "another transfer" else 1, first=0, chunk_digests=payload_chunk_digests(other)
+            )
+        )
         await session.send(EndShard(transfer=1, digest=payload_digest(other)))
         await gate.wait()
 
@@ -1425,7 +1527,9 @@ async def test_a_holder_that_closes_its_stream_has_given_nothing(pair: Pair, mon
     gate.set()
 
 
-async def test_a_holder_that_falls_silent_in_the_middle_is_not_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_holder_that_falls_silent_in_the_middle_is_not_waited_for(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await held_by_the_holder(pair)
     data = payload(1, 4000)
     gate = asyncio.Event()
@@ -1449,10 +1553,24 @@ async def test_a_holder_that_falls_silent_in_the_middle_is_not_waited_for(pair: 
     monkeypatch.setattr(pair.receiver, "stream", half)
     monkeypatch.setattr(transfers, "CLOSE_SECONDS", 0.05)
     source = ShardSource(
-        kind="peer", node_id=HOLDER, origin_generation=GENERATION, step=Step(1), digest=payload_digest(data), payload_bytes=len(data)
+        kind="peer",
+        node_id=HOLDER,
+        origin_generation=GENERATION,
+        step=Step(1),
+        digest=payload_digest(data),
+        payload_bytes=len(data),
     )
     with pytest.raises(PeerLost):  # of the silence, or of the line that was cut for it
-        await fetch_shard(Fetching(pair), RANK, source, pair.owner_store, keep=set(), slot_count=2, answer_seconds=20, silence_seconds=0.1)
+        await fetch_shard(
+            Fetching(pair),
+            RANK,
+            source,
+            pair.owner_store,
+            keep=set(),
+            slot_count=2,
+            answer_seconds=20,
+            silence_seconds=0.1,
+        )
     assert pair.owner_store.inventory() == ()
     gate.set()
 
@@ -1460,7 +1578,9 @@ async def test_a_holder_that_falls_silent_in_the_middle_is_not_waited_for(pair: 
 async def test_a_restarted_holder_is_not_stuck_with_a_half_received_shard(pair: Pair) -> None:
     """One slot holds C, the other was being received into when the agent died: nobody writes there any more."""
     await held_by_the_holder(pair)
-    index = await pair.holder_store.grant(RANK, content(2), keep={content(1)}, capacity_bytes=4000, layout_hash=LAYOUT, slot_count=2)
+    index = await pair.holder_store.grant(
+        RANK, content(2), keep={content(1)}, capacity_bytes=4000, layout_hash=LAYOUT, slot_count=2
+    )
     assert index is not None
     root = pair.holder_store.root
     pair.holder_store.close()
@@ -1468,7 +1588,10 @@ async def test_a_restarted_holder_is_not_stuck_with_a_half_received_shard(pair: 
     assert pair.owner_store.run is not None
     again.open_run(pair.owner_store.job, pair.owner_store.run)
     again.settle_copiers(RANK)  # as `Member.adopt` does for shards whose ranks live elsewhere
-    assert await again.grant(RANK, content(2), keep={content(1)}, capacity_bytes=4000, layout_hash=LAYOUT, slot_count=2) is not None
+    assert (
+        await again.grant(RANK, content(2), keep={content(1)}, capacity_bytes=4000, layout_hash=LAYOUT, slot_count=2)
+        is not None
+    )
     again.close()
 
 

@@ -68,7 +68,11 @@ class Wire:
         for line in (near, onward):
             line.setblocking(False)
         self.passed.append(bytearray())
-        self._tasks.append(asyncio.create_task(self._carry(near, onward, self.passed[-1], None if len(self.passed) > 1 else self._limit)))
+        self._tasks.append(
+            asyncio.create_task(
+                self._carry(near, onward, self.passed[-1], None if len(self.passed) > 1 else self._limit)
+            )
+        )
         return sender
 
     async def _carry(self, near: socket.socket, onward: socket.socket, passed: bytearray, limit: int | None) -> None:
@@ -81,7 +85,9 @@ class Wire:
                 if len(data) > room:
                     await self._arrived()
                     for line in (onward, near):
-                        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close says RST, not FIN
+                        line.setsockopt(
+                            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                        )  # close says RST, not FIN
                         line.close()
                     return
 

@@ -45,7 +45,12 @@ class Node:
     def start(self, *, is_restarted: bool = True) -> None:
         """Begin, or begin again as an agent does that was restarted: its rank's state is what it was."""
         self.member = RoundMember(
-            GENERATION, self.id, tree=self.network.tree, state=lambda: (self.state,), hear=self._hear, deadline_seconds=self.network.deadline_seconds
+            GENERATION,
+            self.id,
+            tree=self.network.tree,
+            state=lambda: (self.state,),
+            hear=self._hear,
+            deadline_seconds=self.network.deadline_seconds,
         )
         if self.number == 0:
             run = self.member.run_local(self.network.server)
@@ -88,7 +93,9 @@ class Node:
         self.member.changed.notify()
 
     async def until_heard(self, **fields: object) -> None:
-        await self.network.until(lambda: bool(self.heard) and all(getattr(self.heard[-1], name) == value for name, value in fields.items()))
+        await self.network.until(
+            lambda: bool(self.heard) and all(getattr(self.heard[-1], name) == value for name, value in fields.items())
+        )
 
     async def until_reported(self, **fields: object) -> None:
         """Wait until the coordinator knows this of the node's rank."""
@@ -197,7 +204,9 @@ async def test_boundaries_alone_are_reported_too(pair: Network) -> None:
     await pair.nodes[1].until_reported(boundary=5)
 
 
-async def test_a_step_that_was_made_comes_with_the_vote_that_the_coordinator_waits_for(pair: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_step_that_was_made_comes_with_the_vote_that_the_coordinator_waits_for(
+    pair: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(round_member, "PROGRESS_SECONDS", 1e9)
     monkeypatch.setattr(round_member, "PROGRESS_RATIO", 1e9)
     monkeypatch.setattr(round_member, "COMPANY_SECONDS", 0.0)
@@ -207,7 +216,9 @@ async def test_a_step_that_was_made_comes_with_the_vote_that_the_coordinator_wai
     told = note_reports(pair, second)
     second.say(boundary=Step(3))
     pair.server.request_stop()
-    await second.until_heard(stop_state=StopState.ANNOUNCED)  # there and back: a report of the boundary alone would have left by now
+    await second.until_heard(
+        stop_state=StopState.ANNOUNCED
+    )  # there and back: a report of the boundary alone would have left by now
     second.say(boundary=Step(4), vote=Vote.ABANDON)
     await second.until_reported(boundary=4)
     assert [(state.boundary, state.vote) for state in told if state.boundary > 0] == [(4, Vote.ABANDON)]
@@ -253,7 +264,9 @@ async def test_how_replicas_leave_reaches_every_node_as_it_changes() -> None:
 
 
 def own_report(network: Network, node: Node, *, sequence: int = 1, term: int | None = None) -> NodeReport:
-    return NodeReport(node_id=node.id, term=network.server.term if term is None else term, sequence=sequence, ranks=(node.state,))
+    return NodeReport(
+        node_id=node.id, term=network.server.term if term is None else term, sequence=sequence, ranks=(node.state,)
+    )
 
 
 def forged(node: str, rank: int) -> NodeReport:
@@ -299,7 +312,7 @@ async def test_the_final_round_is_bounded() -> None:
         await made.close()
 
 
-# -- a tree of four levels ----------------------------------------------------------------------------------------------------------------
+# -- a tree of four levels
 
 
 async def test_steps_are_committed_over_the_tree_and_everybody_hears(tree: Network) -> None:
@@ -314,7 +327,9 @@ async def test_one_rank_that_does_not_vote_keeps_the_step_back(tree: Network) ->
     tree.nodes[8].votes = False
     await tree.until(lambda: tree.nodes[8].state.vote is Vote.NONE and tree.nodes[8].state.proposed != NONE)
     stuck = tree.nodes[8].state.proposed
-    await tree.until(lambda: sum(each.proposed == stuck and each.vote is Vote.ACKED for each in tree.server.core.ranks) == 8)
+    await tree.until(
+        lambda: sum(each.proposed == stuck and each.vote is Vote.ACKED for each in tree.server.core.ranks) == 8
+    )
     assert tree.server.core.committed < stuck
     tree.nodes[8].votes = True
     tree.nodes[8].say(vote=Vote.ACKED)
@@ -360,7 +375,9 @@ async def test_who_has_a_line_does_not_complain_who_is_next_to_the_coordinator_d
     assert all(node.member.silent_since is None for node in tree.nodes)
 
 
-async def test_a_restarted_coordinator_waits_for_an_answer_of_every_node_not_for_what_those_between_remember(tree: Network) -> None:
+async def test_a_restarted_coordinator_waits_for_an_answer_of_every_node_not_for_what_those_between_remember(
+    tree: Network,
+) -> None:
     await tree.until_committed(3)
     leaf = tree.nodes[8]
     await leaf.stop()
@@ -411,9 +428,21 @@ class Scripted:
 async def test_what_was_overtaken_or_is_of_an_earlier_term_is_not_heeded() -> None:
     def said(term: int, sequence: int, *, is_silent: bool = False) -> Announcement:
         step = Step(10 * term + sequence)
-        return Announcement(generation=GENERATION, term=term, sequence=sequence, committed=NONE, proposed=step, is_silent=is_silent)
+        return Announcement(
+            generation=GENERATION, term=term, sequence=sequence, committed=NONE, proposed=step, is_silent=is_silent
+        )
 
-    line = Scripted(said(0, 0), said(2, 5), said(2, 4), said(2, 5), said(1, 9), said(2, 6), said(3, 0, is_silent=True), said(2, 7), said(3, 1))
+    line = Scripted(
+        said(0, 0),
+        said(2, 5),
+        said(2, 4),
+        said(2, 5),
+        said(1, 9),
+        said(2, 6),
+        said(3, 0, is_silent=True),
+        said(2, 7),
+        said(3, 1),
+    )
     heard: list[Step] = []
 
     async def dial(peer: NodeId) -> TcpSession:
@@ -421,7 +450,12 @@ async def test_what_was_overtaken_or_is_of_an_earlier_term_is_not_heeded() -> No
 
     tree = RoundTree.of(NodeId("i-0"), {NodeId("i-0"): [Rank(0)], NodeId("i-1"): [Rank(1)]})
     member = RoundMember(
-        GENERATION, NodeId("i-1"), tree=tree, state=lambda: (), hear=lambda announcement: heard.append(announcement.proposed), deadline_seconds=30.0
+        GENERATION,
+        NodeId("i-1"),
+        tree=tree,
+        state=lambda: (),
+        hear=lambda announcement: heard.append(announcement.proposed),
+        deadline_seconds=30.0,
     )
     running = asyncio.create_task(member.run(dial, patience_seconds=30.0, is_restarted=False))
     try:
@@ -438,7 +472,9 @@ async def test_a_part_that_begins_again_has_not_been_heard_meanwhile() -> None:
         raise LookupError("a bug")
 
     tree = RoundTree.of(NodeId("i-0"), {NodeId("i-0"): [Rank(0)], NodeId("i-1"): [Rank(1)]})
-    member = RoundMember(GENERATION, NodeId("i-1"), tree=tree, state=lambda: (), hear=lambda _: None, deadline_seconds=30.0)
+    member = RoundMember(
+        GENERATION, NodeId("i-1"), tree=tree, state=lambda: (), hear=lambda _: None, deadline_seconds=30.0
+    )
     since = set()
     for _ in range(2):
         with pytest.raises(LookupError):
@@ -464,13 +500,17 @@ async def test_reports_that_were_overtaken_or_answer_an_earlier_coordinator_say_
     await second.until_reported(boundary=60)
 
 
-async def test_neighbours_that_have_nothing_to_say_are_not_silent_and_one_that_is_frozen_is_known_on_both_sides() -> None:
+async def test_neighbours_that_have_nothing_to_say_are_not_silent_and_one_that_is_frozen_is_known_on_both_sides() -> (
+    None
+):
     made = Network(2, deadline_seconds=0.3)
     first, second = made.nodes
     try:
         await second.until_reported(boundary=0)
         first_word = dict(first.member._heard_at), dict(second.member._heard_at)
-        await made.until(lambda: first.member._heard_at[second.id] > first_word[0][second.id] + 0.6)  # nothing happens, and yet they speak
+        await made.until(
+            lambda: first.member._heard_at[second.id] > first_word[0][second.id] + 0.6
+        )  # nothing happens, and yet they speak
         await made.until(lambda: second.member._heard_at[first.id] > first_word[1][first.id] + 0.6)
         assert (first.member.silent, second.member.silent) == (frozenset(), frozenset())
         await second.stop()

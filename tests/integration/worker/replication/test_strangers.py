@@ -21,7 +21,18 @@ from everstep.protocol.peer_messages import (
     Refused,
     session_mac,
 )
-from tests.integration.worker.replication.pair import GENERATION, HOLDER, HOLDER_ADDRESS, JOB, KEY, OWNER, RANK, RUN, Pair, credentials
+from tests.integration.worker.replication.pair import (
+    GENERATION,
+    HOLDER,
+    HOLDER_ADDRESS,
+    JOB,
+    KEY,
+    OWNER,
+    RANK,
+    RUN,
+    Pair,
+    credentials,
+)
 from worker.errors import PeerLost, PeerRefused
 from worker.node.network_cards import NetworkCard
 from worker.replication import tcp
@@ -65,7 +76,9 @@ async def test_who_is_no_member_is_refused_by_either_side(pair: Pair, who: tcp.C
     with pytest.raises(PeerRefused, match=what):
         await pair.dial(who)
     assert await is_alive(pair)
-    assert pair.listener.refused_count == 1 or what == "does not hold the key"  # with a wrong key the dialler leaves first
+    assert (
+        pair.listener.refused_count == 1 or what == "does not hold the key"
+    )  # with a wrong key the dialler leaves first
 
 
 async def test_who_answers_must_be_who_was_called(pair: Pair) -> None:
@@ -131,7 +144,17 @@ def _open() -> Open:
         len(encode(Accepted())).to_bytes(4, "big") + b"\x00\x09" + encode(Accepted())[2:],
         CHUNK_HEADER.pack(1, 0, 8) + bytes(8),
     ],
-    ids=["http", "tls", "noise", "oversized message", "empty", "out of turn", "refusal", "unknown version", "chunk first"],
+    ids=[
+        "http",
+        "tls",
+        "noise",
+        "oversized message",
+        "empty",
+        "out of turn",
+        "refusal",
+        "unknown version",
+        "chunk first",
+    ],
 )
 async def test_what_does_not_begin_as_a_session_is_closed_and_counted(pair: Pair, data: bytes) -> None:
     line = await pair.line()
@@ -160,7 +183,9 @@ async def test_who_hangs_up_at_once_harms_nobody(pair: Pair) -> None:
     assert await is_alive(pair)
 
 
-async def test_more_sessions_than_a_node_can_have_are_closed_unread(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_sessions_than_a_node_can_have_are_closed_unread(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tcp, "MAX_SESSIONS", 1)
     session = await pair.dial()
     assert await closed(await pair.line()) == b""
@@ -180,7 +205,9 @@ async def test_strangers_who_say_nothing_keep_no_member_out(pair: Pair, monkeypa
 
 
 @pytest.mark.security
-async def test_a_flood_from_one_address_evicts_itself_and_no_member(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_flood_from_one_address_evicts_itself_and_no_member(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The member's handshake is the oldest of all when the flood comes."""
     monkeypatch.setattr(tcp, "MAX_UNPROVEN", 4)
     loop = asyncio.get_running_loop()

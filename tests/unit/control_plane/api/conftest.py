@@ -49,7 +49,14 @@ class Clock:
 class Service:
     """An application, served on loopback by a thread of this process."""
 
-    def __init__(self, directory: Path, database_url: str = "", *, objects: MemoryObjectStore | None = None, gate: Gate | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        database_url: str = "",
+        *,
+        objects: MemoryObjectStore | None = None,
+        gate: Gate | None = None,
+    ) -> None:
         self.clock = Clock()
         self.operator = FakeOperator()
         self.objects = objects or MemoryObjectStore(BUCKET, USERS_BUCKET)
@@ -68,7 +75,12 @@ class Service:
         self._is_ready = threading.Event()
         self.gate = gate or Gate()
         self.app = create_app(
-            self.settings, operator=self.operator, objects=self.objects, loops=self._no_loops, now=self.clock, when_ready=self._is_ready.set
+            self.settings,
+            operator=self.operator,
+            objects=self.objects,
+            loops=self._no_loops,
+            now=self.clock,
+            when_ready=self._is_ready.set,
         )
         self.admin_token = (self.settings.state_directory / "admin_token").read_text().strip()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -134,7 +146,9 @@ def all_pages(client, operation: str, **query):
     """Every item of a list, page by page."""
     paginator = client.get_paginator(operation)
     page_size = {"PageSize": query.pop("MaxResults")} if "MaxResults" in query else {}
-    return list(paginator.paginate(**query, PaginationConfig=page_size).search(f"{paginator.result_keys[0].expression}[]"))
+    return list(
+        paginator.paginate(**query, PaginationConfig=page_size).search(f"{paginator.result_keys[0].expression}[]")
+    )
 
 
 @pytest.fixture

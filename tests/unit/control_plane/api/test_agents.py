@@ -13,14 +13,24 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from control_plane.api.routes import agents
 from control_plane.cloud.errors import CloudUnavailable
-from everstep.protocol.agent_messages import AgentReport, AgentWelcome, ControlToAgent, Hello, NodeMemory, RankMemory, Release
+from everstep.protocol.agent_messages import (
+    AgentReport,
+    AgentWelcome,
+    ControlToAgent,
+    Hello,
+    NodeMemory,
+    RankMemory,
+    Release,
+)
 from everstep.protocol.codec import decode, encode
 from everstep.protocol.ids import FleetName, NodeId, Rank, RunId
 from tests.unit.control_plane.api.conftest import GROUP
 
 
 def hello(node: str, agent: str = "a1") -> Hello:
-    return Hello(node_id=NodeId(node), agent_id=agent, address="127.0.0.9", peer_port=4000, memory_bytes=2**30, version="0.1.0")
+    return Hello(
+        node_id=NodeId(node), agent_id=agent, address="127.0.0.9", peer_port=4000, memory_bytes=2**30, version="0.1.0"
+    )
 
 
 def report(node: str, sequence: int = 1) -> AgentReport:
@@ -30,7 +40,9 @@ def report(node: str, sequence: int = 1) -> AgentReport:
 @asynccontextmanager
 async def line(service, token: str):
     url = f"ws://{service.address}/v1/agents/connect"
-    async with connect(url, additional_headers={"Authorization": f"Bearer {token}"}, proxy=None, compression=None, close_timeout=5) as opened:
+    async with connect(
+        url, additional_headers={"Authorization": f"Bearer {token}"}, proxy=None, compression=None, close_timeout=5
+    ) as opened:
         yield opened
 
 
@@ -98,7 +110,10 @@ async def test_a_fresh_join_token_does_not_take_over_a_node_that_has_joined(clie
             code, reason = await closed(opened)
         assert code == 4410
         assert f"everstep nodes reset-session {node}" in reason
-    async with line(service, session) as opened, line(service, fresh) as other:  # the agent goes on, also while somebody tries
+    async with (
+        line(service, session) as opened,
+        line(service, fresh) as other,
+    ):  # the agent goes on, also while somebody tries
         await join(opened, node)
         await opened.send(encode(report(node, 2)))
         await other.send(encode(hello(node, "thief")))
@@ -139,7 +154,9 @@ async def test_a_node_that_shows_a_session_has_joined(service, token, node):
 
 @pytest.mark.security
 @pytest.mark.covers("ResetNodeSession.NodeId", "ResetNodeSession.Reason")
-async def test_an_administrator_resets_a_session_and_the_node_joins_once_more(client, service, token, node, monkeypatch):
+async def test_an_administrator_resets_a_session_and_the_node_joins_once_more(
+    client, service, token, node, monkeypatch
+):
     session = await joined(service, token, node)
     monkeypatch.setattr(agents, "SESSION_LOOK_SECONDS", 0.0)
     async with line(service, session) as opened:
@@ -149,11 +166,22 @@ async def test_an_administrator_resets_a_session_and_the_node_joins_once_more(cl
         code, reason = await closed(opened)
     assert (code, "was revoked" in reason) == (4401, True)
     assert await joined(service, token, node) != session
-    told = [event for event in (await asyncio.to_thread(client.list_events))["Events"] if event["Type"] == "NodeSessionReset"]
+    told = [
+        event
+        for event in (await asyncio.to_thread(client.list_events))["Events"]
+        if event["Type"] == "NodeSessionReset"
+    ]
     assert "its disk is new" in told[0]["Message"]
 
 
-BAD_FACTS = [{"node_id": "i-1\nFORGED"}, {"node_id": "i" * 65}, {"node_id": "é" * 200}, {"node_id": ""}, {"peer_port": 2**62}, {"memory_bytes": -1}]
+BAD_FACTS = [
+    {"node_id": "i-1\nFORGED"},
+    {"node_id": "i" * 65},
+    {"node_id": "é" * 200},
+    {"node_id": ""},
+    {"peer_port": 2**62},
+    {"memory_bytes": -1},
+]
 
 
 @pytest.mark.parametrize("changes", BAD_FACTS)
@@ -226,7 +254,9 @@ async def test_a_fleet_or_cloud_that_is_not_there_yet_means_later(client, servic
         assert (await closed(opened))[0] == 1013
 
 
-@pytest.mark.parametrize("bad", [b"", b"\x00\x01nonsense", b"\x00\x63" + b"x", encode(Release(run=RunId("0" * 32))), "text"])
+@pytest.mark.parametrize(
+    "bad", [b"", b"\x00\x01nonsense", b"\x00\x63" + b"x", encode(Release(run=RunId("0" * 32))), "text"]
+)
 async def test_what_is_no_hello_is_refused(service, token, bad):
     async with line(service, token) as opened:
         await opened.send(bad)
@@ -278,8 +308,14 @@ async def test_what_a_jobs_code_can_get_at_is_shown_until_it_cannot(client, serv
     async with line(service, token) as opened:
         await join(opened, node)
         for sequence, exposure in ((1, "ranks run as the agent's user"), (2, "")):
-            await opened.send(encode(AgentReport(node_id=NodeId(node), sequence=sequence, member=None, exposure=exposure)))
-            await until(lambda at=sequence: (report := service.services.registry.views()[node].report) is not None and report.sequence == at)
+            await opened.send(
+                encode(AgentReport(node_id=NodeId(node), sequence=sequence, member=None, exposure=exposure))
+            )
+            await until(
+                lambda at=sequence: (
+                    (report := service.services.registry.views()[node].report) is not None and report.sequence == at
+                )
+            )
             assert (await asyncio.to_thread(client.describe_node, NodeId=node)).get("Exposure", "") == exposure
 
 
@@ -287,8 +323,14 @@ async def test_that_ranks_start_warm_on_a_node_is_shown(client, service, token, 
     async with line(service, token) as opened:
         await join(opened, node)
         for sequence, is_warm in ((1, False), (2, True)):
-            await opened.send(encode(AgentReport(node_id=NodeId(node), sequence=sequence, member=None, is_warm=is_warm)))
-            await until(lambda at=sequence: (report := service.services.registry.views()[node].report) is not None and report.sequence == at)
+            await opened.send(
+                encode(AgentReport(node_id=NodeId(node), sequence=sequence, member=None, is_warm=is_warm))
+            )
+            await until(
+                lambda at=sequence: (
+                    (report := service.services.registry.views()[node].report) is not None and report.sequence == at
+                )
+            )
             assert (await asyncio.to_thread(client.describe_node, NodeId=node))["Warm"] is is_warm
 
 
@@ -343,7 +385,11 @@ async def test_agents_of_a_fleet_that_another_replica_serves_are_sent_on(service
 
 @pytest.mark.parametrize("kind", ["none", "wrong", "user"])
 async def test_without_an_agents_token_there_is_no_line(service, kind):
-    headers = {"wrong": {"Authorization": "Bearer est_wrong"}, "user": {"Authorization": f"Bearer {service.admin_token}"}, "none": {}}[kind]
+    headers = {
+        "wrong": {"Authorization": "Bearer est_wrong"},
+        "user": {"Authorization": f"Bearer {service.admin_token}"},
+        "none": {},
+    }[kind]
     with pytest.raises(InvalidStatus) as refused:
         async with connect(f"ws://{service.address}/v1/agents/connect", additional_headers=headers, proxy=None):
             pass

@@ -16,7 +16,9 @@ from worker.agent.control_client import ControlClient
 
 
 @asynccontextmanager
-async def agent(service, token: str, node: str, token_path: Path, ladders: list[Timeouts]) -> AsyncIterator[ControlClient]:
+async def agent(
+    service, token: str, node: str, token_path: Path, ladders: list[Timeouts]
+) -> AsyncIterator[ControlClient]:
     """The line of an agent, once it has reported."""
     client = ControlClient(
         [f"http://{service.address}"],

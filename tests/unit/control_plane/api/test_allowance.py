@@ -30,16 +30,28 @@ def member(service, client, fleet):
 
 def ask(caller, **fields):
     source = {"SourceId": hashlib.sha256(CODE).hexdigest()}
-    return caller.create_training_job(TrainingJobName="a", Source=source, EntryPoint="train.py", NodeCount=1, DryRun=True, **fields)
+    return caller.create_training_job(
+        TrainingJobName="a", Source=source, EntryPoint="train.py", NodeCount=1, DryRun=True, **fields
+    )
 
 
 @pytest.mark.security
-@pytest.mark.covers("PutProjectQuota.AllowedRoleArns", "PutProjectQuota.AllowedSecrets", "PutProjectQuota.AllowedData", "PutProjectQuota.MaxPriority")
+@pytest.mark.covers(
+    "PutProjectQuota.AllowedRoleArns",
+    "PutProjectQuota.AllowedSecrets",
+    "PutProjectQuota.AllowedData",
+    "PutProjectQuota.MaxPriority",
+)
 @pytest.mark.parametrize(
     ("fields", "field", "quota", "near"),
     [
         ({"RoleArn": ROLE}, "RoleArn", {"AllowedRoleArns": [ROLE]}, {"RoleArn": ROLE + "2"}),
-        ({"Secrets": {"A": "ssm:/speech/key"}}, "Secrets.A", {"AllowedSecrets": ["ssm:/speech/*"]}, {"Secrets": {"A": "ssm:/vision/key"}}),
+        (
+            {"Secrets": {"A": "ssm:/speech/key"}},
+            "Secrets.A",
+            {"AllowedSecrets": ["ssm:/speech/*"]},
+            {"Secrets": {"A": "ssm:/vision/key"}},
+        ),
         (
             channel("s3://mine/speech/a"),
             "InputDataConfig[0].DataSource.S3DataSource.S3Uri",

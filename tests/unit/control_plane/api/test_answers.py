@@ -39,7 +39,13 @@ class Inside:
         self.is_asked.set()
         body = self.body % self.count
         await self.may_go.wait()
-        await send({"type": "http.response.start", "status": self.status, "headers": [(b"content-length", str(len(body)).encode())]})
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status,
+                "headers": [(b"content-length", str(len(body)).encode())],
+            }
+        )
         await send({"type": "http.response.body", "body": body[:2], "more_body": True})
         await send({"type": "http.response.body", "body": body[2:]})
 
@@ -51,7 +57,9 @@ class World:
         self.clock = Clock()
         self.answers = Answers(self.inside, self.versions, self.clock)  # type: ignore[arg-type]
 
-    async def ask(self, path: str = "/v1/training-jobs/gpt", token: str | None = "a", method: str = "GET", query: bytes = b"") -> bytes:
+    async def ask(
+        self, path: str = "/v1/training-jobs/gpt", token: str | None = "a", method: str = "GET", query: bytes = b""
+    ) -> bytes:
         headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
         body = b""
 
@@ -61,7 +69,9 @@ class World:
             if message["type"] == "http.response.start":
                 message["headers"].append((b"x-amzn-requestid", b"of this request"))
 
-        await self.answers({"type": "http", "method": method, "path": path, "query_string": query, "headers": headers}, None, send)  # type: ignore[arg-type]
+        await self.answers(
+            {"type": "http", "method": method, "path": path, "query_string": query, "headers": headers}, None, send
+        )  # type: ignore[arg-type]
         return body
 
 
@@ -78,7 +88,10 @@ async def test_the_same_is_answered_once_until_something_is_written(world: World
     assert held.headers == [(b"content-length", b"8")]  # and no other request's id
 
 
-@pytest.mark.parametrize("other", [{"token": "b"}, {"path": "/v1/training-jobs/other"}, {"query": b"MaxResults=1"}, {"path": "/v1/training-jobs"}])
+@pytest.mark.parametrize(
+    "other",
+    [{"token": "b"}, {"path": "/v1/training-jobs/other"}, {"query": b"MaxResults=1"}, {"path": "/v1/training-jobs"}],
+)
 async def test_what_differs_is_answered_by_itself(world: World, other: dict) -> None:
     assert await world.ask() == b"answer 1"
     assert await world.ask(**other) == b"answer 2"
@@ -86,7 +99,9 @@ async def test_what_differs_is_answered_by_itself(world: World, other: dict) -> 
     assert await world.ask() == b"answer 1"
 
 
-@pytest.mark.parametrize("kind", [{"token": None}, {"method": "DELETE"}, {"path": "/v1/training-jobs/gpt/logs"}, {"path": "/v1/fleets"}])
+@pytest.mark.parametrize(
+    "kind", [{"token": None}, {"method": "DELETE"}, {"path": "/v1/training-jobs/gpt/logs"}, {"path": "/v1/fleets"}]
+)
 async def test_what_is_not_shared_is_never_held(world: World, kind: dict) -> None:
     assert await world.ask(**kind) == b"answer 1"
     assert await world.ask(**kind) == b"answer 2"

@@ -76,9 +76,21 @@ class Instance:
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         return httpx.post(f"http://{self.service.address}{path}", json=body, trust_env=False, timeout=30)
 
-    def signed_by_hand(self, nonce: str, *, host: str = HOST, body: bytes = attestation.BODY, headers: dict[str, str] | None = None, **more: str):
+    def signed_by_hand(
+        self,
+        nonce: str,
+        *,
+        host: str = HOST,
+        body: bytes = attestation.BODY,
+        headers: dict[str, str] | None = None,
+        **more: str,
+    ):
         """A signature that is genuine, of a request that is not the one that is meant."""
-        chosen = {**attestation.headers(server_id=self.service.services.server_id, nonce=nonce), **more} if headers is None else headers
+        chosen = (
+            {**attestation.headers(server_id=self.service.services.server_id, nonce=nonce), **more}
+            if headers is None
+            else headers
+        )
         request = AWSRequest("POST", f"https://{host}/", headers=chosen, data=body)
         SigV4Auth(self.keys, "sts", REGION).add_auth(request)
         return {name: request.headers[name] for name in ("Authorization", "X-Amz-Date", "X-Amz-Security-Token")}
@@ -87,7 +99,8 @@ class Instance:
 @pytest.fixture
 def instance(service, client, sts) -> Instance:
     service.app.state.services = replace(
-        service.services, attestation=Attestation(sts=RegionalSts(REGION, endpoint_url=sts.url), region=REGION, account=lambda: ACCOUNT)
+        service.services,
+        attestation=Attestation(sts=RegionalSts(REGION, endpoint_url=sts.url), region=REGION, account=lambda: ACCOUNT),
     )
     client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, NodeRoleName=ROLE)
     service.operator.set_desired(GROUP, 2)
@@ -158,7 +171,9 @@ def refused(answer: httpx.Response, words: str) -> None:
 def test_a_forged_signature(instance, sts) -> None:
     request = instance.request()
     last = "0" if request["Authorization"][-1] != "0" else "1"
-    refused(instance.ask({**request, "Authorization": request["Authorization"][:-1] + last}), "does not take the signature")
+    refused(
+        instance.ask({**request, "Authorization": request["Authorization"][:-1] + last}), "does not take the signature"
+    )
     assert sts.asked == [("/", HOST)]
 
 
@@ -193,13 +208,17 @@ def test_a_signature_that_was_made_for_another_nonce(instance) -> None:
 def test_a_signature_that_was_made_for_another_server(instance) -> None:
     nonce = instance.nonce()
     elsewhere = replace(instance.claim, server_id="f" * 32)
-    refused(instance.ask(instance.said(nonce, agent.sign(elsewhere, instance.keys, nonce))), "does not take the signature")
+    refused(
+        instance.ask(instance.said(nonce, agent.sign(elsewhere, instance.keys, nonce))), "does not take the signature"
+    )
 
 
 @pytest.mark.parametrize("host", ["sts.us-east-1.amazonaws.com", "sts.amazonaws.com", "attacker.example"])
 def test_a_signature_for_another_host(instance, sts, host) -> None:
     nonce = instance.nonce()
-    refused(instance.ask(instance.said(nonce, instance.signed_by_hand(nonce, host=host))), "does not take the signature")
+    refused(
+        instance.ask(instance.said(nonce, instance.signed_by_hand(nonce, host=host))), "does not take the signature"
+    )
     assert sts.asked == [("/", HOST)]
 
 
@@ -210,10 +229,14 @@ def test_a_signature_for_another_region(instance, sts) -> None:
     assert sts.asked == []
 
 
-@pytest.mark.parametrize("body", [b"Action=AssumeRole&Version=2011-06-15", b"Action=GetCallerIdentity&Version=2011-06-15&x=1", b""])
+@pytest.mark.parametrize(
+    "body", [b"Action=AssumeRole&Version=2011-06-15", b"Action=GetCallerIdentity&Version=2011-06-15&x=1", b""]
+)
 def test_a_signature_of_another_action(instance, body) -> None:
     nonce = instance.nonce()
-    refused(instance.ask(instance.said(nonce, instance.signed_by_hand(nonce, body=body))), "does not take the signature")
+    refused(
+        instance.ask(instance.said(nonce, instance.signed_by_hand(nonce, body=body))), "does not take the signature"
+    )
 
 
 @pytest.mark.parametrize("left_out", [attestation.NONCE_HEADER, attestation.SERVER_ID_HEADER, "content-type"])
@@ -297,10 +320,15 @@ def test_an_answer_that_is_not_exactly_sts_proves_nothing(instance, sts, answer)
     assert len(sts.asked) == 1  # no redirect is followed, nothing is asked again
 
 
-@pytest.mark.parametrize("part", ["<Arn>a</Arn><Arn>b</Arn><Account>1</Account>", "<Arn>a</Arn>", "<Account>1</Account>"])
+@pytest.mark.parametrize(
+    "part", ["<Arn>a</Arn><Arn>b</Arn><Account>1</Account>", "<Arn>a</Arn>", "<Account>1</Account>"]
+)
 def test_an_answer_with_parts_twice_or_missing_proves_nothing(part) -> None:
     name = 'xmlns="https://sts.amazonaws.com/doc/2011-06-15/"'
-    text = f"<GetCallerIdentityResponse {name}><GetCallerIdentityResult>{part}</GetCallerIdentityResult></GetCallerIdentityResponse>"
+    text = (
+        "<GetCallerIdentityResponse "
+        f"{name}><GetCallerIdentityResult>{part}</GetCallerIdentityResult></GetCallerIdentityResponse>"
+    )
     with pytest.raises(CloudUnavailable):
         principal_in(text.encode())
 
@@ -332,7 +360,9 @@ def test_what_is_not_of_the_one_form_is_not_shown_to_sts(changes) -> None:
     given = f"AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders={attestation.SIGNED_HEADERS}, Signature={'0' * 64}"
     right = Signature(authorization=given, amz_date="20260101T000000Z", security_token="token")
     assert core.refusal_of_signature(right, REGION) == ""
-    assert core.refusal_of_signature(replace(right, **{name: value.replace("{given}", given) for name, value in changes.items()}), REGION)
+    assert core.refusal_of_signature(
+        replace(right, **{name: value.replace("{given}", given) for name, value in changes.items()}), REGION
+    )
 
 
 @pytest.mark.parametrize(
@@ -350,7 +380,9 @@ def test_only_a_roles_session_is_an_instance(arn) -> None:
     node = NodeId("i-0123456789abcdef0")
     good = Principal(account=ACCOUNT, arn=f"arn:aws:sts::{ACCOUNT}:assumed-role/trainer/{node}")
     assert core.refusal_of_principal(good, account=ACCOUNT, role_name=ROLE, node_id=node) == ""
-    assert core.refusal_of_principal(replace(good, account="210987654321"), account=ACCOUNT, role_name=ROLE, node_id=node)
+    assert core.refusal_of_principal(
+        replace(good, account="210987654321"), account=ACCOUNT, role_name=ROLE, node_id=node
+    )
     assert core.refusal_of_principal(replace(good, arn=arn), account=ACCOUNT, role_name=ROLE, node_id=node)
 
 

@@ -51,7 +51,9 @@ def person():
 
 
 @pytest.mark.parametrize(("name", "is_from_head"), [("list", False), ("list", True), ("get", True)])
-def test_who_follows_a_log_keeps_no_thread_from_the_loops(service, client, fleet, source, person, monkeypatch, name, is_from_head) -> None:
+def test_who_follows_a_log_keeps_no_thread_from_the_loops(
+    service, client, fleet, source, person, monkeypatch, name, is_from_head
+) -> None:
     job = Job(service, client, source)
     job.launch(1)
     job.put("logs", "gen=1/node=i-0/000000000000-1.jsonl")
@@ -81,5 +83,8 @@ def test_who_uploads_a_source_keeps_no_thread_from_the_loops(service, client, pe
 def test_the_loops_have_as_many_threads_on_a_small_machine(tmp_path) -> None:
     everyone = threading.Barrier(LOOP_THREADS)
     with Service(tmp_path) as running:
-        met = [asyncio.run_coroutine_threadsafe(asyncio.to_thread(everyone.wait, 20), running.loop) for _ in range(LOOP_THREADS)]
+        met = [
+            asyncio.run_coroutine_threadsafe(asyncio.to_thread(everyone.wait, 20), running.loop)
+            for _ in range(LOOP_THREADS)
+        ]
         assert sorted(each.result(20) for each in met) == list(range(LOOP_THREADS))

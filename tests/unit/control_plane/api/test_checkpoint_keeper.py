@@ -55,8 +55,15 @@ def test_the_newest_so_many_stay_and_each_that_goes_is_told_once(service, client
         keeper(service).look()
     assert steps(client) == [40, 30]
     assert keys(service, job) == {"40", "30"}
-    told = [event["Message"] for event in client.list_events(TrainingJobName="gpt")["Events"] if event["Type"] == "CheckpointDeleted"]
-    assert [message.partition(" was")[0] for message in told] == ["The checkpoint of step 10", "The checkpoint of step 20"]
+    told = [
+        event["Message"]
+        for event in client.list_events(TrainingJobName="gpt")["Events"]
+        if event["Type"] == "CheckpointDeleted"
+    ]
+    assert [message.partition(" was")[0] for message in told] == [
+        "The checkpoint of step 10",
+        "The checkpoint of step 20",
+    ]
 
 
 def test_pinned_ones_are_kept_besides(service, client, make):

@@ -179,7 +179,9 @@ def test_a_manifest_that_was_altered_is_told(service, client, job, verifier):
     assert listed(client)[8]["VerificationMessage"] == "the manifest in S3 is not the one that was put"
 
 
-def test_a_server_that_stops_reads_no_checkpoint_to_its_end_and_the_next_one_begins_anew(service, client, job, verifier, monkeypatch):
+def test_a_server_that_stops_reads_no_checkpoint_to_its_end_and_the_next_one_begins_anew(
+    service, client, job, verifier, monkeypatch
+):
     job.checkpoint(8)
     client.verify_checkpoint(**GPT, Step=8)
     told = iter((False, False))
@@ -210,7 +212,11 @@ def test_a_cloud_that_does_not_answer_is_no_verdict(service, client, job, verifi
 
 
 @pytest.mark.covers(
-    "PinCheckpoint.Step", "UnpinCheckpoint.TrainingJobName", "UnpinCheckpoint.Step", "DeleteCheckpoint.TrainingJobName", "DeleteCheckpoint.Step"
+    "PinCheckpoint.Step",
+    "UnpinCheckpoint.TrainingJobName",
+    "UnpinCheckpoint.Step",
+    "DeleteCheckpoint.TrainingJobName",
+    "DeleteCheckpoint.Step",
 )
 def test_a_pinned_checkpoint_is_not_deleted(service, client, job):
     for step in (4, 8):
@@ -225,7 +231,11 @@ def test_a_pinned_checkpoint_is_not_deleted(service, client, job):
     assert not client.unpin_checkpoint(**GPT, Step=4)["IsPinned"]
     assert client.delete_checkpoint(**GPT, Step=4)["Status"] == "Deleted"
     said = [event["Type"] for event in client.list_events(**GPT)["Events"]]
-    assert [kind for kind in said if kind.startswith("Checkpoint")] == ["CheckpointPinned", "CheckpointUnpinned", "CheckpointDeleted"]
+    assert [kind for kind in said if kind.startswith("Checkpoint")] == [
+        "CheckpointPinned",
+        "CheckpointUnpinned",
+        "CheckpointDeleted",
+    ]
 
 
 def test_the_newest_that_a_live_job_would_be_restored_from_stays(service, client, job):
@@ -314,5 +324,8 @@ def test_others_may_not(service, client, job):
                 ask(**GPT, Step=4)
         with refused("AccessDeniedException"):
             reader.create_checkpoint(**GPT)
-    with closing(service.client(service.token(Role.SUBMITTER, "speech"))) as stranger, refused("ResourceNotFoundException"):
+    with (
+        closing(service.client(service.token(Role.SUBMITTER, "speech"))) as stranger,
+        refused("ResourceNotFoundException"),
+    ):
         stranger.delete_checkpoint(**GPT, Step=4)

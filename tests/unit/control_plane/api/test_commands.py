@@ -59,7 +59,9 @@ def execute(client, **changes):
     return client.execute_command(**{"TrainingJobName": "gpt", "Rank": 1, "Command": ["py-spy", "dump"], **changes})
 
 
-@pytest.mark.covers("ExecuteCommand.TrainingJobName", "ExecuteCommand.Rank", "ExecuteCommand.Command", "ExecuteCommand.TimeoutInSeconds")
+@pytest.mark.covers(
+    "ExecuteCommand.TrainingJobName", "ExecuteCommand.Rank", "ExecuteCommand.Command", "ExecuteCommand.TimeoutInSeconds"
+)
 def test_a_command_is_told_in_the_history_and_answered(service, client, job) -> None:
     with agent(service, "i-1", says) as asked:
         answer = execute(client, TimeoutInSeconds=7, Command=["echo", "a b; rm -rf /"])
@@ -77,7 +79,9 @@ def test_a_command_is_told_in_the_history_and_answered(service, client, job) -> 
     (command,) = asked
     assert (command.run, command.generation, command.rank) == (job.run, 1, 1)
     assert (command.argv, command.timeout_seconds) == (("echo", "a b; rm -rf /"), 7.0)
-    (event,) = [event for event in client.list_events(TrainingJobName="gpt")["Events"] if event["Type"] == "CommandExecuted"]
+    (event,) = [
+        event for event in client.list_events(TrainingJobName="gpt")["Events"] if event["Type"] == "CommandExecuted"
+    ]
     assert event["Message"].endswith("ran beside rank 1 of gpt, generation 1: echo 'a b; rm -rf /'")
     assert event["NodeId"] == "i-1"
 
@@ -92,7 +96,11 @@ def test_what_a_program_is_given_goes_to_it_and_not_into_the_history(service, cl
         with refused("ValidationException", "Stdin"):
             execute(client, Stdin="x" * 65_537)
     assert [command.stdin for command in asked] == ["hush é\n".encode(), b""]
-    told = [event["Message"] for event in client.list_events(TrainingJobName="gpt")["Events"] if event["Type"] == "CommandExecuted"]
+    told = [
+        event["Message"]
+        for event in client.list_events(TrainingJobName="gpt")["Events"]
+        if event["Type"] == "CommandExecuted"
+    ]
     assert [message.endswith("py-spy dump (given 8 bytes)") for message in told] == [True, False]
     assert "hush" not in str(told)
 
@@ -117,7 +125,9 @@ def test_a_long_command_is_cut_in_the_history(service, client, job) -> None:
     with agent(service, "i-1", says) as asked:
         execute(client, Command=["x" * 4096] * 2)
     assert [len(word) for word in asked[0].argv] == [4096, 4096]
-    (event,) = [event for event in client.list_events(TrainingJobName="gpt")["Events"] if event["Type"] == "CommandExecuted"]
+    (event,) = [
+        event for event in client.list_events(TrainingJobName="gpt")["Events"] if event["Type"] == "CommandExecuted"
+    ]
     assert len(event["Message"]) < 700
 
 
@@ -191,5 +201,7 @@ def test_a_request_that_comes_twice_is_run_once(service, client, job) -> None:
             execute(client, ClientRequestToken="same", Command=["other"])
         execute(service.client(service.token(Role.SUBMITTER)), ClientRequestToken="same")
         assert len(asked) == 2, "a token of the request is its caller's own"
-    told = [event for event in client.list_events(TrainingJobName="gpt")["Events"] if event["Type"] == "CommandExecuted"]
+    told = [
+        event for event in client.list_events(TrainingJobName="gpt")["Events"] if event["Type"] == "CommandExecuted"
+    ]
     assert len(told) == 2

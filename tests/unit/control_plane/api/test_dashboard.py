@@ -14,7 +14,10 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from control_plane.api.dashboard import NONCE, Dashboard
 from hatch_build import DashboardHook
 
-INDEX = f'<!doctype html><meta name="csp-nonce" content="{NONCE}"><script type="module" src="/assets/main-1a2b.js"></script>'
+INDEX = (
+    f'<!doctype html><meta name="csp-nonce" content="{NONCE}"><script type="module" '
+    'src="/assets/main-1a2b.js"></script>'
+)
 
 
 @pytest.fixture
@@ -84,7 +87,16 @@ def test_what_carries_its_hash_is_kept_for_ever(built, http) -> None:
     assert http.get("/favicon.svg").headers["cache-control"] == "no-cache"
 
 
-@pytest.mark.parametrize("path", ["/assets/main-0000.js", "/assets/", "/assets/../secret.txt", "/assets/%2e%2e/%2e%2e/secret.txt", "/assets/.hidden"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/assets/main-0000.js",
+        "/assets/",
+        "/assets/../secret.txt",
+        "/assets/%2e%2e/%2e%2e/secret.txt",
+        "/assets/.hidden",
+    ],
+)
 def test_a_missing_file_is_not_a_page(built, http, path) -> None:
     answer = http.get(path)
     assert answer.status_code == 404 or answer.text.startswith("<!doctype html>")

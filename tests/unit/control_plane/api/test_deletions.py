@@ -50,12 +50,17 @@ def end(service, job):
 
 def keys(service):
     return sorted(
-        info.reference.key.partition("/run=")[2].partition("/")[2] for info in service.objects.list(ObjectReference(bucket=BUCKET, key="jobs/"))
+        info.reference.key.partition("/run=")[2].partition("/")[2]
+        for info in service.objects.list(ObjectReference(bucket=BUCKET, key="jobs/"))
     )
 
 
 def own(job):
-    return ["logs/gen=1/rank=0.stdout", "output/gen=1/rank=0/model.bin", f"checkpoints/run={job.run}/gen=1/step=8/manifest.json"]
+    return [
+        "logs/gen=1/rank=0.stdout",
+        "output/gen=1/rank=0/model.bin",
+        f"checkpoints/run={job.run}/gen=1/step=8/manifest.json",
+    ]
 
 
 def others():
@@ -67,7 +72,12 @@ def test_a_dry_run_says_what_would_go_and_takes_nothing(service, client, job):
     end(service, job)
     before = keys(service)
     told = client.delete_training_job(**GPT, DryRun=True, DeleteObjects=True)
-    assert (told["IsDeleted"], told["GenerationCount"], told["CheckpointCount"], told["IncidentCount"]) == (False, 1, 1, 1)
+    assert (told["IsDeleted"], told["GenerationCount"], told["CheckpointCount"], told["IncidentCount"]) == (
+        False,
+        1,
+        1,
+        1,
+    )
     assert (told["ObjectCount"], told["ObjectBytes"], told["HasMoreObjects"]) == (3, 9, False)
     assert (told["NodeSeconds"], told["CostUsd"]) == (3600, 98.32)
     assert all(uri.startswith(f"s3://{BUCKET}/jobs/gpt/run={job.run}/") for uri in told["S3Uris"])
@@ -116,7 +126,9 @@ def test_a_job_made_again_under_its_name_has_nothing_of_the_one_before(service, 
         job = Job(service, client, source, OutputDataConfig={"S3OutputPath": f"s3://{USERS_BUCKET}/out"})
         assert client.list_outputs(**GPT)["Outputs"] == []
         places.append(prefix_of(client.describe_training_job(**GPT)["OutputDataConfig"]["S3OutputPath"]))
-        service.objects.put(ObjectReference(bucket=USERS_BUCKET, key=f"{places[-1].key}gen={generation}/rank=0/model.bin"), b"weights")
+        service.objects.put(
+            ObjectReference(bucket=USERS_BUCKET, key=f"{places[-1].key}gen={generation}/rank=0/model.bin"), b"weights"
+        )
         assert [entry["Generation"] for entry in client.list_outputs(**GPT)["Outputs"]] == [generation]
         end(service, job)
         assert client.delete_training_job(**GPT, DeleteObjects=number == 2)["IsDeleted"]
@@ -181,7 +193,10 @@ def test_a_job_can_be_deleted_once_the_waiter_for_its_end_returns(service, clien
 
 def test_others_may_not(service, client, job):
     end(service, job)
-    with closing(service.client(service.token(Role.SUBMITTER, "speech"))) as stranger, refused("ResourceNotFoundException"):
+    with (
+        closing(service.client(service.token(Role.SUBMITTER, "speech"))) as stranger,
+        refused("ResourceNotFoundException"),
+    ):
         stranger.delete_training_job(**GPT)
     with closing(service.client(service.token(Role.VIEWER, "default"))) as reader, refused("AccessDeniedException"):
         reader.delete_training_job(**GPT)

@@ -9,7 +9,10 @@ import pytest
 @pytest.fixture
 def http(service):
     with httpx.Client(
-        base_url=f"http://{service.address}", headers={"authorization": f"Bearer {service.admin_token}"}, trust_env=False, timeout=30
+        base_url=f"http://{service.address}",
+        headers={"authorization": f"Bearer {service.admin_token}"},
+        trust_env=False,
+        timeout=30,
     ) as made:
         yield made
 
@@ -32,7 +35,9 @@ def test_every_refusal_has_one_form(http, service):
     assert_refused(http.post("/v1/training-jobs", json=[]), 400, "ValidationException")
     assert_refused(http.get("/v1/training-jobs", headers={"authorization": "Bearer no"}), 401, "AccessDeniedException")
     assert_refused(http.get("/v1/training-jobs", headers={"authorization": "Basic abc"}), 401, "AccessDeniedException")
-    assert_refused(httpx.get(f"http://{service.address}/v1/fleets", trust_env=False, timeout=30), 401, "AccessDeniedException")
+    assert_refused(
+        httpx.get(f"http://{service.address}/v1/fleets", trust_env=False, timeout=30), 401, "AccessDeniedException"
+    )
 
 
 def test_bodies_are_bounded_announced_or_not(http):
@@ -47,7 +52,9 @@ def test_a_fault_of_ours_is_answered_and_logged_under_its_id(http, service, capl
         raise RuntimeError("secret detail")
 
     monkeypatch.setattr(service.operator, "describe_group", lambda _name: broken())
-    body = assert_refused(http.post("/v1/fleets", json={"FleetName": "main", "AutoScalingGroupName": "g"}), 500, "InternalServerException")
+    body = assert_refused(
+        http.post("/v1/fleets", json={"FleetName": "main", "AutoScalingGroupName": "g"}), 500, "InternalServerException"
+    )
     assert "secret detail" not in body["Message"]
     (record,) = [record for record in caplog.records if body["RequestId"] in record.getMessage()]
     assert "secret detail" in str(record.exc_info)
@@ -70,7 +77,12 @@ def test_every_operation_is_named_and_described(http):
 def test_fields_are_pascal_case_everywhere(http):
     schemas = http.get("/v1/openapi.json").json()["components"]["schemas"]
     ours = {name: shape for name, shape in schemas.items() if name not in ("HTTPValidationError", "ValidationError")}
-    wrong = [f"{name}.{field}" for name, shape in ours.items() for field in shape.get("properties", {}) if not field[0].isupper() or "_" in field]
+    wrong = [
+        f"{name}.{field}"
+        for name, shape in ours.items()
+        for field in shape.get("properties", {})
+        if not field[0].isupper() or "_" in field
+    ]
     assert wrong == []
 
 
@@ -93,10 +105,17 @@ def test_a_misspelt_field_of_the_query_is_refused_by_every_operation(http):
 
 
 def test_who_takes_no_body_says_so_instead_of_ignoring_it(http):
-    bare = [(method, path) for method, path, operation in operations(http) if method != "GET" and "requestBody" not in operation]
+    bare = [
+        (method, path)
+        for method, path, operation in operations(http)
+        if method != "GET" and "requestBody" not in operation
+    ]
     assert len(bare) > 10
     for method, path in bare:
         body = assert_refused(http.request(method, path, json={"Force": True}), 400, "ValidationException")
         assert [field["Field"] for field in body["Fields"]] == ["Force"]
         assert_refused(http.request(method, path, content=b"x"), 400, "ValidationException")
-        assert "Fields" not in (answer := http.request(method, path, content=b"{}").json()) or answer["Code"] != "ValidationException"
+        assert (
+            "Fields" not in (answer := http.request(method, path, content=b"{}").json())
+            or answer["Code"] != "ValidationException"
+        )

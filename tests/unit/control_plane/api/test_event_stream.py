@@ -30,7 +30,10 @@ STREAM = "/v1/events/stream"
 @pytest.fixture
 def http(service) -> Iterator[httpx.Client]:
     with httpx.Client(
-        base_url=f"http://{service.address}", headers={"authorization": f"Bearer {service.admin_token}"}, trust_env=False, timeout=30
+        base_url=f"http://{service.address}",
+        headers={"authorization": f"Bearer {service.admin_token}"},
+        trust_env=False,
+        timeout=30,
     ) as made:
         yield made
 
@@ -39,7 +42,12 @@ def append(service, *messages: str, project: str = "", job: str | None = None, f
     with service.database.write() as session:
         before = events.newest_id(session)
         for message in messages:
-            events.append(session, NewEvent(at=service.clock(), type="Test", message=message, project=project, job_name=job, fleet_name=fleet))
+            events.append(
+                session,
+                NewEvent(
+                    at=service.clock(), type="Test", message=message, project=project, job_name=job, fleet_name=fleet
+                ),
+            )
     return list(range(before + 1, before + 1 + len(messages)))
 
 
@@ -182,7 +190,9 @@ def test_it_ends_when_the_token_is_revoked(service, http, monkeypatch, is_behind
     if is_behind:
         monkeypatch.setattr(event_feed, "RECENT_LIMIT", 0)  # everything is read from the table
     with service.database.write() as session:
-        token, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.VIEWER, project="a"), service.clock())
+        token, record = tokens.mint(
+            session, NewToken(kind=TokenKind.USER, role=Role.VIEWER, project="a"), service.clock()
+        )
     with stream(http, headers={"authorization": f"Bearer {token}"}, AfterEventId=0) as reader:
         append(service, "seen", project="a")
         assert reader.messages(1) == ["seen"]
@@ -245,7 +255,9 @@ def test_no_token_holds_all_streams(service, http, monkeypatch) -> None:
         append(service, "seen")
         assert reader.messages(1) == ["seen"]
         assert http.get(STREAM).status_code == 429
-        with httpx.stream("GET", f"http://{service.address}{STREAM}", headers=headers, trust_env=False, timeout=20) as other:
+        with httpx.stream(
+            "GET", f"http://{service.address}{STREAM}", headers=headers, trust_env=False, timeout=20
+        ) as other:
             assert other.status_code == 200
 
 
@@ -257,7 +269,9 @@ def test_a_reader_that_reads_nothing_is_cut_off_and_comes_back_where_it_was(serv
     with impatient(service, 0.05), socket.socket() as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         line.connect((host, int(port)))
-        line.sendall(f"GET {STREAM}?AfterEventId=0 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {service.admin_token}\r\n\r\n".encode())
+        line.sendall(
+            f"GET {STREAM}?AfterEventId=0 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {service.admin_token}\r\n\r\n".encode()
+        )
         messages = [f"{number} {'x' * 1_000_000}" for number in range(12)]
         append(service, *messages)
         assert dropped.wait(30)
@@ -294,7 +308,9 @@ async def test_what_was_written_between_a_look_and_a_page_comes_once(service) ->
     ids = append(service, "one", "two", "three")
     made = feed(service)
     made._newest, made._complete_after = ids[1], ids[1]  # the look came before the third
-    me = event_feed._Follower(event_feed.Interest(token_id="t", ends_at=None, project=None, job_name=None, fleet_name=None))
+    me = event_feed._Follower(
+        event_feed.Interest(token_id="t", ends_at=None, project=None, job_name=None, fleet_name=None)
+    )
     batch = await made._after(0, me)
     assert [event.message for event in batch.events] == ["one", "two", "three"]
     assert batch.position == ids[2]

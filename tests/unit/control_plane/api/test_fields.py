@@ -66,7 +66,9 @@ def test_a_failed_instance_is_kept_where_its_fleet_asked_for_that(created, holds
 
 
 @pytest.mark.covers("CreateFleet.MaxReplacementsPerHour")
-@pytest.mark.parametrize(("limit", "ended"), [({"MaxReplacementsPerHour": 1}, []), ({"MaxReplacementsPerHour": 2}, ["i1"]), ({}, ["i1"])])
+@pytest.mark.parametrize(
+    ("limit", "ended"), [({"MaxReplacementsPerHour": 1}, []), ({"MaxReplacementsPerHour": 2}, ["i1"]), ({}, ["i1"])]
+)
 def test_a_fleet_replaces_as_many_within_an_hour_as_it_was_told(created, limit, ended):
     rows = [row("i1", NodeState.DRAINING, reason="excluded by a: words"), row("i2"), row("i3")]
     decision = decide(seen(rows, [], replaced=(NOW - 10,)), created(MinNodeCount=2, **limit))
@@ -187,7 +189,9 @@ def test_drills_come_in_pages(client, service, job):
     assert paged == client.list_drills(TrainingJobName="gpt")["Drills"]
 
 
-@pytest.mark.covers("UpdateTrainingJob.StoppingCondition.MaxCostUsd", "UpdateTrainingJob.StoppingCondition.MaxPendingTimeInSeconds")
+@pytest.mark.covers(
+    "UpdateTrainingJob.StoppingCondition.MaxCostUsd", "UpdateTrainingJob.StoppingCondition.MaxPendingTimeInSeconds"
+)
 def test_limits_are_set_and_lifted(client, job):
     client.update_fleet(FleetName="main", PriceUsdPerHour=1.0)
     limits = {"MaxCostUsd": 7.5, "MaxPendingTimeInSeconds": 60}

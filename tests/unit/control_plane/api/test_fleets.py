@@ -13,11 +13,20 @@ from tests.unit.control_plane.api.conftest import GROUP, START, all_pages, refus
 pytestmark = pytest.mark.parametrize("engine", BOTH_ENGINES)
 
 
-@pytest.mark.covers("CreateFleet.FleetName", "CreateFleet.AutoScalingGroupName", "CreateFleet.Tags", "DescribeFleet.FleetName")
+@pytest.mark.covers(
+    "CreateFleet.FleetName", "CreateFleet.AutoScalingGroupName", "CreateFleet.Tags", "DescribeFleet.FleetName"
+)
 def test_a_fleet_is_registered_and_its_group_brought_to_the_contract(client, service):
-    fleet = client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, SpareCount=1, MinNodeCount=4, Tags={"a": "b"})["Fleet"]
+    fleet = client.create_fleet(
+        FleetName="main", AutoScalingGroupName=GROUP, SpareCount=1, MinNodeCount=4, Tags={"a": "b"}
+    )["Fleet"]
     assert fleet["Tags"] == {"a": "b"}
-    assert (fleet["FleetStatus"], fleet["SpareCount"], fleet["MinNodeCount"], fleet["MaxNodeCount"]) == ("active", 1, 4, 8)
+    assert (fleet["FleetStatus"], fleet["SpareCount"], fleet["MinNodeCount"], fleet["MaxNodeCount"]) == (
+        "active",
+        1,
+        4,
+        8,
+    )
     assert (fleet["InstanceType"], fleet["AvailabilityZone"]) == ("p5.48xlarge", "us-east-1a")
     assert without_metadata(client.describe_fleet(FleetName="main")) == fleet
     assert client.list_fleets()["Fleets"] == [fleet]
@@ -35,7 +44,12 @@ def test_what_registering_changes_is_told_before_and_after_and_a_dry_run_changes
     before, calls = service.operator.describe_group(GROUP), len(service.operator.calls)
     told = without_metadata(client.create_fleet(**asked, DryRun=True))
     assert told.keys() == {"FleetName", "Checks", "Changes"}
-    assert [check["Setting"] for check in told["Checks"]] == ["Status", "AvailabilityZones", "ScalingPolicies", "LaunchTemplate"]
+    assert [check["Setting"] for check in told["Checks"]] == [
+        "Status",
+        "AvailabilityZones",
+        "ScalingPolicies",
+        "LaunchTemplate",
+    ]
     assert told["Checks"][1]["Message"] == f"{GROUP} has one Availability Zone, us-east-1a."
     assert [change["Setting"] for change in told["Changes"] if change["Applies"] == "Now"] == CHANGED
     assert [change["Reason"] for change in told["Changes"][:-1]] == list(drift(before))
@@ -59,7 +73,9 @@ def test_of_a_group_that_fits_nothing_is_changed_and_a_surplus_is_told(client, s
     contract.ensure(service.operator, service.operator.describe_group(GROUP))
     service.operator.set_desired(GROUP, 3)
     told = client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, SpareCount=1, DryRun=True)["Changes"]
-    assert [(change["Setting"], change["Before"], change["After"]) for change in told] == [("DesiredCapacity", "3", "1")]
+    assert [(change["Setting"], change["Before"], change["After"]) for change in told] == [
+        ("DesiredCapacity", "3", "1")
+    ]
     assert "idle ones are ended" in told[0]["Reason"]
     assert client.create_fleet(FleetName="main", AutoScalingGroupName=GROUP, SpareCount=3)["Changes"] == []
 
@@ -98,7 +114,9 @@ def test_a_group_that_changes_under_the_call_is_changed_as_it_was_looked_at(clie
     looked, service.operator.describe_group = service.operator.describe_group, lambda name: others_change(looked(name))
 
     def others_change(group):
-        service.operator.put_termination_hook(GROUP, replace(contract.TERMINATION_HOOK, heartbeat_timeout=timedelta(hours=1)))
+        service.operator.put_termination_hook(
+            GROUP, replace(contract.TERMINATION_HOOK, heartbeat_timeout=timedelta(hours=1))
+        )
         return group
 
     assert client.create_fleet(**asked, ExpectedChanges=[])["Changes"] == []
@@ -122,14 +140,26 @@ def test_fleets_come_in_pages(client, service):
     [
         ({}, {"AutoScalingGroupName": "absent"}, "AutoScalingGroupName", "no Auto Scaling group named 'absent'"),
         ({"tags": {}}, {}, "AutoScalingGroupName", "does not carry the tag everstep:fleet"),
-        ({"availability_zones": ("us-east-1a", "us-east-1b")}, {}, "AutoScalingGroupName", "spans 2 Availability Zones"),
-        ({"max_size": 4}, {"MinNodeCount": 4, "SpareCount": 1}, "MinNodeCount", "4 nodes and 1 spares are 5; the group odd has MaxSize 4"),
+        (
+            {"availability_zones": ("us-east-1a", "us-east-1b")},
+            {},
+            "AutoScalingGroupName",
+            "spans 2 Availability Zones",
+        ),
+        (
+            {"max_size": 4},
+            {"MinNodeCount": 4, "SpareCount": 1},
+            "MinNodeCount",
+            "4 nodes and 1 spares are 5; the group odd has MaxSize 4",
+        ),
         ({}, {"SpareCount": -1}, "SpareCount", "0"),
         ({}, {"FleetName": "bad name"}, "FleetName", "must match ^"),
     ],
 )
 @pytest.mark.covers("CreateFleet.AutoScalingGroupName", "CreateFleet.MinNodeCount", "CreateFleet.SpareCount")
-def test_a_group_that_does_not_fit_is_refused_and_left_as_it_was(client, service, group, request_, field, figure, dry_run):
+def test_a_group_that_does_not_fit_is_refused_and_left_as_it_was(
+    client, service, group, request_, field, figure, dry_run
+):
     service.operator.create_group("odd", **group)
     calls = len(service.operator.calls)
     with refused("ValidationException") as caught:
@@ -158,8 +188,15 @@ def test_figures_change_one_by_one(client, fleet):
     assert client.update_fleet(FleetName="main", MinNodeCount=0)["SpareCount"] == 2
     assert client.update_fleet(FleetName="main", PriceUsdPerHour=98.32)["SpareCount"] == 2
     fleet = client.describe_fleet(FleetName="main")
-    assert (fleet["PriceUsdPerHour"], fleet.get("CostUsd"), fleet["NodeSeconds"], fleet["IncidentCount"]) == (98.32, None, 0, 0)
-    assert client.update_fleet(FleetName="main", SparePolicy={"Probability": 0.99})["SparePolicy"] == {"Probability": 0.99}
+    assert (fleet["PriceUsdPerHour"], fleet.get("CostUsd"), fleet["NodeSeconds"], fleet["IncidentCount"]) == (
+        98.32,
+        None,
+        0,
+        0,
+    )
+    assert client.update_fleet(FleetName="main", SparePolicy={"Probability": 0.99})["SparePolicy"] == {
+        "Probability": 0.99
+    }
     assert client.update_fleet(FleetName="main", MinNodeCount=1)["SparePolicy"] == {"Probability": 0.99}
     told = client.list_events(FleetName="main", SortOrder="Descending")["Events"][0]["Message"]
     assert "1 nodes at least and as many spares as make it 99.0000% probable that one is free" in told

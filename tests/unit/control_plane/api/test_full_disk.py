@@ -24,12 +24,16 @@ class Clock:
 
 def send(service: Any, method: str, path: str, **more: Any) -> httpx.Response:
     headers = {"Authorization": f"Bearer {service.admin_token}"}
-    return httpx.request(method, f"http://{service.address}{path}", headers=headers, trust_env=False, timeout=30, **more)
+    return httpx.request(
+        method, f"http://{service.address}{path}", headers=headers, trust_env=False, timeout=30, **more
+    )
 
 
 def limit(service: Any, pages: int) -> None:
     """Bound the database's file, as a full disk does."""
-    for connection in [service.services.database.engine.connect() for _ in range(5)]:  # the pool's, whichever a route gets
+    for connection in [
+        service.services.database.engine.connect() for _ in range(5)
+    ]:  # the pool's, whichever a route gets
         connection.execute(text(f"PRAGMA max_page_count = {pages}"))
         connection.close()
 
@@ -61,10 +65,16 @@ def test_a_database_without_space_is_named_and_reading_goes_on(service: Any) -> 
     assert fill(service).status_code == 201
     assert send(service, "GET", "/v1/health").json()["Status"] == "degraded", "larger writes may still fail"
     clock.now += QUIET_SECONDS
-    assert send(service, "GET", "/v1/health").json() | {"Version": ""} == {"Status": "ok", "Version": "", "Conditions": []}
+    assert send(service, "GET", "/v1/health").json() | {"Version": ""} == {
+        "Status": "ok",
+        "Version": "",
+        "Conditions": [],
+    }
 
 
-def test_a_job_shows_the_full_disk_of_the_service_while_it_lasts(service: Any, client: Any, fleet: Any, source: Any) -> None:
+def test_a_job_shows_the_full_disk_of_the_service_while_it_lasts(
+    service: Any, client: Any, fleet: Any, source: Any
+) -> None:
     client.create_training_job(TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=2)
     disk = service.services.database.disk
     clock = disk._monotonic = Clock()

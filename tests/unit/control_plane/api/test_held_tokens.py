@@ -38,7 +38,9 @@ class Desk:
     def mint(self, seconds: int | None = None) -> tuple[str, str]:
         expires_at = None if seconds is None else START + timedelta(seconds=seconds)
         with self.other.write() as session:
-            secret, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.VIEWER, expires_at=expires_at), START)
+            secret, record = tokens.mint(
+                session, NewToken(kind=TokenKind.USER, role=Role.VIEWER, expires_at=expires_at), START
+            )
         return secret, record.id
 
     def find(self, secret: str) -> str | None:

@@ -85,7 +85,10 @@ def test_a_token_outlives_the_job_that_it_points_at(service, client, three):
         job = jobs.get(session, "c")
         session.connection().exec_driver_sql("UPDATE job SET ended_at = created_at")
         jobs.remove(session, job.run_id)
-    assert [job["TrainingJobName"] for job in client.list_training_jobs(NextToken=token)["TrainingJobSummaries"]] == ["b", "a"]
+    assert [job["TrainingJobName"] for job in client.list_training_jobs(NextToken=token)["TrainingJobSummaries"]] == [
+        "b",
+        "a",
+    ]
 
 
 def test_a_tokens_project_is_all_that_it_sees(service, client, three):
@@ -96,7 +99,10 @@ def test_a_tokens_project_is_all_that_it_sees(service, client, three):
 
 def test_times_may_be_numbers_and_must_have_a_zone(service, client, three):
     with httpx.Client(
-        base_url=f"http://{service.address}/v1", headers={"authorization": f"Bearer {service.admin_token}"}, trust_env=False, timeout=30
+        base_url=f"http://{service.address}/v1",
+        headers={"authorization": f"Bearer {service.admin_token}"},
+        trust_env=False,
+        timeout=30,
     ) as http:
         found = http.get("/training-jobs", params={"CreationTimeAfter": START.timestamp()}).json()
         assert [job["TrainingJobName"] for job in found["TrainingJobSummaries"]] == ["c", "b"]
@@ -109,7 +115,14 @@ def test_times_may_be_numbers_and_must_have_a_zone(service, client, three):
 def test_a_suspected_hang_has_its_age_wherever_the_job_is_shown(service, client, fleet, source):
     job = Job(service, client, source)
     now = service.clock().timestamp()
-    suspicion = {"since": now - 30.0, "began_at": now, "number": 1, "asked_at": now, "is_answered": True, "limit_seconds": 90.0}
+    suspicion = {
+        "since": now - 30.0,
+        "began_at": now,
+        "number": 1,
+        "asked_at": now,
+        "is_answered": True,
+        "limit_seconds": 90.0,
+    }
     job.write(jobs.change, reason="trains; rank 0 on i-0 stood still in train", memo={"suspicion": suspicion})
     service.clock.advance(12)
     shown = "no progress for 42 s (limit 90 s): rank 0 on i-0 stood still in train"

@@ -36,7 +36,11 @@ SECRETS = {
 def test_a_job_is_created_with_its_defaults_filled_in(client, request_, service):
     created = client.create_training_job(**request_)
     job = client.describe_training_job(TrainingJobName="gpt")
-    assert without_metadata(created) == {"TrainingJobName": "gpt", "RunId": job["RunId"], "TrainingJobStatus": "InProgress"}
+    assert without_metadata(created) == {
+        "TrainingJobName": "gpt",
+        "RunId": job["RunId"],
+        "TrainingJobStatus": "InProgress",
+    }
     assert (job["TrainingJobStatus"], job["SecondaryStatus"], job["FleetName"]) == ("InProgress", "Pending", "main")
     assert job["Protection"] == {"Copies": 2, "MaxSlowdown": 1.0}
     assert job["CheckpointConfig"]["S3Uri"] == f"s3://{BUCKET}/jobs/gpt/run={job['RunId']}/checkpoints/"
@@ -46,11 +50,18 @@ def test_a_job_is_created_with_its_defaults_filled_in(client, request_, service)
     assert [event["Type"] for event in client.list_events(TrainingJobName="gpt")["Events"]] == ["TrainingJobCreated"]
 
 
-@pytest.mark.covers("CreateTrainingJob.CheckpointConfig.S3Uri", "CreateTrainingJob.OutputDataConfig.S3OutputPath", "CreateTrainingJob.Tags")
+@pytest.mark.covers(
+    "CreateTrainingJob.CheckpointConfig.S3Uri",
+    "CreateTrainingJob.OutputDataConfig.S3OutputPath",
+    "CreateTrainingJob.Tags",
+)
 def test_a_request_can_say_everything(client, request_):
     inputs = [
         {"ChannelName": "train", "DataSource": {"S3DataSource": {"S3Uri": "s3://mine/set"}}},
-        {"ChannelName": "ours", "DataSource": {"S3DataSource": {"S3Uri": f"s3://{BUCKET}/jobs/mine"}}},  # the role's permissions decide
+        {
+            "ChannelName": "ours",
+            "DataSource": {"S3DataSource": {"S3Uri": f"s3://{BUCKET}/jobs/mine"}},
+        },  # the role's permissions decide
         {"ChannelName": "words", "DataSource": {"FileSystemDataSource": {"DirectoryPath": "/mnt/words"}}},
     ]
     client.create_training_job(
@@ -75,11 +86,25 @@ def test_a_request_can_say_everything(client, request_):
     job = client.describe_training_job(TrainingJobName="gpt")
     assert job["HyperParameters"] == {"steps": "200", "learning-rate": "1e-3"}
     assert job["CheckpointConfig"] == {"EverySteps": 100, "S3Uri": "s3://mine/checkpoints/gpt/", "ThirdSlot": True}
-    assert (job["InputDataConfig"], job["Secrets"], job["Requirements"], job["RoleArn"]) == (inputs, SECRETS, "train.py", ROLE)
+    assert (job["InputDataConfig"], job["Secrets"], job["Requirements"], job["RoleArn"]) == (
+        inputs,
+        SECRETS,
+        "train.py",
+        ROLE,
+    )
     assert job["OutputDataConfig"] == {"S3OutputPath": f"s3://mine/out/gpt/run={job['RunId']}/"}
     assert job["StoppingCondition"] == {"MaxRuntimeInSeconds": 3600, "MaxPendingTimeInSeconds": 60}
-    assert (job["RanksPerNode"], job["Protection"], job["Priority"], job["Project"]) == (2, {"Copies": 3, "MaxSlowdown": 0.05}, 7, "speech")
-    assert (job["RetryStrategy"], job["Tags"], job["Environment"]) == ({"MaxAttempts": 5}, {"team": "a"}, {"MODE": "fast"})
+    assert (job["RanksPerNode"], job["Protection"], job["Priority"], job["Project"]) == (
+        2,
+        {"Copies": 3, "MaxSlowdown": 0.05},
+        7,
+        "speech",
+    )
+    assert (job["RetryStrategy"], job["Tags"], job["Environment"]) == (
+        {"MaxAttempts": 5},
+        {"team": "a"},
+        {"MODE": "fast"},
+    )
 
 
 @pytest.mark.covers(
@@ -97,14 +122,25 @@ def test_a_budget_alone_leaves_the_copies_to_the_nodes(client, request_):
 
 def test_all_that_is_wrong_is_said_at_once(client, request_):
     with refused("ValidationException") as caught:
-        client.create_training_job(**{**request_, "NodeCount": 9, "Protection": {"Copies": 8}, "EntryPoint": "x.py", "Environment": {"RANK": "1"}})
+        client.create_training_job(
+            **{
+                **request_,
+                "NodeCount": 9,
+                "Protection": {"Copies": 8},
+                "EntryPoint": "x.py",
+                "Environment": {"RANK": "1"},
+            }
+        )
     assert [error.field for error in caught.value.fields] == ["Environment.RANK", "NodeCount", "EntryPoint"]
 
 
 def test_a_missing_field_is_named(client, fleet):
     with refused("ValidationException") as caught:
         client.create_training_job(TrainingJobName="gpt", NodeCount=1)
-    assert [(error.field, error.message) for error in caught.value.fields] == [("Source", "is missing"), ("EntryPoint", "is missing")]
+    assert [(error.field, error.message) for error in caught.value.fields] == [
+        ("Source", "is missing"),
+        ("EntryPoint", "is missing"),
+    ]
 
 
 @pytest.mark.covers("CreateTrainingJob.TrainingJobName")
@@ -158,7 +194,9 @@ def test_jobs_are_listed_in_pages_newest_first(client, request_, service):
     for number in range(5):
         service.clock.advance(1)
         client.create_training_job(**{**request_, "TrainingJobName": f"job-{number}"})
-    assert [job["TrainingJobName"] for job in all_pages(client, "list_training_jobs", MaxResults=2)] == [f"job-{n}" for n in (4, 3, 2, 1, 0)]
+    assert [job["TrainingJobName"] for job in all_pages(client, "list_training_jobs", MaxResults=2)] == [
+        f"job-{n}" for n in (4, 3, 2, 1, 0)
+    ]
     assert names(client, NameContains="-3") == ["job-3"]
     assert names(client, StatusEquals="Completed") == []
     for query in (
@@ -191,12 +229,21 @@ def test_a_failed_job_says_why(client, request_, service):
     _finish(service, "failed", "rank 0 exited with code 1: boom")
     job = client.describe_training_job(TrainingJobName="gpt")
     assert (job["TrainingJobStatus"], job["FailureReason"]) == ("Failed", "rank 0 exited with code 1: boom")
-    assert [(entry["Status"], entry.get("EndTime") is None) for entry in job["SecondaryStatusTransitions"]] == [("Pending", False), ("Failed", False)]
+    assert [(entry["Status"], entry.get("EndTime") is None) for entry in job["SecondaryStatusTransitions"]] == [
+        ("Pending", False),
+        ("Failed", False),
+    ]
 
 
 @pytest.mark.covers("DescribeTrainingJob.TrainingJobName")
 def test_what_is_not_there_is_not_found(client, fleet):
-    for call in (client.describe_training_job, client.stop_training_job, client.describe_protection, client.list_checkpoints, client.list_logs):
+    for call in (
+        client.describe_training_job,
+        client.stop_training_job,
+        client.describe_protection,
+        client.list_checkpoints,
+        client.list_logs,
+    ):
         with refused("ResourceNotFoundException", "no training job named 'nothing'"):
             call(TrainingJobName="nothing")
 
@@ -204,7 +251,10 @@ def test_what_is_not_there_is_not_found(client, fleet):
 @pytest.mark.covers("CreateTrainingJob.Project")
 def test_roles_and_projects(client, request_, service, tmp_path):
     client.create_training_job(**request_, Project="speech")
-    speaker, viewer = service.client(service.token(Role.SUBMITTER, "speech")), service.client(service.token(Role.VIEWER, "speech"))
+    speaker, viewer = (
+        service.client(service.token(Role.SUBMITTER, "speech")),
+        service.client(service.token(Role.VIEWER, "speech")),
+    )
     stranger = service.client(service.token(Role.SUBMITTER, "vision"))
     assert names(viewer) == ["gpt"]
     assert names(stranger) == []
@@ -233,7 +283,9 @@ def test_an_agents_token_opens_nothing_here(client, service):
         agent.list_training_jobs()
 
 
-@pytest.mark.parametrize(("is_gone", "words"), [(False, "the fleet 'main' is being deleted"), (True, "there is no fleet named 'main'")])
+@pytest.mark.parametrize(
+    ("is_gone", "words"), [(False, "the fleet 'main' is being deleted"), (True, "there is no fleet named 'main'")]
+)
 def test_a_fleet_that_is_deleted_while_aws_is_asked_takes_no_job_in(client, request_, service, is_gone, words):
     look = service.operator.describe_group
 
@@ -241,7 +293,9 @@ def test_a_fleet_that_is_deleted_while_aws_is_asked_takes_no_job_in(client, requ
         with service.database.write() as session:
             fleets.request_delete(session, "main", service.clock())
             if is_gone:
-                fleets.remove(session, Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main"), service.clock())
+                fleets.remove(
+                    session, Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main"), service.clock()
+                )
         return look(name)
 
     service.operator.describe_group = others_delete
@@ -270,4 +324,6 @@ def _finish(service, state: str, reason: str) -> None:
     with service.database.write() as session:
         job = jobs.get(session, "gpt")
         lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "job", job.run_id)
-        jobs.transition(session, lease, before=job.state, after=state, now=service.clock(), reason=reason, ended_at=service.clock())
+        jobs.transition(
+            session, lease, before=job.state, after=state, now=service.clock(), reason=reason, ended_at=service.clock()
+        )

@@ -62,7 +62,9 @@ def test_the_empty_log_of_a_job_that_ended_before_its_first_launch_has_an_end(se
 
 def put(job: Job, node: int, *lines: LogLine, first: int = 0, generation: int = 1) -> None:
     name = ChunkName(NodeId(f"i-{node}"), first, lines[0].at_ms)
-    job.put("logs", f"gen={generation}/{name.path}", encode_head(ChunkHead(first=first, positions={})) + encode_lines(lines))
+    job.put(
+        "logs", f"gen={generation}/{name.path}", encode_head(ChunkHead(first=first, positions={})) + encode_lines(lines)
+    )
 
 
 def read(client, **query):
@@ -144,7 +146,10 @@ def test_filters(job, client) -> None:
     assert everything(client, Rank=1) == ["step 1 loss 0.6", "warning"]
     assert everything(client, Generation=2) == ["again"]
     assert everything(client, FilterPattern="step 1") == ["step 1 loss 0.5", "step 1 loss 0.6"]
-    assert everything(client, StartTime=START.timestamp() + 1, EndTime=START.timestamp() + 3) == ["step 1 loss 0.6", "step 2 loss 0.4"]
+    assert everything(client, StartTime=START.timestamp() + 1, EndTime=START.timestamp() + 3) == [
+        "step 1 loss 0.6",
+        "step 2 loss 0.4",
+    ]
     assert messages(read(client, EndTime=START.timestamp() + 2)) == ["step 1 loss 0.5", "step 1 loss 0.6"]
 
 
@@ -201,7 +206,9 @@ def test_a_token_of_the_largest_job_is_one_that_is_taken() -> None:
     with pytest.raises(InvalidRequest, match="is not kept any more"):
         logs._cursor(token, [])
     before = logs._token(log_reader.Cursor(7), [])
-    assert logs._cursor(before, generations) == (False, log_reader.Cursor(7)), "a generation that was waited for is planned"
+    assert logs._cursor(before, generations) == (False, log_reader.Cursor(7)), (
+        "a generation that was waited for is planned"
+    )
 
 
 def test_a_job_of_another_project_has_no_log(service, job) -> None:
@@ -243,7 +250,9 @@ def loop(service, monkeypatch):
     monkeypatch.setattr(logs, "CATCH_UP_SECONDS", 0.05)
 
 
-def test_lines_of_agents_come_at_once_and_what_is_missing_comes_from_the_store(service, job, client, monkeypatch) -> None:
+def test_lines_of_agents_come_at_once_and_what_is_missing_comes_from_the_store(
+    service, job, client, monkeypatch
+) -> None:
     monkeypatch.setattr(logs, "STORED_SECONDS", 30.0)
     put(job, 0, line("old"))
     with closing(client.follow_logs(TrainingJobName="gpt")["EventStream"]) as stream:
@@ -262,7 +271,9 @@ def test_lines_of_agents_come_at_once_and_what_is_missing_comes_from_the_store(s
         while len(found) < 2:
             found += [event["Message"] for event in next(batches)["LogEvents"]["Events"]]
         assert found == ["four", "five"]
-        assert [event["Message"] for event in next(batches)["LogEvents"]["Events"]] == ["six"]  # it was sent once, and waited for those
+        assert [event["Message"] for event in next(batches)["LogEvents"]["Events"]] == [
+            "six"
+        ]  # it was sent once, and waited for those
 
 
 @pytest.mark.security
@@ -298,7 +309,9 @@ def test_lines_that_never_stop_are_live_although_the_first_ones_were_missing(ser
 
 @pytest.mark.usefixtures("loop")
 @pytest.mark.covers("FollowLogs.TrainingJobName", "FollowLogs.StartFromHead", "FollowLogs.NextToken")
-def test_a_follower_begins_with_what_is_stored_goes_on_with_its_token_and_ends_with_the_job(service, job, client) -> None:
+def test_a_follower_begins_with_what_is_stored_goes_on_with_its_token_and_ends_with_the_job(
+    service, job, client
+) -> None:
     put(job, 0, line("a"))
     following = Following(client, StartFromHead=True)
     assert following.lines(1) == ["a"]
@@ -316,7 +329,9 @@ def test_a_follower_begins_with_what_is_stored_goes_on_with_its_token_and_ends_w
 @pytest.mark.usefixtures("loop")
 def test_a_follower_whose_token_is_revoked_is_told_nothing_more(service, job, client) -> None:
     with service.database.write() as session:
-        token, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.VIEWER, project="default"), service.clock())
+        token, record = tokens.mint(
+            session, NewToken(kind=TokenKind.USER, role=Role.VIEWER, project="default"), service.clock()
+        )
     with closing(service.client(token)) as reader:
         following = Following(reader)
         with service.database.write() as session:
@@ -399,6 +414,9 @@ def test_no_token_follows_all_logs(service, job, client, monkeypatch) -> None:
 def test_there_is_a_limit_of_followers(service, job, client, monkeypatch) -> None:
     monkeypatch.setattr(log_feed, "MAX_FOLLOWERS", 1)
     following = Following(client)
-    with closing(service.client(config=Config(retries={"total_max_attempts": 1}))) as other, refused("ThrottlingException"):
+    with (
+        closing(service.client(config=Config(retries={"total_max_attempts": 1}))) as other,
+        refused("ThrottlingException"),
+    ):
         other.follow_logs(TrainingJobName="gpt")
     following.stream.close()

@@ -15,12 +15,15 @@ from tests.unit.control_plane.api.conftest import refused
 @pytest.fixture
 def log(service, client, source, fleet):
     """Logs values of one name for steps, one a second."""
-    run = RunId(client.create_training_job(TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=2)["RunId"])
+    run = RunId(
+        client.create_training_job(TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=2)["RunId"]
+    )
     numbers = iter(range(10_000))
 
     def log(name: str, values: dict[int, float]) -> None:
         points = tuple(
-            MetricPoint(generation=Generation(1), step=Step(step), values={name: value}, at_seconds=1000.0 + step) for step, value in values.items()
+            MetricPoint(generation=Generation(1), step=Step(step), values={name: value}, at_seconds=1000.0 + step)
+            for step, value in values.items()
         )
         with service.database.write() as session:
             metrics.store(session, "agent", MetricBatch(run=run, first_number=next(numbers) * 1000, points=points))
@@ -48,7 +51,12 @@ def test_metrics_are_listed_by_name_with_what_came_last(client, log):
     log("loss", {1: 3.0, 2: 2.0})
     log("norm", {2: float("nan")})
     found = client.list_metrics(TrainingJobName="gpt")
-    assert found["Metrics"][0] == {"MetricName": "loss", "LastStep": 2, "LastTime": datetime.fromtimestamp(1002, UTC), "LastValue": 2.0}
+    assert found["Metrics"][0] == {
+        "MetricName": "loss",
+        "LastStep": 2,
+        "LastTime": datetime.fromtimestamp(1002, UTC),
+        "LastValue": 2.0,
+    }
     assert [metric["MetricName"] for metric in found["Metrics"]] == ["loss", "norm"]
     assert found["DroppedCount"] == 998  # numbers that the agent has given to what never came
 
@@ -89,10 +97,17 @@ def test_of_what_nodes_measured_it_is_told_whose_the_extremes_are(client, log, s
     log("loss", {1: 3.0})
     with service.database.write() as session:
         run = RunId(client.describe_training_job(TrainingJobName="gpt")["RunId"])
-        ours = MetricPoint(generation=Generation(1), step=Step(2), values={"everstep/gpu_percent": 50.0}, at_seconds=1002.0)
+        ours = MetricPoint(
+            generation=Generation(1), step=Step(2), values={"everstep/gpu_percent": 50.0}, at_seconds=1002.0
+        )
         measured = {NodeId(f"i-{n}"): {"everstep/gpu_percent": 20.0 * n} for n in (1, 2, 4)}
         metrics.store(session, "agent", MetricBatch(run=run, first_number=5000, points=(ours,)), measured)
     own, loss = client.get_metric_data(TrainingJobName="gpt")["MetricDataResults"]
     assert (own["MinimumNodeIds"], own["MaximumNodeIds"], own["Counts"]) == (["", "i-1"], ["", "i-4"], [1, 3])
-    assert (own["Minimums"], own["Means"], own["Maximums"], own["LastValues"]) == ([50.0, 20.0], [50.0, 40.0], [50.0, 80.0], [50.0, 40.0])
+    assert (own["Minimums"], own["Means"], own["Maximums"], own["LastValues"]) == (
+        [50.0, 20.0],
+        [50.0, 40.0],
+        [50.0, 80.0],
+        [50.0, 40.0],
+    )
     assert (loss["MinimumNodeIds"], loss["MaximumNodeIds"]) == ([], [])

@@ -39,7 +39,12 @@ def test_a_pause_shows_at_once_and_lasts_until_it_is_resumed(service, client, jo
     assert seen(client) == ("InProgress", "Paused", True)
     described = client.describe_training_job(TrainingJobName="gpt")
     assert described["NodeIds"] == []
-    assert [line["Status"] for line in described["SecondaryStatusTransitions"]] == ["Pending", "Training", "Pausing", "Paused"]
+    assert [line["Status"] for line in described["SecondaryStatusTransitions"]] == [
+        "Pending",
+        "Training",
+        "Pausing",
+        "Paused",
+    ]
     assert client.resume_training_job(TrainingJobName="gpt")["SecondaryStatus"] == "Interrupted"
     client.resume_training_job(TrainingJobName="gpt")
     assert seen(client) == ("InProgress", "Interrupted", False)

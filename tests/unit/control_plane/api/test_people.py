@@ -36,7 +36,9 @@ def test_a_held_node_tells_its_history_and_is_released_as_a_person_says(client, 
     hold(service)
     described = client.describe_node(NodeId="i-1")
     assert described["Hold"] == "distrusted"
-    assert [(line["IncidentId"], line["Cause"], line["Remedy"]) for line in described["Incidents"]] == [("inc-1", "gpu_xid 95", "reboot")]
+    assert [(line["IncidentId"], line["Cause"], line["Remedy"]) for line in described["Incidents"]] == [
+        ("inc-1", "gpu_xid 95", "reboot")
+    ]
     assert client.list_nodes()["Nodes"][0]["Incidents"] == []
     another = service.client(service.token(Role.SUBMITTER, "another"))
     for node in (another.describe_node(NodeId="i-1"), *another.list_nodes()["Nodes"]):
@@ -103,8 +105,13 @@ def test_what_is_asked_of_a_node_is_stored_shown_and_told_once(client, fleet, se
         node = getattr(client, operation)(NodeId="i-1", Reason="a new kernel")
     own = client.get_caller_identity()["TokenId"]
     verb = operation.removesuffix("_node")
-    assert (node["Request"], node["RequestReason"]) == (verb, f"a person asked to {verb} i-1 (first administrator, {own}): a new kernel")
-    assert [event["Message"] for event in client.list_events()["Events"] if event["Type"] == "NodeRequested"] == [node["RequestReason"]]
+    assert (node["Request"], node["RequestReason"]) == (
+        verb,
+        f"a person asked to {verb} i-1 (first administrator, {own}): a new kernel",
+    )
+    assert [event["Message"] for event in client.list_events()["Events"] if event["Type"] == "NodeRequested"] == [
+        node["RequestReason"]
+    ]
     other = next(name for name in OPERATIONS if name != operation)
     with refused("ConflictException", f"already to be: {verb}"):
         getattr(client, other)(NodeId="i-1")
@@ -151,7 +158,10 @@ def test_who_saw_an_incident_first_stays(client, fleet, service, source):
     service.client(service.token(Role.SUBMITTER)).acknowledge_incident(IncidentId="inc-7", Note="the switch")
     service.clock.advance(5)
     seen = client.acknowledge_incident(IncidentId="inc-7", Note="no, the cable")
-    assert (seen["Acknowledgement"], (service.clock() - seen["AcknowledgementTime"]).total_seconds()) == ("the switch", 5)
+    assert (seen["Acknowledgement"], (service.clock() - seen["AcknowledgementTime"]).total_seconds()) == (
+        "the switch",
+        5,
+    )
     assert sum(event["Type"] == "IncidentAcknowledged" for event in client.list_events()["Events"]) == 1
     with refused("AccessDeniedException"):
         service.client(service.token(Role.VIEWER)).acknowledge_incident(IncidentId="inc-7")
@@ -159,7 +169,9 @@ def test_who_saw_an_incident_first_stays(client, fleet, service, source):
         service.client(service.token(Role.SUBMITTER, "other")).acknowledge_incident(IncidentId="inc-7")
 
 
-@pytest.mark.covers("TakeOverTrainingJob.TrainingJobName", "TakeOverTrainingJob.Reason", "HandBackTrainingJob.TrainingJobName")
+@pytest.mark.covers(
+    "TakeOverTrainingJob.TrainingJobName", "TakeOverTrainingJob.Reason", "HandBackTrainingJob.TrainingJobName"
+)
 def test_a_job_is_taken_over_and_handed_back(client, fleet, service, source):
     job = Job(service, client, source)
     with refused("ConflictException", "is queued: there is nothing to take over"):

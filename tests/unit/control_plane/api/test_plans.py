@@ -17,7 +17,14 @@ GIB = 2**30
 
 @pytest.fixture
 def wanted(source):
-    return {"TrainingJobName": "new", "Source": source, "EntryPoint": "train.py", "NodeCount": 4, "RanksPerNode": 2, "DryRun": True}
+    return {
+        "TrainingJobName": "new",
+        "Source": source,
+        "EntryPoint": "train.py",
+        "NodeCount": 4,
+        "RanksPerNode": 2,
+        "DryRun": True,
+    }
 
 
 def spares(service, count, memory_bytes=64 * GIB):
@@ -26,10 +33,18 @@ def spares(service, count, memory_bytes=64 * GIB):
         for number in range(count):
             node_id = f"i-{number}"
             facts = nodes.AgentFacts(
-                node_id=node_id, fleet_name="main", address="", peer_port=0, memory_bytes=memory_bytes + number, agent_id="a", version="1"
+                node_id=node_id,
+                fleet_name="main",
+                address="",
+                peer_port=0,
+                memory_bytes=memory_bytes + number,
+                agent_id="a",
+                version="1",
             )
             nodes.note_hello(session, facts, initial_state="spare", now=START)
-            hello = Hello(node_id=NodeId(node_id), agent_id="a", address="", peer_port=0, memory_bytes=memory_bytes, version="1")
+            hello = Hello(
+                node_id=NodeId(node_id), agent_id="a", address="", peer_port=0, memory_bytes=memory_bytes, version="1"
+            )
             service.services.registry.accept(hello, FleetName("main"))
 
 
@@ -70,7 +85,11 @@ def test_an_empty_fleet_tells_what_it_knows(client, fleet, wanted):
     }
 
 
-@pytest.mark.covers("CreateTrainingJob.RanksPerNode", "CreateTrainingJob.CheckpointConfig.ThirdSlot", "CreateTrainingJob.Protection.Copies")
+@pytest.mark.covers(
+    "CreateTrainingJob.RanksPerNode",
+    "CreateTrainingJob.CheckpointConfig.ThirdSlot",
+    "CreateTrainingJob.Protection.Copies",
+)
 def test_memory_is_counted_as_the_agents_count_it(service, client, fleet, wanted):
     spares(service, 2, 64 * GIB)
     plan = planned(client, wanted, Protection={"Copies": 3}, CheckpointConfig={"ThirdSlot": True})
@@ -82,7 +101,12 @@ def test_it_can_start_where_enough_nodes_are_free_and_connected(service, client,
     assert (planned(client, wanted)["CanStartNow"], planned(client, wanted)["NodesToLaunch"]) == (False, 1)
     assert planned(client, wanted)["WaitsFor"] == "1 more node: 3 of 4 are free now"
     plan = planned(client, wanted, NodeCount=3)
-    assert (plan["CanStartNow"], plan["FreeNodeCount"], plan["NodesToLaunch"], "WaitsFor" in plan) == (True, 3, 0, False)
+    assert (plan["CanStartNow"], plan["FreeNodeCount"], plan["NodesToLaunch"], "WaitsFor" in plan) == (
+        True,
+        3,
+        0,
+        False,
+    )
 
 
 def test_its_place_is_the_one_that_it_would_have(client, fleet, wanted):
@@ -102,7 +126,9 @@ def test_who_is_ahead_is_named_to_its_own_project_only(client, fleet, wanted, se
     client.put_project_quota(Project="theirs", MaxPriority=2)
     theirs = service.client(service.token(Role.SUBMITTER, "theirs"))
     wanted = {**wanted, "Source": theirs.upload_source(Directory=tmp_path / "code")}
-    theirs.create_training_job(**{**wanted, "DryRun": False, "TrainingJobName": "second", "NodeCount": 8, "Priority": 2})
+    theirs.create_training_job(
+        **{**wanted, "DryRun": False, "TrainingJobName": "second", "NodeCount": 8, "Priority": 2}
+    )
     plan = planned(theirs, wanted)
     assert (plan["QueuePosition"], plan["QueuedBehind"]) == (3, ["second"])
     assert plan["WaitsFor"].startswith("place 3 of 3 in the queue, behind second (priority 2) and 1 more: ")
@@ -123,11 +149,31 @@ def test_cost_and_ettr_come_from_the_fleet_alone(service, client, fleet, source,
     assert [planned(client, wanted, StoppingCondition=each)["MostCostUsd"] for each in limits] == [786.56, 500.0, 900.0]
     job.open_incident("inc-0")
     assert "ExpectedEttrRatio" not in planned(client, wanted), "nothing has recovered yet"
-    job.write(incidents.change, "inc-0", closed_at=START, detect_seconds=1.0, replace_seconds=2.0, restore_seconds=3.0, rework_seconds=94.0)
+    job.write(
+        incidents.change,
+        "inc-0",
+        closed_at=START,
+        detect_seconds=1.0,
+        replace_seconds=2.0,
+        restore_seconds=3.0,
+        rework_seconds=94.0,
+    )
     plan = planned(client, wanted)
-    assert (plan["ExpectedMttfSeconds"], plan["ExpectedRecoverySeconds"], plan["ExpectedEttrRatio"]) == (9000.0, 100.0, 9000 / 9100)
+    assert (plan["ExpectedMttfSeconds"], plan["ExpectedRecoverySeconds"], plan["ExpectedEttrRatio"]) == (
+        9000.0,
+        100.0,
+        9000 / 9100,
+    )
     job.open_incident("inc-1")
-    job.write(incidents.change, "inc-1", cause="drill", closed_at=START, detect_seconds=1000.0, replace_seconds=0.0, restore_seconds=0.0)
+    job.write(
+        incidents.change,
+        "inc-1",
+        cause="drill",
+        closed_at=START,
+        detect_seconds=1000.0,
+        replace_seconds=0.0,
+        restore_seconds=0.0,
+    )
     assert planned(client, wanted) == plan, "a drill is no failure"
 
 

@@ -25,17 +25,35 @@ def job(service, client, fleet, source):
     job.connect("i-0", "i-1")
     job.launch(1)
     job.write(jobs.transition, before="queued", after="running", now=START, reason="trains", started_at=START)
-    job.write(jobs.change, boundary=12, committed_step=10, accounting={"train": 90_000_000, "queue": 7_000_000, "restore": 10_000_000}, cost_usd=1.5)
+    job.write(
+        jobs.change,
+        boundary=12,
+        committed_step=10,
+        accounting={"train": 90_000_000, "queue": 7_000_000, "restore": 10_000_000},
+        cost_usd=1.5,
+    )
     job.write(protection.record, [shard(0, True, True), shard(1, True, False)], START)
     job.open_incident("inc-1")
     over = {"closed_at": START + timedelta(seconds=9), "restore_source": "peer", "lost_steps": 2}
-    job.write(incidents.change, "inc-1", **over, detect_seconds=0.5, replace_seconds=1.0, restore_seconds=2.0, rework_seconds=0.25)
+    job.write(
+        incidents.change,
+        "inc-1",
+        **over,
+        detect_seconds=0.5,
+        replace_seconds=1.0,
+        restore_seconds=2.0,
+        rework_seconds=0.25,
+    )
     job.open_incident("inc-2", 1)
     return job
 
 
 def scrape(service, token: str | None = None) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    answer = httpx.get(f"http://{service.address}/metrics", headers={"authorization": f"Bearer {token or service.admin_token}"}, timeout=30)
+    answer = httpx.get(
+        f"http://{service.address}/metrics",
+        headers={"authorization": f"Bearer {token or service.admin_token}"},
+        timeout=30,
+    )
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     samples = [sample for family in text_string_to_metric_families(answer.text) for sample in family.samples]
@@ -84,11 +102,20 @@ def test_what_the_loops_have_counted_is_told_from_nothing_on(service):
     figures.lost_lease("fleet")
     figures.recovered({"detect_seconds": 0.5, "replace_seconds": 1.0, "restore_seconds": 2.0, "rework_seconds": 4000.0})
     found = scrape(service)
-    assert [of(found, "everstep_reconcile_seconds_bucket", loop="job", le=le) for le in ("0.01", "0.025", "+Inf")] == [0, 1, 1]
+    assert [of(found, "everstep_reconcile_seconds_bucket", loop="job", le=le) for le in ("0.01", "0.025", "+Inf")] == [
+        0,
+        1,
+        1,
+    ]
     assert of(found, "everstep_reconcile_stale_applies_total", loop="job") == 1
     assert of(found, "everstep_lease_lost_total", kind="fleet") == 1
-    assert [of(found, "everstep_recovery_phase_seconds_bucket", phase="restore", le=le) for le in ("1.0", "2.5")] == [0, 1]
-    assert [of(found, "everstep_recovery_phase_seconds_bucket", phase="rework", le=le) for le in ("1800.0", "+Inf")] == [0, 1]
+    assert [of(found, "everstep_recovery_phase_seconds_bucket", phase="restore", le=le) for le in ("1.0", "2.5")] == [
+        0,
+        1,
+    ]
+    assert [
+        of(found, "everstep_recovery_phase_seconds_bucket", phase="rework", le=le) for le in ("1800.0", "+Inf")
+    ] == [0, 1]
     assert of(found, "everstep_recovery_phase_seconds_sum", phase="detect") == 0.5
     assert found.keys() == before.keys(), "no series is added as time goes by"
     assert not any(name.endswith("_created") for name, _ in found)

@@ -56,7 +56,9 @@ def test_a_quota_is_put_listed_and_lifted(service, client, fleet):
 @pytest.mark.covers("PutProjectQuota.MaxNodeCount")
 def test_a_job_that_could_never_run_is_refused(client, wanted):
     client.put_project_quota(Project="speech", MaxNodeCount=3)
-    with refused("ValidationException", match="NodeCount: 4 nodes; jobs of the project speech may hold 3 nodes of a fleet"):
+    with refused(
+        "ValidationException", match="NodeCount: 4 nodes; jobs of the project speech may hold 3 nodes of a fleet"
+    ):
         client.create_training_job(TrainingJobName="a", **wanted)
     client.create_training_job(TrainingJobName="a", **{**wanted, "Project": "vision"})
 
@@ -101,7 +103,10 @@ def test_the_plan_says_that_a_job_waits_for_its_quota(service, client, wanted):
     client.create_training_job(TrainingJobName="a", **wanted)
     service.clock.advance(1)  # of the same age, the run's id would say who comes first
     plan = client.create_training_job(TrainingJobName="b", **wanted, DryRun=True)["Plan"]
-    assert plan["WaitsFor"] == "waits for its project's quota: speech may hold 6 nodes of this fleet and holds 4, it needs 4"
+    assert (
+        plan["WaitsFor"]
+        == "waits for its project's quota: speech may hold 6 nodes of this fleet and holds 4, it needs 4"
+    )
     assert not plan["CanStartNow"]
     other = client.create_training_job(TrainingJobName="b", **{**wanted, "Project": "vision"}, DryRun=True)["Plan"]
     assert "QueuePosition" not in other

@@ -36,7 +36,12 @@ def request_(client, tmp_path_factory):
     directory = tmp_path_factory.mktemp("code")
     (directory / "train.py").write_text("pass")
     (directory / "data.txt").write_text("x")
-    return {"TrainingJobName": "gpt", "Source": client.upload_source(Directory=directory), "EntryPoint": "train.py", "NodeCount": 4}
+    return {
+        "TrainingJobName": "gpt",
+        "Source": client.upload_source(Directory=directory),
+        "EntryPoint": "train.py",
+        "NodeCount": 4,
+    }
 
 
 @pytest.mark.parametrize(
@@ -45,7 +50,11 @@ def request_(client, tmp_path_factory):
         ({"Protection": {"Copies": 5}}, "Protection.Copies", "5 copies need 5 nodes; NodeCount is 4"),
         ({"Protection": {"MaxSlowdown": 0}}, "Protection.MaxSlowdown", "must be at least 0.0001"),
         ({"NodeCount": 9}, "NodeCount", "9 nodes; the group training-group of the fleet main has MaxSize 8"),
-        ({"EntryPoint": "missing.py"}, "EntryPoint", "'missing.py' is not among the 2 files of the source; it has train.py at its top"),
+        (
+            {"EntryPoint": "missing.py"},
+            "EntryPoint",
+            "'missing.py' is not among the 2 files of the source; it has train.py at its top",
+        ),
         ({"EntryPoint": "../train.py"}, "EntryPoint", "is not among"),
         ({"EntryPoint": "data.txt"}, "EntryPoint", "is not a Python file"),
         ({"Source": {"SourceId": "0" * 64}}, "Source.SourceId", "no source"),
@@ -63,32 +72,96 @@ def request_(client, tmp_path_factory):
         ({"Secrets": {"A": "hunter2"}}, "Secrets.A", "must match ^(secretsmanager:"),
         ({"Secrets": {"RANK": "ssm:/a"}}, "Secrets.RANK", "set by Everstep"),
         ({"Secrets": {"A": "ssm:/a"}, "Environment": {"A": ""}}, "Secrets.A", "is in Environment, too"),
-        ({"Secrets": {"SM_CHANNEL_X": "ssm:/a"}, "InputDataConfig": [channel("x")]}, "Secrets.SM_CHANNEL_X", "is set by the channel 'x'"),
-        ({"Requirements": "requirements.txt"}, "Requirements", "'requirements.txt' is not among the 2 files of the source"),
+        (
+            {"Secrets": {"SM_CHANNEL_X": "ssm:/a"}, "InputDataConfig": [channel("x")]},
+            "Secrets.SM_CHANNEL_X",
+            "is set by the channel 'x'",
+        ),
+        (
+            {"Requirements": "requirements.txt"},
+            "Requirements",
+            "'requirements.txt' is not among the 2 files of the source",
+        ),
         ({"Requirements": ""}, "Requirements", "must have at least 1 characters"),
         ({"RoleArn": "arn:aws:iam::1:role/x"}, "RoleArn", "must match ^arn:aws"),
-        ({"RoleArn": ROLE, "Environment": {"AWS_PROFILE": "x"}}, "Environment.AWS_PROFILE", "would keep ranks from the keys of RoleArn"),
-        ({"RoleArn": ROLE, "Secrets": {"AWS_ACCESS_KEY_ID": "ssm:/x"}}, "Secrets.AWS_ACCESS_KEY_ID", "would keep ranks from the keys of RoleArn"),
-        ({"Environment": {"AWS_EC2_METADATA_DISABLED": "false"}}, "Environment.AWS_EC2_METADATA_DISABLED", "set by Everstep"),
+        (
+            {"RoleArn": ROLE, "Environment": {"AWS_PROFILE": "x"}},
+            "Environment.AWS_PROFILE",
+            "would keep ranks from the keys of RoleArn",
+        ),
+        (
+            {"RoleArn": ROLE, "Secrets": {"AWS_ACCESS_KEY_ID": "ssm:/x"}},
+            "Secrets.AWS_ACCESS_KEY_ID",
+            "would keep ranks from the keys of RoleArn",
+        ),
+        (
+            {"Environment": {"AWS_EC2_METADATA_DISABLED": "false"}},
+            "Environment.AWS_EC2_METADATA_DISABLED",
+            "set by Everstep",
+        ),
         ({"InputDataConfig": [{"ChannelName": "x"}]}, "InputDataConfig[0].DataSource", "is missing"),
-        ({"InputDataConfig": [{"ChannelName": "x", "DataSource": {}}]}, "InputDataConfig[0].DataSource", "names one of S3DataSource and FileSys"),
-        ({"InputDataConfig": [{"ChannelName": "x", "DataSource": {**S3, **HERE}}]}, "InputDataConfig[0].DataSource", "names one of"),
-        ({"InputDataConfig": [channel("a-b"), channel("A_b")]}, "InputDataConfig[1].ChannelName", "'A_b' and 'a-b' would both be SM_CHANNEL_A_B"),
+        (
+            {"InputDataConfig": [{"ChannelName": "x", "DataSource": {}}]},
+            "InputDataConfig[0].DataSource",
+            "names one of S3DataSource and FileSys",
+        ),
+        (
+            {"InputDataConfig": [{"ChannelName": "x", "DataSource": {**S3, **HERE}}]},
+            "InputDataConfig[0].DataSource",
+            "names one of",
+        ),
+        (
+            {"InputDataConfig": [channel("a-b"), channel("A_b")]},
+            "InputDataConfig[1].ChannelName",
+            "'A_b' and 'a-b' would both be SM_CHANNEL_A_B",
+        ),
         ({"InputDataConfig": [channel("a.b")]}, "InputDataConfig[0].ChannelName", "must match ^"),
         ({"InputDataConfig": [channel("x")] * 21}, "InputDataConfig", "at most 20"),
-        ({"InputDataConfig": [channel("x")], "Environment": {"SM_CHANNEL_X": "/"}}, "Environment.SM_CHANNEL_X", "is set by the channel 'x'"),
         (
-            {"InputDataConfig": [{"ChannelName": "x", "DataSource": {"S3DataSource": {"S3Uri": f"s3://{BUCKET}/jobs/other"}}}]},
+            {"InputDataConfig": [channel("x")], "Environment": {"SM_CHANNEL_X": "/"}},
+            "Environment.SM_CHANNEL_X",
+            "is set by the channel 'x'",
+        ),
+        (
+            {
+                "InputDataConfig": [
+                    {"ChannelName": "x", "DataSource": {"S3DataSource": {"S3Uri": f"s3://{BUCKET}/jobs/other"}}}
+                ]
+            },
             "InputDataConfig[0].DataSource.S3DataSource.S3Uri",
             "everstep is the service's own bucket",
         ),
-        ({"OutputDataConfig": {"S3OutputPath": f"s3://{BUCKET}"}}, "OutputDataConfig.S3OutputPath", "everstep is the service's own bucket"),
-        ({"OutputDataConfig": {"S3OutputPath": f"s3://{BUCKET}/jobs/other/run=1"}, "RoleArn": ROLE}, "OutputDataConfig.S3OutputPath", "own bucket"),
-        ({"CheckpointConfig": {"S3Uri": f"s3://{BUCKET}/jobs/other"}}, "CheckpointConfig.S3Uri", "everstep is the service's own bucket"),
-        ({"CheckpointConfig": {"S3Uri": "s3://mine/" + "x" * 896}}, "CheckpointConfig.S3Uri", "its path has 901 characters; at most 900 are taken"),
-        ({"OutputDataConfig": {"S3OutputPath": "s3://mine/" + "x" * 900}}, "OutputDataConfig.S3OutputPath", "its path has 942 characters"),
         (
-            {"InputDataConfig": [{"ChannelName": "x", "DataSource": {"FileSystemDataSource": {"DirectoryPath": "data"}}}]},
+            {"OutputDataConfig": {"S3OutputPath": f"s3://{BUCKET}"}},
+            "OutputDataConfig.S3OutputPath",
+            "everstep is the service's own bucket",
+        ),
+        (
+            {"OutputDataConfig": {"S3OutputPath": f"s3://{BUCKET}/jobs/other/run=1"}, "RoleArn": ROLE},
+            "OutputDataConfig.S3OutputPath",
+            "own bucket",
+        ),
+        (
+            {"CheckpointConfig": {"S3Uri": f"s3://{BUCKET}/jobs/other"}},
+            "CheckpointConfig.S3Uri",
+            "everstep is the service's own bucket",
+        ),
+        (
+            {"CheckpointConfig": {"S3Uri": "s3://mine/" + "x" * 896}},
+            "CheckpointConfig.S3Uri",
+            "its path has 901 characters; at most 900 are taken",
+        ),
+        (
+            {"OutputDataConfig": {"S3OutputPath": "s3://mine/" + "x" * 900}},
+            "OutputDataConfig.S3OutputPath",
+            "its path has 942 characters",
+        ),
+        (
+            {
+                "InputDataConfig": [
+                    {"ChannelName": "x", "DataSource": {"FileSystemDataSource": {"DirectoryPath": "data"}}}
+                ]
+            },
             "InputDataConfig[0].DataSource.FileSystemDataSource.DirectoryPath",
             "must match ^/",
         ),

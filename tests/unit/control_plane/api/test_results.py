@@ -41,7 +41,9 @@ class Job:
 
     def __init__(self, service, client, source, **request) -> None:
         self.service = service
-        self.run = client.create_training_job(TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=2, **request)["RunId"]
+        self.run = client.create_training_job(
+            TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=2, **request
+        )["RunId"]
         self.leaser = Leaser("test", 3.0, lambda: 0.0)
 
     def write(self, function, *arguments, **named):
@@ -51,9 +53,19 @@ class Job:
 
     def launch(self, number: int, *, base: int = 0, count: int = 2) -> None:
         plan = any_plan(number, base)
-        members = tuple(PlanNode(node_id=NodeId(f"i-{n}"), address="127.0.0.2", peer_port=1, ranks=(Rank(n),)) for n in range(count))
-        ranks = tuple(RankPlan(rank=Rank(n), holders=(NodeId(f"i-{n}"), NodeId(f"i-{(n + 1) % count}"))) for n in range(count))
-        changes = {"job": JobName("gpt"), "run": RunId(self.run), "generation": Generation(number), "nodes": members, "ranks": ranks}
+        members = tuple(
+            PlanNode(node_id=NodeId(f"i-{n}"), address="127.0.0.2", peer_port=1, ranks=(Rank(n),)) for n in range(count)
+        )
+        ranks = tuple(
+            RankPlan(rank=Rank(n), holders=(NodeId(f"i-{n}"), NodeId(f"i-{(n + 1) % count}"))) for n in range(count)
+        )
+        changes = {
+            "job": JobName("gpt"),
+            "run": RunId(self.run),
+            "generation": Generation(number),
+            "nodes": members,
+            "ranks": ranks,
+        }
         fields = {name: getattr(plan, name) for name in plan.__struct_fields__}
         self.write(jobs.add_generation, type(plan)(**{**fields, **changes}), START)
         self.write(jobs.mark_generation_started, number, START)
@@ -66,7 +78,15 @@ class Job:
     def connect(self, *node_ids: str) -> None:
         with self.service.database.write() as session:
             for node_id in node_ids:
-                facts = AgentFacts(node_id=node_id, fleet_name="main", address="", peer_port=0, memory_bytes=0, agent_id="a", version="1")
+                facts = AgentFacts(
+                    node_id=node_id,
+                    fleet_name="main",
+                    address="",
+                    peer_port=0,
+                    memory_bytes=0,
+                    agent_id="a",
+                    version="1",
+                )
                 nodes.note_hello(session, facts, initial_state="joining", now=START)
 
     def put(self, kind: str, path: str, body: bytes = b"x") -> None:
@@ -157,19 +177,34 @@ def job(service, client, fleet, source):
 def shard(rank: int, *in_view: bool, generation: int = 1, reason: str = "") -> ShardRecord:
     holders = tuple(HolderRecord(node_id=f"i-{(rank + n) % 2}", is_in_view=seen) for n, seen in enumerate(in_view))
     return ShardRecord(
-        rank=rank, generation=generation, owner_node_id=f"i-{rank}", committed_step=9, payload_bytes=100, reason=reason, holders=holders
+        rank=rank,
+        generation=generation,
+        owner_node_id=f"i-{rank}",
+        committed_step=9,
+        payload_bytes=100,
+        reason=reason,
+        holders=holders,
     )
 
 
 def test_protection_of_a_job_that_has_not_begun(client, job):
     answer = client.describe_protection(TrainingJobName="gpt")
-    assert (answer["ProtectionState"], answer["Shards"], answer.get("LastCheckpoint"), answer.get("CommittedAt")) == ("Unprotected", [], None, None)
+    assert (answer["ProtectionState"], answer["Shards"], answer.get("LastCheckpoint"), answer.get("CommittedAt")) == (
+        "Unprotected",
+        [],
+        None,
+        None,
+    )
     assert answer["Reason"] == "No step has been committed yet: Waiting for its turn in the fleet main."
 
 
 def test_protection_says_why_nothing_was_ever_kept(client, job):
     job.launch(1)
-    job.write(protection.record, [shard(0, True, True), shard(1, True, True, reason="Protection waits for memory on its node")], START)
+    job.write(
+        protection.record,
+        [shard(0, True, True), shard(1, True, True, reason="Protection waits for memory on its node")],
+        START,
+    )
     answer = client.describe_protection(TrainingJobName="gpt")
     assert answer["ProtectionState"] == "Unprotected"
     assert answer["Reason"] == "No step has been committed yet: Rank 1: Protection waits for memory on its node"
@@ -180,7 +215,10 @@ def test_protection_of_a_committed_step_that_no_rank_has_reported_yet(client, jo
     job.write(jobs.change, committed_step=908, boundary=908, committed_at=START, reason="starts its ranks")
     answer = client.describe_protection(TrainingJobName="gpt")
     assert (answer["ProtectionState"], answer["CommittedStep"]) == ("Unprotected", 908)
-    assert answer["Reason"] == "Step 908 was committed, and no rank of launch 1 has reported who holds it: starts its ranks"
+    assert (
+        answer["Reason"]
+        == "Step 908 was committed, and no rank of launch 1 has reported who holds it: starts its ranks"
+    )
 
 
 @pytest.mark.covers("DescribeProtection.TrainingJobName")
@@ -189,7 +227,12 @@ def test_protection_of_a_job_that_runs(client, job):
     job.write(jobs.change, committed_step=9, proposed_step=10, boundary=10, committed_at=START)
     job.write(protection.record, [shard(0, True, True), shard(1, True, True)], START)
     answer = client.describe_protection(TrainingJobName="gpt")
-    assert (answer["ProtectionState"], answer["Reason"], answer["CommittedStep"], answer["ProposedStep"]) == ("Protected", "", 9, 10)
+    assert (answer["ProtectionState"], answer["Reason"], answer["CommittedStep"], answer["ProposedStep"]) == (
+        "Protected",
+        "",
+        9,
+        10,
+    )
     assert answer["RecoveryOdds"] == [{"LostNodes": 1, "Probability": 1.0}, {"LostNodes": 2, "Probability": 0.0}]
     assert answer["Shards"][1] == {
         "Rank": 1,
@@ -205,12 +248,21 @@ def test_protection_of_a_job_that_runs(client, job):
 def test_a_holder_says_which_step_it_holds_since_when_and_how_far_that_is_behind(client, job):
     job.launch(1)
     job.write(jobs.change, committed_step=9, proposed_step=10, boundary=12, committed_at=START)
-    verified = (VerifiedRecord(node_id="i-0", step=12, at=START), VerifiedRecord(node_id="i-1", step=9, at=START + timedelta(seconds=3)))
+    verified = (
+        VerifiedRecord(node_id="i-0", step=12, at=START),
+        VerifiedRecord(node_id="i-1", step=9, at=START + timedelta(seconds=3)),
+    )
     known = dataclasses.replace(shard(0, True, False), verified=verified)
     job.write(protection.record, [known, shard(1, True, True)], START)
     own, other = client.describe_protection(TrainingJobName="gpt")["Shards"][0]["Holders"]
     assert own == {"NodeId": "i-0", "InView": True, "VerifiedStep": 12, "VerifiedTime": START, "LagSteps": 0}
-    assert other == {"NodeId": "i-1", "InView": False, "VerifiedStep": 9, "VerifiedTime": START + timedelta(seconds=3), "LagSteps": 3}
+    assert other == {
+        "NodeId": "i-1",
+        "InView": False,
+        "VerifiedStep": 9,
+        "VerifiedTime": START + timedelta(seconds=3),
+        "LagSteps": 3,
+    }
 
 
 @pytest.mark.parametrize(
@@ -233,7 +285,10 @@ def test_the_loss_of_whole_domains_is_counted_as_far_as_they_are_known(client, j
     answer = client.describe_protection(TrainingJobName="gpt")
     assert [(each["LostDomains"], each["Probability"]) for each in answer["DomainOdds"]] == odds
     assert answer["FatalDomains"] == fatal
-    assert [each.get("FailureDomain") for each in answer["Shards"][0]["Holders"]] == [domains.get("i-0"), domains.get("i-1")]
+    assert [each.get("FailureDomain") for each in answer["Shards"][0]["Holders"]] == [
+        domains.get("i-0"),
+        domains.get("i-1"),
+    ]
     assert answer["RecoveryOdds"][0]["Probability"] == 1.0  # of nodes, as before
 
 
@@ -299,7 +354,10 @@ def test_no_odds_before_all_shards_are_there(client, job):
 @pytest.mark.parametrize(
     ("shards", "words"),
     [
-        ([shard(0, True, False, reason="i-1 does not answer"), shard(1, True, True)], "1 shards have fewer than 2 copies in view; rank 0 has 1: i-1"),
+        (
+            [shard(0, True, False, reason="i-1 does not answer"), shard(1, True, True)],
+            "1 shards have fewer than 2 copies in view; rank 0 has 1: i-1",
+        ),
         ([shard(0, True, True)], "1 of 2 ranks have not reported"),
         ([shard(0, True, True), shard(1, True, True, reason="no room")], "Rank 1: no room"),
     ],
@@ -365,8 +423,15 @@ def test_checkpoints_come_in_pages(client, job):
         )
         job.write(checkpoints.record, record)
     pages = client.get_paginator("list_checkpoints").paginate(TrainingJobName="gpt", PaginationConfig={"PageSize": 2})
-    assert [[(each["Step"], each["Generation"]) for each in page["Checkpoints"]] for page in pages] == [[(40, 2), (20, 2)], [(20, 1), (10, 1)]]
-    assert [each["Step"] for each in client.list_checkpoints(TrainingJobName="gpt", MinStep=20)["Checkpoints"]] == [40, 20, 20]
+    assert [[(each["Step"], each["Generation"]) for each in page["Checkpoints"]] for page in pages] == [
+        [(40, 2), (20, 2)],
+        [(20, 1), (10, 1)],
+    ]
+    assert [each["Step"] for each in client.list_checkpoints(TrainingJobName="gpt", MinStep=20)["Checkpoints"]] == [
+        40,
+        20,
+        20,
+    ]
 
 
 def test_a_page_of_the_logs_of_a_large_launch_reads_what_it_shows(client, job, service, monkeypatch):
@@ -388,20 +453,32 @@ def test_a_page_of_the_logs_of_a_large_launch_reads_what_it_shows(client, job, s
     found, token, costs = [], {}, []
     while True:
         read.clear()
-        page = client.list_logs(TrainingJobName="gpt", MaxResults=9 if found and found[-1]["Rank"] >= 980 else 198, **token)
+        page = client.list_logs(
+            TrainingJobName="gpt", MaxResults=9 if found and found[-1]["Rank"] >= 980 else 198, **token
+        )
         found += page["Logs"]
         costs.append((page["Logs"][0]["Rank"], len(read)))
         if "NextToken" not in page:
             break
         token = {"NextToken": page["NextToken"]}
-    expected = [(1, rank, stream) for rank in range(ranks) for stream in ([None] if rank in missing else ["stderr", "stdout"])]
-    assert [(each["Generation"], each["Rank"], each.get("Stream")) for each in found] == [*expected, (2, 0, None), (2, 1, None)]
+    expected = [
+        (1, rank, stream) for rank in range(ranks) for stream in ([None] if rank in missing else ["stderr", "stdout"])
+    ]
+    assert [(each["Generation"], each["Rank"], each.get("Stream")) for each in found] == [
+        *expected,
+        (2, 0, None),
+        (2, 1, None),
+    ]
     of_last_digits = [cost for rank, cost in costs if rank > 1_000]
     assert len(of_last_digits) >= 3
-    assert max(of_last_digits) <= 15, "of ranks with as many digits as the last one no more is read than is shown, and a little"
+    assert max(of_last_digits) <= 15, (
+        "of ranks with as many digits as the last one no more is read than is shown, and a little"
+    )
 
 
-@pytest.mark.covers("ListLogs.TrainingJobName", "ListLogs.MaxResults", "ListLogs.NextToken", "GetLog.TrainingJobName", "GetLog.Key")
+@pytest.mark.covers(
+    "ListLogs.TrainingJobName", "ListLogs.MaxResults", "ListLogs.NextToken", "GetLog.TrainingJobName", "GetLog.Key"
+)
 def test_logs_come_in_order_and_what_is_missing_is_said(client, job):
     job.connect("i-0")
     job.launch(1)
@@ -411,7 +488,9 @@ def test_logs_come_in_order_and_what_is_missing_is_said(client, job):
     job.put("logs", "gen=2/rank=1.stdout", b"two\n")
     job.put("logs", "gen=2/rank=1.stdout.partial", b"not a log")
     listed = client.list_logs(TrainingJobName="gpt")["Logs"]
-    assert [(entry["Generation"], entry["Rank"], entry.get("Stream"), entry.get("MissingReason")) for entry in listed] == [
+    assert [
+        (entry["Generation"], entry["Rank"], entry.get("Stream"), entry.get("MissingReason")) for entry in listed
+    ] == [
         (1, 0, "stderr", None),
         (1, 0, "stdout", None),
         (1, 1, None, "node i-1 was lost before it had uploaded anything"),
@@ -427,7 +506,11 @@ def test_logs_come_in_order_and_what_is_missing_is_said(client, job):
 
 def test_only_keys_of_the_job_are_read(client, job, service):
     service.objects.put(ObjectReference(bucket=BUCKET, key="sources/secret"), b"s")
-    for key in ("sources/secret", f"jobs/gpt/run={job.run}/output/gen=1/rank=0/x", f"jobs/gpt/run={job.run}/logs/gen=9/rank=0.stdout"):
+    for key in (
+        "sources/secret",
+        f"jobs/gpt/run={job.run}/output/gen=1/rank=0/x",
+        f"jobs/gpt/run={job.run}/logs/gen=9/rank=0.stdout",
+    ):
         with refused("ResourceNotFoundException"):
             client.get_log(TrainingJobName="gpt", Key=key)["Body"].read()
 
@@ -439,7 +522,9 @@ def move_outputs(service, run: str, uri: str) -> None:
         row.spec = {**row.spec, "output_uri": uri}
 
 
-@pytest.mark.parametrize("uri", [f"s3://{BUCKET}/jobs/", f"s3://{BUCKET}/jobs/gpt/", f"s3://{BUCKET}/jobs/victim/run=1/output/"])
+@pytest.mark.parametrize(
+    "uri", [f"s3://{BUCKET}/jobs/", f"s3://{BUCKET}/jobs/gpt/", f"s3://{BUCKET}/jobs/victim/run=1/output/"]
+)
 def test_outputs_among_what_belongs_to_others_are_not_shown(client, job, service, uri):
     key = "jobs/victim/run=1/output/gen=1/rank=0/x"
     service.objects.put(ObjectReference(bucket=BUCKET, key=key), b"secret")
@@ -465,7 +550,13 @@ def test_outputs_in_another_bucket_are_shown_and_keys_beside_them_are_not(client
         client.get_output(TrainingJobName="gpt", Key="out/gpt/of-another/gen=1/x")["Body"].read()
 
 
-@pytest.mark.covers("GetOutput.TrainingJobName", "GetOutput.Key", "ListOutputs.TrainingJobName", "ListOutputs.MaxResults", "ListOutputs.NextToken")
+@pytest.mark.covers(
+    "GetOutput.TrainingJobName",
+    "GetOutput.Key",
+    "ListOutputs.TrainingJobName",
+    "ListOutputs.MaxResults",
+    "ListOutputs.NextToken",
+)
 def test_outputs_of_the_newest_generation_are_downloaded(client, job, tmp_path):
     for path, body in {
         "gen=1/rank=0/model.bin": b"old",
@@ -507,17 +598,34 @@ def test_a_job_without_outputs_says_so(client, job, tmp_path):
         client.download_outputs(TrainingJobName="gpt", Directory=tmp_path)
 
 
-@pytest.mark.covers("DescribeIncident.IncidentId", "ListIncidents.TrainingJobName", "ListIncidents.MaxResults", "ListIncidents.NextToken")
+@pytest.mark.covers(
+    "DescribeIncident.IncidentId",
+    "ListIncidents.TrainingJobName",
+    "ListIncidents.MaxResults",
+    "ListIncidents.NextToken",
+)
 def test_incidents_are_listed_and_described(client, job):
     for number in range(3):
         job.open_incident(f"inc-{number}", number)
-    assert [entry["IncidentId"] for entry in all_pages(client, "list_incidents", TrainingJobName="gpt", MaxResults=1)] == ["inc-0", "inc-1", "inc-2"]
+    assert [
+        entry["IncidentId"] for entry in all_pages(client, "list_incidents", TrainingJobName="gpt", MaxResults=1)
+    ] == ["inc-0", "inc-1", "inc-2"]
     one = client.describe_incident(IncidentId="inc-1")
-    assert (one["Cause"], one["InstanceId"], one.get("ReplacementInstanceId"), one["ReachedStep"]) == ("instance_terminated", "i-1", None, 12)
+    assert (one["Cause"], one["InstanceId"], one.get("ReplacementInstanceId"), one["ReachedStep"]) == (
+        "instance_terminated",
+        "i-1",
+        None,
+        12,
+    )
     assert (one["InstanceIds"], one["FaultedInstanceIds"]) == (["i-1"], ["i-1", "i-2"])
     assert "StacksEventId" not in one, "no rank stood still"
     with job.service.database.write() as session:
-        for seconds, of, event_type in ((0, "gpt", "RanksHang"), (1, "gpt", "RanksHang"), (1, "other", "RanksHang"), (2, "gpt", "RanksStandStill")):
+        for seconds, of, event_type in (
+            (0, "gpt", "RanksHang"),
+            (1, "gpt", "RanksHang"),
+            (1, "other", "RanksHang"),
+            (2, "gpt", "RanksStandStill"),
+        ):
             at = START + timedelta(seconds=seconds)
             events.append(session, events.NewEvent(at=at, type=event_type, message=f"{of} {seconds}", job_name=of))
     job.write(incidents.change, "inc-1", closed_at=START + timedelta(seconds=5))
@@ -569,9 +677,14 @@ def test_incidents_are_listed_newest_first_and_by_whether_they_are_over(client, 
         job.open_incident(f"inc-{number}", number // 2)
     for number in (0, 3):
         job.write(incidents.change, f"inc-{number}", phase="closed", closed_at=START)
-    listed = [entry["IncidentId"] for entry in all_pages(client, "list_incidents", SortOrder="Descending", MaxResults=1)]
+    listed = [
+        entry["IncidentId"] for entry in all_pages(client, "list_incidents", SortOrder="Descending", MaxResults=1)
+    ]
     assert listed == ["inc-3", "inc-2", "inc-1", "inc-0"]
-    assert [entry["IncidentId"] for entry in client.list_incidents(StatusEquals="Open")["Incidents"]] == ["inc-1", "inc-2"]
+    assert [entry["IncidentId"] for entry in client.list_incidents(StatusEquals="Open")["Incidents"]] == [
+        "inc-1",
+        "inc-2",
+    ]
     closed = client.list_incidents(TrainingJobName="gpt", StatusEquals="Closed", SortOrder="Descending")
     assert [entry["IncidentId"] for entry in closed["Incidents"]] == ["inc-3", "inc-0"]
     with refused("ValidationException"):
@@ -607,7 +720,12 @@ def test_events_are_listed_newest_first_and_of_a_span_of_time(client, job, servi
     span = {"TimeAfter": START + timedelta(hours=2), "TimeBefore": START + timedelta(hours=3)}
     assert [event["Type"] for event in client.list_events(**span)["Events"]] == ["Made1"]
     first = client.list_events(SortOrder="Descending", MaxResults=1)
-    assert [event["Type"] for event in client.list_events(SortOrder="Descending", AfterEventId=first["Events"][0]["EventId"] - 2)["Events"]] == [
+    assert [
+        event["Type"]
+        for event in client.list_events(SortOrder="Descending", AfterEventId=first["Events"][0]["EventId"] - 2)[
+            "Events"
+        ]
+    ] == [
         "Made2",
         "Made1",
     ]
@@ -617,7 +735,11 @@ def test_events_are_listed_newest_first_and_of_a_span_of_time(client, job, servi
 
 def test_a_job_says_how_far_it_is_and_how_many_of_its_nodes_are_well(client, job, service):
     (waiting,) = client.list_training_jobs()["TrainingJobSummaries"]
-    assert ("TargetStep" in waiting, "EstimatedRemainingSeconds" in waiting, waiting["HealthyNodeCount"]) == (False, False, 0)
+    assert ("TargetStep" in waiting, "EstimatedRemainingSeconds" in waiting, waiting["HealthyNodeCount"]) == (
+        False,
+        False,
+        0,
+    )
     job.launch(1)
     job.run_ranks()
     job.connect("i-0", "i-1", "i-2")
@@ -642,16 +764,24 @@ def test_a_job_says_how_far_it_is_and_how_many_of_its_nodes_are_well(client, job
     assert client.describe_training_job(TrainingJobName="gpt")["Conditions"] == []
 
 
-@pytest.mark.covers("ListTrainingJobNodes.TrainingJobName", "ListTrainingJobNodes.MaxResults", "ListTrainingJobNodes.NextToken")
+@pytest.mark.covers(
+    "ListTrainingJobNodes.TrainingJobName", "ListTrainingJobNodes.MaxResults", "ListTrainingJobNodes.NextToken"
+)
 def test_the_nodes_of_a_job_are_listed_with_the_time_that_they_worked_for_it(client, job):
     assert client.list_training_job_nodes(TrainingJobName="gpt")["Nodes"] == []
     job.launch(1)
-    assert client.list_training_job_nodes(TrainingJobName="gpt")["Nodes"] == [{"NodeId": f"i-{n}", "StartTime": START} for n in range(2)]
+    assert client.list_training_job_nodes(TrainingJobName="gpt")["Nodes"] == [
+        {"NodeId": f"i-{n}", "StartTime": START} for n in range(2)
+    ]
     job.write(jobs.change, state="completed", ended_at=START + timedelta(hours=1))
     ends = {node["EndTime"] for node in client.list_training_job_nodes(TrainingJobName="gpt")["Nodes"]}
     assert ends == {START + timedelta(hours=1)}
-    assert [node["NodeId"] for node in client.list_training_job_nodes(TrainingJobName="gpt", MaxResults=1)["Nodes"]] == ["i-0"]
-    assert [node["NodeId"] for node in all_pages(client, "list_training_job_nodes", TrainingJobName="gpt", MaxResults=1)] == ["i-0", "i-1"]
+    assert [
+        node["NodeId"] for node in client.list_training_job_nodes(TrainingJobName="gpt", MaxResults=1)["Nodes"]
+    ] == ["i-0"]
+    assert [
+        node["NodeId"] for node in all_pages(client, "list_training_job_nodes", TrainingJobName="gpt", MaxResults=1)
+    ] == ["i-0", "i-1"]
     with refused("ResourceNotFoundException"):
         client.list_training_job_nodes(TrainingJobName="other")
 
@@ -663,7 +793,9 @@ def test_nodes_show_whose_they_are(client, job, service):
         lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main")
         nodes.change(session, lease, "i-0", initial_state="joining", now=START, state="assigned", run_id=job.run)
         nodes.change(session, lease, "i-1", initial_state="joining", now=START, state="gone", ended_at=START)
-    assert [(node["NodeId"], node["NodeStatus"], node["TrainingJobName"]) for node in client.list_nodes()["Nodes"]] == [("i-0", "assigned", "gpt")]
+    assert [(node["NodeId"], node["NodeStatus"], node["TrainingJobName"]) for node in client.list_nodes()["Nodes"]] == [
+        ("i-0", "assigned", "gpt")
+    ]
     assert len(client.list_nodes(FleetName="main", IncludeEnded=True)["Nodes"]) == 2
     assert client.describe_node(NodeId="i-1")["EndTime"] is not None
     with refused("ResourceNotFoundException"):

@@ -27,7 +27,9 @@ def trains(service, job):
 
 
 def told(answer):
-    return {change["Field"]: (change.get("Before"), change.get("After"), change["Applies"]) for change in answer["Changes"]}
+    return {
+        change["Field"]: (change.get("Before"), change.get("After"), change["Applies"]) for change in answer["Changes"]
+    }
 
 
 @pytest.mark.covers(
@@ -85,7 +87,11 @@ def test_what_is_so_already_makes_no_revision(client, job):
     assert [event["Type"] for event in client.list_events(**GPT)["Events"]].count("TrainingJobUpdated") == 1
 
 
-@pytest.mark.covers("ListTrainingJobRevisions.TrainingJobName", "ListTrainingJobRevisions.MaxResults", "ListTrainingJobRevisions.NextToken")
+@pytest.mark.covers(
+    "ListTrainingJobRevisions.TrainingJobName",
+    "ListTrainingJobRevisions.MaxResults",
+    "ListTrainingJobRevisions.NextToken",
+)
 def test_revisions_are_listed(service, client, job):
     client.update_training_job(**GPT, Priority=7)
     service.clock.advance(5)
@@ -117,7 +123,18 @@ def test_zero_lifts_a_limit(client, job):
 
 
 @pytest.mark.parametrize(
-    "field", ["NodeCount", "RanksPerNode", "EntryPoint", "Source", "HyperParameters", "Environment", "FleetName", "Project", "OutputDataConfig"]
+    "field",
+    [
+        "NodeCount",
+        "RanksPerNode",
+        "EntryPoint",
+        "Source",
+        "HyperParameters",
+        "Environment",
+        "FleetName",
+        "Project",
+        "OutputDataConfig",
+    ],
 )
 def test_what_cannot_change_is_refused_by_name(client, job, field):
     with refused("ValidationException", match=f"{field}: .* it is set at creation and cannot be changed"):
@@ -137,7 +154,9 @@ def test_what_cannot_be_is_refused_whole(service, client, job):
 def test_a_limit_that_creation_would_refuse_is_refused(service, client, job):
     client.update_fleet(FleetName="main", PriceUsdPerHour=1.0)
     with refused("ValidationException") as caught:
-        client.update_training_job(**GPT, CheckpointConfig={"MaxAgeInSeconds": 59}, StoppingCondition={"MaxCostUsd": 0.005})
+        client.update_training_job(
+            **GPT, CheckpointConfig={"MaxAgeInSeconds": 59}, StoppingCondition={"MaxCostUsd": 0.005}
+        )
     assert [(error.field, error.message) for error in caught.value.fields] == [
         ("StoppingCondition.MaxCostUsd", "must be at least 0.01, not '0.005'; 0 lifts the limit"),
         ("CheckpointConfig.MaxAgeInSeconds", "must be at least 60, not '59'; 0 lifts the limit"),
@@ -152,9 +171,19 @@ def test_more_memory_is_held_against_what_the_nodes_have(service, client, job):
     job.write(protection.record, [shard(0, True, True), shard(1, True, True)], START)  # of 100 bytes each
     with service.database.write() as session:
         for number in range(2):
-            facts = nodes.AgentFacts(node_id=f"i-{number}", fleet_name="main", address="", peer_port=0, memory_bytes=500, agent_id="a", version="1")
+            facts = nodes.AgentFacts(
+                node_id=f"i-{number}",
+                fleet_name="main",
+                address="",
+                peer_port=0,
+                memory_bytes=500,
+                agent_id="a",
+                version="1",
+            )
             nodes.note_hello(session, facts, initial_state="spare", now=START)
-    with refused("ValidationException", match="6 slots of 100 bytes need 600 bytes of host memory per node; 500 are there"):
+    with refused(
+        "ValidationException", match="6 slots of 100 bytes need 600 bytes of host memory per node; 500 are there"
+    ):
         client.update_training_job(**GPT, CheckpointConfig={"ThirdSlot": True})
     client.update_training_job(**GPT, Protection={"Copies": 1})
 
@@ -187,7 +216,10 @@ def test_of_two_updates_at_once_one_is_refused(service, client, job):
 def test_others_may_not(service, client, job):
     with closing(service.client(service.token(Role.VIEWER, "default"))) as reader, refused("AccessDeniedException"):
         reader.update_training_job(**GPT, Priority=7)
-    with closing(service.client(service.token(Role.SUBMITTER, "speech"))) as stranger, refused("ResourceNotFoundException"):
+    with (
+        closing(service.client(service.token(Role.SUBMITTER, "speech"))) as stranger,
+        refused("ResourceNotFoundException"),
+    ):
         stranger.update_training_job(**GPT, Priority=7)
 
 
@@ -220,5 +252,8 @@ def test_a_job_does_not_differ_from_the_request_that_made_it(client, fleet, sour
     assert submission.difference(made, request) == {}
     places = {"CheckpointConfig": made["CheckpointConfig"], "OutputDataConfig": made["OutputDataConfig"]}
     assert submission.difference(made, places) == {}, "as they are shown"
-    other = {"CheckpointConfig": {"S3Uri": "s3://mine/out/"}, "OutputDataConfig": {"S3OutputPath": "s3://mine/checkpoints"}}
+    other = {
+        "CheckpointConfig": {"S3Uri": "s3://mine/out/"},
+        "OutputDataConfig": {"S3OutputPath": "s3://mine/checkpoints"},
+    }
     assert submission.difference(made, other) == other

@@ -40,7 +40,9 @@ def test_a_token_becomes_a_cookie_that_scripts_cannot_read_and_other_sites_do_no
 
 def test_a_cookie_over_https_is_secure(service, browser) -> None:
     answer = browser.post(
-        "/v1/session", json={"Token": service.admin_token}, headers={"origin": f"https://{service.address}", "x-forwarded-proto": "https"}
+        "/v1/session",
+        json={"Token": service.admin_token},
+        headers={"origin": f"https://{service.address}", "x-forwarded-proto": "https"},
     )
     assert "secure" in answer.headers["set-cookie"].lower()
     assert "secure" not in sign_in(browser, service.admin_token).headers["set-cookie"].lower()
@@ -55,7 +57,9 @@ def test_a_token_that_is_not_good_is_no_way_in(service, browser, token) -> None:
 
 def test_an_agents_token_is_no_way_in(service, browser) -> None:
     with service.database.write() as session:
-        token, _ = tokens.mint(session, NewToken(kind=TokenKind.JOIN, role=Role.AGENT, fleet_name="main"), service.clock())
+        token, _ = tokens.mint(
+            session, NewToken(kind=TokenKind.JOIN, role=Role.AGENT, fleet_name="main"), service.clock()
+        )
     assert sign_in(browser, token).status_code == 403
 
 
@@ -73,7 +77,9 @@ def test_a_session_ends_after_twelve_hours(service, browser) -> None:
 def test_a_session_ends_with_its_token(service, browser) -> None:
     with service.database.write() as session:
         end = service.clock() + timedelta(minutes=5)
-        token, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.VIEWER, project="a", expires_at=end), service.clock())
+        token, record = tokens.mint(
+            session, NewToken(kind=TokenKind.USER, role=Role.VIEWER, project="a", expires_at=end), service.clock()
+        )
     assert sign_in(browser, token).json()["ExpiresAt"] == end.timestamp()
     assert browser.get("/v1/training-jobs").status_code == 200
     with service.database.write() as session:
@@ -101,7 +107,9 @@ def altered(value: str, change: str) -> str:
     }[change]
 
 
-@pytest.mark.parametrize("change", ["another token", "a later end", "another seal", "no seal", "no figures", "nothing", "too long"])
+@pytest.mark.parametrize(
+    "change", ["another token", "a later end", "another seal", "no seal", "no figures", "nothing", "too long"]
+)
 def test_a_cookie_that_was_changed_opens_nothing(service, browser, change) -> None:
     sign_in(browser, service.admin_token)
     name, value = next(iter(browser.cookies.items()))
@@ -163,7 +171,12 @@ def test_a_copy_of_a_cookie_opens_nothing_after_its_session_was_signed_out(servi
     assert copied != other, "each sign-in makes a session of its own"
     browser.cookies.clear()
     for _ in range(2):
-        assert browser.delete("/v1/session", headers={"origin": str(browser.base_url), "cookie": cookie_of(copied)}).status_code == 204
+        assert (
+            browser.delete(
+                "/v1/session", headers={"origin": str(browser.base_url), "cookie": cookie_of(copied)}
+            ).status_code
+            == 204
+        )
     answer = browser.get("/v1/training-jobs", headers={"cookie": cookie_of(copied)})
     assert (answer.status_code, "signed out" in answer.json()["Message"]) == (401, True)
     assert browser.get("/v1/training-jobs", headers={"cookie": cookie_of(other)}).status_code == 200

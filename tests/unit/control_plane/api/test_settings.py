@@ -13,7 +13,12 @@ from control_plane.settings import InvalidSettings, Settings
 
 
 def settings(**changes) -> Settings:
-    values = {"state_directory": Path("/nowhere"), "bucket": "b", "mode": CloudMode.LOCAL, "aws_endpoint_url": "http://127.0.0.1:1"}
+    values = {
+        "state_directory": Path("/nowhere"),
+        "bucket": "b",
+        "mode": CloudMode.LOCAL,
+        "aws_endpoint_url": "http://127.0.0.1:1",
+    }
     return Settings(**{**values, **changes})
 
 
@@ -60,7 +65,18 @@ def test_a_detection_time_that_is_none_is_refused():
         ladder(0)
 
 
-@pytest.mark.parametrize(("given", "code"), [("events=30", 0), ("events=0", 2), ("events=", 2), ("events=-1", 2), ("everything=1", 2)])
+@pytest.mark.parametrize(
+    ("given", "code"), [("events=30", 0), ("events=0", 2), ("events=", 2), ("events=-1", 2), ("everything=1", 2)]
+)
 def test_how_long_things_are_kept_is_said_on_the_command_line(tmp_path, given, code):
-    local = ["--mode", "local", "--aws-endpoint-url", "http://127.0.0.1:1", "--bucket", "b", "--state-dir", str(tmp_path)]
+    local = [
+        "--mode",
+        "local",
+        "--aws-endpoint-url",
+        "http://127.0.0.1:1",
+        "--bucket",
+        "b",
+        "--state-dir",
+        str(tmp_path),
+    ]
     assert main([*local, "--keep", given, "--print-timeouts"]) == code

@@ -30,7 +30,10 @@ from tests.unit.control_plane.api.test_sources import archive, special
 
 
 class SigningStore(MemoryObjectStore):
-    """Objects in memory, and a server that takes what was signed for. As S3 does, it holds a body against length and checksum."""
+    """Objects in memory, and a server that takes what was signed for.
+
+    As S3 does, it holds a body against length and checksum.
+    """
 
     def __init__(self) -> None:
         super().__init__(BUCKET)
@@ -52,7 +55,11 @@ class SigningStore(MemoryObjectStore):
                     self.close_connection = True
                     return
                 body = self.rfile.read(int(self.headers["content-length"]))
-                status = fault if isinstance(fault, int) and fault != 200 else store.take(self.path.rpartition("=")[2], body, self.headers)
+                status = (
+                    fault
+                    if isinstance(fault, int) and fault != 200
+                    else store.take(self.path.rpartition("=")[2], body, self.headers)
+                )
                 if fault == "lost":
                     self.close_connection = True
                     return
@@ -68,7 +75,9 @@ class SigningStore(MemoryObjectStore):
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
-    def sign_upload(self, reference: ObjectReference, *, sha256: str, size_bytes: int, seconds: int) -> SignedUpload | None:
+    def sign_upload(
+        self, reference: ObjectReference, *, sha256: str, size_bytes: int, seconds: int
+    ) -> SignedUpload | None:
         assert seconds == UPLOAD_SECONDS
         signature = secrets.token_hex(8)
         checksum = base64.b64encode(bytes.fromhex(sha256)).decode()
@@ -142,7 +151,10 @@ def test_an_archive_goes_straight_into_s3_and_only_once(client, store, service) 
 def test_an_address_is_for_one_archive_and_some_minutes(client, store, service) -> None:
     made = client.create_source(SourceId=ID, Bytes=len(BODY))
     assert made["IsStored"] is False
-    assert store.signed[made["Upload"]["Url"].rpartition("=")[2]][1:] == (base64.b64encode(bytes.fromhex(ID)).decode(), len(BODY))
+    assert store.signed[made["Upload"]["Url"].rpartition("=")[2]][1:] == (
+        base64.b64encode(bytes.fromhex(ID)).decode(),
+        len(BODY),
+    )
     assert (made["Upload"]["ExpirationTime"] - service.clock()).total_seconds() == UPLOAD_SECONDS
 
 
@@ -225,7 +237,9 @@ def test_an_address_that_has_expired_is_asked_for_again_once(client, store) -> N
     store.answers = [403, 403]
     client.calls.clear()
     client.upload_source(Body=other)
-    assert client.calls == ["CreateSource", "CreateSource", "PutSource"], "a clock that is wrong does not keep anybody from it"
+    assert client.calls == ["CreateSource", "CreateSource", "PutSource"], (
+        "a clock that is wrong does not keep anybody from it"
+    )
 
 
 @pytest.mark.parametrize("faults", [[500] * 3, [400], [301], ["cut"] * 3], ids=str)
@@ -256,7 +270,9 @@ def test_wrong_bytes_in_a_store_that_does_not_look_are_found_and_deleted(client,
 
 def test_wrong_bytes_do_not_get_into_a_store_that_looks(client, store) -> None:
     made = client.create_source(SourceId=ID, Bytes=len(BODY))
-    assert uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], io.BytesIO(bytes(len(BODY)))) is Outcome.NOT_TAKEN
+    assert (
+        uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], io.BytesIO(bytes(len(BODY)))) is Outcome.NOT_TAKEN
+    )
     assert uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], io.BytesIO(BODY + b"x")) is Outcome.EXPIRED
     assert store.keys() == []
 
@@ -282,7 +298,9 @@ def test_what_grows_while_it_is_looked_at_is_not_read_to_its_end(client, store, 
     assert store.keys() == []
 
 
-@pytest.mark.parametrize("body", [b"", b"not gzip at all", archive(special("link", b"2", "/etc/passwd"))], ids=["empty", "no gzip", "link"])
+@pytest.mark.parametrize(
+    "body", [b"", b"not gzip at all", archive(special("link", b"2", "/etc/passwd"))], ids=["empty", "no gzip", "link"]
+)
 def test_an_archive_that_could_hurt_is_refused_and_deleted(client, store, body) -> None:
     with refused("ValidationException", "The source is refused"):
         client.upload_source(Body=body)
@@ -326,7 +344,10 @@ def test_a_project_cannot_complete_the_upload_of_another_project(client, store, 
     client.create_source(SourceId=ID, Bytes=len(BODY))
     ((reference, _, _),) = store.signed.values()
     store.put(reference, BODY)
-    with closing(service.client(service.token(Role.SUBMITTER, "other"))) as stranger, refused("ConflictException", "Nothing was put"):
+    with (
+        closing(service.client(service.token(Role.SUBMITTER, "other"))) as stranger,
+        refused("ConflictException", "Nothing was put"),
+    ):
         stranger.complete_source(SourceId=ID)
     assert client.complete_source(SourceId=ID)["SourceId"] == ID
 

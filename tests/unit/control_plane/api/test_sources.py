@@ -72,12 +72,16 @@ def test_an_archive_larger_than_memory_is_spooled(client, service):
 
 
 @pytest.mark.parametrize(("in_memory", "piece", "waits"), [(2**20, 2**18, 1), (2**19, 2**20, 2), (0, 2**19, 3)])
-def test_an_upload_waits_for_a_thread_once_for_a_piece_and_not_for_what_is_in_memory(client, service, monkeypatch, in_memory, piece, waits):
+def test_an_upload_waits_for_a_thread_once_for_a_piece_and_not_for_what_is_in_memory(
+    client, service, monkeypatch, in_memory, piece, waits
+):
     """Each time it is behind all others that wait for one."""
     monkeypatch.setattr(sources, "IN_MEMORY_BYTES", in_memory)
     monkeypatch.setattr(sources, "PIECE_BYTES", piece)
     run, asked = service.services.caller_threads.run, []
-    monkeypatch.setattr(service.services.caller_threads, "run", lambda work, *arguments: asked.append(work) or run(work, *arguments))
+    monkeypatch.setattr(
+        service.services.caller_threads, "run", lambda work, *arguments: asked.append(work) or run(work, *arguments)
+    )
     body = archive(("train.py", b""), ("noise", random.Random(in_memory).randbytes(2**20 - 4096)))
     source_id = hashlib.sha256(body).hexdigest()
     client.put_source(SourceId=source_id, Body=body)
@@ -154,7 +158,9 @@ def test_an_archive_is_inspected_in_a_process_that_the_kernel_bounds(tmp_path, m
     (tmp_path / "archive").write_bytes(body)
     with (tmp_path / "archive").open("rb") as file:
         assert inspect_apart(file, len(body), SourceLimits()).files == ("train.py",)
-        monkeypatch.setattr(archives.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, -9, b"", b""))
+        monkeypatch.setattr(
+            archives.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, -9, b"", b"")
+        )
         with pytest.raises(RefusedArchive, match="more than 30 s or 536870912 bytes of memory"):
             inspect_apart(file, len(body), SourceLimits())
 
@@ -199,9 +205,15 @@ def peak_bytes(body: bytes, limits: SourceLimits, refused_with: str | None) -> i
     ("body", "words"),
     [
         (packed((commented("a.py", 8 * 2**20), b"1")), "a header of more than 65536 bytes"),
-        (packed((tarfile.TarInfo("b.py"), b"1"), (commented("a.py", 8 * 2**20), b"1")), "a header of more than 65536 bytes"),
+        (
+            packed((tarfile.TarInfo("b.py"), b"1"), (commented("a.py", 8 * 2**20), b"1")),
+            "a header of more than 65536 bytes",
+        ),
         (packed((sparse("b.py", 2**23), b"1"), (commented("a.py", 8 * 2**20), b"1")), "'b.py' is of a special kind"),
-        (packed((tarfile.TarInfo("a.py"), b"1"), headers={f"comment{number}": "" for number in range(101)}), "more than 100 pax headers"),
+        (
+            packed((tarfile.TarInfo("a.py"), b"1"), headers={f"comment{number}": "" for number in range(101)}),
+            "more than 100 pax headers",
+        ),
         (gzip.compress(gzip.decompress(archive(("a.py", b"1"))) + bytes(100 * 2**20)), "bytes besides the content"),
     ],
     ids=["first", "second", "behind a sparse file", "global", "tail"],
@@ -213,7 +225,10 @@ def test_what_an_archive_says_besides_its_files_takes_no_memory(body, words):
 def test_what_is_said_of_one_file_is_forgotten_with_the_next():
     body = packed(*((commented(f"{number}.py", 60_000), b"1") for number in range(200)))
     assert peak_bytes(body, SourceLimits(), None) < 4 * 2**20
-    assert peak_bytes(body, SourceLimits(file_count=1_000), "more than 4096000 bytes besides the content of its files") < 4 * 2**20
+    assert (
+        peak_bytes(body, SourceLimits(file_count=1_000), "more than 4096000 bytes besides the content of its files")
+        < 4 * 2**20
+    )
 
 
 def test_directories_are_counted():

@@ -46,8 +46,14 @@ def said(service: Service, head: str) -> bytes:
 @pytest.mark.security
 @pytest.mark.parametrize(("path", "method"), TOKENLESS)
 @pytest.mark.parametrize("token", ["", "Authorization: Bearer est_wrong\r\n", "Cookie: everstep-00000000=x\r\n"])
-def test_no_byte_of_a_body_is_waited_for_before_the_token_is_good(service: Service, path: str, method: str, token: str) -> None:
-    answer = said(service, f"{method} {filled(path)} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n{token}\r\n")
+def test_no_byte_of_a_body_is_waited_for_before_the_token_is_good(
+    service: Service, path: str, method: str, token: str
+) -> None:
+    answer = said(
+        service,
+        f"{method} {filled(path)} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+        f"1000\r\n{token}\r\n",
+    )
     assert answer.startswith(b"HTTP/1.1 401"), answer[:200]
 
 
@@ -59,7 +65,9 @@ def test_every_answer_carries_the_security_headers(service: Service, path: str, 
             continue
         headers = {"authorization": f"Bearer {token}"} if token else {}
         with suppress(httpx.ReadTimeout):
-            answer = httpx.request(method, f"http://{service.address}{filled(path)}", headers=headers, trust_env=False, timeout=10)
+            answer = httpx.request(
+                method, f"http://{service.address}{filled(path)}", headers=headers, trust_env=False, timeout=10
+            )
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert answer.headers["cache-control"] == "no-store"
             assert "strict-transport-security" not in answer.headers, "this server speaks plain http"
@@ -105,8 +113,14 @@ async def test_a_body_that_drips_is_cut_off_though_it_is_never_silent() -> None:
 
 @pytest.mark.security
 @pytest.mark.parametrize(("path", "method"), [(path, method) for path, method in EVERY if method != "GET"])
-@pytest.mark.parametrize("body", [b"[" * 200_000, b'{"a":' * 100_000, b"9" * 100_000], ids=["lists", "objects", "digits"])
-def test_json_that_no_parser_takes_is_no_failure_of_the_service(service: Service, path: str, method: str, body: bytes) -> None:
+@pytest.mark.parametrize(
+    "body", [b"[" * 200_000, b'{"a":' * 100_000, b"9" * 100_000], ids=["lists", "objects", "digits"]
+)
+def test_json_that_no_parser_takes_is_no_failure_of_the_service(
+    service: Service, path: str, method: str, body: bytes
+) -> None:
     headers = {"authorization": f"Bearer {service.admin_token}", "content-type": "application/json"}
-    answer = httpx.request(method, f"http://{service.address}{filled(path)}", content=body, headers=headers, trust_env=False, timeout=10)
+    answer = httpx.request(
+        method, f"http://{service.address}{filled(path)}", content=body, headers=headers, trust_env=False, timeout=10
+    )
     assert 400 <= answer.status_code < 500, answer.text[:200]

@@ -19,7 +19,13 @@ from everstep import doctor_facts
 from tests.unit.control_plane.api.conftest import Service, all_pages, refused
 
 
-@pytest.mark.covers("CreateToken.Role", "CreateToken.Project", "CreateToken.Description", "CreateToken.ExpiresInSeconds", "ListTokens.IncludeEnded")
+@pytest.mark.covers(
+    "CreateToken.Role",
+    "CreateToken.Project",
+    "CreateToken.Description",
+    "CreateToken.ExpiresInSeconds",
+    "ListTokens.IncludeEnded",
+)
 def test_a_token_is_shown_once_and_listed_without_its_secret(client, service) -> None:
     made = client.create_token(Role="submitter", Project="speech", Description="ci", ExpiresInSeconds=60)
     listed = client.list_tokens()["Tokens"]
@@ -29,7 +35,11 @@ def test_a_token_is_shown_once_and_listed_without_its_secret(client, service) ->
     with service.database.read() as session:
         assert made["Secret"] not in repr(tokens.get(session, made["Token"]["TokenId"]))
     identity = service.client(made["Secret"]).get_caller_identity()
-    assert (identity["Role"], identity["Project"], identity["TokenId"]) == ("submitter", "speech", made["Token"]["TokenId"])
+    assert (identity["Role"], identity["Project"], identity["TokenId"]) == (
+        "submitter",
+        "speech",
+        made["Token"]["TokenId"],
+    )
     assert identity["ExpirationTime"] == made["Token"]["ExpirationTime"]
     service.clock.advance(60)
     with refused("AccessDeniedException", "expired"):
@@ -45,7 +55,11 @@ def test_tokens_are_listed_by_project_page_by_page_and_agents_are_not_among_them
     client.create_token(Role="viewer", Project="vision")
     client.create_join_token(FleetName="main")
     with service.database.write() as session:
-        tokens.mint(session, NewToken(kind=TokenKind.SESSION, role=Role.AGENT, fleet_name="main", node_id="i-1"), service.clock())
+        tokens.mint(
+            session,
+            NewToken(kind=TokenKind.SESSION, role=Role.AGENT, fleet_name="main", node_id="i-1"),
+            service.clock(),
+        )
     assert len(all_pages(client, "list_tokens", Project="speech", MaxResults=1)) == 3
     kinds = [token["Kind"] for token in all_pages(client, "list_tokens", MaxResults=2)]
     assert (kinds.count("user"), kinds.count("join"), len(kinds)) == (5, 1, 6)
@@ -54,7 +68,11 @@ def test_tokens_are_listed_by_project_page_by_page_and_agents_are_not_among_them
 @pytest.mark.parametrize("role", [Role.SUBMITTER, Role.VIEWER])
 def test_tokens_are_the_administrators(service, role) -> None:
     nobody = service.client(service.token(role))
-    for call in (lambda: nobody.create_token(Role="viewer"), nobody.list_tokens, lambda: nobody.revoke_token(TokenId="tok-1")):
+    for call in (
+        lambda: nobody.create_token(Role="viewer"),
+        nobody.list_tokens,
+        lambda: nobody.revoke_token(TokenId="tok-1"),
+    ):
         with refused("AccessDeniedException", "needs the role admin"):
             call()
 
@@ -213,7 +231,16 @@ async def test_what_ends_an_answer_for_another_reason_is_passed_on() -> None:
 def test_every_operation_has_a_least_role_and_what_needs_none_is_known() -> None:
     roles = least_roles()
     assert {name for name, role in roles.items() if role == "none"} == OPEN_OPERATIONS
-    changing = {name: role for name, role in roles.items() if not name.startswith(("List", "Describe", "Get", "Follow", "Stream"))}
+    changing = {
+        name: role
+        for name, role in roles.items()
+        if not name.startswith(("List", "Describe", "Get", "Follow", "Stream"))
+    }
     assert {name for name, role in changing.items() if role == "viewer"} == set()
-    assert (roles["ListFleets"], roles["StopTrainingJob"], roles["RevokeToken"], roles["ListTokens"]) == ("viewer", "submitter", "admin", "admin")
+    assert (roles["ListFleets"], roles["StopTrainingJob"], roles["RevokeToken"], roles["ListTokens"]) == (
+        "viewer",
+        "submitter",
+        "admin",
+        "admin",
+    )
     assert Admin is not Reader

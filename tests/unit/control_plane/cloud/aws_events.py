@@ -9,7 +9,13 @@ NODE = "i-1234567890abcdef0"
 TIME = "2026-03-01T12:00:00Z"
 
 
-def envelope(detail_type: str, detail: dict[str, Any], *, source: str = "aws.ec2", event_id: str = "12345678-1234-1234-1234-123456789012") -> str:
+def envelope(
+    detail_type: str,
+    detail: dict[str, Any],
+    *,
+    source: str = "aws.ec2",
+    event_id: str = "12345678-1234-1234-1234-123456789012",
+) -> str:
     body = {
         "version": "0",
         "id": event_id,
@@ -25,7 +31,9 @@ def envelope(detail_type: str, detail: dict[str, Any], *, source: str = "aws.ec2
 
 
 def spot(node: str = NODE, **more: str) -> str:
-    return envelope("EC2 Spot Instance Interruption Warning", {"instance-id": node, "instance-action": "terminate"}, **more)
+    return envelope(
+        "EC2 Spot Instance Interruption Warning", {"instance-id": node, "instance-action": "terminate"}, **more
+    )
 
 
 def rebalance(node: str = NODE, **more: str) -> str:
@@ -87,7 +95,9 @@ def health(category: str = "scheduledChange") -> str:
         "eventTypeCode": "AWS_EC2_PERSISTENT_INSTANCE_RETIREMENT_SCHEDULED",
         "eventTypeCategory": category,
         "startTime": "Sat, 05 Jun 2026 15:10:09 GMT",
-        "eventDescription": [{"language": "en_US", "latestDescription": "A description of the event will be provided here"}],
+        "eventDescription": [
+            {"language": "en_US", "latestDescription": "A description of the event will be provided here"}
+        ],
         "affectedEntities": [{"entityValue": NODE, "tags": {}}],
     }
     return envelope("AWS Health Event", detail, source="aws.health")

@@ -28,8 +28,12 @@ def operator() -> AwsOperator:
 
 
 def test_scheduled_events_that_are_over_are_left_out(operator: AwsOperator) -> None:
-    over = [{**RETIREMENT, "Description": f"[{word}] {RETIREMENT['Description']}"} for word in ("Completed", "Canceled")]
-    answer = {"InstanceStatuses": [{"InstanceId": NODE, "Events": [RETIREMENT, *over]}, {"InstanceId": OTHER, "Events": over}]}
+    over = [
+        {**RETIREMENT, "Description": f"[{word}] {RETIREMENT['Description']}"} for word in ("Completed", "Canceled")
+    ]
+    answer = {
+        "InstanceStatuses": [{"InstanceId": NODE, "Events": [RETIREMENT, *over]}, {"InstanceId": OTHER, "Events": over}]
+    }
     with Stubber(operator._ec2) as stub:
         stub.add_response("describe_instance_status", answer, {"InstanceIds": ANY, "IncludeAllInstances": True})
         found = operator.statuses([NODE, OTHER])
@@ -44,9 +48,16 @@ def test_scheduled_events_that_are_over_are_left_out(operator: AwsOperator) -> N
 
 def test_only_a_check_that_is_impaired_has_failed(operator: AwsOperator) -> None:
     words = {NODE: ("impaired", "initializing"), OTHER: ("insufficient-data", "ok")}
-    statuses = [{"InstanceId": id, "SystemStatus": {"Status": system}, "InstanceStatus": {"Status": own}} for id, (system, own) in words.items()]
+    statuses = [
+        {"InstanceId": id, "SystemStatus": {"Status": system}, "InstanceStatus": {"Status": own}}
+        for id, (system, own) in words.items()
+    ]
     with Stubber(operator._ec2) as stub:
-        stub.add_response("describe_instance_status", {"InstanceStatuses": statuses}, {"InstanceIds": ANY, "IncludeAllInstances": True})
+        stub.add_response(
+            "describe_instance_status",
+            {"InstanceStatuses": statuses},
+            {"InstanceIds": ANY, "IncludeAllInstances": True},
+        )
         assert operator.statuses([NODE, OTHER]) == {NODE: InstanceStatus(failed_checks=("system",))}
 
 
@@ -67,7 +78,12 @@ def test_instances_that_ec2_has_forgotten_cost_the_others_nothing(operator: AwsO
 
 def test_network_nodes_are_told_nearest_last_and_unknown_ones_are_left_out(operator: AwsOperator) -> None:
     network = ["nn-1111111111example", "nn-2222222222example", "nn-3333333333example"]
-    answer = {"Instances": [{"InstanceId": NODE, "InstanceType": "p4d.24xlarge", "NetworkNodes": network}, {"InstanceId": OTHER}]}
+    answer = {
+        "Instances": [
+            {"InstanceId": NODE, "InstanceType": "p4d.24xlarge", "NetworkNodes": network},
+            {"InstanceId": OTHER},
+        ]
+    }
     with Stubber(operator._ec2) as stub:
         stub.add_response("describe_instance_topology", answer, {"InstanceIds": sorted([NODE, OTHER])})
         assert operator.network_nodes([NODE, OTHER]) == {NODE: tuple(network)}
@@ -96,8 +112,15 @@ def test_a_launch_that_aws_cancelled_for_a_cause_has_failed(operator: AwsOperato
         for number, (code, message) in enumerate(told)
     ]
     with Stubber(operator._auto_scaling) as stub:
-        stub.add_response("describe_scaling_activities", {"Activities": activities}, {"AutoScalingGroupName": "group", "MaxRecords": 100})
-        assert [failure.message for failure in operator.recent_launch_failures("group")] == ["no Spot capacity", "no capacity"]
+        stub.add_response(
+            "describe_scaling_activities",
+            {"Activities": activities},
+            {"AutoScalingGroupName": "group", "MaxRecords": 100},
+        )
+        assert [failure.message for failure in operator.recent_launch_failures("group")] == [
+            "no Spot capacity",
+            "no capacity",
+        ]
 
 
 def test_an_instance_type_without_topology_is_a_cloud_error(operator: AwsOperator) -> None:

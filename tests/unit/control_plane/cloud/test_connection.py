@@ -5,13 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError, NoCredentialsError, ParamValidationError
+from botocore.exceptions import (
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    ParamValidationError,
+)
 from botocore.parsers import ResponseParserError
 from botocore.stub import Stubber
 
 from control_plane.cloud import errors
 from control_plane.cloud.aws import AwsOperator, _failures_since_success
-from control_plane.cloud.connection import CloudIdentity, CloudMode, CloudSettings, Connection, from_client_error, translated
+from control_plane.cloud.connection import (
+    CloudIdentity,
+    CloudMode,
+    CloudSettings,
+    Connection,
+    from_client_error,
+    translated,
+)
 from control_plane.cloud.errors import (
     AccessDenied,
     CapacityError,
@@ -26,7 +39,10 @@ from control_plane.cloud.errors import (
 
 
 def said(code: str, message: str = "words of AWS", status: int = 400) -> ClientError:
-    return ClientError({"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}, "SetDesiredCapacity")
+    return ClientError(
+        {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}},
+        "SetDesiredCapacity",
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +100,12 @@ def test_a_programmers_error_is_not_translated() -> None:
 
 def test_what_may_be_repeated_is_a_property_of_the_type() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CloudError)]
-    assert {kind.__name__ for kind in kinds if kind.retryable} == {"Throttled", "CloudUnavailable", "ResourceContended", "CapacityError"}
+    assert {kind.__name__ for kind in kinds if kind.retryable} == {
+        "Throttled",
+        "CloudUnavailable",
+        "ResourceContended",
+        "CapacityError",
+    }
     drawn = errors.__doc__ or ""
     assert all(kind.__name__ in drawn for kind in kinds)
     for line in drawn.splitlines():
@@ -131,7 +152,9 @@ def test_hooks_and_policies_are_read_now_and_then_and_the_group_always(connectio
             now = 4.9
         stub.assert_no_pending_responses()
         now = 5.1
-        stub.add_response("describe_auto_scaling_groups", {"AutoScalingGroups": [{**GROUP, "Status": "Delete in progress"}]})
+        stub.add_response(
+            "describe_auto_scaling_groups", {"AutoScalingGroups": [{**GROUP, "Status": "Delete in progress"}]}
+        )
         stub.add_response("describe_lifecycle_hooks", {"LifecycleHooks": []})
         stub.add_response("describe_policies", {"ScalingPolicies": [{"PolicyName": "cpu"}]})
         group = operator.describe_group("g")
@@ -139,7 +162,9 @@ def test_hooks_and_policies_are_read_now_and_then_and_the_group_always(connectio
         stub.assert_no_pending_responses()
 
 
-def test_a_group_is_described_without_its_launch_template(connection: Connection, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_group_is_described_without_its_launch_template(
+    connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
     now = 0.0
     operator = AwsOperator(connection, monotonic=lambda: now)
     template = {"LaunchTemplateId": "lt-1", "LaunchTemplateName": "gpus", "Version": "7"}
@@ -155,10 +180,17 @@ def test_a_group_is_described_without_its_launch_template(connection: Connection
     with Stubber(connection.client("autoscaling")) as stub, Stubber(connection.client("ec2")) as ec2:
 
         def describe() -> str:
-            stub.add_response("describe_auto_scaling_groups", {"AutoScalingGroups": [{**GROUP, "LaunchTemplate": template, "Instances": found}]})
+            stub.add_response(
+                "describe_auto_scaling_groups",
+                {"AutoScalingGroups": [{**GROUP, "LaunchTemplate": template, "Instances": found}]},
+            )
             stub.add_response("describe_lifecycle_hooks", {"LifecycleHooks": []})
             stub.add_response("describe_policies", {"ScalingPolicies": []})
-            ec2.add_client_error("describe_launch_template_versions", "InvalidLaunchTemplateId.VersionNotFound", "Could not find version 7")
+            ec2.add_client_error(
+                "describe_launch_template_versions",
+                "InvalidLaunchTemplateId.VersionNotFound",
+                "Could not find version 7",
+            )
             return operator.describe_group("g").instance_type
 
         assert describe() == "p5.48xlarge", "its members say so"
@@ -174,7 +206,9 @@ def test_a_tag_that_is_taken_away_is_noticed(connection: Connection) -> None:
     operator = AwsOperator(connection, monotonic=lambda: 0.0)
     with Stubber(connection.client("autoscaling")) as stub:
         stub.add_response("describe_auto_scaling_groups", {"AutoScalingGroups": [GROUP]})
-        stub.add_response("set_desired_capacity", {}, {"AutoScalingGroupName": "g", "DesiredCapacity": 2, "HonorCooldown": False})
+        stub.add_response(
+            "set_desired_capacity", {}, {"AutoScalingGroupName": "g", "DesiredCapacity": 2, "HonorCooldown": False}
+        )
         operator.set_desired("g", 2)
         for _ in range(2):
             stub.add_response("describe_auto_scaling_groups", {"AutoScalingGroups": [{**GROUP, "Tags": []}]})
@@ -195,7 +229,11 @@ def test_many_instances_are_asked_for_in_pieces(connection: Connection) -> None:
     ids = [f"i-{number:05d}" for number in range(250)]
     with Stubber(connection.client("ec2")) as stub:
         for start in (0, 200):
-            stub.add_response("describe_instances", {"Reservations": []}, {"Filters": [{"Name": "instance-id", "Values": ids[start : start + 200]}]})
+            stub.add_response(
+                "describe_instances",
+                {"Reservations": []},
+                {"Filters": [{"Name": "instance-id", "Values": ids[start : start + 200]}]},
+            )
         found = operator.describe_instances(ids)  # type: ignore[arg-type]
         stub.assert_no_pending_responses()
     assert len(found) == 250
@@ -205,7 +243,9 @@ def test_a_hook_that_holds_nobody_is_fine_and_other_refusals_are_not(connection:
     operator = AwsOperator(connection)
     with Stubber(connection.client("autoscaling")) as stub:
         stub.add_response("describe_auto_scaling_groups", {"AutoScalingGroups": [GROUP]})
-        stub.add_client_error("complete_lifecycle_action", "ValidationError", "No active Lifecycle Action found with instance ID i-1")
+        stub.add_client_error(
+            "complete_lifecycle_action", "ValidationError", "No active Lifecycle Action found with instance ID i-1"
+        )
         operator.complete_termination("g", "h", "i-1")  # type: ignore[arg-type]
         stub.add_client_error("complete_lifecycle_action", "ValidationError", "something else")
         with pytest.raises(InvalidRequest, match="something else"):
@@ -228,4 +268,7 @@ def test_only_launches_count_as_failures_and_success_ends_them() -> None:
         activity("Launching a new EC2 instance: i-1", "Successful"),
         activity("Launching a new EC2 instance", "Failed", "before the success"),
     ]
-    assert [failure.message for failure in _failures_since_success(activities)] == ["newest", "Launching a new EC2 instance"]
+    assert [failure.message for failure in _failures_since_success(activities)] == [
+        "newest",
+        "Launching a new EC2 instance",
+    ]

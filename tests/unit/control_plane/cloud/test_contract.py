@@ -12,7 +12,11 @@ from control_plane.cloud.operator import FLEET_TAG, GroupState, LaunchTemplateRe
 from everstep.protocol.ids import NodeId
 
 MEMBER = MemberState(
-    instance_id=NodeId("i-1"), lifecycle_state="InService", health_status="Healthy", is_protected=True, availability_zone="us-east-1a"
+    instance_id=NodeId("i-1"),
+    lifecycle_state="InService",
+    health_status="Healthy",
+    is_protected=True,
+    availability_zone="us-east-1a",
 )
 FITS = GroupState(
     name="g",
@@ -53,7 +57,10 @@ def test_a_group_that_fits_has_no_drift() -> None:
         ({"hooks": ()}, "no terminating lifecycle hook"),
         ({"hooks": (replace(TERMINATION_HOOK, transition=LAUNCHING_TRANSITION),)}, "no terminating lifecycle hook"),
         ({"hooks": (LONG_HOOK,)}, "slow of g waits up to 61 s; the contract allows 60 s"),
-        *[({"suspended_processes": SUSPENDED_PROCESSES - {process}}, f"does not suspend {process}:") for process in sorted(SUSPENDED_PROCESSES)],
+        *[
+            ({"suspended_processes": SUSPENDED_PROCESSES - {process}}, f"does not suspend {process}:")
+            for process in sorted(SUSPENDED_PROCESSES)
+        ],
     ],
 )
 def test_each_difference_is_one_sentence_that_names_the_group(change: dict[str, object], words: str) -> None:
@@ -79,7 +86,12 @@ def test_a_member_that_leaves_needs_no_protection() -> None:
             "AZRebalance, AddToLoadBalancer",
             "AZRebalance, AddToLoadBalancer, AlarmNotification, InstanceRefresh, ReplaceUnhealthy, ScheduledActions",
         ),
-        ({"hooks": ()}, "LifecycleHooks.everstep-termination", None, "autoscaling:EC2_INSTANCE_TERMINATING, 60 s, then CONTINUE"),
+        (
+            {"hooks": ()},
+            "LifecycleHooks.everstep-termination",
+            None,
+            "autoscaling:EC2_INSTANCE_TERMINATING, 60 s, then CONTINUE",
+        ),
         ({"hooks": (LONG_HOOK,)}, "LifecycleHooks.slow.HeartbeatTimeout", "61 s", "60 s"),
     ],
 )
@@ -107,6 +119,13 @@ def test_what_only_its_owner_may_change_is_checked_and_no_change(change, setting
 
 
 def test_everything_at_once_is_told_in_a_fixed_order() -> None:
-    worst = replace(FITS, availability_zones=(), scaling_policies=("a",), new_instances_protected=False, suspended_processes=frozenset(), hooks=())
+    worst = replace(
+        FITS,
+        availability_zones=(),
+        scaling_policies=("a",),
+        new_instances_protected=False,
+        suspended_processes=frozenset(),
+        hooks=(),
+    )
     assert len(drift(worst)) == 5
     assert drift(worst) == drift(worst)

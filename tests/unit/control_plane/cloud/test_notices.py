@@ -20,7 +20,11 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 def test_a_spot_interruption_comes_two_minutes_after_its_warning():
     event = parse(aws_events.spot())
     assert event is not None
-    assert (event.kind, event.instance_ids, event.ends_at) == (NoticeKind.SPOT_INTERRUPTION, (NODE,), NOON.replace(minute=2))
+    assert (event.kind, event.instance_ids, event.ends_at) == (
+        NoticeKind.SPOT_INTERRUPTION,
+        (NODE,),
+        NOON.replace(minute=2),
+    )
     assert event.message == "EC2 Spot Instance Interruption Warning at 2026-03-01 12:02:00 UTC"
     assert event.event_id == "12345678-1234-1234-1234-123456789012"
 
@@ -34,13 +38,23 @@ def test_a_rebalance_recommendation_has_no_time():
 def test_instances_of_a_capacity_block_go_half_an_hour_before_its_end():
     event = parse(aws_events.block_end())
     assert event is not None
-    assert (event.kind, event.instance_ids, event.capacity_reservation_id) == (NoticeKind.CAPACITY_BLOCK_END, (), "cr-1")
+    assert (event.kind, event.instance_ids, event.capacity_reservation_id) == (
+        NoticeKind.CAPACITY_BLOCK_END,
+        (),
+        "cr-1",
+    )
     assert event.ends_at == NOON.replace(minute=10)
     assert event.event_id == "cr-1-approaching-expiry"
 
 
 @pytest.mark.parametrize(
-    "body", [aws_events.state_change(), aws_events.lifecycle(), aws_events.lifecycle("launch"), aws_events.scaling("Terminate", "Successful", NODE)]
+    "body",
+    [
+        aws_events.state_change(),
+        aws_events.lifecycle(),
+        aws_events.lifecycle("launch"),
+        aws_events.scaling("Terminate", "Successful", NODE),
+    ],
 )
 def test_what_can_be_asked_for_is_a_hint_about_an_instance(body):
     event = parse(body)
@@ -88,12 +102,19 @@ def test_malformed_messages_say_what_is_wrong(body, words):
         parse(body)
 
 
-JSON = st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
 
 
 @given(st.data())
 def test_no_message_raises_anything_else(data):
-    event = json.loads(data.draw(st.sampled_from([aws_events.spot(), aws_events.block_end(), aws_events.health(), aws_events.lifecycle()])))
+    event = json.loads(
+        data.draw(
+            st.sampled_from([aws_events.spot(), aws_events.block_end(), aws_events.health(), aws_events.lifecycle()])
+        )
+    )
     where = data.draw(st.sampled_from([event, event["detail"]]))
     where[data.draw(st.sampled_from(sorted(where)))] = data.draw(JSON)
     with contextlib.suppress(MalformedEvent):

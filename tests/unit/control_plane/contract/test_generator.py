@@ -21,19 +21,40 @@ from control_plane.core.checkpoints import CheckpointStatus, Verification
 from control_plane.core.observed.drills import DrillKind, DrillState
 from control_plane.core.observed.fleets import Hold, NodeRequest
 from control_plane.core.observed.nodes import Cause, Remedy
-from control_plane.core.states import FleetStatus, IncidentPhase, JobState, NodeState, ProtectionState, SecondaryStatus, TrainingJobStatus
+from control_plane.core.states import (
+    FleetStatus,
+    IncidentPhase,
+    JobState,
+    NodeState,
+    ProtectionState,
+    SecondaryStatus,
+    TrainingJobStatus,
+)
 
 Json = dict[str, Any]
 
 
 def answer(schema: Json | None = None, media_type: str = "application/json") -> Json:
-    return {"200": {"description": "", "content": {media_type: {"schema": schema or {"$ref": "#/components/schemas/Thing"}}}}}
+    return {
+        "200": {
+            "description": "",
+            "content": {media_type: {"schema": schema or {"$ref": "#/components/schemas/Thing"}}},
+        }
+    }
 
 
-def document(thing: Json | None = None, *, parameters: tuple[Json, ...] = (), body: Json | None = None, **more: Json) -> Json:
+def document(
+    thing: Json | None = None, *, parameters: tuple[Json, ...] = (), body: Json | None = None, **more: Json
+) -> Json:
     """A document with the one operation DescribeThing, that answers a Thing with these fields."""
     fields = thing or {"Name": {"type": "string"}}
-    described = {"type": "object", "properties": fields, "required": sorted(fields), "description": "A thing.", "additionalProperties": False}
+    described = {
+        "type": "object",
+        "properties": fields,
+        "required": sorted(fields),
+        "description": "A thing.",
+        "additionalProperties": False,
+    }
     operation: Json = {
         "operationId": "DescribeThing",
         "tags": ["Things"],
@@ -42,10 +63,19 @@ def document(thing: Json | None = None, *, parameters: tuple[Json, ...] = (), bo
         "responses": answer(),
     }
     if body is not None:
-        operation["requestBody"] = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/DescribeThingRequest"}}}}
+        operation["requestBody"] = {
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/DescribeThingRequest"}}}
+        }
         more["DescribeThingRequest"] = {"type": "object", "properties": body, "description": "Which."}
-    said = {"type": "object", "properties": {"Field": {"type": "string"}, "Message": {"type": "string"}}, "description": "Wrong."}
-    return {"paths": {"/v1/things": {"get": operation}}, "components": {"schemas": {"Thing": described, "FieldError": said, **more}}}
+    said = {
+        "type": "object",
+        "properties": {"Field": {"type": "string"}, "Message": {"type": "string"}},
+        "description": "Wrong.",
+    }
+    return {
+        "paths": {"/v1/things": {"get": operation}},
+        "components": {"schemas": {"Thing": described, "FieldError": said, **more}},
+    }
 
 
 def shape_of(field: Json, **more: Json) -> Json:
@@ -58,7 +88,10 @@ def shape_of(field: Json, **more: Json) -> Json:
     ("schema", "shape"),
     [
         ({"type": "string"}, {"type": "string"}),
-        ({"type": "string", "minLength": 1, "maxLength": 9, "pattern": "^a$"}, {"type": "string", "min": 1, "max": 9, "pattern": "^a$"}),
+        (
+            {"type": "string", "minLength": 1, "maxLength": 9, "pattern": "^a$"},
+            {"type": "string", "min": 1, "max": 9, "pattern": "^a$"},
+        ),
         ({"type": "string", "enum": ["a", "b"]}, {"type": "string", "enum": ["a", "b"]}),
         ({"type": "string", "const": "a"}, {"type": "string", "enum": ["a"]}),
         ({"type": "integer", "minimum": 0.0, "maximum": 5.0}, {"type": "integer", "min": 0, "max": 5}),
@@ -67,7 +100,10 @@ def shape_of(field: Json, **more: Json) -> Json:
         ({"type": "number", "minimum": 0.5}, {"type": "double", "min": 0.5}),
         ({"type": "number", "format": "epoch-seconds"}, {"type": "timestamp"}),
         ({"type": "boolean"}, {"type": "boolean"}),
-        ({"type": "array", "items": {"type": "string"}, "maxItems": 3}, {"type": "list", "member": {"shape": "String"}, "max": 3}),
+        (
+            {"type": "array", "items": {"type": "string"}, "maxItems": 3},
+            {"type": "list", "member": {"shape": "String"}, "max": 3},
+        ),
         (
             {"type": "object", "additionalProperties": {"type": "number"}, "maxProperties": 2},
             {"type": "map", "key": {"shape": "String"}, "value": {"shape": "Double"}, "max": 2},
@@ -122,8 +158,14 @@ def test_what_no_log_may_show_is_said_of_its_shape():
 @pytest.mark.parametrize(
     ("parameter", "words"),
     [
-        ({"name": "X", "in": "header", "schema": {"type": "string"}}, "DescribeThing.X: a parameter is part of the path or of the query"),
-        ({"name": "Token", "in": "query", "schema": {"type": "string"}}, "DescribeThing: Token is both a parameter and a field of the body"),
+        (
+            {"name": "X", "in": "header", "schema": {"type": "string"}},
+            "DescribeThing.X: a parameter is part of the path or of the query",
+        ),
+        (
+            {"name": "Token", "in": "query", "schema": {"type": "string"}},
+            "DescribeThing: Token is both a parameter and a field of the body",
+        ),
     ],
 )
 def test_a_request_that_no_client_could_make_is_refused(parameter, words):
@@ -133,14 +175,20 @@ def test_a_request_that_no_client_could_make_is_refused(parameter, words):
 
 def test_a_body_is_named_after_its_operation():
     wrong = document(body={"Token": {"type": "string"}})
-    wrong["paths"]["/v1/things"]["get"]["requestBody"]["content"]["application/json"]["schema"]["$ref"] = "#/components/schemas/Thing"
+    wrong["paths"]["/v1/things"]["get"]["requestBody"]["content"]["application/json"]["schema"]["$ref"] = (
+        "#/components/schemas/Thing"
+    )
     with pytest.raises(ContractError, match="its body is Thing, which should be named DescribeThingRequest"):
         service_model(wrong)
 
 
 def test_the_same_field_with_other_limits_is_another_shape():
     other = {"type": "object", "properties": {"Size": {"type": "integer", "maximum": 9}}, "description": "Another."}
-    model = service_model(document({"Size": {"type": "integer", "maximum": 5}, "Other": {"$ref": "#/components/schemas/Other"}}, Other=other))
+    model = service_model(
+        document(
+            {"Size": {"type": "integer", "maximum": 5}, "Other": {"$ref": "#/components/schemas/Other"}}, Other=other
+        )
+    )
     sizes = {model["shapes"][name]["members"]["Size"]["shape"] for name in ("Thing", "Other")}
     assert sorted(model["shapes"][size]["max"] for size in sizes) == [5, 9]
 
@@ -155,7 +203,9 @@ def test_errors_are_typed_and_say_whether_to_try_again():
 
 
 def paged(output: Json, *names: str) -> Json:
-    return document(output, parameters=tuple({"name": name, "in": "query", "schema": {"type": "string"}} for name in names))
+    return document(
+        output, parameters=tuple({"name": name, "in": "query", "schema": {"type": "string"}} for name in names)
+    )
 
 
 LIST = {"type": "array", "items": {"type": "string"}}
@@ -163,7 +213,12 @@ LIST = {"type": "array", "items": {"type": "string"}}
 
 def test_what_takes_a_token_is_paged():
     model = service_model(paged({"Things": LIST, "NextToken": {"type": "string"}}, "NextToken", "MaxResults"))
-    expected = {"input_token": "NextToken", "output_token": "NextToken", "limit_key": "MaxResults", "result_key": "Things"}
+    expected = {
+        "input_token": "NextToken",
+        "output_token": "NextToken",
+        "limit_key": "MaxResults",
+        "result_key": "Things",
+    }
     assert paginators(model) == {"pagination": {"DescribeThing": expected}}
     assert paginators(service_model(document())) == {"pagination": {}}
 
@@ -191,7 +246,13 @@ def test_half_a_page_is_refused(output, names):
             {"operation": "DescribeThing", "acceptors": [{"argument": "Status", "expected": "ready"}]},
             "waits for Status to be 'ready', which it never is",
         ),
-        ({"operation": "DescribeThing", "acceptors": [{"argument": "Name == 'a' && Status == 'ready'", "expected": True}]}, "to be 'ready'"),
+        (
+            {
+                "operation": "DescribeThing",
+                "acceptors": [{"argument": "Name == 'a' && Status == 'ready'", "expected": True}],
+            },
+            "to be 'ready'",
+        ),
     ],
 )
 def test_a_waiter_for_what_is_not_there_is_refused(waiter, words):
@@ -207,7 +268,9 @@ def test_types_for_people_and_programs():
         "Sizes": {"type": "object", "additionalProperties": {"type": "integer"}},
         "Maybe": LIST,
     }
-    described = document(thing, parameters=({"name": "Id", "in": "query", "required": True, "schema": {"type": "string"}},))
+    described = document(
+        thing, parameters=({"name": "Id", "in": "query", "required": True, "schema": {"type": "string"}},)
+    )
     described["components"]["schemas"]["Thing"]["required"] = ["Name", "At", "Sizes"]
     model = service_model(described)
     stub = stubs(model, {"pagination": {}}, {"waiters": {}})
@@ -216,7 +279,13 @@ def test_types_for_people_and_programs():
         assert f"    {line}\n" in stub
     compile(stub, "service.pyi", "exec")
     script = typescript(model)
-    for line in ("/** Its * / name. */", "Name: 'a' | 'b'", "At: Timestamp", "Sizes: Record<string, number>", "Maybe?: string[]"):
+    for line in (
+        "/** Its * / name. */",
+        "Name: 'a' | 'b'",
+        "At: Timestamp",
+        "Sizes: Record<string, number>",
+        "Maybe?: string[]",
+    ):
         assert f"  {line}\n" in script
     assert "DescribeThing: { method: 'GET', path: '/v1/things', query: ['Id'] }" in script
     reference = pages(described, model, {"pagination": {}}, {"waiters": {}})
@@ -273,7 +342,9 @@ def test_every_status_is_an_enumeration_of_the_cores_words():
         for field, member in shape.get("members", {}).items()
         if not shape.get("exception")
     }
-    assert {where: told[where] for where in STATUSES} == {where: [each.value for each in kind] for where, kind in STATUSES.items()}
+    assert {where: told[where] for where in STATUSES} == {
+        where: [each.value for each in kind] for where, kind in STATUSES.items()
+    }
     named = [where for where in told if where.endswith(("Status", "State", ".Phase", ".Cause"))]
     assert [where for where in named if told[where] is None and where not in PLAIN] == []
 

@@ -24,7 +24,11 @@ def record(state: JobState = JobState.RUNNING, **changes: object) -> JobRecord:
 
 
 def follow(
-    job: JobRecord, before: IncidentRecord | None, *after: IncidentRecord, seemed: Bucket = Bucket.TRAIN, stalled_since: float | None = None
+    job: JobRecord,
+    before: IncidentRecord | None,
+    *after: IncidentRecord,
+    seemed: Bucket = Bucket.TRAIN,
+    stalled_since: float | None = None,
 ) -> JobRecord:
     return accounting.follow(job, before, after, seemed=seemed, stalled_since=stalled_since)
 
@@ -48,7 +52,12 @@ def test_every_second_is_in_one_bucket() -> None:
         (200, JobState.STOPPING, 9),
         (207, JobState.STOPPED, 9),
     ):
-        job = replace(accounting.charge(job, now, gap_seconds=100), state=state, boundary=Step(boundary), max_boundary=Step(boundary))
+        job = replace(
+            accounting.charge(job, now, gap_seconds=100),
+            state=state,
+            boundary=Step(boundary),
+            max_boundary=Step(boundary),
+        )
     assert in_seconds(job) == {"queue": 10, "provision": 15, "start": 17, "train": 58, "stopping": 7}
     assert accounting.charge(job, 300, gap_seconds=100) is job
 
@@ -85,7 +94,9 @@ def test_the_time_before_detection_moves_out_of_what_seemed_to_go_on() -> None:
     again = follow(accounting.charge(record(), 110, gap_seconds=10), None, reworking)
     again = accounting.charge(replace(again, incident=reworking), 210, gap_seconds=1000)
     second = replace(opened(210.0, 206.0), id="another")
-    spent = in_seconds(follow(again, reworking, replace(reworking, state=IncidentState.CLOSED, closed_at=206.0), second))
+    spent = in_seconds(
+        follow(again, reworking, replace(reworking, state=IncidentState.CLOSED, closed_at=206.0), second)
+    )
     assert {name: spent[name] for name in ("train", "rework", "detect")} == {"train": 5, "rework": 96, "detect": 9}
     launching = accounting.charge(record(JobState.LOADING, boundary=Step(0), max_boundary=Step(0)), 105, gap_seconds=10)
     assert in_seconds(follow(launching, None, opened(105.0, 103.0), seemed=Bucket.START)) == {"start": 3, "detect": 2}
@@ -95,14 +106,26 @@ def test_the_detection_of_a_hang_is_no_stall() -> None:
     job = accounting.charge(record(), 160, gap_seconds=100)
     job = accounting.charge(job, 200, gap_seconds=100, is_stalled=True)
     assert in_seconds(job) == {"train": 60, "stall": 40}
-    assert in_seconds(follow(job, None, opened(200.0, 150.0), stalled_since=160.0)) == {"train": 50, "stall": 0, "detect": 50}
+    assert in_seconds(follow(job, None, opened(200.0, 150.0), stalled_since=160.0)) == {
+        "train": 50,
+        "stall": 0,
+        "detect": 50,
+    }
     passed = replace(job, microseconds={"train": 60_000_000, "stall": 40_000_000})
-    assert in_seconds(follow(passed, None, opened(200.0, 150.0), stalled_since=190.0)) == {"train": 20, "stall": 30, "detect": 50}
+    assert in_seconds(follow(passed, None, opened(200.0, 150.0), stalled_since=190.0)) == {
+        "train": 20,
+        "stall": 30,
+        "detect": 50,
+    }
 
 
 def test_a_second_failure_makes_the_phases_of_the_first_attempt_void() -> None:
     restoring = replace(opened(105.0, 100.0), state=IncidentState.RESTORING, replaced_at=110.0)
-    job = record(incident=restoring, accounted_until=120.0, microseconds={"detect": 5_000_000, "replace": 5_000_000, "restore": 10_000_000})
+    job = record(
+        incident=restoring,
+        accounted_until=120.0,
+        microseconds={"detect": 5_000_000, "replace": 5_000_000, "restore": 10_000_000},
+    )
     again = replace(restoring, state=IncidentState.REPLACING, replaced_at=None)
     assert in_seconds(follow(job, restoring, again)) == {"detect": 5, "replace": 15, "restore": 0}
 
@@ -190,12 +213,20 @@ def test_a_step_is_dated_by_the_ranks_own_stamps(
 def test_an_open_incident_costs_on_between_two_passes() -> None:
     job = accounting.charge(record(node_count=4), 200, gap_seconds=10, node_count=3)
     incident = replace(opened(200.0, 195.0), node_microseconds_before=job.node_microseconds - 4 * 5_000_000)
-    assert accounting.idle_so_far(incident, job, 200.0) == accounting.idle_node_microseconds(incident, job) == 4 * 5 * 1_000_000
+    assert (
+        accounting.idle_so_far(incident, job, 200.0)
+        == accounting.idle_node_microseconds(incident, job)
+        == 4 * 5 * 1_000_000
+    )
     assert accounting.idle_so_far(incident, job, 210.5) == (4 * 5 + 3 * 10) * 1_000_000 + 3 * 500_000
     charged = accounting.charge(job, 210.5, gap_seconds=100, node_count=3)
-    assert accounting.idle_so_far(incident, job, 210.5) == accounting.idle_node_microseconds(incident, charged), "what the next pass will store"
+    assert accounting.idle_so_far(incident, job, 210.5) == accounting.idle_node_microseconds(incident, charged), (
+        "what the next pass will store"
+    )
     assert accounting.idle_so_far(incident, job, 150.0) == 4 * 5 * 1_000_000, "a clock that stands behind"
-    assert accounting.idle_so_far(incident, replace(job, node_count=0), 300.0) == 4 * 5 * 1_000_000, "nobody works for it"
+    assert accounting.idle_so_far(incident, replace(job, node_count=0), 300.0) == 4 * 5 * 1_000_000, (
+        "nobody works for it"
+    )
 
 
 def test_incident_phases_are_buckets_too() -> None:
@@ -219,7 +250,9 @@ def test_what_is_left_takes_the_mean_pace_of_what_is_finished_whatever_failures_
     assert accounting.remaining_seconds(spent, finished=60, target=50) == 0.0
 
 
-@pytest.mark.parametrize(("train", "finished", "target"), [(0, 20, 50), (40, 0, 50), (40, -1, 50), (40, 20, -1), (40, 20, 0)])
+@pytest.mark.parametrize(
+    ("train", "finished", "target"), [(0, 20, 50), (40, 0, 50), (40, -1, 50), (40, 20, -1), (40, 20, 0)]
+)
 def test_nothing_is_estimated_before_there_is_a_pace_and_a_target(train: int, finished: int, target: int) -> None:
     assert accounting.remaining_seconds({"train": train}, finished, target) is None
 
@@ -239,10 +272,20 @@ def test_phases_are_the_intervals_between_five_moments() -> None:
     incident = incidents.moved(incident, IncidentEvent.NODES_THERE, 210.0)
     incident = replace(incident, from_step=Step(28))
     incident = incidents.moved(incident, IncidentEvent.TRAINING_AGAIN, 213.0)
-    assert incidents.phase_seconds(incident, 214.0) == {"detect_seconds": 5, "replace_seconds": 10, "restore_seconds": 3, "rework_seconds": 1}
+    assert incidents.phase_seconds(incident, 214.0) == {
+        "detect_seconds": 5,
+        "replace_seconds": 10,
+        "restore_seconds": 3,
+        "rework_seconds": 1,
+    }
     incident = incidents.moved(incident, IncidentEvent.CAUGHT_UP, 220.0)
     assert incident.state is IncidentState.CLOSED
-    assert incidents.phase_seconds(incident, 999.0) == {"detect_seconds": 5, "replace_seconds": 10, "restore_seconds": 3, "rework_seconds": 7}
+    assert incidents.phase_seconds(incident, 999.0) == {
+        "detect_seconds": 5,
+        "replace_seconds": 10,
+        "restore_seconds": 3,
+        "rework_seconds": 7,
+    }
     assert incidents.lost_steps(incident) == 2
 
 
@@ -252,7 +295,9 @@ def test_phases_add_up_when_a_job_ends_in_the_middle() -> None:
 
 
 def test_a_second_failure_measures_its_phases_anew() -> None:
-    incident = incidents.moved(incidents.moved(opened(), IncidentEvent.NODES_THERE, 210.0), IncidentEvent.FAILED_AGAIN, 215.0)
+    incident = incidents.moved(
+        incidents.moved(opened(), IncidentEvent.NODES_THERE, 210.0), IncidentEvent.FAILED_AGAIN, 215.0
+    )
     assert (incident.state, incident.replaced_at) == (IncidentState.REPLACING, None)
     assert sum(incidents.phase_seconds(incident, 220.0).values()) == 25
 

@@ -39,10 +39,17 @@ def trial(kind: str, failure: FailureRecord) -> Trial:
 
 
 def rule(
-    known: list[FailureRecord], *trials: Trial, has_spare: bool = True, older_base: int = 5, attempts: int = 3, is_sole_holder: bool = False
+    known: list[FailureRecord],
+    *trials: Trial,
+    has_spare: bool = True,
+    older_base: int = 5,
+    attempts: int = 3,
+    is_sole_holder: bool = False,
 ) -> breakers.Ruling:
     spec = replace(SPEC, max_attempts=attempts)
-    return breakers.rule(known, trials, spec, has_spare=has_spare, older_base=Step(older_base), is_sole_holder=is_sole_holder)
+    return breakers.rule(
+        known, trials, spec, has_spare=has_spare, older_base=Step(older_base), is_sole_holder=is_sole_holder
+    )
 
 
 def test_nothing_is_changed_before_max_attempts() -> None:
@@ -105,7 +112,9 @@ def test_a_trial_has_told_once_training_is_beyond_its_place() -> None:
 
 def test_failures_that_training_left_behind_are_no_loop() -> None:
     before, again = replace(failures(1)[0], max_boundary=Step(40)), replace(failures(2)[1], max_boundary=Step(60))
-    assert breakers.still_ahead([before, again], Generation(2), Step(61)) == (again,), "it is what ended this very generation"
+    assert breakers.still_ahead([before, again], Generation(2), Step(61)) == (again,), (
+        "it is what ended this very generation"
+    )
     assert breakers.still_ahead([before, again], Generation(3), Step(40)) == (before, again), "nothing new was reached"
     assert breakers.still_ahead([before, again], Generation(3), Step(41)) == (again,)
     assert breakers.still_ahead([before, again], Generation(3), Step(61)) == ()
@@ -119,7 +128,10 @@ def test_a_trial_of_another_failure_does_not_count() -> None:
 def test_a_loop_without_progress_says_since_when_and_how_many_of_the_last_were_alike() -> None:
     (error,) = failures(1)
     crashed = replace(error, exit_class=ExitClass.CRASHED, code=-11)
-    known = [replace(each, at=60.0 + number) for number, each in enumerate([error, error, crashed] * 2 + [crashed, error, error])]
+    known = [
+        replace(each, at=60.0 + number)
+        for number, each in enumerate([error, error, crashed] * 2 + [crashed, error, error])
+    ]
     over = rule(known)
     assert over.course is Course.GIVE_UP
     assert over.why.startswith("9 failures since 00:01:00 UTC without a step beyond 10, the last 2 alike: error (1)")

@@ -64,8 +64,12 @@ def test_uploads_of_an_ended_generation_make_none() -> None:
     assert due(simulation, job, reports) == ()
 
 
-def kept(step: int, *, generation: int = 1, at: float = 0.0, needed: bool = False, pinned: bool = False) -> KeptCheckpoint:
-    return KeptCheckpoint(generation=generation, step=step, completed_at=at, is_needed=needed or pinned, is_counted=not pinned)
+def kept(
+    step: int, *, generation: int = 1, at: float = 0.0, needed: bool = False, pinned: bool = False
+) -> KeptCheckpoint:
+    return KeptCheckpoint(
+        generation=generation, step=step, completed_at=at, is_needed=needed or pinned, is_counted=not pinned
+    )
 
 
 def test_what_is_beyond_a_number_goes_oldest_first() -> None:

@@ -17,7 +17,9 @@ def nodes(count: int) -> list[NodeId]:
 def by_enumeration(planned: placement.Placement, domains: dict[NodeId, str], lost: int) -> float:
     of = {node: domains.get(node, node) for held in planned.holders.values() for node in held}
     sets = list(combinations(sorted(set(of.values())), lost))
-    return sum(all({of[node] for node in held} - set(dead) for held in planned.holders.values()) for dead in sets) / len(sets)
+    return sum(
+        all({of[node] for node in held} - set(dead) for held in planned.holders.values()) for dead in sets
+    ) / len(sets)
 
 
 def test_a_domain_that_has_all_copies_is_fatal() -> None:
@@ -54,7 +56,9 @@ def test_who_is_gone_is_not_lost_again(seed: int) -> None:
     count = rng.randint(2, 10)
     gone = set(rng.sample(nodes(count), rng.randint(1, min(3, count - 1))))
     planned = placement.plan(nodes(count), rng.randint(1, min(3, count)))
-    left = placement.Placement((), {owner: tuple(node for node in held if node not in gone) for owner, held in planned.holders.items()})
+    left = placement.Placement(
+        (), {owner: tuple(node for node in held if node not in gone) for owner, held in planned.holders.items()}
+    )
     domains = {node: f"rack{rng.randrange(4)}" for node in nodes(count)} if seed % 2 else {}
     there = {domains.get(node, node) for node in nodes(count) if node not in gone}
     assert domain_loss.domain_count(left, domains) == len(there)

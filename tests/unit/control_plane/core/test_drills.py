@@ -36,14 +36,24 @@ def drill(kind: DrillKind) -> DrillObserved:
 
 
 def exit_of(rank: int, node: NodeId, at: float = NOW) -> Fault:
-    return Fault(cause=Cause.RANK_EXIT, evidence=f"rank {rank} on {node} ended", at=at, seen_on=(node,), rank=Rank(rank))
+    return Fault(
+        cause=Cause.RANK_EXIT, evidence=f"rank {rank} on {node} ended", at=at, seen_on=(node,), rank=Rank(rank)
+    )
 
 
-def reports(exit_class: ExitClass | None = ExitClass.KILLED, *, rank: int = 1, node: NodeId = STRUCK) -> dict[NodeId, MemberReport]:
+def reports(
+    exit_class: ExitClass | None = ExitClass.KILLED, *, rank: int = 1, node: NodeId = STRUCK
+) -> dict[NodeId, MemberReport]:
     """What the struck node's agent tells of one of its ranks."""
-    ended = RankExit(exit_class=exit_class, code=-9, at_seconds=NOW, boundary=Step(7)) if exit_class is not None else None
+    ended = (
+        RankExit(exit_class=exit_class, code=-9, at_seconds=NOW, boundary=Step(7)) if exit_class is not None else None
+    )
     ranks = (RankStatus(rank=Rank(rank), boundary=Step(7), exit=ended),)
-    return {node: MemberReport(job=JobName("gpt"), run=RunId("r"), generation=Generation(3), phase=MemberPhase.RUNNING, ranks=ranks)}
+    return {
+        node: MemberReport(
+            job=JobName("gpt"), run=RunId("r"), generation=Generation(3), phase=MemberPhase.RUNNING, ranks=ranks
+        )
+    }
 
 
 def opened_by(*found: Fault) -> IncidentRecord:
@@ -52,16 +62,30 @@ def opened_by(*found: Fault) -> IncidentRecord:
 
 def fault(cause: Cause, node: NodeId | None = None, *, speaks_against: NodeId | None = None) -> Fault:
     line = (
-        Implication(node_id=speaks_against, incident_id="", at=NOW, what=cause.value, evidence="", remedy=Remedy.RESTART) if speaks_against else None
+        Implication(
+            node_id=speaks_against, incident_id="", at=NOW, what=cause.value, evidence="", remedy=Remedy.RESTART
+        )
+        if speaks_against
+        else None
     )
     return Fault(cause=cause, evidence=f"{cause} of {node or speaks_against}", at=NOW, node_id=node, implicates=line)
 
 
 def failure(node: NodeId) -> FailureRecord:
-    return FailureRecord(generation=Generation(3), step=Step(7), exit_class=ExitClass.KILLED, code=-9, at=NOW, max_boundary=Step(7), node_id=node)
+    return FailureRecord(
+        generation=Generation(3),
+        step=Step(7),
+        exit_class=ExitClass.KILLED,
+        code=-9,
+        at=NOW,
+        max_boundary=Step(7),
+        node_id=node,
+    )
 
 
-def causes(kind: DrillKind, *found: Fault, generation: int = 3, told: dict[NodeId, MemberReport] | None = None) -> list[Cause]:
+def causes(
+    kind: DrillKind, *found: Fault, generation: int = 3, told: dict[NodeId, MemberReport] | None = None
+) -> list[Cause]:
     return [each.cause for each in drills.attributed(drill(kind), generation, found, reports=told or {})[0]]
 
 
@@ -93,7 +117,9 @@ def test_what_follows_from_a_drill_is_the_drills(kind: DrillKind, found: tuple[F
         pytest.param(exit_of(0, OTHER), reports(), True, id="one that ended for want of it and is heard first"),
         pytest.param(exit_of(0, OTHER), {}, False, id="another one, and nothing is heard of the struck one yet"),
         pytest.param(exit_of(0, OTHER), reports(None), False, id="another one, and the struck one runs"),
-        pytest.param(exit_of(0, OTHER), reports(ExitClass.HALTED), False, id="another one, for which the struck one was halted"),
+        pytest.param(
+            exit_of(0, OTHER), reports(ExitClass.HALTED), False, id="another one, for which the struck one was halted"
+        ),
         pytest.param(exit_of(0, OTHER, NOW - 2), reports(), False, id="one that had ended before"),
         pytest.param(exit_of(2, STRUCK), reports(rank=2), False, id="another rank of its node"),
         pytest.param(exit_of(2, STRUCK, NOW - 2), reports(), False, id="another rank of its node, before"),
@@ -113,8 +139,12 @@ def test_an_exit_is_the_drills_once_the_rank_that_it_killed_is_known_to_have_end
 def test_an_incident_of_another_ranks_exit_is_told_as_the_drills_once_the_struck_rank_is_heard() -> None:
     killed = drill(DrillKind.KILL_RANK)
     struck, _ = drills.attributed(killed, 3, (exit_of(1, STRUCK),), reports=reports())
-    assert incidents.with_faults(drills.recast(killed, opened_by(exit_of(0, OTHER)), struck), struck).cause is Cause.DRILL
-    assert drills.recast(killed, opened_by(exit_of(0, OTHER, NOW - 2)), struck).cause is Cause.RANK_EXIT, "it had ended before the drill struck"
+    assert (
+        incidents.with_faults(drills.recast(killed, opened_by(exit_of(0, OTHER)), struck), struck).cause is Cause.DRILL
+    )
+    assert drills.recast(killed, opened_by(exit_of(0, OTHER, NOW - 2)), struck).cause is Cause.RANK_EXIT, (
+        "it had ended before the drill struck"
+    )
 
 
 def test_members_that_cannot_reach_the_struck_coordinator_say_what_the_drill_did_before_aws_does() -> None:
@@ -123,7 +153,9 @@ def test_members_that_cannot_reach_the_struck_coordinator_say_what_the_drill_did
     assert causes(DrillKind.KILL_AGENT, cut_off) == [Cause.DRILL, Cause.DRILL]
     assert causes(DrillKind.KILL_RANK, cut_off) == [Cause.AGENT_LOST]
     assert causes(DrillKind.TERMINATE_INSTANCE, replace(cut_off, unreached=OTHER)) == [Cause.AGENT_LOST]
-    assert causes(DrillKind.TERMINATE_INSTANCE, cut_off, generation=4) == [Cause.AGENT_LOST], "another one is coordinator since"
+    assert causes(DrillKind.TERMINATE_INSTANCE, cut_off, generation=4) == [Cause.AGENT_LOST], (
+        "another one is coordinator since"
+    )
     of_instance = drill(DrillKind.TERMINATE_INSTANCE)
     incident = opened_by(*drills.attributed(of_instance, 3, (cut_off,))[0])
     lost, _ = drills.attributed(of_instance, 3, (fault(Cause.INSTANCE_TERMINATED, STRUCK),))
@@ -150,28 +182,45 @@ def test_of_a_later_generation_only_the_end_of_the_instance_is_the_drills() -> N
     lost = fault(Cause.NODE_UNREACHABLE, STRUCK)
     assert causes(DrillKind.KILL_AGENT, lost, generation=4) == [Cause.NODE_UNREACHABLE]
     assert causes(DrillKind.TERMINATE_INSTANCE, lost, generation=4) == [Cause.DRILL, Cause.DRILL]
-    assert causes(DrillKind.TERMINATE_INSTANCE, lost, fault(Cause.RANK_EXIT), generation=4) == [Cause.DRILL, Cause.RANK_EXIT, Cause.DRILL]
+    assert causes(DrillKind.TERMINATE_INSTANCE, lost, fault(Cause.RANK_EXIT), generation=4) == [
+        Cause.DRILL,
+        Cause.RANK_EXIT,
+        Cause.DRILL,
+    ]
     assert causes(DrillKind.TERMINATE_INSTANCE, exit_of(1, STRUCK)) == [Cause.DRILL, Cause.DRILL]
     assert causes(DrillKind.TERMINATE_INSTANCE, exit_of(1, STRUCK), generation=4) == [Cause.RANK_EXIT]
 
 
 def test_what_fails_by_itself_beside_a_drill_names_the_incident_and_asks_for_a_spare_of_its_own() -> None:
     both = (fault(Cause.INSTANCE_TERMINATED, STRUCK), fault(Cause.INSTANCE_TERMINATED, OTHER), fault(Cause.GROUP_LOST))
-    assert causes(DrillKind.TERMINATE_INSTANCE, *both) == [Cause.DRILL, Cause.INSTANCE_TERMINATED, Cause.GROUP_LOST, Cause.DRILL]
+    assert causes(DrillKind.TERMINATE_INSTANCE, *both) == [
+        Cause.DRILL,
+        Cause.INSTANCE_TERMINATED,
+        Cause.GROUP_LOST,
+        Cause.DRILL,
+    ]
     found, _ = drills.attributed(drill(DrillKind.TERMINATE_INSTANCE), 3, both[:2])
     incident = incidents.opened(RunId("r"), Generation(3), found, decision="", reason="", reached=Step(7), now=NOW)
-    assert (incident.cause, incident.lost_node_count, incident.instance_ids) == (Cause.INSTANCE_TERMINATED, 1, (STRUCK, OTHER))
+    assert (incident.cause, incident.lost_node_count, incident.instance_ids) == (
+        Cause.INSTANCE_TERMINATED,
+        1,
+        (STRUCK, OTHER),
+    )
 
 
 def test_a_rank_that_failed_for_want_of_the_struck_instance_is_told_as_the_drills_once_that_is_known() -> None:
     of_instance, of_agent = drill(DrillKind.TERMINATE_INSTANCE), drill(DrillKind.KILL_AGENT)
-    incident = incidents.opened(RunId("r"), Generation(3), (fault(Cause.RANK_EXIT),), decision="", reason="", reached=Step(7), now=NOW)
+    incident = incidents.opened(
+        RunId("r"), Generation(3), (fault(Cause.RANK_EXIT),), decision="", reason="", reached=Step(7), now=NOW
+    )
     lost, _ = drills.attributed(of_instance, 3, (fault(Cause.INSTANCE_TERMINATED, STRUCK),))
     assert incidents.with_faults(drills.recast(of_instance, incident, lost), lost).cause is Cause.DRILL
     other = (fault(Cause.INSTANCE_TERMINATED, OTHER),)
     assert incidents.with_faults(drills.recast(of_instance, incident, other), other).cause is Cause.INSTANCE_TERMINATED
     silent, _ = drills.attributed(of_agent, 3, (fault(Cause.NODE_UNREACHABLE, STRUCK),))
-    assert incidents.with_faults(drills.recast(of_agent, incident, silent), silent).cause is Cause.RANK_EXIT, "no agent's death ends a rank"
+    assert incidents.with_faults(drills.recast(of_agent, incident, silent), silent).cause is Cause.RANK_EXIT, (
+        "no agent's death ends a rank"
+    )
     assert drills.recast(of_instance, incidents.with_faults(incident, (fault(Cause.HANG),)), lost).cause is Cause.HANG
     assert drills.recast(None, incident, lost) is incident
     own = incidents.with_faults(incidents.with_faults(incident, lost), (fault(Cause.RANK_EXIT),))
@@ -186,15 +235,34 @@ def test_a_rank_that_failed_for_want_of_the_struck_instance_is_told_as_the_drill
         (JobState.COMPLETED, False, DrillState.RECOVERED, "training is where it was before"),
         (JobState.FAILED, False, DrillState.NOT_RECOVERED, "the job failed before training was where it was before"),
         (JobState.STOPPED, False, DrillState.NOT_RECOVERED, "the job stopped before training was where it was before"),
-        (JobState.QUEUED, False, DrillState.NOT_RECOVERED, "the job was paused before training was where it was before"),
-        (JobState.PREPARING, True, DrillState.NOT_RECOVERED, "another incident began before training was where it was before"),
-        (JobState.RUNNING, True, DrillState.NOT_RECOVERED, "another incident began before training was where it was before"),
+        (
+            JobState.QUEUED,
+            False,
+            DrillState.NOT_RECOVERED,
+            "the job was paused before training was where it was before",
+        ),
+        (
+            JobState.PREPARING,
+            True,
+            DrillState.NOT_RECOVERED,
+            "another incident began before training was where it was before",
+        ),
+        (
+            JobState.RUNNING,
+            True,
+            DrillState.NOT_RECOVERED,
+            "another incident began before training was where it was before",
+        ),
     ],
 )
-def test_a_drill_is_recovered_from_only_where_training_has_gone_on(state: JobState, has_another: bool, ended: DrillState, outcome: str) -> None:
+def test_a_drill_is_recovered_from_only_where_training_has_gone_on(
+    state: JobState, has_another: bool, ended: DrillState, outcome: str
+) -> None:
     another = opened_by(fault(Cause.RANK_EXIT)) if has_another else None
     record = JobRecord(state=state, reason="", created_at=0.0, state_since=0.0, incident=another)
-    followed = drills.follow(replace(drill(DrillKind.KILL_RANK), incident_id="of the drill"), record, None, NOW, ladder(3.0)).drill
+    followed = drills.follow(
+        replace(drill(DrillKind.KILL_RANK), incident_id="of the drill"), record, None, NOW, ladder(3.0)
+    ).drill
     assert (followed.state, followed.outcome, followed.ended_at) == (ended, outcome, NOW)
 
 

@@ -27,7 +27,9 @@ def node(**changes: object) -> NodeObserved:
     return NodeObserved(node_id=NODE, **{"instance": InstanceCondition.PRESENT, "is_connected": True, **changes})  # type: ignore[arg-type]
 
 
-def judge(seen: NodeObserved, quiet: Silence | None = None, *, out_of_view: bool = False, is_blind: bool = False) -> evidence.Verdict:
+def judge(
+    seen: NodeObserved, quiet: Silence | None = None, *, out_of_view: bool = False, is_blind: bool = False
+) -> evidence.Verdict:
     return evidence.judge(seen, silence=quiet, out_of_view=out_of_view, is_blind=is_blind, now=NOW, timeouts=LADDER)
 
 
@@ -58,8 +60,15 @@ def test_an_agent_that_speaks_is_alive_whatever_its_peers_say() -> None:
         (61, True, True, Standing.UNCLEAR),
     ],
 )
-def test_silence_needs_a_second_class_or_time(seconds: float, out_of_view: bool, is_blind: bool, expected: Standing) -> None:
-    verdict = judge(node(is_connected=False, silent_seconds=max(seconds, 4)), silence(seconds), out_of_view=out_of_view, is_blind=is_blind)
+def test_silence_needs_a_second_class_or_time(
+    seconds: float, out_of_view: bool, is_blind: bool, expected: Standing
+) -> None:
+    verdict = judge(
+        node(is_connected=False, silent_seconds=max(seconds, 4)),
+        silence(seconds),
+        out_of_view=out_of_view,
+        is_blind=is_blind,
+    )
     assert verdict.standing is expected
     assert not verdict.may_terminate
     assert not verdict.is_final
@@ -69,7 +78,9 @@ def test_silence_needs_a_second_class_or_time(seconds: float, out_of_view: bool,
 def test_a_step_of_the_wall_clock_makes_no_silence_longer() -> None:
     """The control plane's Unix time jumps by 65 s while an agent has been silent for 3.2 s of the monotonic clock."""
     quiet = node(is_connected=False, silent_seconds=3.2)
-    verdict = evidence.judge(quiet, silence=silence(1.2), out_of_view=False, is_blind=False, now=NOW + 65, timeouts=LADDER)
+    verdict = evidence.judge(
+        quiet, silence=silence(1.2), out_of_view=False, is_blind=False, now=NOW + 65, timeouts=LADDER
+    )
     assert (verdict.standing, verdict.evidence) == (Standing.UNCLEAR, "the agent of i-1 has been silent for 3.2 s")
 
 
@@ -77,14 +88,21 @@ def test_a_step_of_the_wall_clock_makes_no_silence_longer() -> None:
     ("seconds", "is_blind", "expected"),
     [(2, False, Standing.ALIVE), (3, False, Standing.UNCLEAR), (4, False, Standing.GONE), (4, True, Standing.UNCLEAR)],
 )
-def test_a_status_check_that_fails_is_the_second_class_of_a_silence(seconds: float, is_blind: bool, expected: Standing) -> None:
-    ill = node(is_connected=False, silent_seconds=max(seconds, 2), complaint="EC2 reports its system status check as impaired")
+def test_a_status_check_that_fails_is_the_second_class_of_a_silence(
+    seconds: float, is_blind: bool, expected: Standing
+) -> None:
+    ill = node(
+        is_connected=False, silent_seconds=max(seconds, 2), complaint="EC2 reports its system status check as impaired"
+    )
     verdict = judge(replace(ill, silent_seconds=4.0) if seconds == 3 else ill, silence(seconds), is_blind=is_blind)
     assert verdict.standing is expected
     assert not verdict.may_terminate, "EC2 does not say that it ended"
     assert not verdict.is_final
     if expected is Standing.GONE:
-        assert verdict.evidence == "the agent of i-1 has been silent for 4.0 s and EC2 reports its system status check as impaired"
+        assert (
+            verdict.evidence
+            == "the agent of i-1 has been silent for 4.0 s and EC2 reports its system status check as impaired"
+        )
 
 
 def test_a_status_check_that_fails_on_a_node_that_speaks_means_nothing() -> None:
@@ -93,13 +111,17 @@ def test_a_status_check_that_fails_on_a_node_that_speaks_means_nothing() -> None
 
 def test_a_typed_fault_of_the_live_agent_is_its_own_word() -> None:
     fault = NodeFault(code="ranks_not_gone", message="pid 7", is_permanent=False)
-    member = MemberReport(job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, faults=(fault,))
+    member = MemberReport(
+        job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, faults=(fault,)
+    )
     verdict = judge(node(member=member))
     assert (verdict.standing, verdict.cause, verdict.may_terminate) == (Standing.GONE, Cause.NODE_FAULT, True)
 
 
 def track(known: tuple[Silence, ...], seen: NodeObserved, boundary: int) -> tuple[Silence, ...]:
-    return evidence.track_silences(known, (seen,), {NODE: Progress(boundary=Step(boundary), committed=Step(0))}, NOW, LADDER)
+    return evidence.track_silences(
+        known, (seen,), {NODE: Progress(boundary=Step(boundary), committed=Step(0))}, NOW, LADDER
+    )
 
 
 def test_a_silence_begins_with_the_last_word() -> None:
@@ -121,11 +143,18 @@ def test_an_ended_instance_has_no_silence() -> None:
     assert evidence.track_silences((), [replace(ended, instance=InstanceCondition.PRESENT)], {}, NOW, LADDER) != ()
 
 
-@pytest.mark.parametrize(("stepped_at", "since"), [(None, NOW - 4), (NOW - 9, NOW - 4), (NOW - 3.5, NOW - 3.5), (NOW + 7, NOW)])
+@pytest.mark.parametrize(
+    ("stepped_at", "since"), [(None, NOW - 4), (NOW - 9, NOW - 4), (NOW - 3.5, NOW - 3.5), (NOW + 7, NOW)]
+)
 def test_steps_after_its_last_word_spoke_for_a_node_that_is_given_up(stepped_at: float | None, since: float) -> None:
-    """An agent speaks once a second, and its line may be cut right before it would have: ranks step on until then. A clock may be ahead."""
+    """An agent speaks once a second, and its line may be cut right before it would have: ranks step on until then.
+
+    A clock may be ahead.
+    """
     quiet = node(silent_seconds=4.0)
-    verdict = evidence.judge(quiet, silence=silence(4), stepped_at=stepped_at, out_of_view=True, is_blind=False, now=NOW, timeouts=LADDER)
+    verdict = evidence.judge(
+        quiet, silence=silence(4), stepped_at=stepped_at, out_of_view=True, is_blind=False, now=NOW, timeouts=LADDER
+    )
     assert (verdict.standing, verdict.since) == (Standing.GONE, since)
 
 
@@ -136,7 +165,9 @@ def test_a_silence_is_followed_before_it_counts() -> None:
     (renewed,) = track((followed,), node(silent_seconds=3.2), 9)
     assert judge(node(silent_seconds=3.2), renewed, out_of_view=True).standing is Standing.UNCLEAR
     (stalled,) = track((followed,), node(silent_seconds=3.2), 5)
-    assert judge(node(silent_seconds=3.2), replace(stalled, since=NOW - 3.2), out_of_view=True).standing is Standing.GONE
+    assert (
+        judge(node(silent_seconds=3.2), replace(stalled, since=NOW - 3.2), out_of_view=True).standing is Standing.GONE
+    )
 
 
 def test_two_boundaries_during_a_silence_begin_it_anew_one_does_not() -> None:
@@ -160,7 +191,11 @@ def test_a_silent_agent_vouches_for_its_shards_only_while_steps_are_committed() 
 
 def test_a_fleet_is_blind_when_most_of_three_or_more_are_silent() -> None:
     def fleet(silent: int, talking: int, ended: int = 0) -> list[NodeObserved]:
-        return [node(silent_seconds=10.0)] * silent + [node()] * talking + [node(instance=InstanceCondition.ENDED, silent_seconds=10.0)] * ended
+        return (
+            [node(silent_seconds=10.0)] * silent
+            + [node()] * talking
+            + [node(instance=InstanceCondition.ENDED, silent_seconds=10.0)] * ended
+        )
 
     assert evidence.is_fleet_blind(fleet(2, 1), LADDER)
     assert not evidence.is_fleet_blind(fleet(2, 2), LADDER)
@@ -170,7 +205,9 @@ def test_a_fleet_is_blind_when_most_of_three_or_more_are_silent() -> None:
 
 def test_peers_that_are_silent_in_the_rounds_are_evidence_of_the_data_plane_but_nobody_speaks_of_itself() -> None:
     def report(*silent: NodeId) -> MemberReport:
-        return MemberReport(job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, silent_peers=silent)
+        return MemberReport(
+            job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, silent_peers=silent
+        )
 
     assert evidence.nodes_out_of_view({NodeId("i-2"): report(NODE), NodeId("i-3"): report()}) == {NODE}
     assert evidence.nodes_out_of_view({NODE: report(NODE)}) == frozenset()
@@ -180,10 +217,14 @@ LOST = NodeFault(code="gpu_lost", message="GPU 3", is_permanent=False)
 
 
 def impairment(since: float, *, stepped: float = 0.0, is_out_of_view: bool = True) -> Impairment:
-    return Impairment(node_id=NODE, is_out_of_view=is_out_of_view, since=NOW - since, boundary=Step(5), stepped_at=NOW - stepped)
+    return Impairment(
+        node_id=NODE, is_out_of_view=is_out_of_view, since=NOW - since, boundary=Step(5), stepped_at=NOW - stepped
+    )
 
 
-def judge_training(seen: NodeObserved, each: Impairment | None, *, is_blind: bool = False, is_blamed: bool = True) -> evidence.Verdict:
+def judge_training(
+    seen: NodeObserved, each: Impairment | None, *, is_blind: bool = False, is_blamed: bool = True
+) -> evidence.Verdict:
     return evidence.judge(
         seen,
         silence=None,
@@ -199,7 +240,11 @@ def judge_training(seen: NodeObserved, each: Impairment | None, *, is_blind: boo
 
 @pytest.mark.parametrize(
     ("stepped", "standing"),
-    [(0.0, Standing.IMPAIRED), (LADDER.exclude_seconds, Standing.IMPAIRED), (LADDER.exclude_seconds + 1, Standing.GONE)],
+    [
+        (0.0, Standing.IMPAIRED),
+        (LADDER.exclude_seconds, Standing.IMPAIRED),
+        (LADDER.exclude_seconds + 1, Standing.GONE),
+    ],
 )
 def test_a_typed_fault_ends_nobodys_use_while_steps_advance(stepped: float, standing: Standing) -> None:
     verdict = judge_training(node(faults=(LOST,)), impairment(stepped, stepped=stepped, is_out_of_view=False))
@@ -222,7 +267,9 @@ def test_a_typed_fault_takes_a_member_from_no_launch_unless_it_can_promise_nothi
         ).standing
 
     stuck = NodeFault(code="ranks_not_gone", message="pid 7", is_permanent=False)
-    member = MemberReport(job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, faults=(stuck,))
+    member = MemberReport(
+        job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, faults=(stuck,)
+    )
     assert [standing(node(faults=(LOST,))), standing(node(member=member))] == [Standing.IMPAIRED, Standing.GONE]
 
 
@@ -247,11 +294,15 @@ def test_a_holder_out_of_view_is_no_evidence_while_blind_or_not_blamed_or_while_
     each = impairment(100)
     assert judge_training(node(), each, is_blind=True).standing is Standing.ALIVE
     assert judge_training(node(), each, is_blamed=False).standing is Standing.ALIVE
-    idle = evidence.judge(node(), silence=None, out_of_view=True, is_blind=False, now=NOW, timeouts=LADDER, impairment=each)
+    idle = evidence.judge(
+        node(), silence=None, out_of_view=True, is_blind=False, now=NOW, timeouts=LADDER, impairment=each
+    )
     assert idle.standing is Standing.ALIVE
 
 
-def follow(known: tuple[Impairment, ...], seen: NodeObserved, boundary: int, *, out_of_view: bool = True) -> tuple[Impairment, ...]:
+def follow(
+    known: tuple[Impairment, ...], seen: NodeObserved, boundary: int, *, out_of_view: bool = True
+) -> tuple[Impairment, ...]:
     progress = {NODE: Progress(boundary=Step(boundary), committed=Step(0))}
     return evidence.track_impairments(known, (seen,), {NODE} if out_of_view else set(), progress, NOW, LADDER)
 
@@ -271,12 +322,17 @@ def test_two_boundaries_during_an_impairment_show_that_steps_advance_one_does_no
 
 def test_progress_is_the_others_and_dated_by_the_first_that_passed_its_boundary() -> None:
     def report(*ranks: RankStatus) -> MemberReport:
-        return MemberReport(job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, ranks=ranks)
+        return MemberReport(
+            job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, ranks=ranks
+        )
 
     def rank(number: int, boundary: int, passed_at: float) -> RankStatus:
         return RankStatus(rank=Rank(number), boundary=Step(boundary), exit=None, passed_at_seconds=passed_at)
 
-    others = {NodeId("i-2"): report(rank(1, 6, 997.0), rank(2, 7, 998.5)), NodeId("i-3"): report(rank(3, 7, 998.0), rank(4, 7, 0.0))}
+    others = {
+        NodeId("i-2"): report(rank(1, 6, 997.0), rank(2, 7, 998.5)),
+        NodeId("i-3"): report(rank(3, 7, 998.0), rank(4, 7, 0.0)),
+    }
     seen = evidence.progress_without({NODE: report(rank(0, 9, 999.0)), **others}, NODE)
     assert (seen.boundary, seen.stepped_at) == (7, 998.0)
     assert evidence.progress_without({}, NODE).stepped_at is None
@@ -284,9 +340,15 @@ def test_progress_is_the_others_and_dated_by_the_first_that_passed_its_boundary(
 
 def owner(rank: int, holders: tuple[str, ...], in_view: tuple[str, ...]) -> MemberReport:
     shard = ShardProtection(
-        rank=Rank(rank), holders=tuple(map(NodeId, holders)), in_view=tuple(map(NodeId, in_view)), committed=Step(1), payload_bytes=1
+        rank=Rank(rank),
+        holders=tuple(map(NodeId, holders)),
+        in_view=tuple(map(NodeId, in_view)),
+        committed=Step(1),
+        payload_bytes=1,
     )
-    return MemberReport(job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, protection=(shard,))
+    return MemberReport(
+        job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, protection=(shard,)
+    )
 
 
 def test_of_two_that_blame_each_other_one_is_left_and_not_the_partner_of_one_that_was_left() -> None:

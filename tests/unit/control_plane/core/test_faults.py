@@ -22,11 +22,17 @@ RUN = RunId("a" * 32)
 
 
 def report(*ranks: RankStatus, **changes: object) -> MemberReport:
-    return MemberReport(job=JobName("gpt"), run=RUN, generation=Generation(1), phase=MemberPhase.RUNNING, ranks=ranks, **changes)  # type: ignore[arg-type]
+    return MemberReport(
+        job=JobName("gpt"), run=RUN, generation=Generation(1), phase=MemberPhase.RUNNING, ranks=ranks, **changes
+    )  # type: ignore[arg-type]
 
 
 def rank(number: int, exit_class: ExitClass | None = None, at: float = 0.0, code: int = -9) -> RankStatus:
-    ended = None if exit_class is None else RankExit(exit_class=exit_class, code=code, at_seconds=at, boundary=Step(7), last_lines="boom")
+    ended = (
+        None
+        if exit_class is None
+        else RankExit(exit_class=exit_class, code=code, at_seconds=at, boundary=Step(7), last_lines="boom")
+    )
     return RankStatus(rank=Rank(number), boundary=Step(7), exit=ended)
 
 
@@ -40,9 +46,17 @@ def spec(max_attempts: int = 3) -> JobSpec:
     return replace(spec_of("gpt", "a", 4, 2), max_attempts=max_attempts)
 
 
-def failure(step: int = 5, code: int = 1, top: int = 5, exit_class: ExitClass | None = ExitClass.ERROR) -> FailureRecord:
+def failure(
+    step: int = 5, code: int = 1, top: int = 5, exit_class: ExitClass | None = ExitClass.ERROR
+) -> FailureRecord:
     return FailureRecord(
-        generation=Generation(1), step=Step(step), exit_class=exit_class, code=code, at=0.0, max_boundary=Step(top), last_lines="boom"
+        generation=Generation(1),
+        step=Step(step),
+        exit_class=exit_class,
+        code=code,
+        at=0.0,
+        max_boundary=Step(top),
+        last_lines="boom",
     )
 
 
@@ -62,7 +76,12 @@ def test_the_first_rank_that_failed_is_the_fault_and_halted_ones_are_not() -> No
     assert faults.failing_since(reports, otherwise=9.0) == 4.0
     remembered = faults.failure_of_ranks(plan(), reports, Step(9))
     assert remembered is not None
-    assert (remembered.exit_class, remembered.code, remembered.step, remembered.node_id) == (ExitClass.KILLED, -9, 7, "n2")
+    assert (remembered.exit_class, remembered.code, remembered.step, remembered.node_id) == (
+        ExitClass.KILLED,
+        -9,
+        7,
+        "n2",
+    )
 
 
 def test_ranks_that_were_only_halted_are_a_fault_but_no_failure() -> None:
@@ -114,9 +133,13 @@ def test_a_node_fault_is_not_the_jobs() -> None:
 def test_members_that_cannot_reach_the_coordinator_end_the_generation() -> None:
     """The coordinator may be as alive as they are: another one is chosen for the next."""
     timeouts = ladder(3.0)
-    told = NodeFault(code="coordinator_unreachable", message="n1 has not reached the coordinator n0 for 15 s", is_permanent=False)
+    told = NodeFault(
+        code="coordinator_unreachable", message="n1 has not reached the coordinator n0 for 15 s", is_permanent=False
+    )
     assert faults.of_cut_off_members(plan(), {NodeId("n1"): report()}, 100.0, timeouts) == ()
-    (fault,) = faults.of_cut_off_members(plan(), {NodeId("n0"): report(), NodeId("n1"): report(faults=(told,))}, 100.0, timeouts)
+    (fault,) = faults.of_cut_off_members(
+        plan(), {NodeId("n0"): report(), NodeId("n1"): report(faults=(told,))}, 100.0, timeouts
+    )
     assert fault.cause is Cause.AGENT_LOST
     assert told.message in fault.evidence
     assert fault.at == 100.0 - timeouts.coordinator_deadline_seconds
@@ -159,7 +182,15 @@ def failed_load(fault_code: str | None):
     observed = simulation.observe(job)
     given = (NodeFault(code=fault_code, message="", is_permanent=False),) if fault_code else ()
     owner = job.plan.nodes[1].node_id
-    reports = {owner: MemberReport(job=job.spec.job, run=job.spec.run, generation=job.plan.generation, phase=MemberPhase.LOAD_FAILED, faults=given)}
+    reports = {
+        owner: MemberReport(
+            job=job.spec.job,
+            run=job.spec.run,
+            generation=job.plan.generation,
+            phase=MemberPhase.LOAD_FAILED,
+            faults=given,
+        )
+    }
     return job.plan, reports, observed.nodes
 
 
@@ -192,7 +223,15 @@ def test_slots_that_do_not_verify_are_not_asked_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "fault_code", ["memory_full", "agent_error", "archive_unavailable", "secret_unavailable", "requirements_failed", "source_refused"]
+    "fault_code",
+    [
+        "memory_full",
+        "agent_error",
+        "archive_unavailable",
+        "secret_unavailable",
+        "requirements_failed",
+        "source_refused",
+    ],
 )
 def test_what_has_nothing_to_do_with_shards_costs_none(fault_code: str) -> None:
     assert faults.failed_sources(*failed_load(fault_code), ()) == faults.FailedSources()
@@ -224,7 +263,9 @@ def test_a_newcomer_that_was_asked_for_its_promise_keeps_its_place_before_an_old
     seen = replace(seen, assigned=(older, *rest, late))
     assert launch.call_roll(job.spec, seen, record, POLICY).places == (late, *rest)
     assert launch.call_roll(job.spec, seen, replace(record, asked=()), POLICY).places == (older, *rest)
-    told = MemberReport(job=job.spec.job, run=job.spec.run, generation=record.issued_generation, phase=MemberPhase.PROMISED)
+    told = MemberReport(
+        job=job.spec.job, run=job.spec.run, generation=record.issued_generation, phase=MemberPhase.PROMISED
+    )
     seen = replace(seen, nodes={**seen.nodes, late: replace(seen.nodes[rest[0]], node_id=late, member=told)})
     roll = launch.call_roll(job.spec, seen, replace(record, asked=()), POLICY)
     assert (roll.places, list(roll.promised)) == ((late, *rest), [late]), "it owes nothing any more"

@@ -46,12 +46,34 @@ SPEC = FleetSpec(name=FleetName("main"), group="group", min_node_count=2, spare_
 NOW = 1000.0
 
 
-def job(name: str, state: JobState, count: int, *, created: float = 0.0, priority: int = 0, exclusions: tuple[Exclusion, ...] = ()) -> FleetJob:
-    return FleetJob(job=JobName(name), run=RunId(name), state=state, node_count=count, priority=priority, created_at=created, exclusions=exclusions)
+def job(
+    name: str,
+    state: JobState,
+    count: int,
+    *,
+    created: float = 0.0,
+    priority: int = 0,
+    exclusions: tuple[Exclusion, ...] = (),
+) -> FleetJob:
+    return FleetJob(
+        job=JobName(name),
+        run=RunId(name),
+        state=state,
+        node_count=count,
+        priority=priority,
+        created_at=created,
+        exclusions=exclusions,
+    )
 
 
-def row(name: str, state: NodeState = NodeState.SPARE, run: str | None = None, reason: str = "", **changes: Any) -> NodeRecord:
-    values = {"created_at": float(name[1:]), "connected_at": None if state is NodeState.JOINING else float(name[1:]), **changes}
+def row(
+    name: str, state: NodeState = NodeState.SPARE, run: str | None = None, reason: str = "", **changes: Any
+) -> NodeRecord:
+    values = {
+        "created_at": float(name[1:]),
+        "connected_at": None if state is NodeState.JOINING else float(name[1:]),
+        **changes,
+    }
     return NodeRecord(node_id=NodeId(name), state=state, run=RunId(run) if run else None, reason=reason, **values)
 
 
@@ -95,7 +117,10 @@ def seen(
         for record in rows
     }
     members = tuple(
-        GroupMember(node_id=record.node_id, is_leaving=record.node_id in awaiting, awaits_termination=record.node_id in awaiting) for record in rows
+        GroupMember(
+            node_id=record.node_id, is_leaving=record.node_id in awaiting, awaits_termination=record.node_id in awaiting
+        )
+        for record in rows
     )
     group = GroupObserved(
         desired_count=desired,
@@ -164,17 +189,28 @@ def test_who_waits_first_is_not_overtaken() -> None:
 
 
 def test_priority_comes_before_age() -> None:
-    waiting = [job("old", JobState.ALLOCATING, 1, created=1), job("urgent", JobState.ALLOCATING, 1, created=2, priority=5)]
+    waiting = [
+        job("old", JobState.ALLOCATING, 1, created=1),
+        job("urgent", JobState.ALLOCATING, 1, created=2, priority=5),
+    ]
     assert states(decide(seen([row("i1")], waiting)))["i1"] == ("assigned", "urgent")
 
 
 def test_recovering_jobs_come_before_any_that_wait() -> None:
-    waiting = [job("urgent", JobState.ALLOCATING, 1, created=1, priority=9), job("hurt", JobState.PREPARING, 2, created=2)]
-    assert states(decide(seen([row("i1", NodeState.ASSIGNED, "hurt"), row("i2")], waiting)))["i2"] == ("assigned", "hurt")
+    waiting = [
+        job("urgent", JobState.ALLOCATING, 1, created=1, priority=9),
+        job("hurt", JobState.PREPARING, 2, created=2),
+    ]
+    assert states(decide(seen([row("i1", NodeState.ASSIGNED, "hurt"), row("i2")], waiting)))["i2"] == (
+        "assigned",
+        "hurt",
+    )
 
 
 def test_a_recovering_job_takes_what_there_is() -> None:
-    assert states(decide(seen([row("i1")], [job("hurt", JobState.PREPARING, 4)], desired=5))) == {"i1": ("assigned", "hurt")}
+    assert states(decide(seen([row("i1")], [job("hurt", JobState.PREPARING, 4)], desired=5))) == {
+        "i1": ("assigned", "hurt")
+    }
 
 
 def test_a_recovering_job_is_given_a_spare_that_is_heard_while_aws_does_not_answer() -> None:
@@ -184,27 +220,45 @@ def test_a_recovering_job_is_given_a_spare_that_is_heard_while_aws_does_not_answ
 
 
 def test_only_idle_nodes_are_given() -> None:
-    observed = seen([row("i1"), row("i2"), row("i3")], [job("a", JobState.ALLOCATING, 1)], silent=("i1",), working={"i2": member_of("old")})
+    observed = seen(
+        [row("i1"), row("i2"), row("i3")],
+        [job("a", JobState.ALLOCATING, 1)],
+        silent=("i1",),
+        working={"i2": member_of("old")},
+    )
     assert states(decide(observed)) == {"i3": ("assigned", "a")}
 
 
 def test_warm_nodes_are_given_first_and_cold_ones_are_not_left() -> None:
     """The older one has just booted anew, say: the one that ranks start on at once is taken."""
     rows = [row("i1"), row("i2"), row("i3")]
-    assert states(decide(seen(rows, [job("hurt", JobState.PREPARING, 1)], cold=("i1", "i2")))) == {"i3": ("assigned", "hurt")}
+    assert states(decide(seen(rows, [job("hurt", JobState.PREPARING, 1)], cold=("i1", "i2")))) == {
+        "i3": ("assigned", "hurt")
+    }
     both = states(decide(seen(rows, [job("hurt", JobState.PREPARING, 2)], cold=("i1", "i2"))))
     assert both == {"i1": ("assigned", "hurt"), "i3": ("assigned", "hurt")}
-    assert states(decide(seen(rows[:2], [job("hurt", JobState.PREPARING, 2)], cold=("i1", "i2")))).keys() == {"i1", "i2"}
+    assert states(decide(seen(rows[:2], [job("hurt", JobState.PREPARING, 2)], cold=("i1", "i2")))).keys() == {
+        "i1",
+        "i2",
+    }
 
 
 def test_a_spare_comes_from_another_failure_domain_than_the_survivors() -> None:
-    rows = [row("i1", NodeState.ASSIGNED, "hurt"), row("i2", NodeState.ASSIGNED, "hurt"), row("i3"), row("i4"), row("i5")]
+    rows = [
+        row("i1", NodeState.ASSIGNED, "hurt"),
+        row("i2", NodeState.ASSIGNED, "hurt"),
+        row("i3"),
+        row("i4"),
+        row("i5"),
+    ]
     domains = {"i1": "a", "i2": "b", "i3": "a", "i4": "b", "i5": "c"}
     observed = seen(rows, [job("hurt", JobState.PREPARING, 3)], desired=5, domains=domains)
     assert states(decide(observed, replace(SPEC, spare_count=2))) == {"i5": ("assigned", "hurt")}
     two = states(decide(seen(rows, [job("hurt", JobState.PREPARING, 4)], domains=domains)))
     assert two == {"i3": ("assigned", "hurt"), "i5": ("assigned", "hurt")}
-    warm_first = decide(replace(observed, nodes=seen(rows, [], domains=domains, cold=("i5",)).nodes), replace(SPEC, spare_count=2))
+    warm_first = decide(
+        replace(observed, nodes=seen(rows, [], domains=domains, cold=("i5",)).nodes), replace(SPEC, spare_count=2)
+    )
     assert states(warm_first) == {"i3": ("assigned", "hurt")}
 
 
@@ -212,12 +266,19 @@ def test_a_lost_node_is_taken_away_and_its_spare_promoted_in_one_pass_and_a_new_
     rows = [row("i1", NodeState.ASSIGNED, "hurt"), row("i2", NodeState.ASSIGNED, "hurt"), row("i3")]
     decision = decide(seen(rows, [job("hurt", JobState.PREPARING, 2)], ended=("i1",)))
     assert states(decision) == {"i1": ("gone", None), "i3": ("assigned", "hurt")}
-    assert decision.actions == (TerminateMember(group="group", node_id=NodeId("i1"), decrement=False, reason="EC2: terminated"),)
+    assert decision.actions == (
+        TerminateMember(group="group", node_id=NodeId("i1"), decrement=False, reason="EC2: terminated"),
+    )
 
 
 def test_spares_by_probability_are_counted_from_what_the_fleet_has_seen() -> None:
     spec = replace(SPEC, spare_probability=0.99)
-    observed = seen([row(f"i{n}", NodeState.ASSIGNED, "a") for n in range(1, 6)], [job("a", JobState.RUNNING, 5)], desired=6, max_size=50)
+    observed = seen(
+        [row(f"i{n}", NodeState.ASSIGNED, "a") for n in range(1, 6)],
+        [job("a", JobState.RUNNING, 5)],
+        desired=6,
+        max_size=50,
+    )
     assert decide(observed, spec).desired_count == 6
     bad = FleetHistory(node_seconds=5 * 86_400.0, lost_node_count=400)
     assert decide(replace(observed, history=bad), spec).desired_count == 5 + 7
@@ -237,21 +298,31 @@ def test_the_queue_is_admitted_in_order_as_far_as_the_group_can_grow() -> None:
 
 
 def test_nodes_of_an_ended_job_are_spares_again_and_forget_it() -> None:
-    observed = seen([row("i1", NodeState.ASSIGNED, "a"), row("i2"), row("i3")], [], working={"i1": member_of("a", MemberPhase.EXITED)})
+    observed = seen(
+        [row("i1", NodeState.ASSIGNED, "a"), row("i2"), row("i3")],
+        [],
+        working={"i1": member_of("a", MemberPhase.EXITED)},
+    )
     decision = decide(observed)
     assert states(decision) == {"i1": ("spare", None)}
     assert decision.actions == (SendRelease(node_id=NodeId("i1"), run=RunId("a")),)
 
 
 def test_ranks_of_a_job_that_failed_elsewhere_are_halted_before_it_is_forgotten() -> None:
-    observed = seen([row("i1", NodeState.ASSIGNED, "a"), row("i2"), row("i3")], [], working={"i1": member_of("a", MemberPhase.RUNNING)})
+    observed = seen(
+        [row("i1", NodeState.ASSIGNED, "a"), row("i2"), row("i3")],
+        [],
+        working={"i1": member_of("a", MemberPhase.RUNNING)},
+    )
     assert [type(action) for action in decide(observed).actions] == [SendHalt]
 
 
 def test_an_ended_member_is_removed_by_name_and_replaced() -> None:
     decision = decide(seen([row("i1"), row("i2"), row("i3")], [], ended=("i2",)))
     assert states(decision) == {"i2": ("gone", None)}
-    assert decision.actions == (TerminateMember(group="group", node_id=NodeId("i2"), decrement=False, reason="EC2: terminated"),)
+    assert decision.actions == (
+        TerminateMember(group="group", node_id=NodeId("i2"), decrement=False, reason="EC2: terminated"),
+    )
     assert decision.forgotten == ("i2",)
 
 
@@ -264,12 +335,16 @@ def test_an_ended_member_that_its_group_still_lists_is_no_new_node() -> None:
 
 def test_an_ended_member_that_nobody_needs_takes_its_capacity_along() -> None:
     decision = decide(seen([row("i1"), row("i2"), row("i3"), row("i4")], [], desired=4, ended=("i2",)))
-    assert decision.actions[0] == TerminateMember(group="group", node_id=NodeId("i2"), decrement=True, reason="EC2: terminated")
+    assert decision.actions[0] == TerminateMember(
+        group="group", node_id=NodeId("i2"), decrement=True, reason="EC2: terminated"
+    )
 
 
 def test_surplus_is_ended_newest_first_with_its_capacity() -> None:
     decision = decide(seen([row(f"i{n}") for n in range(1, 6)], [], desired=5))
-    assert [(action.node_id, action.decrement) for action in decision.actions if isinstance(action, TerminateMember)] == [("i5", True), ("i4", True)]
+    assert [
+        (action.node_id, action.decrement) for action in decision.actions if isinstance(action, TerminateMember)
+    ] == [("i5", True), ("i4", True)]
     assert states(decision) == {"i4": ("draining", None), "i5": ("draining", None)}
 
 
@@ -282,7 +357,10 @@ def test_members_beyond_desired_capacity_are_ended_without_it() -> None:
     rows = [row(f"i{n}") for n in range(1, 6)]
     assert ends(decide(seen(rows, [], desired=3))) == [("i5", False), ("i4", False)]
     assert ends(decide(seen(rows, [], desired=4))) == [("i5", True), ("i4", False)]
-    on_its_way = [*rows[:3], *(replace(each, state=NodeState.DRAINING, reason="surplus: the fleet needs 3 nodes") for each in rows[3:])]
+    on_its_way = [
+        *rows[:3],
+        *(replace(each, state=NodeState.DRAINING, reason="surplus: the fleet needs 3 nodes") for each in rows[3:]),
+    ]
     assert ends(decide(seen(on_its_way, [], desired=4))) == [("i5", True), ("i4", False)], "said again, it is the same"
     lowered_too_far = decide(seen(rows, [], desired=1))
     assert lowered_too_far.actions[0] == SetDesired(group="group", desired_count=3)
@@ -314,16 +392,26 @@ def test_an_instance_that_a_person_put_aside_is_no_member_too_many() -> None:
     """Auto Scaling does not count one in Standby: ending another one would bring its replacement, and so on."""
     observed = seen([row(f"i{n}") for n in range(1, 5)], [])
     aside = replace(observed.group.members[0], lifecycle_state="Standby")
-    assert decide(replace(observed, group=replace(observed.group, members=(aside, *observed.group.members[1:])))).actions == ()
+    assert (
+        decide(replace(observed, group=replace(observed.group, members=(aside, *observed.group.members[1:])))).actions
+        == ()
+    )
 
 
 def test_nobody_waits_for_instances_that_nobody_needs() -> None:
-    """A gang of six gave up: three nodes are there, three never came. Capacity is lowered to what is there before surplus goes by name."""
+    """A gang of six gave up: three nodes are there, three never came.
+
+    Capacity is lowered to what is there before surplus goes by name.
+    """
     decision = decide(seen([row(f"i{n}") for n in range(1, 5)], [], desired=6))
     lowered, *ended = decision.actions
     assert lowered == SetDesired(group="group", desired_count=4)
-    assert [(action.node_id, action.decrement) for action in ended if isinstance(action, TerminateMember)] == [("i4", True)]
-    assert not [action for action in decide(seen([row("i1")], [], desired=6)).actions if isinstance(action, TerminateMember)]
+    assert [(action.node_id, action.decrement) for action in ended if isinstance(action, TerminateMember)] == [
+        ("i4", True)
+    ]
+    assert not [
+        action for action in decide(seen([row("i1")], [], desired=6)).actions if isinstance(action, TerminateMember)
+    ]
     assert decide(seen([row(f"i{n}") for n in range(1, 5)], [], desired=6, drift=("AZRebalance is on.",))).actions == ()
 
 
@@ -331,20 +419,30 @@ def test_capacity_that_an_ended_member_takes_along_is_not_lowered_once_more() ->
     """The group would be told the same twice."""
     rows = [row(f"i{number}") for number in range(1, 5)]
     decision = decide(seen(rows, [], desired=5, ended=("i4",)))
-    assert decision.actions[0] == TerminateMember(group="group", node_id=NodeId("i4"), decrement=True, reason="EC2: terminated")
+    assert decision.actions[0] == TerminateMember(
+        group="group", node_id=NodeId("i4"), decrement=True, reason="EC2: terminated"
+    )
     assert not any(isinstance(action, SetDesired) for action in decision.actions)
     assert SetDesired(group="group", desired_count=4) in decide(seen(rows, [], desired=5)).actions
 
 
 def test_surplus_that_is_on_its_way_is_not_counted_twice() -> None:
-    rows = [row("i1"), row("i2"), row("i3"), row("i4"), row("i5", NodeState.DRAINING, reason="surplus: the fleet needs 3 nodes")]
+    rows = [
+        row("i1"),
+        row("i2"),
+        row("i3"),
+        row("i4"),
+        row("i5", NodeState.DRAINING, reason="surplus: the fleet needs 3 nodes"),
+    ]
     decision = decide(seen(rows, [], desired=5))
     assert {action.node_id for action in decision.actions if isinstance(action, TerminateMember)} == {"i5", "i4"}
 
 
 def test_working_nodes_are_never_surplus() -> None:
     rows = [row(f"i{n}", NodeState.ASSIGNED, "a") for n in range(1, 6)]
-    assert decide(seen(rows, [job("a", JobState.RUNNING, 5)], desired=9)).actions == (SetDesired(group="group", desired_count=6),)
+    assert decide(seen(rows, [job("a", JobState.RUNNING, 5)], desired=9)).actions == (
+        SetDesired(group="group", desired_count=6),
+    )
 
 
 def test_drift_and_blindness_freeze_what_ends_nodes() -> None:
@@ -360,14 +458,19 @@ def test_an_excluded_node_is_ended_if_aws_or_its_agent_said_so_and_held_if_nobod
     def excluded(may_terminate: bool):
         exclusion = Exclusion(node_id=NodeId("i1"), evidence="words", may_terminate=may_terminate)
         rows = [row("i1", NodeState.ASSIGNED, "a"), row("i2", NodeState.ASSIGNED, "a"), row("i3")]
-        return decide(seen(rows, [job("a", JobState.PREPARING, 2, exclusions=(exclusion,))], working={"i1": member_of("a")}))
+        return decide(
+            seen(rows, [job("a", JobState.PREPARING, 2, exclusions=(exclusion,))], working={"i1": member_of("a")})
+        )
 
     ended = excluded(True)
     assert states(ended)["i1"] == ("draining", None)
     assert [action.node_id for action in ended.actions if isinstance(action, TerminateMember)] == ["i1"]
     held = excluded(False)
     assert states(held)["i1"] == ("held", None)
-    assert held.actions == (SendRelease(node_id=NodeId("i1"), run=RunId("a")), SetDesired(group="group", desired_count=4))
+    assert held.actions == (
+        SendRelease(node_id=NodeId("i1"), run=RunId("a")),
+        SetDesired(group="group", desired_count=4),
+    )
     assert states(held)["i3"] == ("assigned", "a")
 
 
@@ -381,7 +484,11 @@ def test_a_node_held_by_a_person_stays_held_one_that_was_unreachable_returns() -
 
 
 def test_a_held_node_that_has_not_let_go_of_its_job_stays_held() -> None:
-    rows = [row("i1", NodeState.HELD, reason="unreachable by a: words", hold=Hold.UNREACHABLE, replaced_at=1.0), row("i2"), row("i3")]
+    rows = [
+        row("i1", NodeState.HELD, reason="unreachable by a: words", hold=Hold.UNREACHABLE, replaced_at=1.0),
+        row("i2"),
+        row("i3"),
+    ]
     assert states(decide(seen(rows, [], desired=4, working={"i1": member_of("a")}))) == {}
 
 
@@ -393,7 +500,10 @@ def test_an_instance_that_a_hook_holds_is_let_go_once_no_job_has_it() -> None:
 
 
 def test_why_instances_do_not_come_is_said_in_aws_words() -> None:
-    assert "InsufficientInstanceCapacity" in decide(seen([row("i1")], [], launch_failure="InsufficientInstanceCapacity: none")).reason
+    assert (
+        "InsufficientInstanceCapacity"
+        in decide(seen([row("i1")], [], launch_failure="InsufficientInstanceCapacity: none")).reason
+    )
 
 
 # What AWS announces
@@ -407,7 +517,9 @@ REBALANCE = Notice(kind=NoticeKind.REBALANCE, message="maybe")
 RUNNING = member_of("a", MemberPhase.RUNNING)
 
 
-DEPARTURE = Departure(node_id=NodeId("i1"), evidence="words", cause=Cause.NODE_FAULT, remedy=Remedy.REPLACE, may_terminate=True)
+DEPARTURE = Departure(
+    node_id=NodeId("i1"), evidence="words", cause=Cause.NODE_FAULT, remedy=Remedy.REPLACE, may_terminate=True
+)
 
 
 def working_team(**changes: Any) -> FleetObserved:
@@ -430,7 +542,9 @@ def test_advice_and_far_maintenance_interrupt_nobody() -> None:
 def test_recovering_jobs_come_before_those_that_have_to_leave_a_node() -> None:
     rows = [row("i1", NodeState.ASSIGNED, "a"), row("i2", NodeState.ASSIGNED, "b"), row("i3")]
     jobs = [job("a", JobState.RUNNING, 1), job("b", JobState.PREPARING, 2, created=5.0)]
-    assert states(decide(seen(rows, jobs, announced={"i1": spot()}, working={"i1": RUNNING}))) == {"i3": ("assigned", "b")}
+    assert states(decide(seen(rows, jobs, announced={"i1": spot()}, working={"i1": RUNNING}))) == {
+        "i3": ("assigned", "b")
+    }
 
 
 def test_a_node_that_aws_takes_is_given_to_nobody_and_one_that_it_would_like_back_comes_last() -> None:
@@ -449,7 +563,9 @@ def test_what_may_go_is_replaced_one_by_one_while_all_else_is_whole() -> None:
     rows, both = [row("i1"), row("i2"), row("i3")], {"i1": REBALANCE, "i2": REBALANCE}
     decision = decide(seen(rows, [], announced=both))
     assert states(decision) == {"i1": ("draining", None)}
-    assert decision.actions == (TerminateMember(group="group", node_id=NodeId("i1"), decrement=False, reason=decision.records[0].reason),)
+    assert decision.actions == (
+        TerminateMember(group="group", node_id=NodeId("i1"), decrement=False, reason=decision.records[0].reason),
+    )
     for unrest in (
         seen([*rows[:2], row("i3", NodeState.JOINING)], [], announced=both, silent=("i3",)),
         seen(rows, [], announced=both, launch_failure="no p5", desired=4),
@@ -459,21 +575,35 @@ def test_what_may_go_is_replaced_one_by_one_while_all_else_is_whole() -> None:
 
 
 def test_surplus_nodes_that_may_go_anyway_are_ended_first() -> None:
-    decision = decide(seen([row("i1"), row("i2"), row("i3"), row("i4")], [], desired=4, announced={"i2": REBALANCE}, launch_failure="x"))
+    decision = decide(
+        seen(
+            [row("i1"), row("i2"), row("i3"), row("i4")], [], desired=4, announced={"i2": REBALANCE}, launch_failure="x"
+        )
+    )
     assert states(decision) == {"i2": ("draining", None)}
 
 
 def test_the_node_that_was_left_takes_the_extra_capacity_with_it() -> None:
-    rows = [row("i1", NodeState.ASSIGNED, "a"), row("i2", NodeState.DRAINING, reason="announced"), row("i3"), row("i4", NodeState.ASSIGNED, "a")]
+    rows = [
+        row("i1", NodeState.ASSIGNED, "a"),
+        row("i2", NodeState.DRAINING, reason="announced"),
+        row("i3"),
+        row("i4", NodeState.ASSIGNED, "a"),
+    ]
     decision = decide(seen(rows, [job("a", JobState.RUNNING, 2)], desired=4, working={"i1": RUNNING, "i4": RUNNING}))
-    assert decision.actions == (TerminateMember(group="group", node_id=NodeId("i2"), decrement=True, reason="announced"),)
+    assert decision.actions == (
+        TerminateMember(group="group", node_id=NodeId("i2"), decrement=True, reason="announced"),
+    )
 
 
 def test_a_node_that_is_needed_no_more_is_taken_back_unless_it_has_been_asked_for_a_promise() -> None:
     rows = [row("i1", NodeState.ASSIGNED, "a"), row("i2", NodeState.ASSIGNED, "a"), row("i3", NodeState.ASSIGNED, "a")]
     team = {"i1": RUNNING, "i2": RUNNING}
     assert states(decide(seen(rows, [job("a", JobState.RUNNING, 2)], working=team))) == {"i3": ("spare", None)}
-    assert decide(seen(rows, [job("a", JobState.RUNNING, 2)], working=team, announced={"i1": spot()}, desired=4)).records == ()
+    assert (
+        decide(seen(rows, [job("a", JobState.RUNNING, 2)], working=team, announced={"i1": spot()}, desired=4)).records
+        == ()
+    )
     assert decide(seen(rows, [job("a", JobState.PREPARING, 2)], working=team)).records == ()
     assert decide(seen(rows, [job("a", JobState.RUNNING, 2)], working={**team, "i3": member_of("a")})).records == ()
 
@@ -524,20 +654,32 @@ def test_launches_fail_since_the_first_failure_also_when_aws_tells_of_it_no_more
     before = short(failed_at=50.0, failing_since=10.0).group
     assert capacity.failing_since(None, 40.0) == 40.0
     assert capacity.failing_since(seen([], []).group, 40.0) == 40.0
-    assert capacity.failing_since(before, 40.0) == 10.0, "the newest failure of before is still told of, so none has succeeded"
+    assert capacity.failing_since(before, 40.0) == 10.0, (
+        "the newest failure of before is still told of, so none has succeeded"
+    )
     assert capacity.failing_since(before, 50.0) == 10.0
-    assert capacity.failing_since(before, 51.0) == 51.0, "what had failed before is not told of: one has succeeded since"
+    assert capacity.failing_since(before, 51.0) == 51.0, (
+        "what had failed before is not told of: one has succeeded since"
+    )
     assert capacity.failing_since(before, 5.0) == 5.0, "more is told of than before"
 
 
 def test_what_aws_suspended_is_lifted_and_what_a_user_suspended_is_named() -> None:
     by_aws = short(NOW - 30, launch_suspension="Administrative suspension", is_suspension_administrative=True)
     assert decide(by_aws).actions == (ResumeLaunch(group="group", reason="Administrative suspension"),)
-    assert decide(short(NOW - 29, launch_suspension="Administrative suspension", is_suspension_administrative=True)).actions == ()
+    assert (
+        decide(
+            short(NOW - 29, launch_suspension="Administrative suspension", is_suspension_administrative=True)
+        ).actions
+        == ()
+    )
     by_user = short(NOW - 30, launch_suspension="User suspended at 2026-01-01T00:00:00Z")
     assert decide(by_user).actions == ()
     assert "User suspended at 2026-01-01T00:00:00Z" in decide(by_user).reason
-    assert decide(seen([row("i1"), row("i2"), row("i3")], [], launch_suspension="User suspended")).reason == "keeps 3 nodes"
+    assert (
+        decide(seen([row("i1"), row("i2"), row("i3")], [], launch_suspension="User suspended")).reason
+        == "keeps 3 nodes"
+    )
 
 
 XID = NodeFault(code="gpu_xid", message="words", is_permanent=False, xid=95)
@@ -580,15 +722,22 @@ def test_a_rebooted_node_is_a_spare_again_replaced_with_its_fault_or_given_up() 
     late = rebooting(since=NOW - REBOOT_SECONDS - 1, connected=NOW - 2000)
     assert states(late) == {"i1": ("draining", None)}
     assert ended(late) == ["i1"]
-    assert states(rebooting(since=NOW - REBOOT_SECONDS - 1, connected=NOW - 2000, taken=NOW - REBOOT_SECONDS)) == {}, "it is given its time from then"
-    assert states(rebooting(since=NOW - 3000, connected=NOW - 4000, silent=1.0)) == {}, "nobody could hear it for most of that time"
+    assert states(rebooting(since=NOW - REBOOT_SECONDS - 1, connected=NOW - 2000, taken=NOW - REBOOT_SECONDS)) == {}, (
+        "it is given its time from then"
+    )
+    assert states(rebooting(since=NOW - 3000, connected=NOW - 4000, silent=1.0)) == {}, (
+        "nobody could hear it for most of that time"
+    )
 
 
 def test_a_reboot_is_asked_for_until_ec2_has_taken_it_whenever_the_agent_dialled_in() -> None:
     rows = [row("i1", NodeState.REBOOTING, since=NOW - 60, connected_at=NOW - 5, reason="words"), row("i2"), row("i3")]
     for silent in ((), ("i1",)):
         decision = decide(seen(rows, [], faulty={"i1": XID}, silent=silent))
-        assert (states(decision), decision.actions[0]) == ({}, RebootMember(group="group", node_id=NodeId("i1"), since=NOW - 60, reason="words"))
+        assert (states(decision), decision.actions[0]) == (
+            {},
+            RebootMember(group="group", node_id=NodeId("i1"), since=NOW - 60, reason="words"),
+        )
     rows[0] = replace(rows[0], since=NOW - REBOOT_SECONDS - 1)
     refused = decide(seen([replace(rows[0], connected_at=NOW - 2000), *rows[1:]], []))
     assert refused.records[0].reason == "EC2 did not take its reboot within 900 s: words"
@@ -598,7 +747,9 @@ def test_a_reboot_is_asked_for_until_ec2_has_taken_it_whenever_the_agent_dialled
 def joining(*ages: float, silent_seconds: float = 1e9, **changes: Any) -> FleetObserved:
     """A fleet whose instances do not join, the oldest first."""
     rows = [replace(row(f"i{place}", NodeState.JOINING), created_at=NOW - age) for place, age in enumerate(ages, 1)]
-    observed = seen(rows, [], desired=len(rows), silent=tuple(record.node_id for record in rows), silent_seconds=silent_seconds)
+    observed = seen(
+        rows, [], desired=len(rows), silent=tuple(record.node_id for record in rows), silent_seconds=silent_seconds
+    )
     return replace(observed, **changes)
 
 
@@ -606,12 +757,16 @@ def test_an_instance_that_does_not_join_in_time_is_replaced_and_it_is_said_where
     spec = replace(SPEC, min_node_count=1, spare_count=1)
     late = decide(joining(JOIN_SECONDS + 2, JOIN_SECONDS + 1), spec)
     assert states(late) == {"i1": ("draining", None)}, "one at a time"
-    assert late.actions == (TerminateMember(group="group", node_id=NodeId("i1"), decrement=False, reason=late.records[0].reason),)
+    assert late.actions == (
+        TerminateMember(group="group", node_id=NodeId("i1"), decrement=False, reason=late.records[0].reason),
+    )
     assert "has not dialled in within 900 s: look at the user data" in late.records[0].reason
     assert late.records[0].reason in late.events[0].message
     assert "of 1 instances in a row: look at the user data" in late.reason
     assert states(decide(joining(JOIN_SECONDS, JOIN_SECONDS), spec)) == {}
-    assert states(decide(joining(2000.0, 2000.0, silent_seconds=JOIN_SECONDS), spec)) == {}, "this server could not hear it for as long"
+    assert states(decide(joining(2000.0, 2000.0, silent_seconds=JOIN_SECONDS), spec)) == {}, (
+        "this server could not hear it for as long"
+    )
 
 
 def test_instances_that_aws_still_prepares_or_knows_nothing_of_are_not_late() -> None:
@@ -637,10 +792,19 @@ def test_the_next_instance_that_does_not_join_is_given_twice_as_long() -> None:
     assert states(decide(both, spec)) == {}, "the one before is still being ended"
     assert "of 1 instances in a row" in decide(both, spec).reason
     asked = replace(
-        both, records=tuple(replace(record, reason="a person asked" if record.node_id == "i0" else record.reason) for record in both.records)
+        both,
+        records=tuple(
+            replace(record, reason="a person asked" if record.node_id == "i0" else record.reason)
+            for record in both.records
+        ),
     )
     assert states(decide(asked, spec)) == {}, "whatever it is ended for"
-    joined = replace(both, records=tuple(replace(record, connected_at=NOW) if record.node_id == "i0" else record for record in both.records))
+    joined = replace(
+        both,
+        records=tuple(
+            replace(record, connected_at=NOW) if record.node_id == "i0" else record for record in both.records
+        ),
+    )
     assert states(decide(joined, spec)) == {"i1": ("draining", None)}, "it has joined"
 
 
@@ -660,7 +824,9 @@ def test_a_group_whose_every_instance_fails_to_join_goes_through_few_of_them() -
 def test_a_person_replaces_an_instance_that_has_not_joined_at_once() -> None:
     asked = joining(1.0, 1.0, 1.0)
     first, *others = asked.records
-    decision = decide(replace(asked, records=(replace(first, request=NodeRequest.REPLACE, request_words="a person asked"), *others)))
+    decision = decide(
+        replace(asked, records=(replace(first, request=NodeRequest.REPLACE, request_words="a person asked"), *others))
+    )
     assert states(decision) == {"i1": ("draining", None)}
     assert ended(decision) == ["i1"]
 
@@ -686,7 +852,9 @@ def test_no_more_are_replaced_within_an_hour_than_the_fleet_allows_and_it_says_s
     assert f"i1 {fleets.NOT_REPLACED}: 2 replacements in the last hour of 2 allowed" in held_up.reason
     assert ended(decide(seen(rows, [], replaced=(NOW - 10, NOW - 3601)), limited)) == ["i1"]
     asked = [replace(rows[0], replaced_at=NOW - 10), *rows[1:]]
-    assert ended(decide(seen(asked, [], replaced=(NOW - 10, NOW - 20)), limited)) == ["i1"], "said again until it has gone"
+    assert ended(decide(seen(asked, [], replaced=(NOW - 10, NOW - 20)), limited)) == ["i1"], (
+        "said again until it has gone"
+    )
 
 
 def test_the_limit_holds_for_held_nodes_too() -> None:
@@ -749,10 +917,17 @@ def test_a_node_that_a_job_has_just_excluded_is_not_given_back_to_it_in_the_same
 
 
 def test_no_remedy_ends_a_node_where_nothing_allows_that() -> None:
-    for remedy, expected in ((Remedy.REPLACE, "held"), (Remedy.REBOOT, "held"), (Remedy.RETIRE, "held"), (Remedy.RELEASE, "spare")):
+    for remedy, expected in (
+        (Remedy.REPLACE, "held"),
+        (Remedy.REBOOT, "held"),
+        (Remedy.RETIRE, "held"),
+        (Remedy.RELEASE, "spare"),
+    ):
         exclusion = Exclusion(node_id=NodeId("i1"), evidence="words", may_terminate=False, remedy=remedy)
         rows = [row("i1", NodeState.ASSIGNED, "a"), row("i2", NodeState.ASSIGNED, "a"), row("i3")]
-        decision = decide(seen(rows, [job("a", JobState.PREPARING, 2, exclusions=(exclusion,))], working={"i1": member_of("a")}))
+        decision = decide(
+            seen(rows, [job("a", JobState.PREPARING, 2, exclusions=(exclusion,))], working={"i1": member_of("a")})
+        )
         assert states(decision)["i1"] == (expected, None)
         assert not ended(decision)
 
@@ -765,7 +940,9 @@ def test_an_instance_comes_into_the_place_that_is_empty_for_the_longest() -> Non
     later = fleets.decide(NOW + 300, SPEC, replace(observed, vacancies=first.vacancies), POLICY)
     assert later.vacancies == ((NOW, 1),)
     came = GroupMember(node_id=NodeId("i3"), is_leaving=False, awaits_termination=False)
-    whole = replace(observed, group=replace(observed.group, members=(*observed.group.members, came)), vacancies=later.vacancies)
+    whole = replace(
+        observed, group=replace(observed.group, members=(*observed.group.members, came)), vacancies=later.vacancies
+    )
     last = fleets.decide(NOW + 400, SPEC, whole, POLICY)
     (added,) = (record for record in last.records if record.node_id == "i3")
     assert (added.state, added.created_at, added.wanted_at, last.vacancies) == (NodeState.JOINING, NOW + 400, NOW, ())
@@ -790,10 +967,16 @@ def test_empty_places_are_followed(before, missing: int, joined: int, after, fil
 
 def test_a_silent_spare_whose_status_check_fails_is_no_spare() -> None:
     observed = seen([row("i1"), row("i2"), row("i3"), row("i4")], [], desired=4, silent=("i1", "i2"))
-    ill = {node_id: replace(node, complaint="EC2 reports its system status check as impaired") for node_id, node in observed.nodes.items()}
+    ill = {
+        node_id: replace(node, complaint="EC2 reports its system status check as impaired")
+        for node_id, node in observed.nodes.items()
+    }
     decision = decide(replace(observed, nodes={**ill, NodeId("i2"): observed.nodes[NodeId("i2")]}))
     assert {record.node_id: record.hold for record in decision.records} == {"i1": Hold.UNREACHABLE}
-    assert decision.records[0].reason == "unreachable: its agent is silent and EC2 reports its system status check as impaired"
+    assert (
+        decision.records[0].reason
+        == "unreachable: its agent is silent and EC2 reports its system status check as impaired"
+    )
 
 
 def source(name: str, size: int = 10) -> SourceArchive:
@@ -805,11 +988,17 @@ def with_source(of: FleetJob, archive: SourceArchive) -> FleetJob:
 
 
 def told(decision) -> dict[str, tuple[str, ...]]:
-    return {action.node_id: tuple(each.sha256 for each in action.sources) for action in decision.actions if isinstance(action, SendKeepSources)}
+    return {
+        action.node_id: tuple(each.sha256 for each in action.sources)
+        for action in decision.actions
+        if isinstance(action, SendKeepSources)
+    }
 
 
 def holding(observed: FleetObserved, *names: str) -> FleetObserved:
-    return replace(observed, nodes={node_id: replace(node, sources=frozenset(names)) for node_id, node in observed.nodes.items()})
+    return replace(
+        observed, nodes={node_id: replace(node, sources=frozenset(names)) for node_id, node in observed.nodes.items()}
+    )
 
 
 def test_spares_hold_the_sources_of_the_fleets_jobs_ready() -> None:
@@ -820,15 +1009,26 @@ def test_spares_hold_the_sources_of_the_fleets_jobs_ready() -> None:
     ]
     rows = [row("i1", NodeState.ASSIGNED, "trains"), row("i2"), row("i3"), row("i4")]
     observed = seen(rows, jobs, silent=("i4",), desired=4)
-    assert told(decide(observed)) == {"i2": ("a", "b"), "i3": ("a", "b")}, "who trains may lose a node any moment; who is silent hears nothing"
+    assert told(decide(observed)) == {"i2": ("a", "b"), "i3": ("a", "b")}, (
+        "who trains may lose a node any moment; who is silent hears nothing"
+    )
     assert told(decide(holding(observed, "a", "b"))) == {}
     assert told(decide(holding(observed, "a", "b", "old"))) == {"i2": ("a", "b"), "i3": ("a", "b")}
-    assert told(decide(holding(replace(observed, jobs=()), "a"))) == {"i1": (), "i2": (), "i3": ()}, "of jobs that are over nothing is kept"
-    assert told(decide(seen([row("i1")], jobs, desired=1, working={"i1": member_of("old")}))) == {}, "it gives back what it has first"
+    assert told(decide(holding(replace(observed, jobs=()), "a"))) == {"i1": (), "i2": (), "i3": ()}, (
+        "of jobs that are over nothing is kept"
+    )
+    assert told(decide(seen([row("i1")], jobs, desired=1, working={"i1": member_of("old")}))) == {}, (
+        "it gives back what it has first"
+    )
 
 
 def test_what_a_spare_holds_ready_has_a_limit() -> None:
-    many = [with_source(job(f"j{number}", JobState.QUEUED, 9, created=number), source(f"{number:02}")) for number in range(20)]
-    assert told(decide(seen([row("i1")], many, desired=1))) == {"i1": tuple(f"{number:02}" for number in range(fleets.MOST_SOURCES))}
+    many = [
+        with_source(job(f"j{number}", JobState.QUEUED, 9, created=number), source(f"{number:02}"))
+        for number in range(20)
+    ]
+    assert told(decide(seen([row("i1")], many, desired=1))) == {
+        "i1": tuple(f"{number:02}" for number in range(fleets.MOST_SOURCES))
+    }
     large = [with_source(each, source(each.job, fleets.MOST_SOURCE_BYTES // 3)) for each in many]
     assert told(decide(seen([row("i1")], large, desired=1))) == {"i1": ("j0", "j1", "j2")}

@@ -27,5 +27,7 @@ def test_a_failure_is_remembered_with_when_it_began() -> None:
         (stored(FAILED), 100.0 + QUIET_SECONDS, LEAST_FREE_BYTES - 1, True),
     ],
 )
-def test_it_is_full_until_a_write_succeeds_and_no_other_fails(record: DiskRecord | None, now: float, free_bytes: int | None, expected: bool) -> None:
+def test_it_is_full_until_a_write_succeeds_and_no_other_fails(
+    record: DiskRecord | None, now: float, free_bytes: int | None, expected: bool
+) -> None:
     assert is_full(record, now, free_bytes) is expected

@@ -26,13 +26,21 @@ STUCK = "MainThread\n    read (data.py:40)\n    main (train.py:3)"
 NOW = 10_000.0
 
 
-def status(rank: int, *, still: float, phase: str = "train", boundary: int = 7, is_ended: bool = False, limit: float = 0.0) -> RankStatus:
-    ended = RankExit(exit_class=ExitClass.SUCCESS, code=0, at_seconds=NOW, boundary=Step(boundary)) if is_ended else None
-    return RankStatus(rank=Rank(rank), boundary=Step(boundary), phase=phase, still_seconds=still, exit=ended, limit_seconds=limit)
+def status(
+    rank: int, *, still: float, phase: str = "train", boundary: int = 7, is_ended: bool = False, limit: float = 0.0
+) -> RankStatus:
+    ended = (
+        RankExit(exit_class=ExitClass.SUCCESS, code=0, at_seconds=NOW, boundary=Step(boundary)) if is_ended else None
+    )
+    return RankStatus(
+        rank=Rank(rank), boundary=Step(boundary), phase=phase, still_seconds=still, exit=ended, limit_seconds=limit
+    )
 
 
 def look(rank: int, number: int = 2, **changes: object) -> RankStacks:
-    made = RankStacks(rank=Rank(rank), number=number, text=WAITS, same_seconds=60.0 if number > 1 else 0.0, cpu_seconds=0.1)
+    made = RankStacks(
+        rank=Rank(rank), number=number, text=WAITS, same_seconds=60.0 if number > 1 else 0.0, cpu_seconds=0.1
+    )
     return msgspec.structs.replace(made, **changes)
 
 
@@ -51,7 +59,9 @@ def reports(*statuses: RankStatus, looks: tuple[RankStacks, ...] = ()) -> dict[N
     }
 
 
-def watch(seen: Mapping[NodeId, MemberReport], suspicion: Suspicion | None = None, *, is_heard: bool = True, now: float = NOW) -> hangs.Watched:
+def watch(
+    seen: Mapping[NodeId, MemberReport], suspicion: Suspicion | None = None, *, is_heard: bool = True, now: float = NOW
+) -> hangs.Watched:
     return hangs.watch(now, seen, PACE, suspicion, TIMEOUTS, is_heard=is_heard)
 
 
@@ -90,7 +100,9 @@ def test_a_first_step_that_hangs_again_is_restarted_after_the_time_of_a_step() -
 def test_a_first_step_takes_at_least_as_long_as_a_start_and_a_step() -> None:
     slow = Pace(world_size=4, longest={"train": 50.0, "start": 20.0, "first_step": 9.0})
     assert hangs.limits("first_step", slow, TIMEOUTS).first == 250.0
-    assert hangs.limits("first_step", Pace(world_size=4, longest={"train": 50.0}), TIMEOUTS).first == 600.0, "none was ever made"
+    assert hangs.limits("first_step", Pace(world_size=4, longest={"train": 50.0}), TIMEOUTS).first == 600.0, (
+        "none was ever made"
+    )
 
 
 def test_the_pace_is_the_longest_of_all_and_belongs_to_a_world_size() -> None:
@@ -147,7 +159,9 @@ def test_the_first_look_warns_with_stacks_and_harms_nobody() -> None:
 
 
 def test_the_second_look_comes_at_the_second_limit_and_others_after_it() -> None:
-    answered = Suspicion(since=NOW - 90, began_at=NOW - 60, number=1, asked_at=NOW - 60, is_answered=True, limit_seconds=90.0)
+    answered = Suspicion(
+        since=NOW - 90, began_at=NOW - 60, number=1, asked_at=NOW - 60, is_answered=True, limit_seconds=90.0
+    )
     assert watch(reports(*(status(rank, still=90.0) for rank in range(4))), answered).suspicion == answered
     due = watch(reports(*FOUR), answered)
     assert due.suspicion == replace(answered, number=2, asked_at=NOW, is_answered=False)
@@ -162,11 +176,16 @@ def test_the_second_look_comes_at_the_second_limit_and_others_after_it() -> None
 def test_all_asleep_is_a_hang_and_the_node_that_stands_elsewhere_is_named() -> None:
     watched = watch(reports(*FOUR, looks=(look(0), look(1), look(2, text=STUCK), look(3))), second())
     assert [fault.cause for fault in watched.faults] == [Cause.HANG] * 4
-    assert {(fault.at, fault.node_id) for fault in watched.faults} == {(NOW - 95.0, None)}, "restart in place: no node is lost"
+    assert {(fault.at, fault.node_id) for fault in watched.faults} == {(NOW - 95.0, None)}, (
+        "restart in place: no node is lost"
+    )
     first, odd, *places = [fault.evidence for fault in watched.faults]
     assert first.startswith("hang: all 4 ranks stood still in train for 95 s, the limit is 30 s: no stack has changed")
     assert odd == "i-2 alone is stuck: its rank 2 is at another place than the others"
-    assert places == ["ranks 0, 1, 3: all_reduce (distributed.py:7) < main (train.py:3)", "rank 2: read (data.py:40) < main (train.py:3)"]
+    assert places == [
+        "ranks 0, 1, 3: all_reduce (distributed.py:7) < main (train.py:3)",
+        "rank 2: read (data.py:40) < main (train.py:3)",
+    ]
     (event,) = watched.events
     assert (event.type, event.node_id) == ("RanksHang", "i-2")
 
@@ -202,10 +221,14 @@ def test_a_stopped_rank_is_a_hang_whatever_the_others_burn() -> None:
 
 def test_a_rank_left_behind_is_a_hang_although_others_move() -> None:
     moving = [status(rank, still=0.5, boundary=9) for rank in (0, 1, 3)]
-    seen = reports(*moving, status(2, still=95.0), looks=(*(look(rank, same_seconds=0.0) for rank in (0, 1, 3)), look(2)))
+    seen = reports(
+        *moving, status(2, still=95.0), looks=(*(look(rank, same_seconds=0.0) for rank in (0, 1, 3)), look(2))
+    )
     assert "while others have reached step 9" in watch(seen, second()).faults[0].evidence
     nearly = [msgspec.structs.replace(each, boundary=8) for each in moving]
-    seen = reports(*nearly, status(2, still=95.0), looks=(*(look(rank, same_seconds=0.0) for rank in (0, 1, 3)), look(2)))
+    seen = reports(
+        *nearly, status(2, still=95.0), looks=(*(look(rank, same_seconds=0.0) for rank in (0, 1, 3)), look(2))
+    )
     assert not watch(seen, second()).faults
 
 
@@ -240,7 +263,9 @@ def test_who_waits_on_purpose_is_let_be_as_long_as_the_script_says_and_so_are_th
     waits = watch(reports(gate, *(status(rank, still=590.0) for rank in (1, 2, 3))))
     assert (waits.suspicion, waits.ask, waits.events) == (None, (), ())
     assert waits.words == "rank 0 on i-0 stands still in wait on purpose, for at most 600 s as the script says"
-    assert watch(reports(status(0, still=30.0, phase="wait", limit=600.0))).words == "", "no longer than a step may take"
+    assert watch(reports(status(0, still=30.0, phase="wait", limit=600.0))).words == "", (
+        "no longer than a step may take"
+    )
     over = watch(reports(*(status(rank, still=601.0, phase="wait", limit=600.0) for rank in range(4))))
     assert over.suspicion is not None
     assert over.words == "all 4 ranks stood still in wait for longer than 600 s; the stacks are in the job's events"
@@ -249,7 +274,9 @@ def test_who_waits_on_purpose_is_let_be_as_long_as_the_script_says_and_so_are_th
 def test_a_wait_that_outlasts_its_word_is_a_hang() -> None:
     waits = tuple(status(rank, still=691.0, phase="wait", limit=600.0) for rank in range(4))
     watched = watch(reports(*waits, looks=tuple(look(rank) for rank in range(4))), second(691.0))
-    assert watched.faults[0].evidence.startswith("hang: all 4 ranks stood still in wait for 691 s, the limit is 600 s: ")
+    assert watched.faults[0].evidence.startswith(
+        "hang: all 4 ranks stood still in wait for 691 s, the limit is 600 s: "
+    )
     assert watched.faults[0].at == NOW - 91.0, "the time that it was given is no time lost"
     assert hangs.promised_seconds(reports(*waits)) == 600
     assert hangs.promised_seconds(reports(*FOUR)) == 0

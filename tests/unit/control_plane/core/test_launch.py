@@ -9,7 +9,14 @@ from control_plane.core.observed.jobs import JobObserved, JobRecord
 from control_plane.core.observed.nodes import NodeObserved
 from control_plane.core.observed.steps import GenerationRecord
 from control_plane.core.states import JobState
-from everstep.protocol.agent_messages import MemberPhase, MemberReport, PageCommit, RankStatus, RoundStatus, ShardProtection
+from everstep.protocol.agent_messages import (
+    MemberPhase,
+    MemberReport,
+    PageCommit,
+    RankStatus,
+    RoundStatus,
+    ShardProtection,
+)
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId, Step
 from tests.properties.control_plane.simulated import spec_of
 from tests.unit.worker.rank_plans import rank_plan
@@ -18,7 +25,9 @@ SPEC = spec_of("gpt", "a", 4, 2)
 
 
 def link(generation: int, parent: int, base: int, *, started: bool = True) -> GenerationRecord:
-    return GenerationRecord(generation=Generation(generation), parent=Generation(parent), base_step=Step(base), was_started=started)
+    return GenerationRecord(
+        generation=Generation(generation), parent=Generation(parent), base_step=Step(base), was_started=started
+    )
 
 
 LINEAGE = (link(1, 0, 0), link(2, 1, 10), link(3, 2, 12, started=False))
@@ -45,8 +54,13 @@ def training(generation: int, *, shard: int = -1, rounds: int = -1) -> MemberRep
 
 def committed(recorded: int, *reports: MemberReport) -> int:
     record = JobRecord(state=JobState.PREPARING, reason="", created_at=0.0, state_since=0.0, committed=Step(recorded))
-    nodes = {NodeId(f"{number}"): NodeObserved(node_id=NodeId(f"{number}"), member=report) for number, report in enumerate(reports)}
-    seen = JobObserved(record=record, plan=None, lineage=LINEAGE, checkpoints=(), assigned=(), nodes=nodes, is_admitted=True)
+    nodes = {
+        NodeId(f"{number}"): NodeObserved(node_id=NodeId(f"{number}"), member=report)
+        for number, report in enumerate(reports)
+    }
+    seen = JobObserved(
+        record=record, plan=None, lineage=LINEAGE, checkpoints=(), assigned=(), nodes=nodes, is_admitted=True
+    )
     return launch.committed_of(SPEC, seen, record)
 
 
@@ -96,11 +110,15 @@ def test_the_newest_commit_on_the_path_counts(recorded: int, reports: tuple[Memb
         ((), ""),
     ],
 )
-def test_a_launch_says_what_its_ranks_do_before_their_first_new_step(phases: tuple[tuple[str, float], ...], words: str) -> None:
+def test_a_launch_says_what_its_ranks_do_before_their_first_new_step(
+    phases: tuple[tuple[str, float], ...], words: str
+) -> None:
     plan = rank_plan(addresses=("127.0.0.1", "127.0.0.2"))
     reports = {}
     for rank, (phase, seconds) in enumerate(phases):
-        status = RankStatus(rank=Rank(rank), boundary=Step(1 if phase == "train" else 0), phase=phase, still_seconds=seconds)
+        status = RankStatus(
+            rank=Rank(rank), boundary=Step(1 if phase == "train" else 0), phase=phase, still_seconds=seconds
+        )
         reports[NodeId(f"i-{rank}")] = MemberReport(
             job=plan.job, run=plan.run, generation=plan.generation, phase=MemberPhase.RUNNING, ranks=(status,)
         )

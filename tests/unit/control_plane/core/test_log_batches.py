@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.core import log_batches
-from control_plane.core.log_batches import EVENT_BYTES, MAX_BYTES, MAX_EVENTS, MAX_MESSAGE_BYTES, MAX_SPAN_MS, Line, batches
+from control_plane.core.log_batches import (
+    EVENT_BYTES,
+    MAX_BYTES,
+    MAX_EVENTS,
+    MAX_MESSAGE_BYTES,
+    MAX_SPAN_MS,
+    Line,
+    batches,
+)
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -14,21 +22,28 @@ DAY_MS = 24 * 3600 * 1000
 def is_within(batch: tuple[Line, ...]) -> bool:
     times = [line.at_ms for line in batch]
     size = sum(len(line.message.encode()) + EVENT_BYTES for line in batch)
-    return 0 < len(batch) <= MAX_EVENTS and size <= MAX_BYTES and times == sorted(times) and times[-1] - times[0] < DAY_MS
+    return (
+        0 < len(batch) <= MAX_EVENTS and size <= MAX_BYTES and times == sorted(times) and times[-1] - times[0] < DAY_MS
+    )
 
 
 @given(st.lists(st.builds(Line, st.integers(0, 5 * DAY_MS), st.text(min_size=1, max_size=30)), max_size=60))
 def test_every_line_is_in_one_batch_within_the_limits(lines: list[Line]) -> None:
     made = list(batches(lines))
     assert all(is_within(batch) for batch in made)
-    assert sorted((line.at_ms, line.message) for batch in made for line in batch) == sorted((line.at_ms, line.message) for line in lines)
+    assert sorted((line.at_ms, line.message) for batch in made for line in batch) == sorted(
+        (line.at_ms, line.message) for line in lines
+    )
 
 
 def test_full_batches_are_full() -> None:
     assert [len(batch) for batch in batches(Line(0, "x") for _ in range(MAX_EVENTS + 1))] == [MAX_EVENTS, 1]
     half = "x" * (MAX_BYTES // 8 - EVENT_BYTES)
     assert [len(batch) for batch in batches(Line(n, half) for n in range(9))] == [8, 1]
-    assert [len(batch) for batch in batches([Line(0, "a"), Line(MAX_SPAN_MS, "b"), Line(MAX_SPAN_MS + 1, "c")])] == [2, 1]
+    assert [len(batch) for batch in batches([Line(0, "a"), Line(MAX_SPAN_MS, "b"), Line(MAX_SPAN_MS + 1, "c")])] == [
+        2,
+        1,
+    ]
 
 
 def test_lines_of_one_time_keep_their_order() -> None:

@@ -65,7 +65,11 @@ def test_what_spans_a_step_that_is_done_again_goes() -> None:
 
 
 def test_fresh_points_replace_those_of_the_same_step() -> None:
-    assert [point.last for point in metrics.replaced(ramp([1, 2]), [logged(2, 0.0, 7.0), logged(3, 0.0, 8.0)])] == [1.0, 7.0, 8.0]
+    assert [point.last for point in metrics.replaced(ramp([1, 2]), [logged(2, 0.0, 7.0), logged(3, 0.0, 8.0)])] == [
+        1.0,
+        7.0,
+        8.0,
+    ]
 
 
 def test_what_nodes_measured_is_their_median_between_the_extremes_with_their_names() -> None:
@@ -73,13 +77,32 @@ def test_what_nodes_measured_is_their_median_between_the_extremes_with_their_nam
     point = across(7, 70.0, values)
     assert point is not None
     assert (point.step, point.last_step, point.at, point.count, point.finite_count) == (7, 7, 70.0, 4, 4)
-    assert (point.minimum, point.least_on, point.mean, point.last, point.maximum, point.most_on) == (3.0, "idle", 90.0, 90.0, 94.0, "c")
+    assert (point.minimum, point.least_on, point.mean, point.last, point.maximum, point.most_on) == (
+        3.0,
+        "idle",
+        90.0,
+        90.0,
+        94.0,
+        "c",
+    )
     assert across(7, 70.0, {NodeId("broken"): math.inf}) is None
     assert across(7, 70.0, {}) is None
 
 
-@given(st.lists(st.dictionaries(st.sampled_from("abcdef").map(NodeId), st.floats(0, 100), min_size=1), min_size=1, max_size=20))
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from("abcdef").map(NodeId), st.floats(0, 100), min_size=1), min_size=1, max_size=20
+    )
+)
 def test_who_was_the_least_and_the_most_is_known_of_points_that_are_joined(rounds: list[dict[NodeId, float]]) -> None:
-    point = joined([made for step, values in enumerate(rounds) if (made := across(step, float(step), values)) is not None])
-    assert any(values.get(NodeId(point.least_on)) == point.minimum == min(min(each.values()) for each in rounds) for values in rounds)
-    assert any(values.get(NodeId(point.most_on)) == point.maximum == max(max(each.values()) for each in rounds) for values in rounds)
+    point = joined(
+        [made for step, values in enumerate(rounds) if (made := across(step, float(step), values)) is not None]
+    )
+    assert any(
+        values.get(NodeId(point.least_on)) == point.minimum == min(min(each.values()) for each in rounds)
+        for values in rounds
+    )
+    assert any(
+        values.get(NodeId(point.most_on)) == point.maximum == max(max(each.values()) for each in rounds)
+        for values in rounds
+    )

@@ -13,7 +13,15 @@ from control_plane.core.observed.nodes import Cause, InstanceCondition, NodeObse
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import MemberPhase, MemberReport, NoticeKind, ShardProtection
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
-from everstep.protocol.plan import CheckpointPlan, GenerationPlan, ObjectReference, PlanNode, RankPlan, ScriptPlan, SourceArchive
+from everstep.protocol.plan import (
+    CheckpointPlan,
+    GenerationPlan,
+    ObjectReference,
+    PlanNode,
+    RankPlan,
+    ScriptPlan,
+    SourceArchive,
+)
 
 NOW = 10_000.0
 TIMEOUTS = ladder(3.0)
@@ -30,8 +38,14 @@ def plan() -> GenerationPlan:
         generation=Generation(1),
         parent=Generation(0),
         base_step=Step(0),
-        nodes=tuple(PlanNode(node_id=node, address="", peer_port=1, ranks=(Rank(rank),), keep=()) for rank, node in enumerate(NODES)),
-        ranks=tuple(RankPlan(rank=Rank(rank), holders=tuple(NODES[holder] for holder in held), sources=()) for rank, held in holders.items()),
+        nodes=tuple(
+            PlanNode(node_id=node, address="", peer_port=1, ranks=(Rank(rank),), keep=())
+            for rank, node in enumerate(NODES)
+        ),
+        ranks=tuple(
+            RankPlan(rank=Rank(rank), holders=tuple(NODES[holder] for holder in held), sources=())
+            for rank, held in holders.items()
+        ),
         coordinator=NODES[0],
         master_address="",
         master_port=1,
@@ -53,23 +67,44 @@ def spot(seconds: float) -> Notice:
 
 
 def node(name: NodeId, *announced: Notice, **changes: object) -> NodeObserved:
-    values: dict[str, object] = {"instance": InstanceCondition.PRESENT, "is_connected": True, "has_reported": True, "notices": announced}
+    values: dict[str, object] = {
+        "instance": InstanceCondition.PRESENT,
+        "is_connected": True,
+        "has_reported": True,
+        "notices": announced,
+    }
     return NodeObserved(node_id=name, **{**values, **changes})  # type: ignore[arg-type]
 
 
 def impaired(node_id: NodeId, *, remedy: Remedy = Remedy.REBOOT) -> Verdict:
-    return Verdict(node_id=node_id, standing=Standing.IMPAIRED, evidence="words", cause=Cause.NODE_FAULT, remedy=remedy, may_terminate=True)
+    return Verdict(
+        node_id=node_id,
+        standing=Standing.IMPAIRED,
+        evidence="words",
+        cause=Cause.NODE_FAULT,
+        remedy=remedy,
+        may_terminate=True,
+    )
 
 
 def wanted(
-    announced: dict[int, Notice], *, wounded: tuple[int, ...] = (), known: tuple[Departure, ...] = (), not_before: float = 0.0
+    announced: dict[int, Notice],
+    *,
+    wounded: tuple[int, ...] = (),
+    known: tuple[Departure, ...] = (),
+    not_before: float = 0.0,
 ) -> tuple[Departure, ...]:
     nodes = {name: node(name, *([announced[place]] if place in announced else [])) for place, name in enumerate(NODES)}
-    verdicts = {name: impaired(name) if place in wounded else Verdict(node_id=name, standing=Standing.ALIVE) for place, name in enumerate(NODES)}
+    verdicts = {
+        name: impaired(name) if place in wounded else Verdict(node_id=name, standing=Standing.ALIVE)
+        for place, name in enumerate(NODES)
+    }
     return moves.wanted(known, NODES, verdicts, nodes, now=NOW, not_before=not_before)
 
 
-def left(announced: dict[int, Notice], spares: int = 0, upload_seconds: float | None = None, *, wounded: tuple[int, ...] = ()) -> tuple[NodeId, ...]:
+def left(
+    announced: dict[int, Notice], spares: int = 0, upload_seconds: float | None = None, *, wounded: tuple[int, ...] = ()
+) -> tuple[NodeId, ...]:
     due = moves.due(wanted(announced, wounded=wounded), spares, upload_seconds, NOW, TIMEOUTS)
     return tuple(move.node_id for move in due)
 
@@ -104,11 +139,18 @@ def test_a_node_that_is_not_ready_takes_nobody_s_place() -> None:
     ready = {NODES[0]: node(NODES[0]), SPARES[0]: node(SPARES[0])}
     one = plan()
     assert moves.successors(one, [*ready], ready, NOW, TIMEOUTS) == [SPARES[0]]
-    for changes in ({"is_connected": False}, {"silent_seconds": 100.0}, {"instance": InstanceCondition.ENDED}, {"member": member}):
+    for changes in (
+        {"is_connected": False},
+        {"silent_seconds": 100.0},
+        {"instance": InstanceCondition.ENDED},
+        {"member": member},
+    ):
         assert moves.successors(one, [*ready], {**ready, SPARES[0]: node(SPARES[0], **changes)}, NOW, TIMEOUTS) == []
     assert moves.successors(one, [*ready], {**ready, SPARES[0]: node(SPARES[0], spot(60))}, NOW, TIMEOUTS) == []
     unasked = node(SPARES[0], instance=InstanceCondition.UNKNOWN)
-    assert moves.successors(one, [*ready], {**ready, SPARES[0]: unasked}, NOW, TIMEOUTS) == [SPARES[0]], "it is heard, whatever AWS answers"
+    assert moves.successors(one, [*ready], {**ready, SPARES[0]: unasked}, NOW, TIMEOUTS) == [SPARES[0]], (
+        "it is heard, whatever AWS answers"
+    )
 
 
 def test_a_shard_is_held_elsewhere_only_by_the_word_of_its_owner() -> None:
@@ -120,7 +162,13 @@ def test_a_shard_is_held_elsewhere_only_by_the_word_of_its_owner() -> None:
                 generation=Generation(1),
                 phase=MemberPhase.RUNNING,
                 protection=(
-                    ShardProtection(rank=Rank(rank), holders=(), in_view=tuple(NODES[holder] for holder in held), committed=Step(1), payload_bytes=1),
+                    ShardProtection(
+                        rank=Rank(rank),
+                        holders=(),
+                        in_view=tuple(NODES[holder] for holder in held),
+                        committed=Step(1),
+                        payload_bytes=1,
+                    ),
                 ),
             )
             for rank, held in view.items()
@@ -130,7 +178,9 @@ def test_a_shard_is_held_elsewhere_only_by_the_word_of_its_owner() -> None:
     assert moves.is_held_elsewhere(plan(), reports(whole), [NODES[1]])
     assert not moves.is_held_elsewhere(plan(), reports(whole), [NODES[0], NODES[1]])
     assert not moves.is_held_elsewhere(plan(), reports({**whole, 1: (1,)}), [NODES[1]])
-    assert not moves.is_held_elsewhere(plan(), reports({rank: held for rank, held in whole.items() if rank != 1}), [NODES[1]])
+    assert not moves.is_held_elsewhere(
+        plan(), reports({rank: held for rank, held in whole.items() if rank != 1}), [NODES[1]]
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,17 +188,43 @@ def test_a_shard_is_held_elsewhere_only_by_the_word_of_its_owner() -> None:
     [
         (0, 120, 10.0, True, True, (True, "waits for its checkpoint: the last one took 10 s, 114 s were left")),
         (15, 120, 10.0, True, True, (False, "waited no longer for its checkpoint: the last one took 10 s")),
-        (0, 120, 100.0, True, True, (False, "did not wait for its checkpoint: the last one took 100 s, 114 s were left")),
+        (
+            0,
+            120,
+            100.0,
+            True,
+            True,
+            (False, "did not wait for its checkpoint: the last one took 100 s, 114 s were left"),
+        ),
         (0, 120, None, True, True, (True, "waits for its checkpoint: none was measured, 114 s were left")),
         (30, 120, None, True, True, (False, "waited no longer for its checkpoint: none was measured")),
-        (60, 120, 10.0, True, False, (True, "waits for its checkpoint: only the nodes that it leaves hold its last step, 114 s were left")),
-        (60, 120, 10.0, False, True, (True, "waits for its checkpoint while no node can take the place, 114 s were left")),
+        (
+            60,
+            120,
+            10.0,
+            True,
+            False,
+            (True, "waits for its checkpoint: only the nodes that it leaves hold its last step, 114 s were left"),
+        ),
+        (
+            60,
+            120,
+            10.0,
+            False,
+            True,
+            (True, "waits for its checkpoint while no node can take the place, 114 s were left"),
+        ),
         (114, 120, 10.0, False, False, (False, "there was no time left for its checkpoint")),
         (0, None, 10.0, True, True, (True, "waits for its checkpoint: the last one took 10 s, 120 s were left")),
     ],
 )
 def test_a_checkpoint_is_waited_for_where_time_allows(
-    waited: float, ends_in: float | None, upload: float | None, is_replaceable: bool, is_held: bool, expected: tuple[bool, str]
+    waited: float,
+    ends_in: float | None,
+    upload: float | None,
+    is_replaceable: bool,
+    is_held: bool,
+    expected: tuple[bool, str],
 ) -> None:
     found = moves.checkpoint_wait(
         None if ends_in is None else NOW + ends_in,
@@ -167,11 +243,17 @@ def test_a_checkpoint_is_waited_for_where_time_allows(
     ("waited", "is_held", "expected"),
     [
         (0, True, (False, "nodes that stay hold its last step")),
-        (29, False, (True, "waits for its checkpoint: only the nodes that it leaves hold its last step, 30 s were left")),
+        (
+            29,
+            False,
+            (True, "waits for its checkpoint: only the nodes that it leaves hold its last step, 30 s were left"),
+        ),
         (30, False, (False, "there was no time left for its checkpoint")),
     ],
 )
-def test_where_aws_takes_nothing_only_the_last_copy_is_worth_the_wait(waited: float, is_held: bool, expected: tuple[bool, str]) -> None:
+def test_where_aws_takes_nothing_only_the_last_copy_is_worth_the_wait(
+    waited: float, is_held: bool, expected: tuple[bool, str]
+) -> None:
     found = moves.checkpoint_wait(
         None,
         is_announced=False,
@@ -186,7 +268,12 @@ def test_where_aws_takes_nothing_only_the_last_copy_is_worth_the_wait(waited: fl
 
 
 def test_whom_aws_takes_goes_first_and_waits_for_no_other_s_successor() -> None:
-    assert [move.node_id for move in wanted({3: spot(120), 2: spot(60)}, wounded=(0, 1))] == [NODES[2], NODES[3], NODES[0], NODES[1]]
+    assert [move.node_id for move in wanted({3: spot(120), 2: spot(60)}, wounded=(0, 1))] == [
+        NODES[2],
+        NODES[3],
+        NODES[0],
+        NODES[1],
+    ]
     assert left({3: spot(120)}, wounded=(0, 1)) == ()
     assert left({3: spot(120)}, 1, wounded=(0, 1)) == (NODES[3],)
     assert left({3: spot(120)}, 2, wounded=(0, 1)) == (NODES[3], NODES[0])
@@ -216,7 +303,12 @@ def test_a_node_that_a_person_wants_is_left_after_what_is_wrong_and_never_lent()
     asked = node(NODES[1], request_words="a person asked to drain n1 (ann)")
     fine = Verdict(node_id=NODES[1], standing=Standing.ALIVE)
     (move,) = moves.wanted((), NODES[1:2], {NODES[1]: fine}, {NODES[1]: asked}, now=NOW, not_before=0.0)
-    assert (move.cause, move.remedy, move.evidence, move.ends_at) == (Cause.REQUESTED, Remedy.RELEASE, asked.request_words, None)
+    assert (move.cause, move.remedy, move.evidence, move.ends_at) == (
+        Cause.REQUESTED,
+        Remedy.RELEASE,
+        asked.request_words,
+        None,
+    )
     assert not move.is_announced
     assert moves.wanted((), NODES[1:2], {NODES[1]: fine}, {NODES[1]: asked}, now=NOW, not_before=NOW + 1) == ()
     (faulty,) = moves.wanted((), NODES[1:2], {NODES[1]: impaired(NODES[1])}, {NODES[1]: asked}, now=NOW, not_before=0.0)

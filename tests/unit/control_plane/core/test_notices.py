@@ -42,4 +42,7 @@ def test_what_is_far_or_has_not_come_true_is_not_urgent(kind: NoticeKind, second
 def test_the_earliest_of_several_announcements_counts() -> None:
     late, early, unknown = spot(100), spot(50), Notice(kind=NoticeKind.SPOT_INTERRUPTION, message="")
     assert notices.merged([late, unknown, early, late]) == (early,)
-    assert notices.urgent(node(spot(50), Notice(kind=NoticeKind.TERMINATING, message="", ends_at=NOW + 20)), NOW) is not None
+    assert (
+        notices.urgent(node(spot(50), Notice(kind=NoticeKind.TERMINATING, message="", ends_at=NOW + 20)), NOW)
+        is not None
+    )

@@ -19,16 +19,23 @@ FIGURES = {"rank_bytes": int(7.5 * GIB), "used_bytes": 61 * GIB, "total_bytes": 
             MemoryEnd(source=MemorySource.KERNEL_LOG, kind=MemoryKind.HOST, **FIGURES),
             "rank 3 on i-1 ran out of memory: the kernel killed it at 7.5 GiB, with 61.0 GiB of 62.0 GiB in use",
         ),
-        (MemoryEnd(source=MemorySource.CGROUP, kind=MemoryKind.HOST), "rank 3 on i-1 ran out of memory: the kernel killed it"),
+        (
+            MemoryEnd(source=MemorySource.CGROUP, kind=MemoryKind.HOST),
+            "rank 3 on i-1 ran out of memory: the kernel killed it",
+        ),
         (
             MemoryEnd(source=MemorySource.NODE, kind=MemoryKind.HOST, rank_bytes=GIB),
-            "rank 3 on i-1 probably ran out of memory: it was killed at 1.0 GiB, while the kernel killed processes of this node for lack of memory",
+            "rank 3 on i-1 probably ran out of memory: it was killed at 1.0 GiB, while the kernel killed "
+            "processes of this node for lack of memory",
         ),
         (
             MemoryEnd(source=MemorySource.EXCEPTION, kind=MemoryKind.GPU, words="torch.OutOfMemoryError: no"),
             "rank 3 on i-1 ran out of GPU memory: torch.OutOfMemoryError: no",
         ),
-        (MemoryEnd(source=MemorySource.EXCEPTION, kind=MemoryKind.HOST, words="MemoryError"), "rank 3 on i-1 ran out of memory: MemoryError"),
+        (
+            MemoryEnd(source=MemorySource.EXCEPTION, kind=MemoryKind.HOST, words="MemoryError"),
+            "rank 3 on i-1 ran out of memory: MemoryError",
+        ),
     ],
 )
 def test_the_sentence_says_only_what_is_certain(end: MemoryEnd, words: str) -> None:

@@ -17,7 +17,13 @@ def nodes(count: int) -> list[NodeId]:
 def test_the_example_of_the_paper() -> None:
     planned = placement.plan(nodes(5), 2)
     assert planned.groups == (("n0", "n1"), ("n2", "n3", "n4"))
-    assert planned.holders == {"n0": ("n0", "n1"), "n1": ("n1", "n0"), "n2": ("n2", "n3"), "n3": ("n3", "n4"), "n4": ("n4", "n2")}
+    assert planned.holders == {
+        "n0": ("n0", "n1"),
+        "n1": ("n1", "n0"),
+        "n2": ("n2", "n3"),
+        "n3": ("n3", "n4"),
+        "n4": ("n4", "n2"),
+    }
 
 
 @pytest.mark.parametrize(("lost", "expected"), [(1, 1.0), (2, 0.9333), (3, 0.8), (4, 0.6154)])
@@ -33,7 +39,9 @@ def test_large_fleets(count: int, expected: float) -> None:
 @pytest.mark.parametrize("count", range(1, 11))
 def test_probabilities_against_brute_force(count: int) -> None:
     for copies in range(1, count + 1):
-        holders = [sum(1 << int(node[1:]) for node in held) for held in placement.plan(nodes(count), copies).holders.values()]
+        holders = [
+            sum(1 << int(node[1:]) for node in held) for held in placement.plan(nodes(count), copies).holders.values()
+        ]
         sets, survived = [0] * (count + 1), [0] * (count + 1)
         for dead in range(1 << count):
             sets[dead.bit_count()] += 1
@@ -73,8 +81,12 @@ def test_groups_span_domains_where_there_are_enough() -> None:
 
 @pytest.mark.parametrize("copies", [2, 3, 4])
 @pytest.mark.parametrize("sizes", [(4, 1, 1, 1, 1), (6, 6, 6, 6), (5, 4, 3, 2, 1, 1), (2, 2, 2, 2, 2)])
-def test_every_group_has_as_many_domains_as_copies_if_no_domain_is_too_large(sizes: tuple[int, ...], copies: int) -> None:
-    domains = dict(zip(nodes(sum(sizes)), [f"rack{rack}" for rack, size in enumerate(sizes) for _ in range(size)], strict=True))
+def test_every_group_has_as_many_domains_as_copies_if_no_domain_is_too_large(
+    sizes: tuple[int, ...], copies: int
+) -> None:
+    domains = dict(
+        zip(nodes(sum(sizes)), [f"rack{rack}" for rack, size in enumerate(sizes) for _ in range(size)], strict=True)
+    )
     planned = placement.plan(nodes(sum(sizes)), copies, domains)
     whole = [group for group in planned.groups if len(group) == copies]
     if max(sizes) <= len(planned.groups):
@@ -106,7 +118,9 @@ def test_groups_are_found_again_in_the_holders_of_a_plan(count: int, copies: int
     assert again.holders == planned.holders
 
 
-@pytest.mark.parametrize("holders", [[], [[0], [1]], [[0, 1], [1, 2], [2, 1]], [[0, 1], [1]], [[0, 1, 3], [1, 2, 0], [2, 0, 1], [3, 0, 1]]])
+@pytest.mark.parametrize(
+    "holders", [[], [[0], [1]], [[0, 1], [1, 2], [2, 1]], [[0, 1], [1]], [[0, 1, 3], [1, 2, 0], [2, 0, 1], [3, 0, 1]]]
+)
 def test_holders_of_another_kind_have_no_groups(holders: list[list[int]]) -> None:
     assert placement.groups_of(holders) == ()
 
@@ -114,7 +128,9 @@ def test_holders_of_another_kind_have_no_groups(holders: list[list[int]]) -> Non
 def test_only_the_vacancy_changes_where_the_replacement_lies_in_another_domain() -> None:
     names, domains = nodes(8), domains_of("aabbccdd")
     before = placement.plan(names, 2, domains)
-    after = placement.plan([NodeId("new"), *names[1:]], 2, {**domains, NodeId("new"): "d"}, placement.groups_of(places(before, names)))
+    after = placement.plan(
+        [NodeId("new"), *names[1:]], 2, {**domains, NodeId("new"): "d"}, placement.groups_of(places(before, names))
+    )
     kept = {owner: holders for owner, holders in before.holders.items() if names[0] not in holders}
     assert len(kept) == 6
     assert kept.items() <= after.holders.items()

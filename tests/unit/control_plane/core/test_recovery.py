@@ -14,7 +14,9 @@ A, B, C, D = (NodeId(name) for name in "abcd")
 
 
 def link(generation: int, parent: int, base: int, *, started: bool = True) -> GenerationRecord:
-    return GenerationRecord(generation=Generation(generation), parent=Generation(parent), base_step=Step(base), was_started=started)
+    return GenerationRecord(
+        generation=Generation(generation), parent=Generation(parent), base_step=Step(base), was_started=started
+    )
 
 
 LINEAGE = (link(1, 0, 0), link(2, 1, 10))
@@ -23,7 +25,12 @@ LINEAGE = (link(1, 0, 0), link(2, 1, 10))
 def slot(rank: int, origin: int, step: int) -> SlotRecord:
     content = bytes([rank, origin, step]) + bytes(13)
     return SlotRecord(
-        owner_rank=Rank(rank), origin_generation=Generation(origin), step=Step(step), payload_bytes=1, digest=content, layout_hash=bytes(16)
+        owner_rank=Rank(rank),
+        origin_generation=Generation(origin),
+        step=Step(step),
+        payload_bytes=1,
+        digest=content,
+        layout_hash=bytes(16),
     )
 
 
@@ -70,7 +77,9 @@ def test_a_slot_is_on_the_path_up_to_the_branch(origin: int, step: int, expected
 
 
 def test_the_newest_step_that_every_rank_has_on_some_node() -> None:
-    restore = recovery.choose(survey({A: [slot(0, 2, 12), slot(0, 2, 11), slot(1, 2, 11)], B: [slot(1, 2, 11), slot(1, 1, 10)]}))
+    restore = recovery.choose(
+        survey({A: [slot(0, 2, 12), slot(0, 2, 11), slot(1, 2, 11)], B: [slot(1, 2, 11), slot(1, 1, 10)]})
+    )
     assert restore.base_step == 11
     assert [[source.kind for source in sources] for sources in restore.sources] == [["local"], ["local", "peer"]]
     assert restore.farthest == "local"
@@ -85,7 +94,12 @@ def test_a_replacement_reads_from_a_peer() -> None:
     restore = recovery.choose(survey({A: [slot(0, 2, 12), slot(1, 2, 12)], B: []}))
     assert restore.base_step == 12
     source = restore.sources[1][0]
-    assert (source.kind, source.node_id, source.origin_generation, source.digest) == ("peer", A, 2, slot(1, 2, 12).digest)
+    assert (source.kind, source.node_id, source.origin_generation, source.digest) == (
+        "peer",
+        A,
+        2,
+        slot(1, 2, 12).digest,
+    )
     assert restore.farthest == "peer"
 
 
@@ -106,7 +120,9 @@ def test_a_checkpoint_of_another_world_size_is_not_used() -> None:
 
 
 def test_what_is_stored_is_the_newest_checkpoint_that_leads_to_the_base() -> None:
-    found = survey({A: [], B: []}, checkpoints=(checkpoint(5, 1), checkpoint(13, 1), checkpoint(11, 2), checkpoint(12, 2)))
+    found = survey(
+        {A: [], B: []}, checkpoints=(checkpoint(5, 1), checkpoint(13, 1), checkpoint(11, 2), checkpoint(12, 2))
+    )
     assert [recovery.stored_step(found, Step(base)) for base in (4, 5, 10, 11, 12, 20)] == [
         0,
         5,

@@ -19,8 +19,18 @@ def fault(code: str, number: int | None = None, message: str = "words") -> NodeF
     return NodeFault(code=code, message=message, is_permanent=False, xid=number)
 
 
-def line(what: str, *, ago: float = 60.0, incident: str = "inc-1", is_own_word: bool = True, remedy: Remedy = Remedy.REBOOT) -> Implication:
-    return Implication(node_id=NodeId("i-1"), incident_id=incident, at=NOW - ago, what=what, evidence="words", is_own_word=is_own_word, remedy=remedy)
+def line(
+    what: str, *, ago: float = 60.0, incident: str = "inc-1", is_own_word: bool = True, remedy: Remedy = Remedy.REBOOT
+) -> Implication:
+    return Implication(
+        node_id=NodeId("i-1"),
+        incident_id=incident,
+        at=NOW - ago,
+        what=what,
+        evidence="words",
+        is_own_word=is_own_word,
+        remedy=remedy,
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +90,10 @@ def test_three_incidents_within_a_day_make_a_lemon_and_are_named() -> None:
     history = [line("agent_lost", incident=f"inc-{number}", is_own_word=False) for number in range(3)]
     assert remedies.lemon(history[:2], NOW) is None
     assert remedies.lemon([*history[:2], history[1]], NOW) is None, "one incident counts once"
-    assert remedies.lemon([*history[:2], line("agent_lost", incident="inc-9", ago=remedies.LEMON_WINDOW_SECONDS + 1)], NOW) is None
+    assert (
+        remedies.lemon([*history[:2], line("agent_lost", incident="inc-9", ago=remedies.LEMON_WINDOW_SECONDS + 1)], NOW)
+        is None
+    )
     told = remedies.lemon(history, NOW)
     assert told is not None
     assert all(name in told for name in ("inc-0", "inc-1", "inc-2"))
@@ -101,4 +114,7 @@ def test_every_fault_of_a_node_that_is_documented_has_its_remedy() -> None:
     text = (Path(__file__).parents[4] / "docs" / "reference" / "metrics.md").read_text()
     table = text.partition("## Node faults")[2].partition("Without NVIDIA's driver")[0]
     rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
-    assert {code for row in rows for code in re.findall(r"`(\w+)`", row)} | {"ranks_not_gone"} == {*remedies.FAULTS, "gpu_xid"}
+    assert {code for row in rows for code in re.findall(r"`(\w+)`", row)} | {"ranks_not_gone"} == {
+        *remedies.FAULTS,
+        "gpu_xid",
+    }

@@ -32,7 +32,9 @@ def test_a_node_that_works_is_left_where_another_one_can_come(asked: NodeRequest
     assert refusal(asked, replace(ASSIGNED, spare_count=0, max_node_count=5)) == ""
     assert "no other one can take its place" in refusal(asked, replace(ASSIGNED, spare_count=0))
     assert "ann has taken over" in refusal(asked, replace(ASSIGNED, taken_over_by="ann"))
-    assert "may not act now: most of the fleet is silent" in refusal(asked, replace(ASSIGNED, fleet_status=FleetStatus.FROZEN))
+    assert "may not act now: most of the fleet is silent" in refusal(
+        asked, replace(ASSIGNED, fleet_status=FleetStatus.FROZEN)
+    )
     assert "is being deleted" in refusal(asked, replace(ASSIGNED, fleet_status=FleetStatus.DELETING))
 
 

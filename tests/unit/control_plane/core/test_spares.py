@@ -56,7 +56,9 @@ def test_a_fleet_that_has_seen_nothing_reckons_with_the_prior() -> None:
 
 
 def test_what_is_measured_counts_more_the_more_there_is() -> None:
-    seen = FleetHistory(node_seconds=100_000 * DAY, lost_node_count=650, replacement_count=650, replacement_seconds=650 * 100.0)
+    seen = FleetHistory(
+        node_seconds=100_000 * DAY, lost_node_count=650, replacement_count=650, replacement_seconds=650 * 100.0
+    )
     assert spares.failures_per_node_second(seen) == pytest.approx(0.0065 / DAY, rel=0.1)
     assert spares.replacement_seconds(seen) == pytest.approx(100, rel=0.02)
     calm = FleetHistory(node_seconds=100_000 * DAY)
@@ -72,13 +74,18 @@ def test_a_young_fleet_that_fails_all_the_time_is_believed() -> None:
 
 
 @given(HISTORIES, st.integers(1, 4096), st.floats(0.5, 0.9999))
-@example(FleetHistory(node_seconds=1536.0, lost_node_count=123, replacement_count=10, replacement_seconds=10.0), 66, 0.875)
+@example(
+    FleetHistory(node_seconds=1536.0, lost_node_count=123, replacement_count=10, replacement_seconds=10.0), 66, 0.875
+)
 def test_worse_never_means_fewer(history: FleetHistory, working: int, probability: float) -> None:
     count = spares.spare_count(wishing(probability), history, working)
     under_way = spares.failures_per_node_second(history) * working * spares.replacement_seconds(history)
     assert spares.free_probability(count, under_way) >= probability or count == spares.MOST_SPARES
     assert count == 0 or spares.free_probability(count - 1, under_way) < probability
-    assert spares.spare_count(wishing(probability), replace(history, lost_node_count=history.lost_node_count + 5), working) >= count
+    assert (
+        spares.spare_count(wishing(probability), replace(history, lost_node_count=history.lost_node_count + 5), working)
+        >= count
+    )
     assert spares.spare_count(wishing(probability), history, working + 64) >= count
     assert spares.spare_count(wishing(min(0.99999, probability + 0.05)), history, working) >= count
 
@@ -93,7 +100,9 @@ def test_the_bound_on_what_is_expected_is_the_tables(seen: int, bound: float) ->
 def test_the_bound_holds_for_many_failures_too(seen: int) -> None:
     """Wilson and Hilferty's cube comes as near to that quantile as one part in 100,000 from 200 on."""
     part = 2 / (9 * (2 * seen + 2))
-    assert spares.most_expected(seen) == pytest.approx((seen + 1) * (1 - part + NormalDist().inv_cdf(0.95) * sqrt(part)) ** 3, rel=1e-5)
+    assert spares.most_expected(seen) == pytest.approx(
+        (seen + 1) * (1 - part + NormalDist().inv_cdf(0.95) * sqrt(part)) ** 3, rel=1e-5
+    )
 
 
 def test_the_formula_is_what_a_simulated_fleet_does() -> None:

@@ -9,7 +9,13 @@ from control_plane.errors import InvalidTransition
 
 MACHINES = {
     "job": (states.JobState, states.JobEvent, states.JOB_TRANSITIONS, states.JobState.QUEUED, states.ENDED_JOBS),
-    "node": (states.NodeState, states.NodeEvent, states.NODE_TRANSITIONS, states.NodeState.JOINING, {states.NodeState.GONE}),
+    "node": (
+        states.NodeState,
+        states.NodeEvent,
+        states.NODE_TRANSITIONS,
+        states.NodeState.JOINING,
+        {states.NodeState.GONE},
+    ),
     "incident": (
         states.IncidentState,
         states.IncidentEvent,

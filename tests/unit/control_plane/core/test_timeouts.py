@@ -71,4 +71,6 @@ def test_ranks_that_will_not_die_are_told_of_before_t_max() -> None:
     """An agent waits for their ends, then for what they left."""
     ladder = timeouts.ladder(3.0)
     assert 2 * ladder.gone_seconds < ladder.exclude_seconds
-    assert ladder.coordinator_deadline_seconds < ladder.welcome_seconds, "an agent that restarts finds its ranks still looking for it"
+    assert ladder.coordinator_deadline_seconds < ladder.welcome_seconds, (
+        "an agent that restarts finds its ranks still looking for it"
+    )

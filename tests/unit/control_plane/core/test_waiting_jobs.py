@@ -63,7 +63,9 @@ def test_a_gang_is_asked_for_elsewhere_once_a_launch_has_failed_since_it_waits()
     elsewhere = {"spec": several, "open_fleets": frozenset(map(FleetName, ("second", "third")))}
 
     def fleet(*, spec=several, record: dict | None = None, **seen):
-        return decide_whole(JobState.ALLOCATING, record=record, **{**elsewhere, "launch_failed_at": NOW - 1, **seen, "spec": spec}).fleet
+        return decide_whole(
+            JobState.ALLOCATING, record=record, **{**elsewhere, "launch_failed_at": NOW - 1, **seen, "spec": spec}
+        ).fleet
 
     assert fleet() == "second"
     assert fleet(open_fleets=frozenset({FleetName("third")})) == "third"
@@ -75,8 +77,14 @@ def test_a_gang_is_asked_for_elsewhere_once_a_launch_has_failed_since_it_waits()
     assert fleet(assigned=("i-1",)) is None
     last = replace(several, fleet=FleetName("third"))
     assert fleet(spec=last, open_fleets=frozenset({SPEC.fleet, FleetName("second")})) == SPEC.fleet
-    round_over = decide_whole(JobState.ALLOCATING, spec=last, open_fleets=frozenset({SPEC.fleet}), launch_failed_at=NOW - 1).record
-    assert (round_over.state, round_over.gang_attempts, round_over.not_before) == (JobState.QUEUED, 1, NOW + FIRST_RETRY_SECONDS)
+    round_over = decide_whole(
+        JobState.ALLOCATING, spec=last, open_fleets=frozenset({SPEC.fleet}), launch_failed_at=NOW - 1
+    ).record
+    assert (round_over.state, round_over.gang_attempts, round_over.not_before) == (
+        JobState.QUEUED,
+        1,
+        NOW + FIRST_RETRY_SECONDS,
+    )
 
 
 def test_standing_aside_doubles_up_to_a_limit() -> None:
@@ -94,7 +102,15 @@ def test_pending_is_the_time_before_the_first_start() -> None:
 def test_time_without_nodes_is_no_runtime() -> None:
     limited = replace(SPEC, max_runtime_seconds=600.0)
     ran = {"started_at": 9_010.0, "base_step": Step(5), "accounted_until": NOW}
-    assert decide(JobState.QUEUED, spec=limited, record={**ran, "microseconds": {"paused": 400_000_000}}).state is JobState.QUEUED
-    assert decide(JobState.QUEUED, spec=limited, record={**ran, "microseconds": {"paused": 300_000_000}}).state is JobState.STOPPED
+    assert (
+        decide(JobState.QUEUED, spec=limited, record={**ran, "microseconds": {"paused": 400_000_000}}).state
+        is JobState.QUEUED
+    )
+    assert (
+        decide(JobState.QUEUED, spec=limited, record={**ran, "microseconds": {"paused": 300_000_000}}).state
+        is JobState.STOPPED
+    )
     earlier = {**ran, "microseconds": {"paused": 400_000_000}, "paused_microseconds_before_start": 100_000_000}
-    assert decide(JobState.QUEUED, spec=limited, record=earlier).state is JobState.STOPPED, "a pause before its first start is no time of its run"
+    assert decide(JobState.QUEUED, spec=limited, record=earlier).state is JobState.STOPPED, (
+        "a pause before its first start is no time of its run"
+    )

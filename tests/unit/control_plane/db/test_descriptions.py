@@ -47,13 +47,17 @@ def test_everything_that_hangs_on_a_job_and_nothing_of_others(database, job, lea
         for number in (1, 2):
             jobs.add_generation(session, lease, plan(number), NOW)
         incidents.open_incident(session, lease, "inc-1", incident())
-        incidents.change(session, lease, "inc-1", phase="closed", closed_at=NOW, lost_steps=2, detect_seconds=1.0, cost_usd=3.5)
+        incidents.change(
+            session, lease, "inc-1", phase="closed", closed_at=NOW, lost_steps=2, detect_seconds=1.0, cost_usd=3.5
+        )
         incidents.open_incident(session, lease, "inc-2", incident(opened_at=NOW + timedelta(seconds=1)))
         ended = drills.create(session, drill)
         drills.change(session, lease, ended.id, ended_at=NOW)
         going_on = drills.create(session, drill)
         for node_id in ("i-2", "i-1", "i-3"):
-            facts = AgentFacts(node_id=node_id, fleet_name="main", address="a", peer_port=1, memory_bytes=1, agent_id="a", version="1")
+            facts = AgentFacts(
+                node_id=node_id, fleet_name="main", address="a", peer_port=1, memory_bytes=1, agent_id="a", version="1"
+            )
             nodes.note_hello(session, facts, initial_state="idle", now=NOW)
         session.flush()
         for node_id in ("i-1", "i-2"):
@@ -64,7 +68,12 @@ def test_everything_that_hangs_on_a_job_and_nothing_of_others(database, job, lea
     with database.read() as session:
         assert found.job == jobs.get(session, "gpt")
         assert found.incidents == incidents.totals(session, run_id=job.run_id)
-    assert (found.incidents.count, found.incidents.closed_count, found.incidents.lost_steps, found.incidents.cost_usd) == (2, 1, 2, 3.5)
+    assert (
+        found.incidents.count,
+        found.incidents.closed_count,
+        found.incidents.lost_steps,
+        found.incidents.cost_usd,
+    ) == (2, 1, 2, 3.5)
     assert (found.plan, found.observed_revision, found.open_drill_id) == (plan(2), 1, going_on.id)
     assert found.node_ids == ("i-1", "i-2")
     other = described(database, "other")

@@ -31,7 +31,9 @@ def test_pages_meet_without_gap_or_overlap(database, sort_by, is_ascending):
     after = None
     while True:
         with database.read() as session:
-            page = job_lists.page(session, JobFilter(), after=after, limit=2, sort_by=sort_by, is_ascending=is_ascending)
+            page = job_lists.page(
+                session, JobFilter(), after=after, limit=2, sort_by=sort_by, is_ascending=is_ascending
+            )
         if not page:
             break
         seen += [job.name for job in page]
@@ -50,7 +52,9 @@ def test_a_job_that_is_deleted_between_two_pages_leaves_no_hole(database):
         session.execute(text("UPDATE job SET ended_at = created_at"))
         jobs.remove(session, first[-1].run_id)
     with database.read() as session:
-        rest = job_lists.page(session, JobFilter(), after=job_lists.position_of(first[-1], SortBy.CREATION_TIME), limit=9)
+        rest = job_lists.page(
+            session, JobFilter(), after=job_lists.position_of(first[-1], SortBy.CREATION_TIME), limit=9
+        )
     assert [job.name for job in rest] == ["job2", "job1", "job0"]
 
 
@@ -76,7 +80,9 @@ def test_filters(database, which, names):
     with database.write() as session:
         jobs.create(session, new_job("a", fleet_name="other"), NOW)
         jobs.create(session, new_job("b", tags={"team": "b"}), NOW + timedelta(seconds=1))
-        jobs.create(session, new_job("c", project="p", tags={"team": "a", "a.b c$[0]": "x"}), NOW + timedelta(seconds=2))
+        jobs.create(
+            session, new_job("c", project="p", tags={"team": "a", "a.b c$[0]": "x"}), NOW + timedelta(seconds=2)
+        )
         jobs.request_stop(session, "a", NOW + timedelta(seconds=9))
     with database.read() as session:
         assert [job.name for job in job_lists.page(session, which, limit=10)] == names
@@ -185,8 +191,14 @@ def test_the_last_page_costs_what_the_first_does(large, which, sort_by, is_ascen
     assert "TEMP B-TREE" not in effort.plan_of_last()
     options = {"sort_by": sort_by, "is_ascending": is_ascending}
     with large.read() as session:
-        columns = select(Job.name, Job.created_at, Job.modified_at, Job.run_id).where(*job_lists._conditions(which, sort_by))
-        every = sorted(session.execute(columns).all(), key=lambda row: job_lists.position_of(row, sort_by), reverse=not is_ascending)
+        columns = select(Job.name, Job.created_at, Job.modified_at, Job.run_id).where(
+            *job_lists._conditions(which, sort_by)
+        )
+        every = sorted(
+            session.execute(columns).all(),
+            key=lambda row: job_lists.position_of(row, sort_by),
+            reverse=not is_ascending,
+        )
     deep = job_lists.position_of(every[len(every) - PAGE - 1], sort_by)
     last, page = effort.of(which, after=deep, **options)
     assert [job.name for job in page] == [row.name for row in every[-PAGE:]]

@@ -8,7 +8,16 @@ from control_plane.db import jobs
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound, StaleLease
 from control_plane.db.jobs import TRANSITIONS_LIMIT
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
-from everstep.protocol.plan import CheckpointPlan, GenerationPlan, ObjectReference, PlanNode, RankPlan, ScriptPlan, SourceArchive, Timeouts
+from everstep.protocol.plan import (
+    CheckpointPlan,
+    GenerationPlan,
+    ObjectReference,
+    PlanNode,
+    RankPlan,
+    ScriptPlan,
+    SourceArchive,
+    Timeouts,
+)
 from tests.unit.control_plane.db.conftest import NOW, new_job, spec
 
 
@@ -58,7 +67,11 @@ def get(database, name="gpt"):
 
 
 def test_a_job_comes_back_as_it_went_in(database):
-    wanted = new_job(spec=spec(hyperparameters={"steps": "200"}, max_runtime_seconds=60, third_slot=True), tags={"a": "b"}, priority=-3)
+    wanted = new_job(
+        spec=spec(hyperparameters={"steps": "200"}, max_runtime_seconds=60, third_slot=True),
+        tags={"a": "b"},
+        priority=-3,
+    )
     with database.write() as session:
         created = jobs.create(session, wanted, NOW)
     assert get(database) == created
@@ -77,10 +90,27 @@ def test_a_name_is_never_used_twice(database, job, lease):
 def test_a_transition_moves_the_state_and_tells_the_story(database, job, lease):
     later = NOW + timedelta(seconds=5)
     with database.write() as session:
-        jobs.transition(session, lease, before="queued", after="allocating", now=later, reason="Its turn.", issued_generation=1, memo={"x": [1]})
+        jobs.transition(
+            session,
+            lease,
+            before="queued",
+            after="allocating",
+            now=later,
+            reason="Its turn.",
+            issued_generation=1,
+            memo={"x": [1]},
+        )
     after = get(database)
-    assert (after.state, after.reason, after.issued_generation, after.memo) == ("allocating", "Its turn.", 1, {"x": [1]})
-    assert [(entry.state, entry.reason, entry.at) for entry in after.transitions] == [("queued", "Waiting.", NOW), ("allocating", "Its turn.", later)]
+    assert (after.state, after.reason, after.issued_generation, after.memo) == (
+        "allocating",
+        "Its turn.",
+        1,
+        {"x": [1]},
+    )
+    assert [(entry.state, entry.reason, entry.at) for entry in after.transitions] == [
+        ("queued", "Waiting.", NOW),
+        ("allocating", "Its turn.", later),
+    ]
 
 
 def test_a_transition_from_another_state_is_stale(database, job, lease):
@@ -103,7 +133,9 @@ def test_a_stop_is_asked_for_once_and_only_of_what_runs(database, job, lease):
         assert jobs.request_stop(session, "gpt", NOW).stop_requested_at == NOW
     with database.write() as session:
         assert jobs.request_stop(session, "gpt", NOW + timedelta(hours=1)).stop_requested_at == NOW
-        jobs.transition(session, lease, before="queued", after="stopped", now=NOW, reason="It was stopped.", ended_at=NOW)
+        jobs.transition(
+            session, lease, before="queued", after="stopped", now=NOW, reason="It was stopped.", ended_at=NOW
+        )
     with pytest.raises(Conflict, match="It was stopped"), database.write() as session:
         jobs.request_stop(session, "gpt", NOW)
     with pytest.raises(NotFound), database.write() as session:
@@ -123,7 +155,10 @@ def test_generations_are_written_once(database, job, lease):
         first = jobs.generation(session, job.run_id, 1)
         lineage = jobs.lineage(session, job.run_id)
     assert (first.plan, first.started_at) == (plan(1), NOW)
-    assert [(entry.number, entry.parent, entry.base_step, entry.started_at) for entry in lineage] == [(1, 0, 0, NOW), (2, 1, 7, None)]
+    assert [(entry.number, entry.parent, entry.base_step, entry.started_at) for entry in lineage] == [
+        (1, 0, 0, NOW),
+        (2, 1, 7, None),
+    ]
     assert (get(database).generation, get(database).base_step) == (2, 7)
 
 

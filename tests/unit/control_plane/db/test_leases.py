@@ -33,7 +33,9 @@ def claim(database, leaser, run_id, kind="job"):
 
 def test_every_claim_bumps_the_counter(database, job, clock):
     leaser = Leaser("a", 3.0, clock)
-    assert [claim(database, leaser, job.run_id) for _ in range(3)] == [Lease("job", job.run_id, "a", n) for n in (1, 2, 3)]
+    assert [claim(database, leaser, job.run_id) for _ in range(3)] == [
+        Lease("job", job.run_id, "a", n) for n in (1, 2, 3)
+    ]
 
 
 def test_a_contender_takes_over_only_what_stood_still_for_the_ttl(database, job, clock):
@@ -50,7 +52,9 @@ def test_a_successor_takes_over_at_once_from_a_process_that_is_known_to_be_dead(
     claim(database, Leaser("place-first", 3.0, clock), job.run_id)
     assert claim(database, Leaser("elsewhere-second", 3.0, clock), job.run_id) is None
     assert claim(database, Leaser("second", 3.0, clock), job.run_id) is None  # without a place it has no predecessors
-    assert claim(database, Leaser("place-second", 3.0, clock), job.run_id) == Lease("job", job.run_id, "place-second", 2)
+    assert claim(database, Leaser("place-second", 3.0, clock), job.run_id) == Lease(
+        "job", job.run_id, "place-second", 2
+    )
 
 
 def test_an_owner_that_moves_is_not_robbed(database, job, clock):
@@ -192,8 +196,13 @@ def test_what_is_not_there_cannot_be_claimed(database, clock):
 
 
 @pytest.mark.parametrize("engine", ["postgresql"])
-def test_a_replica_that_lost_its_connection_stores_nothing_more_once_another_took_over(database, job, clock, postgresql):
-    """Both have connections of their own. The first is cut in the middle of what it stores, and tries again when it has lost the lease."""
+def test_a_replica_that_lost_its_connection_stores_nothing_more_once_another_took_over(
+    database, job, clock, postgresql
+):
+    """Both have connections of their own.
+
+    The first is cut in the middle of what it stores, and tries again when it has lost the lease.
+    """
     second = Database(str(database.url))
     owner, contender = Leaser("a", 3.0, clock), Leaser("b", 3.0, clock)
     lease = claim(database, owner, job.run_id)

@@ -54,7 +54,9 @@ class Log:
 
 
 def point(step: int, generation: int = 1, offset: float = 0.0) -> MetricPoint:
-    return MetricPoint(generation=Generation(generation), step=Step(step), values={"loss": step + offset}, at_seconds=float(step))
+    return MetricPoint(
+        generation=Generation(generation), step=Step(step), values={"loss": step + offset}, at_seconds=float(step)
+    )
 
 
 @pytest.fixture
@@ -81,7 +83,9 @@ def test_the_same_batch_twice_is_stored_once_also_by_another_replica(log: Log) -
 @pytest.mark.parametrize("engine", ["postgresql"])
 def test_a_batch_that_several_replicas_store_at_once_is_stored_once(log: Log) -> None:
     """An agent whose line broke sends again, to another replica, what the first may be storing still."""
-    first, longer = (MetricBatch(run=RUN, first_number=0, points=tuple(point(step) for step in range(count))) for count in (200, 300))
+    first, longer = (
+        MetricBatch(run=RUN, first_number=0, points=tuple(point(step) for step in range(count))) for count in (200, 300)
+    )
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(log.send, (first, longer, first, longer)))
     assert [(each.step, each.last) for each in log.points()] == [(step, float(step)) for step in range(300)]
@@ -105,7 +109,10 @@ def test_numbers_that_never_came_are_counted_once(log: Log) -> None:
 
 
 def test_values_of_one_step_are_put_together(log: Log) -> None:
-    both = tuple(MetricPoint(generation=Generation(1), step=Step(1), values={name: 2.0}, at_seconds=1.0) for name in ("loss", "rate"))
+    both = tuple(
+        MetricPoint(generation=Generation(1), step=Step(1), values={name: 2.0}, at_seconds=1.0)
+        for name in ("loss", "rate")
+    )
     log.send(MetricBatch(run=RUN, first_number=0, points=both))
     with log.database.read() as session:
         assert [each.name for each in metrics.names(session, RUN)] == ["loss", "rate"]
@@ -132,7 +139,9 @@ def test_steps_that_are_done_again_replace_the_lost_ones(log: Log, lease: Lease)
         ("tokens_per_second", 2.5, 2.75, False),
     ],
 )
-def test_a_repeated_step_with_another_loss_is_reported(log: Log, lease: Lease, name: str, before: float, after: float, *, is_reported: bool) -> None:
+def test_a_repeated_step_with_another_loss_is_reported(
+    log: Log, lease: Lease, name: str, before: float, after: float, *, is_reported: bool
+) -> None:
     def send(number: int, generation: int, step: int, value: float) -> None:
         made = MetricPoint(generation=Generation(generation), step=Step(step), values={name: value}, at_seconds=1.0)
         log.send(MetricBatch(run=RUN, first_number=number, points=(made,)))
@@ -144,7 +153,9 @@ def test_a_repeated_step_with_another_loss_is_reported(log: Log, lease: Lease, n
     send(3, 2, 17, after)
     with log.database.read() as session:
         found = [event for event in session.scalars(select(Event)) if event.type == "RepeatedStepDiffers"]
-    assert [event.message.split(",")[0] for event in found] == ["Warning: step 16 was repeated after a recovery"] * is_reported
+    assert [event.message.split(",")[0] for event in found] == [
+        "Warning: step 16 was repeated after a recovery"
+    ] * is_reported
     assert all(event.job_name == "gpt" and repr(after) in event.message for event in found)
 
 
@@ -153,7 +164,11 @@ def test_a_job_that_begins_again_from_nothing_has_nothing_of_before(log: Log, le
     start(log.database, lease, 2, base=0)
     start(log.database, lease, 3, base=0)
     log.send(
-        MetricBatch(run=RUN, first_number=20, points=(MetricPoint(generation=Generation(3), step=Step(1), values={"rate": 1.0}, at_seconds=1.0),))
+        MetricBatch(
+            run=RUN,
+            first_number=20,
+            points=(MetricPoint(generation=Generation(3), step=Step(1), values={"rate": 1.0}, at_seconds=1.0),),
+        )
     )
     assert log.values() == {}
     with log.database.read() as session:
@@ -184,7 +199,9 @@ def test_a_fall_back_beyond_what_is_fine_doubles_nothing(log: Log, lease: Lease)
     again = [point for point in points if point.last_step > 10_003]
     assert sum(point.count for point in again) == 9_997
     assert all(point.last == point.last_step + 0.5 for point in again)
-    assert 10_003 - 64 <= sum(point.count for point in points) - 9_997 <= 10_003  # what spanned the base is forgotten, nothing else
+    assert (
+        10_003 - 64 <= sum(point.count for point in points) - 9_997 <= 10_003
+    )  # what spanned the base is forgotten, nothing else
     assert all(before.last_step < after.step for before, after in pairwise(points))
 
 
@@ -198,7 +215,11 @@ def test_a_late_value_of_a_step_that_is_folded_has_no_place(log: Log) -> None:
 def test_a_run_has_a_limited_number_of_names(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "MAX_NAMES", 2)
     values = {"a": 1.0, "b": 1.0, "c": 1.0, "x" * 300: 1.0}
-    batch = MetricBatch(run=RUN, first_number=0, points=(MetricPoint(generation=Generation(1), step=Step(1), values=values, at_seconds=1.0),))
+    batch = MetricBatch(
+        run=RUN,
+        first_number=0,
+        points=(MetricPoint(generation=Generation(1), step=Step(1), values=values, at_seconds=1.0),),
+    )
     for _ in range(2):
         log.send(batch)
     with log.database.read() as session:
@@ -208,7 +229,11 @@ def test_a_run_has_a_limited_number_of_names(log: Log, monkeypatch: pytest.Monke
 
 def test_a_name_that_no_database_keeps_is_dropped_and_counted(log: Log) -> None:
     log.send(
-        MetricBatch(run=RUN, first_number=0, points=(MetricPoint(generation=Generation(1), step=Step(0), values={"a\x00": 1.0}, at_seconds=0.0),))
+        MetricBatch(
+            run=RUN,
+            first_number=0,
+            points=(MetricPoint(generation=Generation(1), step=Step(0), values={"a\x00": 1.0}, at_seconds=0.0),),
+        )
     )
     with log.database.read() as session:
         assert (metrics.names(session, RUN), metrics.dropped_count(session, RUN)) == ((), 1)
@@ -235,7 +260,9 @@ def test_beside_the_newest_point_of_ours_stands_what_all_nodes_measured(log: Log
     """Once: what comes again finds it stored, and names that rank 0's node does not have are nobody's."""
     ours = tuple(replace(point(step), values={"loss": 1.0, "everstep/gpu_percent": 80.0}) for step in (1, 2))
     batch = MetricBatch(run=RUN, first_number=0, points=(*ours, point(3)))
-    measured = {NodeId(f"i-{n}"): {"everstep/gpu_percent": 10.0 * n, "everstep/flood": 1.0, "loss": 9.0} for n in (1, 2, 9)}
+    measured = {
+        NodeId(f"i-{n}"): {"everstep/gpu_percent": 10.0 * n, "everstep/flood": 1.0, "loss": 9.0} for n in (1, 2, 9)
+    }
     for again in (measured, {NodeId("i-5"): {"everstep/gpu_percent": 1.0}}):
         with log.database.write() as session:
             metrics.store(session, "one", batch, again)
@@ -245,26 +272,52 @@ def test_beside_the_newest_point_of_ours_stands_what_all_nodes_measured(log: Log
     assert [each.last for each in found["loss"]] == [1.0, 1.0, 3.0]
     alone, spread = found["everstep/gpu_percent"]
     assert alone == logged(1, 1.0, 80.0)
-    assert (spread.count, spread.minimum, spread.mean, spread.maximum, spread.least_on, spread.most_on) == (3, 10.0, 20.0, 90.0, "i-1", "i-9")
+    assert (spread.count, spread.minimum, spread.mean, spread.maximum, spread.least_on, spread.most_on) == (
+        3,
+        10.0,
+        20.0,
+        90.0,
+        "i-1",
+        "i-9",
+    )
 
 
 def test_what_an_older_generation_measured_has_no_spread_of_a_newer_one(log: Log) -> None:
     old = replace(point(1), values={"everstep/gpu_percent": 80.0})
     with log.database.write() as session:
-        metrics.store(session, "one", MetricBatch(run=RUN, first_number=0, points=(old, point(2, 2))), {NodeId("i-1"): {"everstep/gpu_percent": 1.0}})
+        metrics.store(
+            session,
+            "one",
+            MetricBatch(run=RUN, first_number=0, points=(old, point(2, 2))),
+            {NodeId("i-1"): {"everstep/gpu_percent": 1.0}},
+        )
         found = metrics.read(session, RUN, name="everstep/gpu_percent", first_step=0, last_step=None)
     assert found["everstep/gpu_percent"] == (logged(1, 1.0, 80.0),)
 
 
 def test_the_nodes_of_the_extremes_outlive_folding(log: Log) -> None:
-    for number, step in enumerate([*range(1, 9), *(POINTS_PER_CHUNK * chunk for chunk in range(1, kept_chunks(1) + 1))]):
+    for number, step in enumerate(
+        [*range(1, 9), *(POINTS_PER_CHUNK * chunk for chunk in range(1, kept_chunks(1) + 1))]
+    ):
         ours = replace(point(step), values={"everstep/gpu_percent": 50.0})
-        measured = {NodeId("i-1"): {"everstep/gpu_percent": 50.0}, NodeId("i-2"): {"everstep/gpu_percent": 0.0 if step == 5 else 60.0}}
+        measured = {
+            NodeId("i-1"): {"everstep/gpu_percent": 50.0},
+            NodeId("i-2"): {"everstep/gpu_percent": 0.0 if step == 5 else 60.0},
+        }
         with log.database.write() as session:
             metrics.store(session, "one", MetricBatch(run=RUN, first_number=number, points=(ours,)), measured)
     with log.database.read() as session:
-        first, *_ = metrics.read(session, RUN, name="everstep/gpu_percent", first_step=0, last_step=None)["everstep/gpu_percent"]
-    assert (first.step, first.last_step, first.minimum, first.least_on, first.maximum, first.most_on) == (1, 7, 0.0, "i-2", 60.0, "i-2")
+        first, *_ = metrics.read(session, RUN, name="everstep/gpu_percent", first_step=0, last_step=None)[
+            "everstep/gpu_percent"
+        ]
+    assert (first.step, first.last_step, first.minimum, first.least_on, first.maximum, first.most_on) == (
+        1,
+        7,
+        0.0,
+        "i-2",
+        60.0,
+        "i-2",
+    )
 
 
 def test_steps_narrow_what_is_read(log: Log) -> None:

@@ -169,7 +169,12 @@ def test_an_incident_from_its_opening_to_its_close(database, job, lease):
         totals = incidents.totals(session, run_id=job.run_id)
         assert (totals.count, totals.closed_count, totals.lost_steps, totals.lost_node_count) == (1, 1, 2, 1)
         assert incidents.totals(session, run_id="other").mean_recovery_seconds is None
-    assert (stored.lost_steps, stored.restore_source, stored.instance_ids, stored.evidence) == (2, "local", ("i-1", "i-2"), incident().evidence)
+    assert (stored.lost_steps, stored.restore_source, stored.instance_ids, stored.evidence) == (
+        2,
+        "local",
+        ("i-1", "i-2"),
+        incident().evidence,
+    )
     assert stored.faulted_instance_ids == ("i-1", "i-2", "i-3")
 
 
@@ -179,7 +184,14 @@ def test_means_are_of_failures_alone(database, job, lease):
         for number, cause in enumerate(Cause):
             incidents.open_incident(session, lease, f"inc-{number}", incident(cause=cause.value, lost_node_count=1))
             # What is no failure takes long: counted in, it would show.
-            incidents.change(session, lease, f"inc-{number}", closed_at=NOW, rework_seconds=4.0 if cause.is_failure else 1000.0, **spent)
+            incidents.change(
+                session,
+                lease,
+                f"inc-{number}",
+                closed_at=NOW,
+                rework_seconds=4.0 if cause.is_failure else 1000.0,
+                **spent,
+            )
         incidents.open_incident(session, lease, "inc-open", incident(cause="hang"))
     with database.read() as session:
         totals = incidents.totals(session, run_id=job.run_id)
@@ -203,9 +215,13 @@ def test_an_incident_belongs_to_its_job(database, job, lease):
 def test_incidents_are_paged_in_the_order_they_were_opened(database, job, lease):
     with database.write() as session:
         for number in (3, 1, 2):
-            incidents.open_incident(session, lease, f"inc-{number}", incident(opened_at=NOW + timedelta(seconds=number // 2)))
+            incidents.open_incident(
+                session, lease, f"inc-{number}", incident(opened_at=NOW + timedelta(seconds=number // 2))
+            )
         first = incidents.page(session, incidents.IncidentFilter(job_name="gpt"), after=None, limit=2)
-        rest = incidents.page(session, incidents.IncidentFilter(job_name="gpt"), after=(first[-1].opened_at, first[-1].id), limit=2)
+        rest = incidents.page(
+            session, incidents.IncidentFilter(job_name="gpt"), after=(first[-1].opened_at, first[-1].id), limit=2
+        )
         assert [entry.id for entry in first + rest] == ["inc-1", "inc-2", "inc-3"]
         assert incidents.page(session, incidents.IncidentFilter(project="another"), after=None, limit=2) == ()
 
@@ -291,14 +307,21 @@ def test_wanted_figures_change_one_by_one(database):
 
 
 def test_a_hello_does_not_change_what_a_node_is_used_for(database):
-    facts = AgentFacts(node_id="i-1", fleet_name="main", address="10.0.0.1", peer_port=1, memory_bytes=5, agent_id="a", version="1")
+    facts = AgentFacts(
+        node_id="i-1", fleet_name="main", address="10.0.0.1", peer_port=1, memory_bytes=5, agent_id="a", version="1"
+    )
     with database.write() as session:
         fleets.create(session, fleet(), NOW)
         lease = Leaser("owner", 3.0, lambda: 0.0).claim(session, "fleet", "main")
         assert nodes.note_hello(session, facts, initial_state="joining", now=NOW).state == "joining"
         nodes.change(session, lease, "i-1", initial_state="joining", now=NOW, state="assigned", run_id="r")
         again = nodes.note_hello(session, facts, initial_state="joining", now=NOW + timedelta(1))
-        assert (again.state, again.run_id, again.created_at, again.connected_at) == ("assigned", "r", NOW, NOW + timedelta(1))
+        assert (again.state, again.run_id, again.created_at, again.connected_at) == (
+            "assigned",
+            "r",
+            NOW,
+            NOW + timedelta(1),
+        )
         assert [node.id for node in nodes.of_run(session, "r")] == ["i-1"]
         nodes.change(session, lease, "i-1", initial_state="joining", now=NOW, state="gone", ended_at=NOW)
         assert nodes.of_fleet(session, "main") == ()
@@ -310,10 +333,14 @@ def test_instances_that_never_joined_count_from_the_newest_one_that_did(database
         at = NOW + timedelta(minutes=minute)
         nodes.change(session, lease, node_id, initial_state="joining", now=at)
         if joins:
-            facts = AgentFacts(node_id=node_id, fleet_name="main", address="", peer_port=1, memory_bytes=5, agent_id="a", version="1")
+            facts = AgentFacts(
+                node_id=node_id, fleet_name="main", address="", peer_port=1, memory_bytes=5, agent_id="a", version="1"
+            )
             nodes.note_hello(session, facts, initial_state="joining", now=at)
         else:
-            nodes.change(session, lease, node_id, initial_state="joining", now=at, replaced_at=at, ended_at=at, state="gone")
+            nodes.change(
+                session, lease, node_id, initial_state="joining", now=at, replaced_at=at, ended_at=at, state="gone"
+            )
 
     with database.write() as session:
         fleets.create(session, fleet(), NOW)
@@ -344,7 +371,9 @@ def test_a_token_is_stored_as_its_digest_alone(database):
 
 def test_a_token_is_good_until_it_expires_or_is_revoked(database):
     with database.write() as session:
-        secret, _ = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.SUBMITTER, expires_at=NOW + timedelta(seconds=10)), NOW)
+        secret, _ = tokens.mint(
+            session, NewToken(kind=TokenKind.USER, role=Role.SUBMITTER, expires_at=NOW + timedelta(seconds=10)), NOW
+        )
         other, record = tokens.mint(session, NewToken(kind=TokenKind.USER, role=Role.SUBMITTER), NOW)
         assert tokens.find(session, secret, NOW + timedelta(seconds=9)) is not None
         assert tokens.find(session, secret, NOW + timedelta(seconds=10)) is None
@@ -355,7 +384,9 @@ def test_a_token_is_good_until_it_expires_or_is_revoked(database):
 
 
 def test_a_node_joins_once_until_it_is_reset(database):
-    facts = AgentFacts(node_id="i-1", fleet_name="main", address="10.0.0.1", peer_port=1, memory_bytes=1, agent_id="a", version="0")
+    facts = AgentFacts(
+        node_id="i-1", fleet_name="main", address="10.0.0.1", peer_port=1, memory_bytes=1, agent_id="a", version="0"
+    )
     with database.write() as session:
         assert not nodes.has_joined(session, "i-1")
         nodes.note_hello(session, facts, initial_state="joining", now=NOW)
@@ -370,15 +401,31 @@ def test_a_node_joins_once_until_it_is_reset(database):
 def test_the_sessions_of_a_deleted_fleet_are_revoked(database):
     with database.write() as session:
         for fleet_name in ("main", "other"):
-            tokens.mint(session, NewToken(kind=TokenKind.SESSION, role=Role.AGENT, node_id="i-1", fleet_name=fleet_name, description=fleet_name), NOW)
+            tokens.mint(
+                session,
+                NewToken(
+                    kind=TokenKind.SESSION,
+                    role=Role.AGENT,
+                    node_id="i-1",
+                    fleet_name=fleet_name,
+                    description=fleet_name,
+                ),
+                NOW,
+            )
         fleets.create(session, fleet(), NOW)
         fleets.remove(session, Leaser("owner", 3.0, lambda: 0.0).claim(session, "fleet", "main"), NOW)
-        assert {row.description: row.revoked_at is not None for row in session.scalars(select(Token))} == {"main": True, "other": False}
+        assert {row.description: row.revoked_at is not None for row in session.scalars(select(Token))} == {
+            "main": True,
+            "other": False,
+        }
 
 
 def test_a_node_keeps_one_session(database):
     with database.write() as session:
-        minted = [tokens.mint(session, NewToken(kind=TokenKind.SESSION, role=Role.AGENT, node_id="i-1"), NOW) for _ in range(3)]
+        minted = [
+            tokens.mint(session, NewToken(kind=TokenKind.SESSION, role=Role.AGENT, node_id="i-1"), NOW)
+            for _ in range(3)
+        ]
         tokens.revoke_sessions(session, "i-1", NOW, but=minted[1][1].id)
         assert [tokens.find(session, secret, NOW) is not None for secret, _ in minted] == [False, True, False]
 

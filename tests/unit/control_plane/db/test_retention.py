@@ -12,13 +12,27 @@ from sqlalchemy.orm import Session
 from control_plane.db import events, implications, incidents, intents, jobs, nodes, protection, tokens
 from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease, Leaser
-from control_plane.db.models import Base, Event, Generation, Implication, Incident, Intent, Job, Node, Replica, Shard, Token
+from control_plane.db.models import (
+    Base,
+    Event,
+    Generation,
+    Implication,
+    Incident,
+    Intent,
+    Job,
+    Node,
+    Replica,
+    Shard,
+    Token,
+)
 from control_plane.db.retention import Retention, prune
 from control_plane.db.session import Database
 from control_plane.db.tokens import NewToken, Role, TokenKind
 from tests.unit.control_plane.db.conftest import NOW, new_job
 
-RETENTION = Retention(intents=7, events=90, nodes=7, tokens=7, generations=30, protection=1, plans_per_job=2, batch_rows=100)
+RETENTION = Retention(
+    intents=7, events=90, nodes=7, tokens=7, generations=30, protection=1, plans_per_job=2, batch_rows=100
+)
 LATER = NOW + timedelta(days=400)
 
 
@@ -38,7 +52,17 @@ def end(session: Session, lease: Lease, at: datetime) -> None:
 
 def add_generations(session: Session, run_id: str, numbers: range) -> None:
     for number in numbers:
-        session.add(Generation(run_id=run_id, number=number, parent=number - 1, base_step=number, plan=b"plan", created_at=NOW, started_at=NOW))
+        session.add(
+            Generation(
+                run_id=run_id,
+                number=number,
+                parent=number - 1,
+                base_step=number,
+                plan=b"plan",
+                created_at=NOW,
+                started_at=NOW,
+            )
+        )
     session.flush()
     session.execute(Job.__table__.update().where(Job.run_id == run_id).values(generation=numbers[-1]))
 
@@ -51,13 +75,24 @@ def test_intents_and_ended_nodes_go_after_their_days(database: Database, days: i
         intents.begin(session, lease, key="k", action="a", detail={}, now=NOW)
         for name, ended_at in (("i-1", NOW), ("i-2", None)):
             session.add(Node(id=name, fleet_name="main", state="gone", created_at=NOW, ended_at=ended_at))
-            line = Implication(node_id=name, incident_id="inc", fleet_name="main", at=NOW, what="w", evidence="e", is_own_word=False, remedy="none")
+            line = Implication(
+                node_id=name,
+                incident_id="inc",
+                fleet_name="main",
+                at=NOW,
+                what="w",
+                evidence="e",
+                is_own_word=False,
+                remedy="none",
+            )
             session.add(line)
     with database.write() as session:
         gone = prune(session, RETENTION, NOW + timedelta(days=days))
     assert (gone["intents"], gone["nodes"]) == ((1, 1) if days == 8 else (0, 0))
     with database.read() as session:
-        assert [node.id for node in nodes.of_fleet(session, with_ended=True)] == (["i-2"] if days == 8 else ["i-1", "i-2"])
+        assert [node.id for node in nodes.of_fleet(session, with_ended=True)] == (
+            ["i-2"] if days == 8 else ["i-1", "i-2"]
+        )
         assert count(session, Intent) == (0 if days == 8 else 1)
         assert sorted(implications.of_fleet(session, "main")) == (["i-2"] if days == 8 else ["i-1", "i-2"])
 
@@ -114,7 +149,9 @@ def test_an_ended_job_keeps_its_newest_generation_and_its_protection_goes(databa
             add_generations(session, job.run_id, range(1, 4))
             lease = lease_of(session, job.run_id)
             holders = (protection.HolderRecord(node_id="i-1", is_in_view=True),)
-            shard = protection.ShardRecord(rank=0, generation=3, owner_node_id="i-1", committed_step=1, payload_bytes=1, reason="", holders=holders)
+            shard = protection.ShardRecord(
+                rank=0, generation=3, owner_node_id="i-1", committed_step=1, payload_bytes=1, reason="", holders=holders
+            )
             protection.record(session, lease, [shard], NOW)
         end(session, lease_of(session, ended.run_id), NOW)
     with database.write() as session:
@@ -123,7 +160,11 @@ def test_an_ended_job_keeps_its_newest_generation_and_its_protection_goes(databa
         prune(session, RETENTION, LATER)
         assert [entry.number for entry in jobs.lineage(session, ended.run_id)] == [3]
         assert [entry.number for entry in jobs.lineage(session, live.run_id)] == [1, 2, 3]
-        assert [row.run_id for row in session.scalars(select(Shard))] == [live.run_id] == [row.run_id for row in session.scalars(select(Replica))]
+        assert (
+            [row.run_id for row in session.scalars(select(Shard))]
+            == [live.run_id]
+            == [row.run_id for row in session.scalars(select(Replica))]
+        )
 
 
 def test_silent_tokens_go_and_those_in_use_stay(database: Database) -> None:
@@ -133,7 +174,9 @@ def test_silent_tokens_go_and_those_in_use_stay(database: Database) -> None:
         session.flush()
         tokens.mint(session, NewToken(kind=TokenKind.JOIN, role=Role.AGENT, fleet_name="main"), NOW)
         for node_id in ("i-1", "i-2", "i-3"):
-            tokens.mint(session, NewToken(kind=TokenKind.SESSION, role=Role.AGENT, node_id=node_id, description=node_id), NOW)
+            tokens.mint(
+                session, NewToken(kind=TokenKind.SESSION, role=Role.AGENT, node_id=node_id, description=node_id), NOW
+            )
         admin = NewToken(kind=TokenKind.USER, role=Role.ADMIN, description="admin")
         tokens.mint(session, admin, NOW)
         tokens.mint(session, replace(admin, description="expired", expires_at=NOW), NOW)

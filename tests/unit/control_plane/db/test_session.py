@@ -23,7 +23,8 @@ from tests.unit.control_plane.db.conftest import NOW, new_job
 def test_sqlite_is_durable_and_strict(database):
     with database.read() as session:
         settings = {
-            name: session.execute(text(f"PRAGMA {name}")).scalar() for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+            name: session.execute(text(f"PRAGMA {name}")).scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
         }
     assert settings == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 5000}
 
@@ -57,7 +58,18 @@ def test_a_write_that_raises_leaves_nothing(database):
 
 def test_foreign_keys_hold(database):
     with pytest.raises(IntegrityError), database.write() as session:
-        session.add(Checkpoint(run_id="nobody", generation=1, step=1, state="complete", bucket="b", manifest_key="k", object_bytes=0, created_at=NOW))
+        session.add(
+            Checkpoint(
+                run_id="nobody",
+                generation=1,
+                step=1,
+                state="complete",
+                bucket="b",
+                manifest_key="k",
+                object_bytes=0,
+                created_at=NOW,
+            )
+        )
 
 
 def test_two_writers_that_read_first_wait_for_each_other(database):
@@ -94,7 +106,16 @@ def test_two_writers_that_read_first_wait_for_each_other(database):
     assert [(event.type, event.message) for event in found] == [("first", "m"), ("second", "1")]
 
 
-@pytest.mark.parametrize("url", ["", "everstep.db", "mysql://database/everstep", "postgresql://database:port/everstep", "postgresql://[::1/everstep"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "everstep.db",
+        "mysql://database/everstep",
+        "postgresql://database:port/everstep",
+        "postgresql://[::1/everstep",
+    ],
+)
 def test_a_url_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ArgumentError):
         Database(url)
@@ -102,7 +123,10 @@ def test_a_url_that_is_none_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("engine", ["postgresql"])
 def test_ids_become_visible_in_order_while_four_write(database: Database) -> None:
-    """A reader goes on from the last id that it saw. Rolled back ids leave gaps; one that appears below another is lost for good."""
+    """A reader goes on from the last id that it saw.
+
+    Rolled back ids leave gaps; one that appears below another is lost for good.
+    """
     each, writers = 60, 4
     start = threading.Barrier(writers + 1)
 
@@ -145,7 +169,9 @@ def test_a_reader_sees_one_state_whatever_is_committed_meanwhile(database: Datab
 
 
 @pytest.mark.parametrize("engine", ["postgresql"])
-def test_how_transactions_see_each_other_is_no_matter_of_the_databases_settings(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_transactions_see_each_other_is_no_matter_of_the_databases_settings(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stricter writer would look at what was there before it had the lock."""
     monkeypatch.setitem(session_module.POSTGRESQL, "options", "-c default_transaction_isolation=serializable")
     elsewhere = Database(str(database.url))
@@ -166,9 +192,13 @@ def test_a_reader_cannot_write(database: Database) -> None:
 
 
 @pytest.mark.parametrize("engine", ["postgresql"])
-def test_a_writer_that_says_nothing_more_is_given_up_and_stores_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_says_nothing_more_is_given_up_and_stores_nothing(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A replica that stands still in the middle of a transaction must not keep the others from writing."""
-    monkeypatch.setitem(session_module.POSTGRESQL, "options", "-c idle_in_transaction_session_timeout=2000 -c lock_timeout=20000")
+    monkeypatch.setitem(
+        session_module.POSTGRESQL, "options", "-c idle_in_transaction_session_timeout=2000 -c lock_timeout=20000"
+    )
     silent = Database(str(database.url))
 
     def stand_still() -> None:

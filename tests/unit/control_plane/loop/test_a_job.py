@@ -24,7 +24,9 @@ def phases_add_up(world: World) -> None:
         assert incident.closed_at is not None
         phases = (incident.detect_seconds, incident.replace_seconds, incident.restore_seconds, incident.rework_seconds)
         assert all(phase is not None and phase >= 0 for phase in phases)
-        assert sum(phase or 0.0 for phase in phases) == pytest.approx((incident.closed_at - incident.failed_at).total_seconds())
+        assert sum(phase or 0.0 for phase in phases) == pytest.approx(
+            (incident.closed_at - incident.failed_at).total_seconds()
+        )
 
 
 async def test_a_job_runs_from_submission_to_its_end(world: World) -> None:
@@ -74,7 +76,9 @@ async def test_a_launch_trains_from_its_first_new_step_on(world: World) -> None:
     assert shown() == ["Pending", "Starting", "Downloading", "Starting", "Training", "Restarting", "Training"]
 
 
-async def test_what_the_script_says_of_its_end_is_kept_and_a_launch_that_says_nothing_takes_nothing_back(world: World) -> None:
+async def test_what_the_script_says_of_its_end_is_kept_and_a_launch_that_says_nothing_takes_nothing_back(
+    world: World,
+) -> None:
     world.submit()
     await world.running()
     assert world.job().target_step == -1
@@ -126,7 +130,9 @@ async def test_an_agent_that_says_nothing_while_nothing_is_committed_vouches_for
     with world.database.read() as session:
         shards = protection.of_run(session, run)
     held = {shard.rank for shard in shards for holder in shard.holders if holder.node_id == silent.node_id}
-    assert {shard.rank for shard in shards if silent.node_id in shard.reason} == held, "each shard that lost a copy names the node"
+    assert {shard.rank for shard in shards if silent.node_id in shard.reason} == held, (
+        "each shard that lost a copy names the node"
+    )
     assert {shard.rank for shard in shards if shard.reason} == held
     silent.is_deaf = False
     await world.until(lambda: told() == {""})
@@ -143,7 +149,12 @@ async def test_a_killed_rank_restarts_all_ranks_from_their_own_memory(world: Wor
     await world.train(3)
     await world.tick()
     (incident,) = world.incidents()
-    assert (incident.cause, incident.restore_source, incident.from_step, incident.lost_steps) == ("rank_exit", "local", 10, 0)
+    assert (incident.cause, incident.restore_source, incident.from_step, incident.lost_steps) == (
+        "rank_exit",
+        "local",
+        10,
+        0,
+    )
     assert "rank 2" in incident.evidence[0]
     assert [node.node_id for node in world.plan().nodes] == [node.node_id for node in before.nodes]
     assert incident.phase == "closed"
@@ -167,7 +178,9 @@ async def test_steps_that_no_report_told_of_are_counted_as_lost(world: World) ->
     await world.until(lambda: world.job().state == JobState.RUNNING and world.job().generation == 3)
     await world.train(3)
     await world.tick()
-    assert [incident.lost_steps for incident in world.incidents()] == [2, 0], "what ranks of an earlier generation had reached is no loss of this one"
+    assert [incident.lost_steps for incident in world.incidents()] == [2, 0], (
+        "what ranks of an earlier generation had reached is no loss of this one"
+    )
 
 
 async def test_a_terminated_instance_is_replaced_by_the_spare_in_its_place(world: World) -> None:
@@ -188,7 +201,9 @@ async def test_a_terminated_instance_is_replaced_by_the_spare_in_its_place(world
     assert incident.replacement_instance_ids == (after[1],)
     phases_add_up(world)
     await world.until(lambda: len(world.agents) == 5)
-    assert [call for call in world.operator.calls if call[0] == "terminate_member"] == [("terminate_member", lost.node_id, False)]
+    assert [call for call in world.operator.calls if call[0] == "terminate_member"] == [
+        ("terminate_member", lost.node_id, False)
+    ]
 
 
 async def test_a_lost_group_waits_for_instances_and_resumes_from_s3(world: World) -> None:
@@ -205,7 +220,12 @@ async def test_a_lost_group_waits_for_instances_and_resumes_from_s3(world: World
     await world.train(6)
     await world.tick()
     (incident,) = world.incidents()
-    assert (incident.cause, incident.restore_source, incident.from_step, incident.lost_steps) == ("group_lost", "s3", 10, 5)
+    assert (incident.cause, incident.restore_source, incident.from_step, incident.lost_steps) == (
+        "group_lost",
+        "s3",
+        10,
+        5,
+    )
     assert set(incident.instance_ids) == {first.node_id, second.node_id}
     assert len(incident.replacement_instance_ids) == 2
     phases_add_up(world)
@@ -215,7 +235,9 @@ async def test_a_lost_group_waits_for_instances_and_resumes_from_s3(world: World
 async def test_a_crash_loop_ends_with_the_last_lines(world: World) -> None:
     world.submit(max_attempts=3)
     for generation in (1, 2, 3, 4):  # the fourth is the rank's on another node
-        await world.until(lambda generation=generation: world.job().state == JobState.RUNNING and world.job().generation == generation)
+        await world.until(
+            lambda generation=generation: world.job().state == JobState.RUNNING and world.job().generation == generation
+        )
         world.kill_rank(world.team()[0], exit_class=ExitClass.ERROR, code=1, lines="NameError: name 'x' is not defined")
         await world.tick()
     await world.until(lambda: world.job().state == JobState.FAILED)
@@ -273,7 +295,9 @@ async def test_time_and_money_of_a_job_and_its_fleet(world: World) -> None:
     job, (incident,) = world.job(), world.incidents()
     assert job.ended_at is not None
     assert sum(job.accounting.values()) == (job.ended_at - job.created_at) // timedelta(microseconds=1)
-    with_nodes = sum(spent for bucket, spent in job.accounting.items() if bucket not in (Bucket.QUEUE, Bucket.PROVISION))
+    with_nodes = sum(
+        spent for bucket, spent in job.accounting.items() if bucket not in (Bucket.QUEUE, Bucket.PROVISION)
+    )
     assert 3 * with_nodes < job.node_microseconds < 4 * with_nodes
     assert job.cost_usd == pytest.approx(job.node_microseconds / 1e6 * 0.01)
     assert incident.closed_at is not None
@@ -286,14 +310,20 @@ async def test_time_and_money_of_a_job_and_its_fleet(world: World) -> None:
         of_incidents = incidents.totals(session, fleet_name="main")
         assert incidents.totals(session, fleet_name="other").count == 0
         assert jobs.totals(session, "other", tuple(Bucket)).node_microseconds == 0
-    assert (of_jobs.spent, of_jobs.node_microseconds, of_jobs.cost_usd) == (job.accounting, job.node_microseconds, job.cost_usd)
+    assert (of_jobs.spent, of_jobs.node_microseconds, of_jobs.cost_usd) == (
+        job.accounting,
+        job.node_microseconds,
+        job.cost_usd,
+    )
     assert (of_incidents.count, of_incidents.closed_count) == (1, 1)
     assert world.failures() == (1, 1, 2)
     assert of_incidents.mean_recovery_seconds == pytest.approx(lasted)
     assert of_incidents.cost_usd == incident.cost_usd
 
 
-async def test_a_loss_during_the_control_planes_absence_began_when_the_other_ranks_missed_the_node(world: World) -> None:
+async def test_a_loss_during_the_control_planes_absence_began_when_the_other_ranks_missed_the_node(
+    world: World,
+) -> None:
     """AWS says at once that the instance has ended; since when training stood still, agents say that come back a moment later."""
     world.submit()
     await world.running()
@@ -347,7 +377,11 @@ async def test_a_recovery_is_dated_by_what_ranks_say_and_not_by_when_it_is_heard
     assert incident.restored_at is not None
     assert incident.closed_at is not None
     assert incident.restored_at.timestamp() == pytest.approx(now + 0.01 * (incident.from_step + 1))
-    assert incident.closed_at.timestamp() == pytest.approx(now + 0.01 * max(incident.reached_step, incident.from_step + 1))
+    assert incident.closed_at.timestamp() == pytest.approx(
+        now + 0.01 * max(incident.reached_step, incident.from_step + 1)
+    )
     spent = world.job().accounting
     phases = (incident.restore_seconds, incident.rework_seconds)
-    assert [spent.get("restore", 0), spent.get("rework", 0)] == [pytest.approx((phase or 0) * 1e6, abs=2) for phase in phases]
+    assert [spent.get("restore", 0), spent.get("rework", 0)] == [
+        pytest.approx((phase or 0) * 1e6, abs=2) for phase in phases
+    ]

@@ -10,7 +10,17 @@ import pytest
 from control_plane.loop import agents
 from control_plane.loop.agents import AgentConnection, AgentRegistry
 from control_plane.loop.metric_writer import Received
-from everstep.protocol.agent_messages import AgentReport, Hello, MemberPhase, MemberReport, MetricBatch, MetricPoint, Prepare, RankStatus, Release
+from everstep.protocol.agent_messages import (
+    AgentReport,
+    Hello,
+    MemberPhase,
+    MemberReport,
+    MetricBatch,
+    MetricPoint,
+    Prepare,
+    RankStatus,
+    Release,
+)
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 
 NODE = NodeId("i-1")
@@ -43,9 +53,15 @@ def accept(registry: AgentRegistry, agent_id: str = "one") -> AgentConnection:
     return registry.accept(hello(agent_id), FleetName("main"))
 
 
-def report(sequence: int, boundary: int = 0, *, metrics: MetricBatch | None = None, phase: MemberPhase = MemberPhase.RUNNING) -> AgentReport:
+def report(
+    sequence: int, boundary: int = 0, *, metrics: MetricBatch | None = None, phase: MemberPhase = MemberPhase.RUNNING
+) -> AgentReport:
     member = MemberReport(
-        job=JobName("gpt"), run=RUN, generation=Generation(1), phase=phase, ranks=(RankStatus(rank=Rank(0), boundary=Step(boundary)),)
+        job=JobName("gpt"),
+        run=RUN,
+        generation=Generation(1),
+        phase=phase,
+        ranks=(RankStatus(rank=Rank(0), boundary=Step(boundary)),),
     )
     return AgentReport(node_id=NODE, sequence=sequence, member=member, metrics=metrics)
 
@@ -54,7 +70,9 @@ def prepare(generation: int) -> Prepare:
     return Prepare(job=JobName("gpt"), run=RUN, generation=Generation(generation), parent=Generation(0))
 
 
-async def test_the_newest_report_replaces_all_before_it_and_late_ones_only_show_life(registry: AgentRegistry, clock: Clock) -> None:
+async def test_the_newest_report_replaces_all_before_it_and_late_ones_only_show_life(
+    registry: AgentRegistry, clock: Clock
+) -> None:
     connection = accept(registry)
     connection.report(report(5, 50))
     clock.seconds += 3
@@ -113,10 +131,14 @@ async def test_a_broken_connection_is_told_and_nothing_can_be_sent(registry: Age
     assert await connection.next_message() is None
     heard_at = registry.views()[NODE].heard_at
     registry.forget(NODE)
-    assert registry.views()[NODE].heard_at == heard_at, "the last word of an ended node dates the incident that it belongs to"
+    assert registry.views()[NODE].heard_at == heard_at, (
+        "the last word of an ended node dates the incident that it belongs to"
+    )
 
 
-async def test_the_last_words_of_ended_nodes_are_bounded(registry: AgentRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_last_words_of_ended_nodes_are_bounded(
+    registry: AgentRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("control_plane.loop.agents.MAX_DEPARTED", 1)
     accept(registry)
     registry.forget(NODE)

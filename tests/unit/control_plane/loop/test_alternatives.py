@@ -34,7 +34,9 @@ async def test_a_gang_without_capacity_starts_in_the_next_fleet_that_it_names(wo
     assert world.job().run_id == run
     await world.train(3)
     assert world.job().fleet_name == OTHER
-    assert world.operator.describe_group(world.groups[FLEET]).desired_count == 0  # nobody waits for nodes there any more
+    assert (
+        world.operator.describe_group(world.groups[FLEET]).desired_count == 0
+    )  # nobody waits for nodes there any more
 
 
 async def test_fleets_without_capacity_are_asked_ever_more_seldom_until_one_has_some(world: World) -> None:
@@ -76,7 +78,9 @@ async def test_a_fleet_that_takes_nothing_in_is_passed_over(world: World) -> Non
     assert world.job().fleet_name == OTHER
 
 
-async def test_a_fleet_that_is_deleted_while_a_job_is_sent_there_does_not_get_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fleet_that_is_deleted_while_a_job_is_sent_there_does_not_get_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The fleet goes between the look at it and what follows from that: the job would stand in it for ever."""
     two_fleets(world)
     world.operator.exhausted_zones = {ZONES[FLEET]}

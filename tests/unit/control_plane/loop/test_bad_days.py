@@ -114,9 +114,16 @@ async def test_without_any_copy_left_the_job_begins_again(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "base"),
-    [(FaultCode.SOURCE_MISMATCH, 9), (FaultCode.SOURCE_UNAVAILABLE, 10), (FaultCode.MEMORY_FULL, 10), ("archive_unavailable", 10)],
+    [
+        (FaultCode.SOURCE_MISMATCH, 9),
+        (FaultCode.SOURCE_UNAVAILABLE, 10),
+        (FaultCode.MEMORY_FULL, 10),
+        ("archive_unavailable", 10),
+    ],
 )
-async def test_a_load_that_fails_for_its_shards_walks_back_to_an_older_step(world: World, fault: str, base: int) -> None:
+async def test_a_load_that_fails_for_its_shards_walks_back_to_an_older_step(
+    world: World, fault: str, base: int
+) -> None:
     world.submit()
     await world.running()
     await world.train(10)
@@ -153,7 +160,9 @@ async def test_a_step_that_is_out_of_reach_twice_is_given_up_and_counts_once(wor
     assert (record.refused, record.doubted, record.failures) == ((), (), ())
 
 
-async def test_a_rank_that_ends_while_a_source_is_out_of_reach_counts_all_the_same(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rank_that_ends_while_a_source_is_out_of_reach_counts_all_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.submit(max_attempts=3)
     await world.running()
     await world.train(10)
@@ -232,7 +241,9 @@ async def test_two_classes_of_evidence_end_the_generation_and_the_node_that_retu
     assert (incident.instance_ids, incident.faulted_instance_ids) == ((), (lost.node_id,))
 
 
-async def test_a_node_that_is_given_up_failed_when_the_last_step_was_made_not_at_its_own_last_word(world: World) -> None:
+async def test_a_node_that_is_given_up_failed_when_the_last_step_was_made_not_at_its_own_last_word(
+    world: World,
+) -> None:
     world.submit()
     await world.running()
     stamps: dict[int, float] = {}
@@ -287,7 +298,9 @@ async def test_unreachable_nodes_that_hold_what_was_committed_are_waited_for(wor
 
 
 @pytest.mark.parametrize("seconds", [80.0, 119.0])
-async def test_unreachable_nodes_that_are_heard_again_while_they_are_waited_for_have_time_to_promise(world: World, seconds: float) -> None:
+async def test_unreachable_nodes_that_are_heard_again_while_they_are_waited_for_have_time_to_promise(
+    world: World, seconds: float
+) -> None:
     world.submit()
     await world.running()
     await world.train(10)
@@ -409,7 +422,9 @@ async def test_a_stop_ends_with_a_checkpoint(world: World) -> None:
     assert [message for _, message in world.said if isinstance(message, StopTraining)]
 
 
-async def test_a_stop_waits_for_an_upload_of_minutes_and_for_its_manifest(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stop_waits_for_an_upload_of_minutes_and_for_its_manifest(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.submit()
     await world.running()
     await world.train(7)
@@ -432,7 +447,9 @@ async def test_a_stop_waits_for_an_upload_of_minutes_and_for_its_manifest(world:
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-async def test_ranks_that_agreed_to_stop_are_not_killed_while_their_script_writes_its_results(world: World, *, is_told: bool) -> None:
+async def test_ranks_that_agreed_to_stop_are_not_killed_while_their_script_writes_its_results(
+    world: World, *, is_told: bool
+) -> None:
     world.submit()
     await world.running()
     await world.train(7)
@@ -440,8 +457,13 @@ async def test_ranks_that_agreed_to_stop_are_not_killed_while_their_script_write
         jobs.request_stop(session, "gpt", world.now)
     await world.until(lambda: world.is_stopped)
     for agent in world.team():
-        agent.has_decided, agent.is_told_to_stop = True, is_told  # it may have come to its end by itself in that very moment
-    world.team()[1].node_faults = (NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),)
+        agent.has_decided, agent.is_told_to_stop = (
+            True,
+            is_told,
+        )  # it may have come to its end by itself in that very moment
+    world.team()[1].node_faults = (
+        NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),
+    )
     for _ in range(40):
         await world.tick(5.0)
     assert world.job().reason == "stopped at step 7; waits for its ranks to end"
@@ -449,7 +471,11 @@ async def test_ranks_that_agreed_to_stop_are_not_killed_while_their_script_write
     world.finish()
     await world.upload(7)
     await world.until(lambda: world.job().state in (JobState.STOPPED, JobState.COMPLETED))
-    told = "stopped at step 7: a user asked it to stop; the newest checkpoint is step 7" if is_told else "every rank ended with success after step 7"
+    told = (
+        "stopped at step 7: a user asked it to stop; the newest checkpoint is step 7"
+        if is_told
+        else "every rank ended with success after step 7"
+    )
     assert world.job().reason == told
 
 
@@ -463,7 +489,9 @@ async def test_ranks_that_agreed_to_stop_are_not_killed_while_their_script_write
         (7, 0, "every rank ended with success after step 7"),
     ],
 )
-async def test_a_job_that_ends_well_before_its_target_or_without_steps_warns(world: World, steps: int | None, target: int, reason: str) -> None:
+async def test_a_job_that_ends_well_before_its_target_or_without_steps_warns(
+    world: World, steps: int | None, target: int, reason: str
+) -> None:
     world.submit()
     await world.running()
     for agent in world.team():
@@ -498,7 +526,9 @@ async def test_ranks_that_agreed_to_stop_and_do_not_end_are_halted_and_the_job_s
     assert world.job().reason.startswith("stopped at step 7: a user asked it to stop; but rank 0 on ")
 
 
-async def test_a_job_that_is_done_has_its_last_checkpoint_completed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_that_is_done_has_its_last_checkpoint_completed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.submit()
     await world.running()
     await world.train(7)
@@ -523,7 +553,9 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
 
 @pytest.mark.parametrize("is_restarted", [True, False])
 @pytest.mark.parametrize("state", [JobState.STOPPING, JobState.PAUSING, JobState.RUNNING])
-async def test_an_agreed_stop_is_not_given_up_for_time_in_which_nobody_was_heard(world: World, state: JobState, *, is_restarted: bool) -> None:
+async def test_an_agreed_stop_is_not_given_up_for_time_in_which_nobody_was_heard(
+    world: World, state: JobState, *, is_restarted: bool
+) -> None:
     world.submit()
     await world.running()
     await world.train(7)
@@ -533,8 +565,15 @@ async def test_an_agreed_stop_is_not_given_up_for_time_in_which_nobody_was_heard
         elif state is JobState.PAUSING:
             jobs.request_pause(session, "gpt", world.now)
         else:  # a node is to be left
-            world.team()[1].node_faults = (NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),)
-    await world.until(lambda: world.job().state == state and (state is not JobState.RUNNING or world.job().reason.startswith("agrees on a stop")))
+            world.team()[1].node_faults = (
+                NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),
+            )
+    await world.until(
+        lambda: (
+            world.job().state == state
+            and (state is not JobState.RUNNING or world.job().reason.startswith("agrees on a stop"))
+        )
+    )
     for agent in world.agents.values():
         agent.is_deaf = True
         agent.disconnect()
@@ -556,7 +595,9 @@ async def test_an_agreed_stop_is_not_given_up_for_time_in_which_nobody_was_heard
 
 
 @pytest.mark.parametrize("state", [JobState.RUNNING, JobState.PREPARING, JobState.LOADING])
-async def test_a_job_that_is_stopped_in_a_recovery_trains_once_more_to_stop_at_its_last_step(world: World, state: JobState) -> None:
+async def test_a_job_that_is_stopped_in_a_recovery_trains_once_more_to_stop_at_its_last_step(
+    world: World, state: JobState
+) -> None:
     world.submit()
     await world.running()
     await world.train(7)
@@ -573,7 +614,9 @@ async def test_a_job_that_is_stopped_in_a_recovery_trains_once_more_to_stop_at_i
         jobs.request_stop(session, "gpt", world.now)
     await world.tick()
     if state is JobState.PREPARING:
-        assert world.job().reason.startswith("stops (a user asked it to stop) once it trains, so that no step is lost: waits for")
+        assert world.job().reason.startswith(
+            "stops (a user asked it to stop) once it trains, so that no step is lost: waits for"
+        )
     late.__dict__.pop("handle", None)
     await world.until(lambda: world.is_stopped)
     world.finish()
@@ -584,7 +627,9 @@ async def test_a_job_that_is_stopped_in_a_recovery_trains_once_more_to_stop_at_i
 
 @pytest.mark.parametrize("state", [JobState.PREPARING, JobState.LOADING])
 @pytest.mark.parametrize("steps", [0, 7])
-async def test_a_job_that_has_nothing_in_memory_alone_is_stopped_in_a_launch_at_once(world: World, state: JobState, steps: int) -> None:
+async def test_a_job_that_has_nothing_in_memory_alone_is_stopped_in_a_launch_at_once(
+    world: World, state: JobState, steps: int
+) -> None:
     world.submit()
     if steps:
         await world.running()
@@ -600,7 +645,10 @@ async def test_a_job_that_has_nothing_in_memory_alone_is_stopped_in_a_launch_at_
     with world.database.write() as session:
         jobs.request_stop(session, "gpt", world.now)
     await world.tick()
-    assert (world.job().state, world.job().reason) == (JobState.STOPPED, "stopped: a user asked it to stop; no rank was running")
+    assert (world.job().state, world.job().reason) == (
+        JobState.STOPPED,
+        "stopped: a user asked it to stop; no rank was running",
+    )
 
 
 async def test_a_faulty_node_does_not_stay_for_a_step_that_it_cannot_save(world: World) -> None:
@@ -705,7 +753,10 @@ async def test_a_stop_in_a_recovery_does_not_wait_for_steps_that_are_gone(world:
     with world.database.write() as session:
         jobs.request_stop(session, "gpt", world.now)
     await world.tick()
-    assert (world.job().state, world.job().reason) == (JobState.STOPPED, "stopped: a user asked it to stop; no rank was running")
+    assert (world.job().state, world.job().reason) == (
+        JobState.STOPPED,
+        "stopped: a user asked it to stop; no rank was running",
+    )
 
 
 async def test_a_stop_without_a_checkpoint_ends_all_the_same(world: World) -> None:
@@ -748,7 +799,9 @@ async def test_a_stop_without_agreement_waits_for_what_was_committed(world: Worl
     world.kill_rank(coordinator)
     await world.until(lambda: "waits for its last checkpoint" in world.job().reason)
     assert world.job().state == JobState.STOPPING
-    assert coordinator.node_id in {node for node, message in world.said if isinstance(message, HaltRanks)}  # though no rank of its own is left
+    assert coordinator.node_id in {
+        node for node, message in world.said if isinstance(message, HaltRanks)
+    }  # though no rank of its own is left
     await world.upload(7)
     await world.until(lambda: world.job().state == JobState.STOPPED)
     assert "checkpoint is step 7" in world.job().reason
@@ -844,7 +897,10 @@ async def test_a_second_replica_waits_for_the_lease_and_then_takes_over(world: W
     world.start_server()
     world.terminate(world.team()[0])
     await world.tick()
-    assert (world.job().state, world.job().generation) == (JobState.RUNNING, 1)  # nothing is decided before the lease has stood still
+    assert (world.job().state, world.job().generation) == (
+        JobState.RUNNING,
+        1,
+    )  # nothing is decided before the lease has stood still
     await world.until(lambda: is_running(world, 2))
 
 
@@ -869,7 +925,9 @@ async def test_of_two_replicas_one_serves_a_fleet_its_agents_and_its_jobs(world:
     world.runner, world.registry = serves, registry
 
 
-async def test_a_call_to_auto_scaling_that_hangs_holds_up_no_pass(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_to_auto_scaling_that_hangs_holds_up_no_pass(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.submit(nodes=2)
     world.submit("other", nodes=2)
     await world.running()
@@ -896,10 +954,14 @@ async def test_a_call_to_auto_scaling_that_hangs_holds_up_no_pass(world: World, 
         assert is_running(world, 2), "the lost node's job has gone on with the spare"
         answers.set()
         world.hangs = False
-        await world.until(lambda: lost.node_id not in {member.instance_id for member in world.operator.describe_group(GROUP).members})
+        await world.until(
+            lambda: lost.node_id not in {member.instance_id for member in world.operator.describe_group(GROUP).members}
+        )
 
 
-async def test_a_replica_that_alone_cannot_reach_the_database_leaves_its_agents_to_the_one_that_takes_over(world: World) -> None:
+async def test_a_replica_that_alone_cannot_reach_the_database_leaves_its_agents_to_the_one_that_takes_over(
+    world: World,
+) -> None:
     world.submit()
     await world.running()
     await world.train(5)
@@ -925,7 +987,9 @@ async def test_a_replica_that_alone_cannot_reach_the_database_leaves_its_agents_
     assert [incident.cause for incident in world.incidents()] == ["rank_exit"]
 
 
-async def test_a_replica_that_loses_the_database_in_the_middle_of_a_long_sweep_does_not_walk_all_its_fleets_first(world: World) -> None:
+async def test_a_replica_that_loses_the_database_in_the_middle_of_a_long_sweep_does_not_walk_all_its_fleets_first(
+    world: World,
+) -> None:
     for number in range(8):
         world.add_fleet(FleetName(f"before-main-{number}"), f"group-{number}", "us-east-1a", nodes=0)
     world.submit()
@@ -969,7 +1033,9 @@ async def test_a_replica_that_takes_over_counts_no_silence_from_before(world: Wo
 
 
 @pytest.mark.parametrize("engine", ["postgresql"])
-async def test_a_database_that_is_lost_again_and_again_in_a_recovery_loses_no_decision(world: World, postgresql: PostgreSql) -> None:
+async def test_a_database_that_is_lost_again_and_again_in_a_recovery_loses_no_decision(
+    world: World, postgresql: PostgreSql
+) -> None:
     """Of what passes and effects store, every third commit finds its connection gone."""
     world.submit()
     await world.running()
@@ -977,7 +1043,9 @@ async def test_a_database_that_is_lost_again_and_again_in_a_recovery_loses_no_de
     commits, cuts = itertools.count(1), []
 
     def cut(_: object) -> None:
-        if threading.current_thread() is not threading.main_thread() and next(commits) % 3 == 0:  # the agents' side is in the main thread
+        if (
+            threading.current_thread() is not threading.main_thread() and next(commits) % 3 == 0
+        ):  # the agents' side is in the main thread
             cuts.append(postgresql.cut(str(world.database.url)))
 
     listen(world.database.engine, "commit", cut)
@@ -1039,7 +1107,11 @@ async def test_ranks_that_fail_because_a_node_died_are_not_the_breakers_business
     world.terminate(lost)
     await world.until(lambda: is_running(world, 2))
     (incident,) = world.incidents()
-    assert (incident.cause, incident.restore_source, incident.instance_ids) == ("instance_terminated", "peer", (lost.node_id,))
+    assert (incident.cause, incident.restore_source, incident.instance_ids) == (
+        "instance_terminated",
+        "peer",
+        (lost.node_id,),
+    )
     assert not world.job().failures
 
 
@@ -1165,7 +1237,9 @@ async def test_what_is_old_is_let_go_while_a_job_trains_and_recovers(world: Worl
     assert len(world.incidents()) == 14
 
 
-async def test_an_instance_that_never_joins_is_replaced_so_that_the_job_can_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_instance_that_never_joins_is_replaced_so_that_the_job_can_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("control_plane.core.fleets.JOIN_SECONDS", 30.0)
     world = World(tmp_path, spares=0, max_size=4)
     try:
@@ -1174,7 +1248,9 @@ async def test_an_instance_that_never_joins_is_replaced_so_that_the_job_can_star
         dead = world.operator.describe_group(GROUP).members[0].instance_id
         world.never_return.add(dead)
         await world.until(lambda: dead in world.nodes() and world.nodes()[dead].state == NodeState.GONE)
-        assert any("joining → draining: its agent has not dialled in within 30 s" in message for message in world.events())
+        assert any(
+            "joining → draining: its agent has not dialled in within 30 s" in message for message in world.events()
+        )
         await world.running()
         with world.database.read() as session:
             assert fleets.get(session, FLEET).reason == "keeps 4 nodes"

@@ -29,7 +29,11 @@ def want(world: World, step: int) -> None:
 
 
 def asked(world: World) -> list[tuple[str, int, int]]:
-    told = [(node_id, message.generation, message.step) for node_id, message in world.said if isinstance(message, TakeCheckpoint)]
+    told = [
+        (node_id, message.generation, message.step)
+        for node_id, message in world.said
+        if isinstance(message, TakeCheckpoint)
+    ]
     return list(dict.fromkeys(told))
 
 
@@ -102,7 +106,9 @@ async def test_nobody_restores_from_a_deleted_checkpoint(world: World) -> None:
     assert world.plan().base_step == 3
 
 
-async def test_a_manifest_that_could_not_be_put_is_put_before_its_checkpoint_is_complete(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_manifest_that_could_not_be_put_is_put_before_its_checkpoint_is_complete(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put, failures = world.objects.put, [CloudUnavailable("no answer"), CloudUnavailable("no answer")]
 
     def failing(at: ObjectReference, body: bytes) -> None:
@@ -147,7 +153,9 @@ async def test_a_manifest_may_take_longer_than_the_lease_is_renewed(
     assert next(puts) - 1 == expected
 
 
-async def test_a_deleted_checkpoint_of_a_job_that_a_person_looks_after_is_left_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_deleted_checkpoint_of_a_job_that_a_person_looks_after_is_left_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.submit()
     await world.running()
     await world.train(5)

@@ -38,7 +38,11 @@ async def test_a_scheduled_event_is_a_notice_until_it_is_taken_back(world: World
     world.runner.cloud.look_closely()
     await world.tick()
     (notice,) = stored(world)
-    assert (notice.node_id, notice.kind, notice.event_id) == (agent.node_id, "maintenance", f"instance-event-{agent.number}")
+    assert (notice.node_id, notice.kind, notice.event_id) == (
+        agent.node_id,
+        "maintenance",
+        f"instance-event-{agent.number}",
+    )
     assert notice.message.startswith("instance-retirement, from 2026-03-02 00:00 UTC: The instance is running")
     world.schedule(agent, 50_000.0)
     await world.tick(CLOSE_SECONDS)
@@ -48,7 +52,9 @@ async def test_a_scheduled_event_is_a_notice_until_it_is_taken_back(world: World
     assert stored(world) == ()
 
 
-async def test_status_checks_of_a_silent_node_are_asked_every_few_seconds_and_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_status_checks_of_a_silent_node_are_asked_every_few_seconds_and_forgotten(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[list[NodeId]] = []
     statuses = world.operator.statuses
     monkeypatch.setattr(world.operator, "statuses", lambda ids: (asked.append(sorted(ids)), statuses(ids))[1])
@@ -92,14 +98,18 @@ async def test_network_nodes_become_failure_domains_once_and_unknown_stays_unkno
     assert [node.failure_domain for node in world.nodes().values()] == ["rack-0", "rack-1", "rack-0", "rack-1", None]
     racks = {node_id: node.failure_domain for node_id, node in world.nodes().items()}
     for rank in world.plan().ranks:
-        assert len({racks[holder] for holder in rank.holders}) == 2, "a shard and its replica hang on different network nodes"
+        assert len({racks[holder] for holder in rank.holders}) == 2, (
+            "a shard and its replica hang on different network nodes"
+        )
     world.operator.topology.clear()
     world.start_server()
     await world.tick()
     assert next(iter(world.nodes().values())).failure_domain == "rack-0", "stored, for the servers to come"
 
 
-async def test_questions_that_fail_are_told_once_and_hold_up_nothing(world: World, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+async def test_questions_that_fail_are_told_once_and_hold_up_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
     def fail(*_: object) -> None:
         raise CloudUnavailable("no answer")
 
@@ -112,7 +122,9 @@ async def test_questions_that_fail_are_told_once_and_hold_up_nothing(world: Worl
     assert sum("are unknown" in record.message for record in caplog.records) == 1
 
 
-async def test_an_instance_that_ec2_does_not_show_yet_has_not_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_instance_that_ec2_does_not_show_yet_has_not_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     describe = world.operator.describe_instances
 
     def without_new_ones(ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
@@ -144,7 +156,9 @@ async def test_a_hook_s_time_runs_from_its_first_sight_also_for_a_server_that_co
     world.close()
 
 
-async def test_an_end_that_a_hook_is_about_to_hold_is_a_notice_already(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_end_that_a_hook_is_about_to_hold_is_a_notice_already(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Auto Scaling calls a member Terminating before it is Terminating:Wait, for minutes where a load balancer drains it."""
     describe = world.operator.describe_group
     world.submit()
@@ -156,7 +170,10 @@ async def test_an_end_that_a_hook_is_about_to_hold_is_a_notice_already(world: Wo
     def draining(name: str) -> GroupState:
         group = describe(name)
         state = "Terminating" if world.now < held_from else "Terminating:Wait"
-        return replace(group, members=tuple(replace(each, lifecycle_state=state) if each.is_leaving else each for each in group.members))
+        return replace(
+            group,
+            members=tuple(replace(each, lifecycle_state=state) if each.is_leaving else each for each in group.members),
+        )
 
     monkeypatch.setattr(world.operator, "describe_group", draining)
     world.operator.shrink(leaving)
@@ -221,7 +238,10 @@ async def test_a_group_that_tries_every_second_moves_no_moment_at_which_it_is_as
         await world.tick(1)
         words.append(world.job().reason)
     assert len(world.operator.recent_launch_failures(GROUP)) > 50
-    assert list(dict.fromkeys(said.rpartition(" at ")[2] for said in words if "asked for again" in said)) == ["00:00:31 UTC", "00:01:31 UTC"]
+    assert list(dict.fromkeys(said.rpartition(" at ")[2] for said in words if "asked for again" in said)) == [
+        "00:00:31 UTC",
+        "00:01:31 UTC",
+    ]
 
 
 async def test_a_spare_takes_over_also_while_aws_does_not_say_why_another_one_does_not_come(
@@ -232,7 +252,9 @@ async def test_a_spare_takes_over_also_while_aws_does_not_say_why_another_one_do
     world.submit()
     await world.running()
     world.operator.capacity = 4
-    monkeypatch.setattr(world.operator, "recent_launch_failures", lambda _: (_ for _ in ()).throw(Throttled("Rate exceeded")))
+    monkeypatch.setattr(
+        world.operator, "recent_launch_failures", lambda _: (_ for _ in ()).throw(Throttled("Rate exceeded"))
+    )
     world.terminate(world.team()[0])
     await world.until(lambda: world.job().generation == 2)
     assert sum("why its launches fail is unknown: Rate exceeded" in record.message for record in caplog.records) == 1
@@ -252,7 +274,10 @@ async def test_the_wait_for_capacity_is_part_of_a_replacement_s_time(world: Worl
         await world.tick(60)
     world.start_server()  # how long a place is empty is known to whoever comes next
     world.operator.capacity = None
-    await world.until(lambda: len(world.agents) == 5 and all(node.state in ("spare", "gone") for node in world.nodes().values()), limit=4000)
+    await world.until(
+        lambda: len(world.agents) == 5 and all(node.state in ("spare", "gone") for node in world.nodes().values()),
+        limit=4000,
+    )
     world.runner.observer._histories.clear()
     after = world.runner.observer.read_history(FLEET)
     assert after.replacement_count == before.replacement_count + 1
@@ -272,7 +297,9 @@ async def test_what_a_user_suspended_stays_so_and_is_named(world: World) -> None
     await world.running()
 
 
-async def test_a_database_that_is_away_for_a_moment_ends_no_look_at_aws(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_database_that_is_away_for_a_moment_ends_no_look_at_aws(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cloud, stop, asked = world.runner.cloud, asyncio.Event(), asyncio.Event()
     answers = iter([OperationalError("SELECT", {}, Exception("the connection is gone"))])
 
@@ -298,7 +325,9 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
-async def test_a_fleet_whose_calls_hang_holds_up_no_other(world: World, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fleet_whose_calls_hang_holds_up_no_other(
+    world: World, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fleets were asked about one behind the other: what AWS says of all of them was as old as the slowest answer."""
     other = FleetName("other")
     world.add_fleet(other, "other-group", "us-east-1b", nodes=2, spares=0, max_size=4)
@@ -326,7 +355,9 @@ async def test_a_fleet_whose_calls_hang_holds_up_no_other(world: World, threads:
     assert cloud.group(FLEET) is not None
 
 
-async def test_a_look_at_aws_ends_with_the_server(world: World, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_look_at_aws_ends_with_the_server(
+    world: World, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answered, hangs, stop, loop = threading.Event(), asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
 
     def hang(_: str) -> GroupState:
@@ -346,8 +377,13 @@ async def test_a_look_at_aws_ends_with_the_server(world: World, threads: ThreadP
     answered.set()
 
 
-async def test_what_goes_wrong_with_one_fleet_is_told_and_tried_again(world: World, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
-    describe, errors = world.operator.describe_group, iter([OperationalError("SELECT", {}, Exception("the connection is gone"))])
+async def test_what_goes_wrong_with_one_fleet_is_told_and_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    describe, errors = (
+        world.operator.describe_group,
+        iter([OperationalError("SELECT", {}, Exception("the connection is gone"))]),
+    )
 
     def lost_once(name: str) -> GroupState:
         for error in errors:

@@ -27,7 +27,9 @@ class World:
         return self.is_connected
 
     def ask(self, name: str = "a") -> asyncio.Task[CommandEnded]:
-        command = RunCommand(run=RunId("r"), generation=Generation(1), command_id=name, rank=Rank(0), argv=("x",), timeout_seconds=10.0)
+        command = RunCommand(
+            run=RunId("r"), generation=Generation(1), command_id=name, rank=Rank(0), argv=("x",), timeout_seconds=10.0
+        )
         return asyncio.create_task(self.desk.run(NODE, command))
 
 

@@ -61,8 +61,12 @@ async def test_a_killed_rank_is_an_incident_of_the_drill_and_nobodys_failure(wor
     await again(world)
     (incident,) = world.incidents()
     assert incident.cause == "drill"
-    assert any(f"a drill ({asked.id}): ann had kill-rank done to rank 1 on {node_id}" in words for words in incident.evidence)
-    assert any("rank 1 on" in words and "signal 9" in words for words in incident.evidence)  # what was really found is told, too
+    assert any(
+        f"a drill ({asked.id}): ann had kill-rank done to rank 1 on {node_id}" in words for words in incident.evidence
+    )
+    assert any(
+        "rank 1 on" in words and "signal 9" in words for words in incident.evidence
+    )  # what was really found is told, too
     assert world.job().failures == ()
     assert world.failures() == (0, 0, 0)
     assert len(kills(world)) == 1
@@ -117,7 +121,9 @@ async def test_a_drill_that_cannot_strike_in_time_is_not_done(world: World) -> N
     ask(world, "kill-rank", node_id, 1)  # the next one may be asked for
 
 
-async def test_a_server_that_dies_before_it_strikes_never_strikes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_dies_before_it_strikes_never_strikes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node_id = await trains(world)
 
     class Death(Exception):
@@ -149,7 +155,9 @@ async def test_a_rank_that_ends_for_want_of_the_struck_one_and_is_heard_first_is
         world.kill_rank(other)
         await world.runner.sweep_jobs()
         (incident,) = world.incidents()
-        assert (incident.cause, len(world.job().failures)) == ("rank_exit", 1), "nobody knows yet that the drill's rank has ended"
+        assert (incident.cause, len(world.job().failures)) == ("rank_exit", 1), (
+            "nobody knows yet that the drill's rank has ended"
+        )
     struck.report()
     await again(world)
     (incident,) = world.incidents()

@@ -66,7 +66,12 @@ class World:
     def tell(self, *jobs: str | None, message: str = "m") -> None:
         with self.database.write() as session:
             for job in jobs:
-                events.append(session, NewEvent(at=NOW, type="JobStateChanged", message=message, project="p", job_name=job, detail={"n": 1}))
+                events.append(
+                    session,
+                    NewEvent(
+                        at=NOW, type="JobStateChanged", message=message, project="p", job_name=job, detail={"n": 1}
+                    ),
+                )
 
     def export_all(self) -> None:
         while self.exporter.export_some():
@@ -132,7 +137,11 @@ def test_what_is_refused_comes_again_before_anything_behind_it_and_is_shown(worl
         assert not world.exporter.export_some()
         waits.append(world.exporter.pause_seconds())
     assert waits == [1.0, 2.0, 4.0]
-    assert (world.record.position, world.record.failure, world.record.failing_since) == (0, "AccessDeniedException: PutEvents: not allowed", NOW)
+    assert (world.record.position, world.record.failure, world.record.failing_since) == (
+        0,
+        "AccessDeniedException: PutEvents: not allowed",
+        NOW,
+    )
     world.tell("a")
     world.export_all()
     assert world.sink.ids == [1, 2, 3]
@@ -197,7 +206,9 @@ def test_an_event_that_is_too_long_is_cut_and_holds_nothing_up(world: World) -> 
     assert json.loads(entry.detail)["IsCut"] is True
 
 
-async def test_it_goes_on_at_once_while_there_is_more_and_rests_longer_the_longer_it_fails(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_goes_on_at_once_while_there_is_more_and_rests_longer_the_longer_it_fails(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(exporter, "pause", pauses := Pauses(5))
     world.tell("a", "a")
     passes: list[object] = [None, None, None, ZeroDivisionError(), ZeroDivisionError(), StaleLease("export", NAME)]

@@ -55,7 +55,9 @@ async def test_a_recovery_is_counted_once_by_phase_with_what_its_incident_says(w
     assert incident.phase == "closed"
     for phase in PHASES:
         assert figures("recovery_phase_seconds_count", phase=phase) == 1
-        assert figures("recovery_phase_seconds_sum", phase=phase) == pytest.approx(getattr(incident, f"{phase}_seconds"))
+        assert figures("recovery_phase_seconds_sum", phase=phase) == pytest.approx(
+            getattr(incident, f"{phase}_seconds")
+        )
 
 
 async def test_what_was_no_failure_is_no_recovery(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +93,9 @@ async def test_passes_are_counted_with_the_time_they_took(world: World, monkeypa
     assert figures("reconcile_seconds_count", loop="fleet") == fleets + 1
 
 
-async def test_a_pass_that_comes_too_late_is_counted_and_its_lease_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pass_that_comes_too_late_is_counted_and_its_lease_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.submit()
     await world.running()
     figures = scrape(world)

@@ -78,7 +78,9 @@ async def test_a_stop_during_a_hang_waits_15_s_for_an_agreement(world: World) ->
         jobs.request_stop(session, "gpt", world.now)
     asked = world.now
     await world.until(lambda: world.job().state == JobState.STOPPED)
-    assert world.now - asked <= timedelta(seconds=50), "15 s for an agreement, then the ranks are killed; 30 s for the last checkpoint"
+    assert world.now - asked <= timedelta(seconds=50), (
+        "15 s for an agreement, then the ranks are killed; 30 s for the last checkpoint"
+    )
     assert world.job().committed_step == 9
 
 
@@ -91,7 +93,9 @@ async def test_a_stop_during_a_hang_ends_within_30_s_with_its_newest_committed_s
         jobs.request_stop(session, "gpt", world.now)
     asked = world.now
     await world.until(lambda: all(agent.exits for agent in world.team()))
-    assert world.is_stopped, "the coordinator was asked to stop, so that it uploads the newest commit when the ranks are ended"
+    assert world.is_stopped, (
+        "the coordinator was asked to stop, so that it uploads the newest commit when the ranks are ended"
+    )
     assert world.job().state == JobState.STOPPING, "it waits for the upload"
     await world.upload(9)
     await world.until(lambda: world.job().state == JobState.STOPPED)

@@ -61,12 +61,22 @@ class World:
         with self.database.write() as session:
             jobs.create(session, new_job(), NOW)
             for node in range(2):
-                facts = AgentFacts(node_id=f"i-{node}", fleet_name="main", address="", peer_port=0, memory_bytes=0, agent_id="a", version="1")
+                facts = AgentFacts(
+                    node_id=f"i-{node}",
+                    fleet_name="main",
+                    address="",
+                    peer_port=0,
+                    memory_bytes=0,
+                    agent_id="a",
+                    version="1",
+                )
                 nodes.note_hello(session, facts, initial_state="joining", now=NOW)
         self.exporter = self.replica("one")
 
     def replica(self, owner: str) -> LogExporter:
-        return LogExporter(self.database, self.objects, GROUP, self.sink, Leaser(owner, 9.0, lambda: self.seconds), lambda: NOW)
+        return LogExporter(
+            self.database, self.objects, GROUP, self.sink, Leaser(owner, 9.0, lambda: self.seconds), lambda: NOW
+        )
 
     def launch(self) -> None:
         with self.database.write() as session:
@@ -78,10 +88,15 @@ class World:
         with self.database.write() as session:
             lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "job", RUN)
             assert lease is not None
-            jobs.transition(session, lease, before=JobState.QUEUED, after=JobState.COMPLETED, now=NOW, reason="done", ended_at=NOW)
+            jobs.transition(
+                session, lease, before=JobState.QUEUED, after=JobState.COMPLETED, now=NOW, reason="done", ended_at=NOW
+            )
 
     def print(self, node: int, first: int, *texts: str, at: int = 0, is_last: bool = False) -> None:
-        lines = [LogLine(at_ms=MS + at + n, rank=Rank(node), stream="stdout", text=text, end=1) for n, text in enumerate(texts)]
+        lines = [
+            LogLine(at_ms=MS + at + n, rank=Rank(node), stream="stdout", text=text, end=1)
+            for n, text in enumerate(texts)
+        ]
         if is_last:
             lines.append(LogLine(at_ms=MS + at + 99, rank=NO_RANK, stream="end", text="", end=0))
         name = ChunkName(NodeId(f"i-{node}"), first, lines[0].at_ms)
@@ -112,7 +127,10 @@ def test_lines_go_out_once_to_a_stream_for_each_node_and_say_whose_they_are(worl
     world.exporter.export_some()
     assert (world.sink.texts(0), world.sink.texts(1)) == (["a", "b", "c"], ["x"])
     first = world.sink.streams[f"gpt/{RUN}/i-0"][0]
-    assert (first.at_ms, json.loads(first.message)) == (MS, {"generation": 1, "rank": 0, "stream": "stdout", "message": "a"})
+    assert (first.at_ms, json.loads(first.message)) == (
+        MS,
+        {"generation": 1, "rank": 0, "stream": "stdout", "message": "a"},
+    )
 
 
 def test_a_job_that_ended_is_copied_to_its_end_and_then_left(world: World) -> None:
@@ -144,7 +162,10 @@ def test_what_is_refused_is_shown_and_comes_again(world: World) -> None:
     for _ in range(2):
         world.exporter.export_some()
     assert world.exporter.failure_count == 2
-    assert (world.record.failure, world.record.failing_since) == ("ResourceNotFoundException: PutLogEvents: no such group", NOW)
+    assert (world.record.failure, world.record.failing_since) == (
+        "ResourceNotFoundException: PutLogEvents: no such group",
+        NOW,
+    )
     world.exporter.export_some()
     assert world.sink.texts(0) == ["a"]
     assert (world.exporter.failure_count, world.record.failure, world.record.failing_since) == (0, "", None)
@@ -199,7 +220,9 @@ def test_a_pass_makes_so_many_calls(world: World, monkeypatch: pytest.MonkeyPatc
         assert exports.log_cursor(session, "other".ljust(32, "0")) is None
 
 
-def test_a_job_that_prints_without_end_keeps_no_other_from_being_copied(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_prints_without_end_keeps_no_other_from_being_copied(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(log_exporter, "CALLS_PER_PASS", 1)
     world.launch()
     with world.database.write() as session:

@@ -36,10 +36,16 @@ class Counting(MemoryObjectStore):
         return found
 
     def append(self, node: NodeId, *texts: str, ended: bool = False) -> None:
-        lines = [LogLine(at_ms=MS + number, rank=Rank(0), stream="stdout", text=text, end=1) for number, text in enumerate(texts)]
+        lines = [
+            LogLine(at_ms=MS + number, rank=Rank(0), stream="stdout", text=text, end=1)
+            for number, text in enumerate(texts)
+        ]
         end = [LogLine(at_ms=MS + 9, rank=NO_RANK, stream="end", text="", end=0)] if ended else []
         key = f"logs/gen=1/{ChunkName(node, 0, MS).path}"
-        self.put(ObjectReference(bucket="b", key=key), encode_head(ChunkHead(first=0, positions={})) + encode_lines([*lines, *end]))
+        self.put(
+            ObjectReference(bucket="b", key=key),
+            encode_head(ChunkHead(first=0, positions={})) + encode_lines([*lines, *end]),
+        )
 
 
 @pytest.fixture
@@ -76,7 +82,11 @@ def test_the_newest_lines_of_many_nodes_are_read_once(store, is_over) -> None:
 
 
 def test_what_is_kept_is_bounded(store, monkeypatch) -> None:
-    monkeypatch.setattr(log_reader, "CACHED_BYTES", 2 * len(store.get(next(iter(store.list(ObjectReference(bucket="b", key="")))).reference)))
+    monkeypatch.setattr(
+        log_reader,
+        "CACHED_BYTES",
+        2 * len(store.get(next(iter(store.list(ObjectReference(bucket="b", key="")))).reference)),
+    )
     asker = reader(store)
     store.count()
     end = asker.tail(ALL)
@@ -85,7 +95,10 @@ def test_what_is_kept_is_bounded(store, monkeypatch) -> None:
 
 
 def lines_of(first: int, *texts: str) -> bytes:
-    lines = [LogLine(at_ms=MS + first + number, rank=Rank(0), stream="stdout", text=text, end=1) for number, text in enumerate(texts)]
+    lines = [
+        LogLine(at_ms=MS + first + number, rank=Rank(0), stream="stdout", text=text, end=1)
+        for number, text in enumerate(texts)
+    ]
     return encode_head(ChunkHead(first=first, positions={})) + encode_lines(lines)
 
 
@@ -93,12 +106,21 @@ def one_node(tails: Mapping[str, tuple[int, str]], *, is_alive: bool = False, en
     """A node that has stored a, b, c, and what others have stored of it: a letter for each line, from a number on."""
     store = MemoryObjectStore("b")
     end = encode_lines([LogLine(at_ms=MS + 9, rank=NO_RANK, stream="end", text="", end=0)]) if ended else b""
-    store.put(ObjectReference(bucket="b", key=f"logs/gen=1/{ChunkName(NODES[0], 0, MS).path}"), lines_of(0, *"abc") + end)
+    store.put(
+        ObjectReference(bucket="b", key=f"logs/gen=1/{ChunkName(NODES[0], 0, MS).path}"), lines_of(0, *"abc") + end
+    )
     for holder, (first, letters) in tails.items():
         name = TailName(NODES[0], first, MS + first, NodeId(holder))
         store.put(ObjectReference(bucket="b", key=f"logs/gen=1/{name.path}"), lines_of(first, *letters))
     facts = GenerationFacts(number=1, ranks={NODES[0]: (Rank(0),)}, over_since=NOW)
-    return LogReader(store, ObjectReference(bucket="b", key="logs/"), [facts], frozenset(NODES[:1] if is_alive else ()), True, lambda: NOW)
+    return LogReader(
+        store,
+        ObjectReference(bucket="b", key="logs/"),
+        [facts],
+        frozenset(NODES[:1] if is_alive else ()),
+        True,
+        lambda: NOW,
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,7 +153,10 @@ def test_lines_between_a_lost_node_and_what_its_peers_keep_are_named() -> None:
     asker = one_node({"i-8": (7, "hi")})
     events = asker.forward(asker.head(ALL), ALL, 100).events
     assert [event.text for event in events[:3]] == ["a", "b", "c"]
-    assert (events[3].kind, events[3].text) == ("gap", "4 lines of node i-0 were lost with it: its peers keep only the newest.")
+    assert (events[3].kind, events[3].text) == (
+        "gap",
+        "4 lines of node i-0 were lost with it: its peers keep only the newest.",
+    )
     assert [event.text for event in events[4:6]] == ["h", "i"]
     assert asker.backward(asker.tail(ALL), ALL, 100).events == events
 

@@ -15,13 +15,25 @@ from control_plane.db.session import Database
 from control_plane.loop import metric_writer
 from control_plane.loop.agents import AgentConnection, AgentRegistry
 from control_plane.loop.metric_writer import MetricWriter
-from everstep.protocol.agent_messages import AgentReport, Hello, MemberPhase, MemberReport, MetricBatch, MetricPoint, MetricsStored
+from everstep.protocol.agent_messages import (
+    AgentReport,
+    Hello,
+    MemberPhase,
+    MemberReport,
+    MetricBatch,
+    MetricPoint,
+    MetricsStored,
+)
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
 from tests.unit.control_plane.db.conftest import NOW, new_job
 from tests.unit.control_plane.loop.test_repeating import Pauses
 
 NODE, RUN = NodeId("i-1"), RunId("a" * 32)
-BATCH = MetricBatch(run=RUN, first_number=5, points=(MetricPoint(generation=Generation(1), step=Step(1), values={"loss": 1.0}, at_seconds=1.0),))
+BATCH = MetricBatch(
+    run=RUN,
+    first_number=5,
+    points=(MetricPoint(generation=Generation(1), step=Step(1), values={"loss": 1.0}, at_seconds=1.0),),
+)
 
 
 @pytest.fixture
@@ -31,7 +43,11 @@ def database(tmp_path: Path) -> Iterator[Database]:
     with made.write() as session:
         job = jobs.create(session, new_job(run_id=RUN), NOW)
         for number, nodes in ((1, ("i-1", "i-2")), (2, ("i-4",))):
-            session.add(models.Generation(run_id=job.run_id, number=number, parent=0, base_step=0, plan=b"", node_ids=nodes, created_at=NOW))
+            session.add(
+                models.Generation(
+                    run_id=job.run_id, number=number, parent=0, base_step=0, plan=b"", node_ids=nodes, created_at=NOW
+                )
+            )
     yield made
     made.close()
 
@@ -43,7 +59,9 @@ def connected(registry: AgentRegistry) -> AgentConnection:
     return connection
 
 
-async def test_what_is_stored_is_confirmed_and_once_told_to_stop_it_stores_what_is_left(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_stored_is_confirmed_and_once_told_to_stop_it_stores_what_is_left(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stored = []
     monkeypatch.setattr(metrics, "store", lambda session, agent_id, batch, measured: stored.append((agent_id, batch)))
     registry, stop = AgentRegistry(), asyncio.Event()
@@ -61,15 +79,27 @@ async def test_a_node_that_is_not_in_the_plan_of_a_generation_stores_nothing_for
     """It is told that it is stored, so that it does not send it for ever."""
     registry = AgentRegistry()
     forged = {"loss": -666.0, "everstep/gpu_percent": 100.0}
-    points = tuple(MetricPoint(generation=Generation(number), step=Step(9), values=forged, at_seconds=1.0) for number in (1, 2))
-    rogue = registry.accept(Hello(node_id=NodeId("i-4"), agent_id="rogue", address="", peer_port=1, memory_bytes=1, version="1"), FleetName("main"))
-    for batch in (MetricBatch(run=RUN, first_number=0, points=points), MetricBatch(run=RUN, first_number=7, points=points[:1])):
+    points = tuple(
+        MetricPoint(generation=Generation(number), step=Step(9), values=forged, at_seconds=1.0) for number in (1, 2)
+    )
+    rogue = registry.accept(
+        Hello(node_id=NodeId("i-4"), agent_id="rogue", address="", peer_port=1, memory_bytes=1, version="1"),
+        FleetName("main"),
+    )
+    for batch in (
+        MetricBatch(run=RUN, first_number=0, points=points),
+        MetricBatch(run=RUN, first_number=7, points=points[:1]),
+    ):
         rogue.report(AgentReport(node_id=NodeId("i-4"), sequence=batch.first_number + 1, member=None, metrics=batch))
         await MetricWriter(database, registry).flush()
-        assert await rogue.next_message() == MetricsStored(agent_id="rogue", next_number=batch.first_number + len(batch.points))
+        assert await rogue.next_message() == MetricsStored(
+            agent_id="rogue", next_number=batch.first_number + len(batch.points)
+        )
     with database.read() as session:
         assert session.scalars(select(models.Metric)).all() == []
-        assert session.scalars(select(models.MetricLog)).all() == [], "the numbers of the job's own agent stay as they are"
+        assert session.scalars(select(models.MetricLog)).all() == [], (
+            "the numbers of the job's own agent stay as they are"
+        )
 
 
 async def test_it_rests_after_it_has_stored(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +124,9 @@ async def test_a_database_that_is_away_confirms_nothing(database: Database, monk
     assert registry.logged.empty() == {}
 
 
-async def test_what_cannot_be_stored_at_all_does_not_come_again(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_cannot_be_stored_at_all_does_not_come_again(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
@@ -105,14 +137,19 @@ async def test_what_cannot_be_stored_at_all_does_not_come_again(database: Databa
     assert await connection.next_message() == MetricsStored(agent_id="one", next_number=6)
 
 
-async def test_what_all_nodes_of_the_generation_say_they_measured_is_stored_with_it(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_all_nodes_of_the_generation_say_they_measured_is_stored_with_it(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stored = []
     monkeypatch.setattr(metrics, "store", lambda session, agent_id, batch, measured: stored.append(measured))
     registry = AgentRegistry()
 
     def join(number: int, run: RunId, generation: int, batch: MetricBatch | None = None) -> AgentConnection:
         node_id = NodeId(f"i-{number}")
-        connection = registry.accept(Hello(node_id=node_id, agent_id="one", address="", peer_port=1, memory_bytes=1, version="1"), FleetName("main"))
+        connection = registry.accept(
+            Hello(node_id=node_id, agent_id="one", address="", peer_port=1, memory_bytes=1, version="1"),
+            FleetName("main"),
+        )
         member = MemberReport(
             job=JobName("gpt"),
             run=run,

@@ -45,7 +45,9 @@ class Queue:
 
 def reader_of(world: World, queue: Queue) -> NoticeReader:
     context = world.runner._context
-    return NoticeReader(queue, world.database, world.operator, world.registry, world.runner.cloud, lambda: context.now())
+    return NoticeReader(
+        queue, world.database, world.operator, world.registry, world.runner.cloud, lambda: context.now()
+    )
 
 
 def stored(world: World) -> tuple[NoticeRecord, ...]:
@@ -90,7 +92,11 @@ async def test_a_doubled_event_is_one_notice_and_one_line_of_history(world: Worl
 async def test_late_foreign_and_unknown_events_leave_nothing(world: World) -> None:
     node = await node_of(world)
     world.now += timedelta(hours=1)
-    queue = Queue(at_start(aws_events.spot(node)), aws_events.rebalance("i-0fffffffffffffff0"), aws_events.envelope("Object Created", {}))
+    queue = Queue(
+        at_start(aws_events.spot(node)),
+        aws_events.rebalance("i-0fffffffffffffff0"),
+        aws_events.envelope("Object Created", {}),
+    )
     assert await reader_of(world, queue).read() == 3
     assert not queue.waiting
     assert stored(world) == ()
@@ -101,11 +107,14 @@ async def test_a_poison_message_is_recorded_and_deleted(world: World) -> None:
     await reader_of(world, queue).read()
     assert not queue.waiting
     assert world.events() == [
-        "message receipt-0 of the queue of events is dropped: not JSON: Expecting value: line 1 column 1 (char 0): \\x00no event\\n"
+        "message receipt-0 of the queue of events is dropped: not JSON: Expecting value: line 1 column 1 "
+        "(char 0): \\x00no event\\n"
     ]
 
 
-async def test_a_message_that_cannot_be_stored_comes_again_but_not_for_ever(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_that_cannot_be_stored_comes_again_but_not_for_ever(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node = await node_of(world)
     queue = Queue(at_start(aws_events.spot(node)))
     reader = reader_of(world, queue)
@@ -128,7 +137,9 @@ async def test_the_end_of_a_capacity_block_concerns_its_instances(world: World) 
     assert [notice.node_id for notice in stored(world)] == [first]
 
 
-async def test_an_event_makes_the_cloud_watch_look_and_a_scheduled_change_look_closely(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_event_makes_the_cloud_watch_look_and_a_scheduled_change_look_closely(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks = []
     monkeypatch.setattr(CloudWatch, "look_now", lambda self: looks.append("now"))
     monkeypatch.setattr(CloudWatch, "look_closely", lambda self: looks.append("closely"))

@@ -10,7 +10,13 @@ from everstep.protocol.agent_messages import ExitClass, MemoryEnd, MemoryKind, M
 from tests.unit.control_plane.loop.world import World
 
 GIB = 1 << 30
-END = MemoryEnd(source=MemorySource.CGROUP, kind=MemoryKind.HOST, rank_bytes=int(61.2 * GIB), used_bytes=int(61.9 * GIB), total_bytes=62 * GIB)
+END = MemoryEnd(
+    source=MemorySource.CGROUP,
+    kind=MemoryKind.HOST,
+    rank_bytes=int(61.2 * GIB),
+    used_bytes=int(61.9 * GIB),
+    total_bytes=62 * GIB,
+)
 
 
 async def test_the_incident_and_the_reason_name_the_memory(world: World) -> None:
@@ -20,7 +26,10 @@ async def test_the_incident_and_the_reason_name_the_memory(world: World) -> None
     struck = world.team()[1]
     world.kill_rank(struck, exit_class=ExitClass.OUT_OF_MEMORY, memory=END)
     await world.until(lambda: world.job().state == JobState.FAILED)
-    words = f"rank 1 on {struck.node_id} ran out of memory: the kernel killed it at 61.2 GiB, with 61.9 GiB of 62.0 GiB in use; lower the batch size"
+    words = (
+        f"rank 1 on {struck.node_id} ran out of memory: the kernel killed it at 61.2 GiB, with 61.9 GiB of "
+        "62.0 GiB in use; lower the batch size"
+    )
     (incident,) = world.incidents()
     assert incident.cause == "rank_exit"
     assert any(each.startswith(words) for each in incident.evidence)
@@ -28,7 +37,9 @@ async def test_the_incident_and_the_reason_name_the_memory(world: World) -> None
 
 
 @pytest.mark.parametrize(("exit_class", "blamed"), [(ExitClass.ERROR, ["rank_exit"]), (ExitClass.OUT_OF_MEMORY, [])])
-async def test_a_node_that_was_left_for_lack_of_memory_is_not_blamed(world: World, exit_class: ExitClass, blamed: list[str]) -> None:
+async def test_a_node_that_was_left_for_lack_of_memory_is_not_blamed(
+    world: World, exit_class: ExitClass, blamed: list[str]
+) -> None:
     world.submit(max_attempts=2)
     await world.running()
     await world.train(6)

@@ -59,7 +59,10 @@ async def test_a_paused_job_gives_its_nodes_back_and_goes_on_only_when_it_is_res
     await small.until(lambda: small.job().state == JobState.QUEUED)
     small.is_stopped = False
     assert small.job().reason == "paused by a user; ResumeTrainingJob lets it go on: the newest checkpoint is step 7"
-    assert small.job().transitions[-1].reason == "paused after step 7, ResumeTrainingJob lets it go on from the checkpoint of step 7"
+    assert (
+        small.job().transitions[-1].reason
+        == "paused after step 7, ResumeTrainingJob lets it go on from the checkpoint of step 7"
+    )
     small.submit("other", nodes=4)
     await small.running("other")
     small.finish("other")
@@ -211,7 +214,9 @@ async def test_a_pause_waits_for_an_upload_of_minutes_and_for_what_else_its_rank
     await trains(small)
     for agent in small.team():
         agent.leaves_much = True
-    small.team()[1].node_faults = (NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),)
+    small.team()[1].node_faults = (
+        NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),
+    )
     small.operator.capacity = 5  # nobody could take its place
     pause(small)
     await stands(small, "gpt")
@@ -245,7 +250,10 @@ async def test_a_pause_has_its_time_from_when_its_ranks_agreed(small: World) -> 
         agent.phase_of, agent.limit_of, agent.has_decided = {}, {}, True
     await small.train(1)
     await small.tick()
-    assert (small.job().state, small.job().reason) == (JobState.PAUSING, "stopped at step 8 to pause; waits for its checkpoint")
+    assert (small.job().state, small.job().reason) == (
+        JobState.PAUSING,
+        "stopped at step 8 to pause; waits for its checkpoint",
+    )
     await watched(small, 60.0)
     small.finish()
     await small.upload(8)
@@ -258,7 +266,9 @@ async def test_a_job_pauses_in_peace_although_one_of_its_nodes_is_impaired(small
     for agent in [spare for spare in small.agents.values() if spare.run is None]:
         small.terminate(agent)
     await trains(small)
-    small.team()[1].node_faults = (NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),)
+    small.team()[1].node_faults = (
+        NodeFault(code=FaultCode.GPU_ECC, message="rows are to be remapped", is_permanent=False),
+    )
     await small.train(1)
     pause(small)
     await small.until(lambda: small.job().state == JobState.PAUSING)
@@ -266,7 +276,10 @@ async def test_a_job_pauses_in_peace_although_one_of_its_nodes_is_impaired(small
     await stands(small, "gpt")
     await small.upload(9)
     await small.until(lambda: small.job().state == JobState.QUEUED)
-    assert small.job().transitions[-1].reason == "paused after step 9, ResumeTrainingJob lets it go on from the checkpoint of step 9"
+    assert (
+        small.job().transitions[-1].reason
+        == "paused after step 9, ResumeTrainingJob lets it go on from the checkpoint of step 9"
+    )
     assert not small.incidents()
 
 

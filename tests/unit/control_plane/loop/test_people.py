@@ -47,7 +47,11 @@ async def test_a_drained_node_is_left_at_an_agreed_stop_and_held(world: World) -
     await left(world)
     await world.until(lambda: world.nodes()[node_id].state == NodeState.HELD)
     node = world.nodes()[node_id]
-    assert (node.hold, node.request, node.reason) == ("person", "", f"a person asked to drain {node_id} (ann): a new kernel")
+    assert (node.hold, node.request, node.reason) == (
+        "person",
+        "",
+        f"a person asked to drain {node_id} (ann): a new kernel",
+    )
     assert world.plan().base_step == world.job().max_boundary == 10
     await world.train(1)
     await world.train(1)
@@ -70,7 +74,10 @@ async def test_what_befalls_a_node_is_told_to_the_people_of_the_job_that_has_it(
     world.terminate(agent)
     await world.until(lambda: world.job("merger").generation == 2 and world.job("merger").state == JobState.RUNNING)
     with world.database.read() as session:
-        told = {project: events.page(session, events.EventFilter(project=project), limit=1_000) for project in ("default", "finance")}
+        told = {
+            project: events.page(session, events.EventFilter(project=project), limit=1_000)
+            for project in ("default", "finance")
+        }
     assert not [event.message for event in told["default"] if "merger" in event.message or event.node_id is not None]
     of_nodes = [(event.node_id, event.message) for event in told["finance"] if event.type == "NodeStateChanged"]
     assert len([message for _, message in of_nodes if message == "spare → assigned: works for merger"]) == 5
@@ -83,7 +90,9 @@ async def test_a_replaced_node_is_left_and_then_ended_and_another_one_comes(worl
     ask(world, NodeRequest.REPLACE, node_id)
     await left(world)
     await world.until(lambda: world.nodes()[node_id].state == NodeState.GONE)
-    assert [call for call in world.operator.calls if call[0] == "terminate_member"] == [("terminate_member", node_id, False)]
+    assert [call for call in world.operator.calls if call[0] == "terminate_member"] == [
+        ("terminate_member", node_id, False)
+    ]
     await world.until(lambda: sum(node.state == NodeState.SPARE for node in world.nodes().values()) == 1)
     assert world.incidents()[0].cause == "requested"
 
@@ -97,7 +106,9 @@ async def test_a_rebooted_node_is_left_and_works_again(world: World) -> None:
     assert world.nodes()[node_id].request == ""
 
 
-async def test_a_reboot_that_was_decided_upon_before_the_server_died_is_made_by_the_next_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reboot_that_was_decided_upon_before_the_server_died_is_made_by_the_next_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await trains(world)
     spare = world.spare().node_id
     asked: list[GroupAction] = []
@@ -116,9 +127,15 @@ async def test_a_reboot_that_was_decided_upon_before_the_server_died_is_made_by_
     assert world.operator.calls.count(rebooted) == 1
 
 
-async def test_a_reboot_that_ec2_throttles_is_asked_for_again_by_the_next_server_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reboot_that_ec2_throttles_is_asked_for_again_by_the_next_server_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await trains(world)
-    spare, reboot, failures = world.spare().node_id, world.operator.reboot_member, [Throttled("RequestLimitExceeded")] * 2
+    spare, reboot, failures = (
+        world.spare().node_id,
+        world.operator.reboot_member,
+        [Throttled("RequestLimitExceeded")] * 2,
+    )
 
     def throttled(group: str, node_id: NodeId) -> None:
         if failures:
@@ -149,7 +166,9 @@ async def test_without_another_node_the_job_trains_on_and_the_request_waits(tmp_
         world.close()
 
 
-@pytest.mark.parametrize(("wanted", "state"), [("hold", NodeState.HELD), ("drain", NodeState.HELD), ("replace", NodeState.GONE)])
+@pytest.mark.parametrize(
+    ("wanted", "state"), [("hold", NodeState.HELD), ("drain", NodeState.HELD), ("replace", NodeState.GONE)]
+)
 async def test_an_idle_node_waits_for_nobody(world: World, wanted: str, state: NodeState) -> None:
     await trains(world)
     spare = world.spare().node_id
@@ -189,9 +208,14 @@ async def test_a_request_that_comes_during_a_pass_is_not_lost(world: World) -> N
     spare = world.spare().node_id
     ask(world, NodeRequest.HOLD, spare)
     core = records.node_record(world.nodes()[spare])
-    columns = records.node_update(replace(core, request=None, request_words="", state=NodeState.ASSIGNED), before="spare", had_request=False)
+    columns = records.node_update(
+        replace(core, request=None, request_words="", state=NodeState.ASSIGNED), before="spare", had_request=False
+    )
     assert "request" not in columns
-    assert records.node_update(replace(core, request=None, request_words=""), before="spare", had_request=True)["request"] == ""
+    assert (
+        records.node_update(replace(core, request=None, request_words=""), before="spare", had_request=True)["request"]
+        == ""
+    )
 
 
 # Taken over
@@ -207,7 +231,9 @@ def hand_back(world: World) -> None:
         assert jobs.hand_back(session, "gpt")
 
 
-async def test_a_job_that_is_taken_over_is_observed_and_nothing_is_decided_until_it_is_handed_back(world: World) -> None:
+async def test_a_job_that_is_taken_over_is_observed_and_nothing_is_decided_until_it_is_handed_back(
+    world: World,
+) -> None:
     await trains(world)
     take_over(world)
     await world.train(5)

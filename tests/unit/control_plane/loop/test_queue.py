@@ -62,7 +62,9 @@ async def test_a_job_gives_way_to_a_higher_priority_and_resumes_by_itself(small:
     await small.until(lambda: small.job("high").state == JobState.RUNNING)
     low = small.job("low")
     assert (low.state, low.reason) == (JobState.QUEUED, "place 1 of 1 in the queue: needs 4 nodes, 2 of 6 are free")
-    assert "paused after step 7, resumes by itself from the checkpoint of step 7" in [transition.reason for transition in low.transitions]
+    assert "paused after step 7, resumes by itself from the checkpoint of step 7" in [
+        transition.reason for transition in low.transitions
+    ]
     assert all(node.run_id != low.run_id for node in small.nodes().values())
     assert not small.incidents("low")
     small.finish("high")
@@ -185,7 +187,9 @@ async def test_a_gang_that_does_not_come_together_gives_its_nodes_back_and_tries
         assert "stands aside until" in world.job("big").reason
         await world.until(lambda: NodeState.GONE in {node.state for node in world.nodes().values()})
         kept = [node for node in world.nodes().values() if node.state != NodeState.GONE]
-        assert {node.run_id for node in kept} == {world.job("small").run_id}, "the third node is surplus, released by its id"
+        assert {node.run_id for node in kept} == {world.job("small").run_id}, (
+            "the third node is surplus, released by its id"
+        )
         for agent in world.team("small"):
             agent.exit_all(ExitClass.SUCCESS, 0)
         world.operator.capacity = 6
@@ -207,11 +211,16 @@ async def test_a_project_at_its_quota_waits_and_holds_nobody_up(small: World) ->
     for _ in range(10):
         await small.tick()
     assert (small.job("low").state, small.job("second").state) == (JobState.RUNNING, JobState.QUEUED)
-    assert small.job("second").reason == "waits for its project's quota: speech may hold 3 nodes of this fleet and holds 2, it needs 2"
+    assert (
+        small.job("second").reason
+        == "waits for its project's quota: speech may hold 3 nodes of this fleet and holds 2, it needs 2"
+    )
     with small.database.write() as session:
         quotas.put(session, quotas.QuotaRecord(project="speech", max_node_count=4, max_job_count=None))
     await small.tick()
-    assert small.job("second").reason.startswith("place 1 of 1 in the queue"), "now it is the head, and others make way for it"
+    assert small.job("second").reason.startswith("place 1 of 1 in the queue"), (
+        "now it is the head, and others make way for it"
+    )
     with small.database.write() as session:
         quotas.put(session, quotas.QuotaRecord(project="speech", max_node_count=1, max_job_count=None))
     for _ in range(10):
@@ -219,7 +228,9 @@ async def test_a_project_at_its_quota_waits_and_holds_nobody_up(small: World) ->
     assert small.job("first").state == JobState.RUNNING, "a quota stops nothing that runs"
 
 
-async def test_a_sweep_reads_each_job_of_a_fleet_so_many_times_however_many_wait(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sweep_reads_each_job_of_a_fleet_so_many_times_however_many_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.submit()
     await world.running()
     count = 12

@@ -54,8 +54,18 @@ async def test_a_job_record_survives_the_database(world: World) -> None:
         progress_at=11.0,
         asked=((NodeId("i-1"), 12.0),),
         failures=(
-            FailureRecord(generation=Generation(1), step=Step(2), exit_class=ExitClass.ERROR, code=1, at=3.0, max_boundary=Step(4), last_lines="x"),
-            FailureRecord(generation=Generation(1), step=Step(2), exit_class=None, code=1, at=3.0, max_boundary=Step(4)),
+            FailureRecord(
+                generation=Generation(1),
+                step=Step(2),
+                exit_class=ExitClass.ERROR,
+                code=1,
+                at=3.0,
+                max_boundary=Step(4),
+                last_lines="x",
+            ),
+            FailureRecord(
+                generation=Generation(1), step=Step(2), exit_class=None, code=1, at=3.0, max_boundary=Step(4)
+            ),
         ),
         exclusions=(Exclusion(node_id=NodeId("i-1"), evidence="e", may_terminate=True),),
         silences=(Silence(node_id=NodeId("i-1"), since=1.0, boundary=Step(2), committed=Step(3)),),

@@ -56,14 +56,23 @@ async def test_a_pause_ends_with_its_event_or_its_time() -> None:
 
 async def test_only_what_says_that_there_is_more_is_done_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeating, "pause", pauses := Pauses(6))
-    await repeat(work_of(True, None, 1, False, CloudUnavailable("no answer"), True), asyncio.Event(), seconds=5.0, trouble="")
+    await repeat(
+        work_of(True, None, 1, False, CloudUnavailable("no answer"), True), asyncio.Event(), seconds=5.0, trouble=""
+    )
     assert pauses.seconds == [0.0, 5.0, 5.0, 5.0, 5.0, 0.0]
 
 
-async def test_what_a_turn_runs_into_is_told_and_ends_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_a_turn_runs_into_is_told_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(repeating, "pause", Pauses(3))
     with caplog.at_level(logging.INFO):
-        await repeat(work_of(CloudUnavailable("no answer"), ZeroDivisionError(), None), asyncio.Event(), seconds=1.0, trouble="it could not be done")
+        await repeat(
+            work_of(CloudUnavailable("no answer"), ZeroDivisionError(), None),
+            asyncio.Event(),
+            seconds=1.0,
+            trouble="it could not be done",
+        )
     away, broken = caplog.records
     assert (away.getMessage(), away.exc_info) == ("it could not be done; it is tried again: no answer", None)
     assert broken.getMessage() == "it could not be done; it is tried again"
@@ -76,7 +85,9 @@ async def test_a_server_that_stops_begins_no_turn() -> None:
     await repeat(work_of(), stop, seconds=FOREVER, trouble="")
 
 
-async def test_what_is_old_goes_in_batches_with_a_second_for_others_in_between(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_old_goes_in_batches_with_a_second_for_others_in_between(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(repeating, "pause", pauses := Pauses(3))
     monkeypatch.setattr(world.runner, "prune", work_of(True, False, ZeroDivisionError()))
     await world.runner._prune(asyncio.Event())

@@ -29,7 +29,9 @@ def revise(world: World, *, priority: int = 0, **changes: object) -> None:
 
 
 @pytest.mark.covers(
-    "UpdateTrainingJob.Protection.Copies", "UpdateTrainingJob.Protection.MaxSlowdown", "UpdateTrainingJob.CheckpointConfig.EverySteps"
+    "UpdateTrainingJob.Protection.Copies",
+    "UpdateTrainingJob.Protection.MaxSlowdown",
+    "UpdateTrainingJob.CheckpointConfig.EverySteps",
 )
 async def test_a_plan_never_changes_and_the_next_one_follows_the_newest_revision(world: World) -> None:
     world.submit()
@@ -38,7 +40,11 @@ async def test_a_plan_never_changes_and_the_next_one_follows_the_newest_revision
     revise(world, copies=3, checkpoint_every_steps=5, max_slowdown=0.5)
     for _ in range(5):
         await world.tick()
-    assert (world.job().generation, world.plan().checkpoint.every_steps, len(world.plan().ranks[0].holders)) == (1, 0, 2)
+    assert (world.job().generation, world.plan().checkpoint.every_steps, len(world.plan().ranks[0].holders)) == (
+        1,
+        0,
+        2,
+    )
     world.kill_rank(world.team()[0])
     await world.until(lambda: world.job().generation == 2 and world.job().state == JobState.RUNNING)
     assert (world.plan().checkpoint.every_steps, world.plan().max_slowdown) == (5, 0.5)

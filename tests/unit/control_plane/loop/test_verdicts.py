@@ -41,7 +41,9 @@ async def test_a_lost_agent_is_judged_however_long_a_look_at_all_jobs_takes(worl
     assert (world.now - began).total_seconds() <= world.timeouts.detection_seconds + 1 + seconds
 
 
-async def test_the_server_is_awake_while_a_look_at_all_jobs_lasts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_server_is_awake_while_a_look_at_all_jobs_lasts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runner, "BEATS_PER_LEASE", 600)
     stop, beats = asyncio.Event(), []
 
@@ -66,7 +68,9 @@ def test_silence_begins_anew_after_a_standstill_of_the_process(seconds: float, e
     assert hearing.silent_seconds(FleetName("main"), None) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("silent", "expected"), [(0.5, float("inf")), (2.0, float("inf")), (2.5, 0.5), (3.0, 0.0), (3.1, float("inf"))])
+@pytest.mark.parametrize(
+    ("silent", "expected"), [(0.5, float("inf")), (2.0, float("inf")), (2.5, 0.5), (3.0, 0.0), (3.1, float("inf"))]
+)
 async def test_a_pass_is_due_when_a_lease_ends(silent: float, expected: float) -> None:
     moment = 0.0
     registry, hearing = AgentRegistry(monotonic=lambda: moment), Hearing(ladder(3.0), lambda: moment)
@@ -87,7 +91,9 @@ async def test_what_is_known_of_a_held_node_is_in_s3_before_it_may_be_ended(worl
     failed.report()
     world.kill_rank(failed)
     await world.until(lambda: world.nodes()[failed.node_id].evidence_at is not None)
-    asked = [message for node_id, message in world.said if isinstance(message, KeepEvidence) and node_id == failed.node_id]
+    asked = [
+        message for node_id, message in world.said if isinstance(message, KeepEvidence) and node_id == failed.node_id
+    ]
     place = ObjectReference(bucket=BUCKET, key=f"evidence/{failed.node_id}/")
     assert asked == [KeepEvidence(place=place)]
     kept = json.loads(world.objects.get(ObjectReference(bucket=BUCKET, key=f"{place.key}node.json")))

@@ -1,7 +1,8 @@
 """A fleet in one process, for tests of the loops: the real runner, database and decisions over a fake cloud and agents that keep their word.
 
-Time is virtual and moves by `tick`. An agent here does what the wire says: promises durably, lists its slots, loads, starts, halts, reports. Training
-is simulated step by step: at a boundary every holder of a running generation's plan seals that step, and keeps the newest two.
+Time is virtual and moves by `tick`. An agent here does what the wire says: promises durably, lists its slots, loads,
+starts, halts, reports. Training is simulated step by step: at a boundary every holder of a running generation's plan
+seals that step, and keeps the newest two.
 """
 
 from __future__ import annotations
@@ -154,7 +155,12 @@ class Agent:
 
     def connect(self) -> None:
         hello = Hello(
-            node_id=self.node_id, agent_id=f"agent-{self.number}", address=f"127.0.1.{self.number}", peer_port=4000, memory_bytes=1 << 30, version="1"
+            node_id=self.node_id,
+            agent_id=f"agent-{self.number}",
+            address=f"127.0.1.{self.number}",
+            peer_port=4000,
+            memory_bytes=1 << 30,
+            version="1",
         )
         self.world.note(hello)
         self.connection = self.world.registry.accept(hello, self.world.fleet_of(self.node_id))
@@ -186,7 +192,11 @@ class Agent:
         if self.run is None or self.job is None:
             return None
         has_ended_well, committed = self.has_ended_well, self.committed
-        is_coordinator = self.plan is not None and self.plan.coordinator == self.node_id and self.phase in (MemberPhase.RUNNING, MemberPhase.EXITED)
+        is_coordinator = (
+            self.plan is not None
+            and self.plan.coordinator == self.node_id
+            and self.phase in (MemberPhase.RUNNING, MemberPhase.EXITED)
+        )
         running = self.phase in (MemberPhase.RUNNING, MemberPhase.EXITED)
         protection = ()
         if self.plan is not None and running:
@@ -241,7 +251,9 @@ class Agent:
 
     @property
     def has_ended_well(self) -> bool:
-        return self.has_decided or (bool(self.exits) and all(each.exit_class is ExitClass.SUCCESS for each in self.exits.values()))
+        return self.has_decided or (
+            bool(self.exits) and all(each.exit_class is ExitClass.SUCCESS for each in self.exits.values())
+        )
 
     @property
     def committed(self) -> int:
@@ -282,7 +294,8 @@ class Agent:
             RankStacks(
                 rank=rank,
                 number=number,
-                text=f"MainThread\n    {self.stands_at.get(rank, 'all_reduce (distributed.py:7)')}\n    main (train.py:3)",
+                text=f"MainThread\n    {self.stands_at.get(rank, 'all_reduce (distributed.py:7)')}\n    main "
+                "(train.py:3)",
                 same_seconds=same,
                 cpu_seconds=same * self.cpu_share,
                 is_stopped=rank in self.stopped,
@@ -307,14 +320,22 @@ class Agent:
                 if self.run != run:
                     self.slots, self.ended, self.commits = {}, None, ()
                 if self.run == run and self.boundary:
-                    self.ended = EndedRanks(generation=self.generation, boundary=Step(max(self.boundary.values()) + self.unheard))
+                    self.ended = EndedRanks(
+                        generation=self.generation, boundary=Step(max(self.boundary.values()) + self.unheard)
+                    )
                     self.commits = (PageCommit(generation=self.generation, step=Step(self.committed)),)
                     self.unheard = 0
                 self.job, self.run, self.generation, self.phase = job, run, generation, MemberPhase.PROMISED
                 self.sources = ()
                 self.plan, self.exits, self.uploads, self.faults = None, {}, (), ()
                 self.boundary, self.moved_at, self.look, self.looked_first = {}, {}, None, None
-                self.stands_at, self.stopped, self.cpu_share, self.is_told_to_stop, self.has_decided = {}, set(), 0.0, False, False
+                self.stands_at, self.stopped, self.cpu_share, self.is_told_to_stop, self.has_decided = (
+                    {},
+                    set(),
+                    0.0,
+                    False,
+                    False,
+                )
                 self.inventory = tuple(self.slots[key] for key in sorted(self.slots))
             case Load(plan=plan, key=key):
                 if (plan.run, plan.generation) != (self.run, self.generation) or self.phase is not MemberPhase.PROMISED:
@@ -324,14 +345,20 @@ class Agent:
                 self.commits = ()
                 self.phase = MemberPhase.LOAD_FAILED if not self.fetch(plan) else MemberPhase.LOADED
                 if self.phase is MemberPhase.LOAD_FAILED:
-                    self.faults = (NodeFault(code=self.load_fault, message="a source did not verify", is_permanent=False),)
+                    self.faults = (
+                        NodeFault(code=self.load_fault, message="a source did not verify", is_permanent=False),
+                    )
             case Start(generation=generation):
                 if generation == self.generation and self.phase is MemberPhase.LOADED and self.plan is not None:
                     self.phase = MemberPhase.RUNNING
                     self.world.is_stopped = False
                     self.boundary = dict.fromkeys(self.plan.node(self.node_id).ranks, self.plan.base_step)
             case HaltRanks(generation=generation):
-                if generation == self.generation and self.phase is MemberPhase.RUNNING and len(self.exits) < len(self.boundary):
+                if (
+                    generation == self.generation
+                    and self.phase is MemberPhase.RUNNING
+                    and len(self.exits) < len(self.boundary)
+                ):
                     self.exit_all(ExitClass.HALTED, -9)
             case StopTraining(generation=generation):
                 if generation == self.generation:
@@ -387,7 +414,11 @@ class Agent:
                     self.restored_from += (source.kind,)
                     break
                 holder = self.world.agents.get(source.node_id or NodeId(""))
-                if holder is not None and (holder is self or holder.world.serves(holder.node_id)) and holder.slots.get(key) == record:
+                if (
+                    holder is not None
+                    and (holder is self or holder.world.serves(holder.node_id))
+                    and holder.slots.get(key) == record
+                ):
                     self.slots[key] = record
                     self.restored_from += (source.kind,)
                     break
@@ -399,7 +430,9 @@ class Agent:
     def exit_all(self, exit_class: ExitClass, code: int) -> None:
         for rank, step in self.boundary.items():
             if rank not in self.exits:
-                self.exits[rank] = RankExit(exit_class=exit_class, code=code, at_seconds=self.unix_seconds, boundary=Step(step))
+                self.exits[rank] = RankExit(
+                    exit_class=exit_class, code=code, at_seconds=self.unix_seconds, boundary=Step(step)
+                )
         if not (self.leaves_much and exit_class is ExitClass.SUCCESS):
             self.phase = MemberPhase.EXITED
 
@@ -408,7 +441,12 @@ class Agent:
         for key in mine[: max(0, len(mine) - 1)]:
             del self.slots[key]
         self.slots[rank, origin, step] = SlotRecord(
-            owner_rank=rank, origin_generation=origin, step=Step(step), payload_bytes=100, digest=digest(rank, origin, step), layout_hash=b"l" * 16
+            owner_rank=rank,
+            origin_generation=origin,
+            step=Step(step),
+            payload_bytes=100,
+            digest=digest(rank, origin, step),
+            layout_hash=b"l" * 16,
         )
 
 
@@ -420,7 +458,14 @@ class World:
     """A fleet and the control plane that runs it."""
 
     def __init__(
-        self, directory: Path, *, nodes: int = 4, spares: int = 1, boot_seconds: float = 10.0, max_size: int = 20, database_url: str = ""
+        self,
+        directory: Path,
+        *,
+        nodes: int = 4,
+        spares: int = 1,
+        boot_seconds: float = 10.0,
+        max_size: int = 20,
+        database_url: str = "",
     ) -> None:
         self.now = START
         self.operator = FakeOperator(now=START, boot_delay=timedelta(seconds=boot_seconds))
@@ -449,7 +494,9 @@ class World:
         self.add_fleet(FLEET, GROUP, "us-east-1a", nodes=nodes, spares=spares, max_size=max_size)
         self.start_server()
 
-    def add_fleet(self, name: FleetName, group: str, zone: str, *, nodes: int, spares: int = 0, max_size: int = 20) -> None:
+    def add_fleet(
+        self, name: FleetName, group: str, zone: str, *, nodes: int, spares: int = 0, max_size: int = 20
+    ) -> None:
         """Register a fleet in a zone of its own."""
         self.operator.create_group(group, max_size=max_size, availability_zones=(zone,))
         ensure(self.operator, self.operator.describe_group(group))
@@ -527,7 +574,15 @@ class World:
         return node_id in self.agents and node_id not in self.cut
 
     def submit(
-        self, name: str = "gpt", *, nodes: int = 4, copies: int = 2, ranks_per_node: int = 1, priority: int = 0, project: str = "", **changes: object
+        self,
+        name: str = "gpt",
+        *,
+        nodes: int = 4,
+        copies: int = 2,
+        ranks_per_node: int = 1,
+        priority: int = 0,
+        project: str = "",
+        **changes: object,
     ) -> RunId:
         run = RunId(hashlib.md5(name.encode(), usedforsecurity=False).hexdigest())
         spec = jobs.JobSpec(
@@ -598,7 +653,10 @@ class World:
         return [self.agents[node.node_id] for node in self.plan(name).nodes if node.node_id in self.agents]
 
     async def tick(self, seconds: float = 0.5) -> None:
-        """Let time pass and everybody act once. What a sweep has begun is done before anything else looks, unless it `hangs`."""
+        """Let time pass and everybody act once.
+
+        What a sweep has begun is done before anything else looks, unless it `hangs`.
+        """
         self.now += timedelta(seconds=seconds)
         self.operator.advance(timedelta(seconds=seconds))
         alive = {
@@ -613,7 +671,9 @@ class World:
         self.seen_calls = len(self.operator.calls)
         for node_id in sorted(alive - self.agents.keys()):
             if node_id not in self.never_return and self.reboots.get(node_id, self.now) <= self.now:
-                self.agents[node_id] = Agent(self, node_id, self.started + 1, node_faults=self.left_faults.pop(node_id, ()))
+                self.agents[node_id] = Agent(
+                    self, node_id, self.started + 1, node_faults=self.left_faults.pop(node_id, ())
+                )
                 self.started += 1
         for node_id in sorted(self.agents.keys() - alive):
             self.agents.pop(node_id).disconnect()
@@ -676,7 +736,9 @@ class World:
                     upload_seconds=seconds,
                 )
                 for rank in agent.boundary
-                for origin in [next((key[1] for key in agent.slots if key[0] == rank and key[2] == step), agent.generation)]
+                for origin in [
+                    next((key[1] for key in agent.slots if key[0] == rank and key[2] == step), agent.generation)
+                ]
             )
         await self.tick()
         await self.tick()
@@ -697,11 +759,22 @@ class World:
         self.cut.add(agent.node_id)
 
     def kill_rank(
-        self, agent: Agent, *, exit_class: ExitClass = ExitClass.KILLED, code: int = -9, lines: str = "", memory: MemoryEnd | None = None
+        self,
+        agent: Agent,
+        *,
+        exit_class: ExitClass = ExitClass.KILLED,
+        code: int = -9,
+        lines: str = "",
+        memory: MemoryEnd | None = None,
     ) -> None:
         rank, step = next(iter(agent.boundary.items()))
         agent.exits[rank] = RankExit(
-            exit_class=exit_class, code=code, at_seconds=self.now.timestamp(), boundary=Step(step), last_lines=lines, memory=memory
+            exit_class=exit_class,
+            code=code,
+            at_seconds=self.now.timestamp(),
+            boundary=Step(step),
+            last_lines=lines,
+            memory=memory,
         )
         agent.phase = MemberPhase.EXITED
         agent.report()
@@ -727,7 +800,9 @@ class World:
 
     def suspended(self, reason: str) -> Callable[[GroupState], GroupState]:
         """Return a change of the group that suspends its launches, for this reason."""
-        return lambda group: replace(group, suspended_processes=group.suspended_processes | {"Launch"}, suspension_reasons={"Launch": reason})
+        return lambda group: replace(
+            group, suspended_processes=group.suspended_processes | {"Launch"}, suspension_reasons={"Launch": reason}
+        )
 
     def terminate(self, agent: Agent) -> None:
         self.operator.end_instance(agent.node_id)

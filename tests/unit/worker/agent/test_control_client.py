@@ -37,20 +37,28 @@ class Replica:
         if self.tokens[-1] == "session-of-another":
             await line.close(NOT_YOURS)
             return
-        await line.send(encode(AgentWelcome(session_token=f"session-{len(self.tokens)}", fleet="fleet", timeouts=rank_plan().timeouts)))
+        await line.send(
+            encode(
+                AgentWelcome(session_token=f"session-{len(self.tokens)}", fleet="fleet", timeouts=rank_plan().timeouts)
+            )
+        )
         await line.recv()
         self.reports.put_nowait(self.tokens[-1])
 
 
 @contextlib.asynccontextmanager
-async def line_to(replica: Replica, token_path: Path, *, join_token: str = "join", attest: Callable[[str], str] | None = None) -> AsyncIterator[None]:
+async def line_to(
+    replica: Replica, token_path: Path, *, join_token: str = "join", attest: Callable[[str], str] | None = None
+) -> AsyncIterator[None]:
     async with serve(replica.speak, "127.0.0.1", 0, process_request=replica.check, compression=None) as server:
         client = ControlClient(
             [f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"],
             join_token=join_token,
             token_path=token_path,
             attest=attest,
-            hello=lambda: Hello(node_id=NodeId("i-1"), agent_id="a", address="127.0.0.2", peer_port=1, memory_bytes=1, version="0"),
+            hello=lambda: Hello(
+                node_id=NodeId("i-1"), agent_id="a", address="127.0.0.2", peer_port=1, memory_bytes=1, version="0"
+            ),
             report=lambda: AgentReport(node_id=NodeId("i-1"), sequence=1, member=None),
             command=lambda _: None,
             welcomed=lambda _: None,
@@ -64,16 +72,22 @@ async def line_to(replica: Replica, token_path: Path, *, join_token: str = "join
                 await running
 
 
-async def test_a_session_that_cannot_be_kept_on_disk_is_used_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_session_that_cannot_be_kept_on_disk_is_used_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "token.new").mkdir()  # in the way of every attempt to write
     replica = Replica()
     async with line_to(replica, tmp_path / "token"):
         assert [await replica.reports.get() for _ in range(3)] == ["join", "session-1", "session-2"]
-    assert [record.levelno for record in caplog.records if "cannot be kept" in record.message] == [logging.WARNING], "once"
+    assert [record.levelno for record in caplog.records if "cannot be kept" in record.message] == [logging.WARNING], (
+        "once"
+    )
     assert not (tmp_path / "token").exists()
 
 
-async def test_a_session_that_is_not_known_and_cannot_be_removed_does_not_keep_the_agent_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_that_is_not_known_and_cannot_be_removed_does_not_keep_the_agent_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
@@ -86,7 +100,9 @@ async def test_a_session_that_is_not_known_and_cannot_be_removed_does_not_keep_t
 
 
 @pytest.mark.security
-async def test_a_session_that_was_refused_once_is_tried_again_where_the_join_token_is_of_no_use_any_more(tmp_path: Path) -> None:
+async def test_a_session_that_was_refused_once_is_tried_again_where_the_join_token_is_of_no_use_any_more(
+    tmp_path: Path,
+) -> None:
     """A proxy answered 403, say; the node has joined, so that its session is all that it has."""
     (tmp_path / "token").write_text("session-mine")
 

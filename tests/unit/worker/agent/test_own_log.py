@@ -53,7 +53,9 @@ def test_both_logs_are_put_and_a_missing_one_is_left_out(tmp_path: Path) -> None
 
 
 @pytest.mark.security
-def test_what_others_send_forges_no_line_of_the_agents_log(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_others_send_forges_no_line_of_the_agents_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     own = start_log()
     logging.getLogger("worker").warning("the rank said %s", "a\x1b[2J\nE worker: forged\x85\u2028")

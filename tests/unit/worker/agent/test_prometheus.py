@@ -6,7 +6,16 @@ import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from everstep.protocol.agent_messages import AgentReport, MemberPhase, MemberReport, NodeFault, NodeMemory, RankMemory, RankStatus, ShardProtection
+from everstep.protocol.agent_messages import (
+    AgentReport,
+    MemberPhase,
+    MemberReport,
+    NodeFault,
+    NodeMemory,
+    RankMemory,
+    RankStatus,
+    ShardProtection,
+)
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from worker.agent.prometheus import AgentFacts, MetricsEndpoint, snapshot_seconds
 
@@ -22,7 +31,10 @@ def report(ranks: int = 2, *, step: int = 10) -> AgentReport:
         phase=MemberPhase.RUNNING,
         ranks=tuple(RankStatus(rank=rank, boundary=Step(step)) for rank in of_node),
         protection=tuple(
-            ShardProtection(rank=rank, holders=(NODE, PEER), in_view=(NODE,), committed=Step(step - 3), payload_bytes=100) for rank in of_node
+            ShardProtection(
+                rank=rank, holders=(NODE, PEER), in_view=(NODE,), committed=Step(step - 3), payload_bytes=100
+            )
+            for rank in of_node
         ),
         faults=(NodeFault(code="upload_failed", message="m", is_permanent=False),),
         load_seconds=1.5,
@@ -80,8 +92,16 @@ def test_figures_of_a_node_that_trains() -> None:
 
 def test_a_node_without_a_job_or_a_report_is_shown_too() -> None:
     idle = AgentReport(node_id=NODE, sequence=1, member=None)
-    assert scrape(AgentFacts(idle, is_connected=False, waiting_count=0, dropped_count=0))["everstep_agent_connected", ""] == 0
-    assert scrape(AgentFacts(None, is_connected=False, waiting_count=0, dropped_count=0))["everstep_agent_metrics_waiting_steps", ""] == 0
+    assert (
+        scrape(AgentFacts(idle, is_connected=False, waiting_count=0, dropped_count=0))["everstep_agent_connected", ""]
+        == 0
+    )
+    assert (
+        scrape(AgentFacts(None, is_connected=False, waiting_count=0, dropped_count=0))[
+            "everstep_agent_metrics_waiting_steps", ""
+        ]
+        == 0
+    )
 
 
 def test_snapshots_are_counted_by_how_long_they_took() -> None:

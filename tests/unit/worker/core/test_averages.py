@@ -30,7 +30,9 @@ def test_the_ends_are_cut_off(values: list[float], mean: float) -> None:
 def test_its_error_is_how_much_it_differs_from_draw_to_draw() -> None:
     rng = random.Random(7)
     draws = [[rng.gauss(1.0, 0.2) for _ in range(50)] for _ in range(400)]
-    assert statistics.fmean(map(trimmed_error, draws)) == pytest.approx(statistics.stdev(map(trimmed_mean, draws)), rel=0.1)
+    assert statistics.fmean(map(trimmed_error, draws)) == pytest.approx(
+        statistics.stdev(map(trimmed_mean, draws)), rel=0.1
+    )
 
 
 def test_a_stray_does_not_make_it_less_known() -> None:

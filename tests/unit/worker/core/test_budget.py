@@ -24,7 +24,10 @@ def train(
     seed: int = 1,
     cost_at: Callable[[int], float] | None = None,
 ) -> tuple[Budget, list[float], int]:
-    """Iterations of 1 s; each that a snapshot lasts takes `extra` longer. Returns the budget, all iterations and the snapshots taken."""
+    """Iterations of 1 s; each that a snapshot lasts takes `extra` longer.
+
+    Returns the budget, all iterations and the snapshots taken.
+    """
     rng = random.Random(seed)
     seconds: list[float] = []
     snapshots, due, left = 0, 0, 0
@@ -37,7 +40,9 @@ def train(
         more = extra if cost_at is None else cost_at(number)
         took = 1.0 + rng.gauss(0, noise) + (more if is_loaded else 0.0)
         seconds.append(took)
-        budget = budget.iteration(took, blocked_seconds=blocked if is_loaded else 0.0, is_loaded=is_loaded, has_begun=begins)
+        budget = budget.iteration(
+            took, blocked_seconds=blocked if is_loaded else 0.0, is_loaded=is_loaded, has_begun=begins
+        )
         left -= is_loaded
         due = max(due, number + 1)
     return budget, seconds, snapshots
@@ -72,7 +77,9 @@ def test_a_snapshot_costs_what_all_its_iterations_took_longer_together(blocked: 
         budget = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=False, has_begun=False)
     for number in range(ENOUGH + LEAST):
         begins = number % 3 == 0
-        budget = budget.iteration(1.3 if begins else 1.0, blocked_seconds=blocked * begins, is_loaded=True, has_begun=begins)
+        budget = budget.iteration(
+            1.3 if begins else 1.0, blocked_seconds=blocked * begins, is_loaded=True, has_begun=begins
+        )
         if number == 3 * LEAST:
             assert budget.slowdown == pytest.approx(0.3 / budget.iterations_per_snapshot), "that often one is taken"
     assert budget.interval == GROWTH * 3, "they are three apart as it is"
@@ -179,5 +186,7 @@ def test_a_snapshot_that_now_and_then_lasts_longer_costs_one_proposal_at_a_rest(
         budget = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=True, has_begun=number % 8 != 7)
     assert 1.0 < budget.iterations_per_snapshot < 1.5
     assert budget.distance == 2
-    budget = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=True, has_begun=False)  # the rest: what was begun before it lasted into it
+    budget = budget.iteration(
+        1.0, blocked_seconds=0.0, is_loaded=True, has_begun=False
+    )  # the rest: what was begun before it lasted into it
     assert budget.distance == 2, "nothing quiet was seen: it rests again"

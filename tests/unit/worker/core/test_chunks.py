@@ -42,13 +42,15 @@ def sent(chunks: Sequence[ScheduledChunk]) -> int:
     return sum(chunk.bytes_count for chunk in chunks)
 
 
-# -- the paper's cases ---------------------------------------------------------------------------------------------------------------------
+# -- the paper's cases
 
 
 def test_p4d_gpt2_100b_fits_into_a_fraction_of_its_iteration() -> None:
     """75.2 GB per machine at 400 Gbit/s take 1.5 s; a 62 s iteration has many times that idle (sections 5.2, 7.2)."""
     shard = int(75.2e9)
-    chunks = partition(spans(*[0.5] * 8), shard, 1, **BUFFERS, bandwidth_bytes_per_second=400 * GBIT, alpha_seconds=1e-4, mu=0.8)
+    chunks = partition(
+        spans(*[0.5] * 8), shard, 1, **BUFFERS, bandwidth_bytes_per_second=400 * GBIT, alpha_seconds=1e-4, mu=0.8
+    )
     assert sent(chunks) == shard
     assert {chunk.span for chunk in chunks} == {0, 1, 2, 3, 4}  # 1.73 s with the start-ups, 0.4 s a span
     assert max(chunk.bytes_count for chunk in chunks) == 32 * MIB
@@ -57,23 +59,32 @@ def test_p4d_gpt2_100b_fits_into_a_fraction_of_its_iteration() -> None:
 
 
 def test_p3dn_gpt2_40b_needs_partitions() -> None:
-    """30 GB per machine at 100 Gbit/s take 2.4 s. The longest span of Figure 16, 1.6 s, would need a buffer of 20 GB a machine, 2.5 GB a GPU."""
+    """30 GB per machine at 100 Gbit/s take 2.4 s.
+
+    The longest span of Figure 16, 1.6 s, would need a buffer of 20 GB a machine, 2.5 GB a GPU.
+    """
     shard = int(30e9)
     link = Link(100 * GBIT)
     assert link.bytes_within(1.6) / 8 > 2e9
-    chunks = partition(spans(1.6, 0.8, 0.8, 0.5), shard, 1, **BUFFERS, bandwidth_bytes_per_second=100 * GBIT, alpha_seconds=0, mu=0.8)
+    chunks = partition(
+        spans(1.6, 0.8, 0.8, 0.5), shard, 1, **BUFFERS, bandwidth_bytes_per_second=100 * GBIT, alpha_seconds=0, mu=0.8
+    )
     assert sent(chunks) == shard
     assert max(chunk.span for chunk in chunks) == 2  # 1.28 + 0.64 + 0.64 s hold 2.4
     assert all(chunk.bytes_count <= 32 * MIB for chunk in chunks)
 
 
 def test_three_copies_send_two() -> None:
-    chunks = partition(spans(10.0), 100, 2, buffer_bytes=40, buffers=4, bandwidth_bytes_per_second=100, alpha_seconds=0, mu=1)
+    chunks = partition(
+        spans(10.0), 100, 2, buffer_bytes=40, buffers=4, bandwidth_bytes_per_second=100, alpha_seconds=0, mu=1
+    )
     assert [sum(chunk.bytes_count for chunk in chunks if chunk.copy == copy) for copy in (0, 1)] == [100, 100]
 
 
 def test_what_does_not_fit_follows_the_last_span() -> None:
-    chunks = partition(spans(1.0, 1.0), 350, 1, buffer_bytes=100, buffers=1, bandwidth_bytes_per_second=100, alpha_seconds=0, mu=1)
+    chunks = partition(
+        spans(1.0, 1.0), 350, 1, buffer_bytes=100, buffers=1, bandwidth_bytes_per_second=100, alpha_seconds=0, mu=1
+    )
     assert [(chunk.span, chunk.bytes_count, chunk.begin_seconds) for chunk in chunks] == [
         (0, 100, 1.0),
         (1, 100, 3.0),
@@ -82,7 +93,7 @@ def test_what_does_not_fit_follows_the_last_span() -> None:
     ]
 
 
-# -- the printed algorithm, line by line ---------------------------------------------------------------------------------------------------
+# -- the printed algorithm, line by line
 
 
 class Endless(Exception):
@@ -112,7 +123,9 @@ def printed(
         idle_rounds = 0
         while span > 0:
             fits = span >= link.seconds(int(buffer))
-            size = min(left, buffer if fits else max(0.0, (span - link.alpha_seconds) * link.bandwidth_bytes_per_second))
+            size = min(
+                left, buffer if fits else max(0.0, (span - link.alpha_seconds) * link.bandwidth_bytes_per_second)
+            )
             if size > 0:
                 left -= size
                 span -= link.seconds(int(left if lines.cost_of_the_rest else size))
@@ -135,7 +148,14 @@ LINK = Link(100.0, 0.01)
 
 def corrected(lengths: Sequence[float], checkpoint_bytes: int, m: int) -> list[tuple[int, int]]:
     chunks = partition(
-        spans(*lengths), checkpoint_bytes, m - 1, buffer_bytes=50, buffers=1, bandwidth_bytes_per_second=100, alpha_seconds=0.01, mu=0.8
+        spans(*lengths),
+        checkpoint_bytes,
+        m - 1,
+        buffer_bytes=50,
+        buffers=1,
+        bandwidth_bytes_per_second=100,
+        alpha_seconds=0.01,
+        mu=0.8,
     )
     return [(chunk.span, chunk.bytes_count) for chunk in chunks]
 
@@ -181,7 +201,7 @@ def test_defect_4_the_last_profiled_span_is_taken_for_endless() -> None:
     assert sum(size for _, size in theirs) == sum(size for _, size in ours) == 500
 
 
-# -- properties ----------------------------------------------------------------------------------------------------------------------------
+# -- properties
 
 lengths_lists = st.lists(st.floats(0.0, 3.0, allow_nan=False), max_size=6)
 
@@ -194,9 +214,20 @@ lengths_lists = st.lists(st.floats(0.0, 3.0, allow_nan=False), max_size=6)
     alpha=st.floats(0, 0.1),
     mu=st.floats(0.05, 1.0),
 )
-def test_every_byte_is_scheduled_once_within_its_window(lengths: list[float], size: int, copies: int, buffer: int, alpha: float, mu: float) -> None:
+def test_every_byte_is_scheduled_once_within_its_window(
+    lengths: list[float], size: int, copies: int, buffer: int, alpha: float, mu: float
+) -> None:
     profiled = spans(*lengths)
-    chunks = partition(profiled, size, copies, buffer_bytes=buffer, buffers=4, bandwidth_bytes_per_second=100, alpha_seconds=alpha, mu=mu)
+    chunks = partition(
+        profiled,
+        size,
+        copies,
+        buffer_bytes=buffer,
+        buffers=4,
+        bandwidth_bytes_per_second=100,
+        alpha_seconds=alpha,
+        mu=mu,
+    )
     link = Link(100, alpha)
     assert_each_byte_once(chunks, size, copies)
     assert all(0 < chunk.bytes_count <= buffer // 4 for chunk in chunks)
@@ -238,14 +269,18 @@ def test_chunk_by_chunk_the_pacer_finds_what_partition_plans(lengths: list[float
     link, profiled = Link(100.0), spans(*lengths)
     windows = [usable(span, 0.8) for span in profiled]
     at, found = 0.0, 0
-    while (begin := opening(windows, at, link.seconds(chunk))) is not None and (link.seconds(chunk) <= max(w.seconds for w in windows)):
+    while (begin := opening(windows, at, link.seconds(chunk))) is not None and (
+        link.seconds(chunk) <= max(w.seconds for w in windows)
+    ):
         assert begin >= at
         at, found = begin + link.seconds(chunk), found + 1
     fits = [window.seconds / link.seconds(chunk) for window in windows]
-    assert sum(math.floor(each - 1e-9) for each in fits) <= found <= sum(math.floor(each + 1e-9) for each in fits)  # the last may just fit, or not
+    assert (
+        sum(math.floor(each - 1e-9) for each in fits) <= found <= sum(math.floor(each + 1e-9) for each in fits)
+    )  # the last may just fit, or not
 
 
-# -- the small ones ------------------------------------------------------------------------------------------------------------------------
+# -- the small ones
 
 
 def test_an_opening_is_in_a_window_or_not_at_all() -> None:
@@ -273,7 +308,9 @@ def test_what_moves_is_used_less() -> None:
     assert usable(IdleSpan(2.0, 1.0, 0.3)) == IdleSpan(pytest.approx(2.3), pytest.approx(0.4))
     assert usable(IdleSpan(2.0, 1.0, 0.7)).seconds == 0.0
     moving = [IdleSpan(1.0, 1.0, 0.6), IdleSpan(4.0, 1.0, 0.0)]
-    chunks = partition(moving, 50, 1, buffer_bytes=50, buffers=1, bandwidth_bytes_per_second=100, alpha_seconds=0, mu=0.8)
+    chunks = partition(
+        moving, 50, 1, buffer_bytes=50, buffers=1, bandwidth_bytes_per_second=100, alpha_seconds=0, mu=0.8
+    )
     assert [(chunk.span, chunk.begin_seconds) for chunk in chunks] == [(1, pytest.approx(4.1))]
 
 
@@ -287,7 +324,15 @@ def test_chunks_are_small_beside_the_windows_that_carry_most() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"buffers": 0}, {"buffer_bytes": 3}, {"mu": 0.0}, {"mu": 1.1}, {"bandwidth_bytes_per_second": 0.0}, {"alpha_seconds": -1.0}]
+    "wrong",
+    [
+        {"buffers": 0},
+        {"buffer_bytes": 3},
+        {"mu": 0.0},
+        {"mu": 1.1},
+        {"bandwidth_bytes_per_second": 0.0},
+        {"alpha_seconds": -1.0},
+    ],
 )
 def test_what_describes_no_link_is_refused(wrong: dict[str, float]) -> None:
     good = {"buffer_bytes": 40, "buffers": 4, "bandwidth_bytes_per_second": 100.0, "alpha_seconds": 0.0, "mu": 0.8}

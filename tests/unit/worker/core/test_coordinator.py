@@ -11,7 +11,9 @@ from everstep.protocol.rounds import RankRound
 from worker.core.rounds import NONE, Coordinator
 
 
-def rank(number: int, boundary: int, committed: int, proposed: int, vote: Vote = Vote.NONE, **more: object) -> RankRound:
+def rank(
+    number: int, boundary: int, committed: int, proposed: int, vote: Vote = Vote.NONE, **more: object
+) -> RankRound:
     """Return one rank's report."""
     return RankRound(
         rank=Rank(number),
@@ -23,7 +25,9 @@ def rank(number: int, boundary: int, committed: int, proposed: int, vote: Vote =
     )
 
 
-def both(boundary: int, committed: int, proposed: int, vote: Vote = Vote.NONE, **more: object) -> tuple[RankRound, RankRound]:
+def both(
+    boundary: int, committed: int, proposed: int, vote: Vote = Vote.NONE, **more: object
+) -> tuple[RankRound, RankRound]:
     """Return the same report of two ranks."""
     return rank(0, boundary, committed, proposed, vote, **more), rank(1, boundary, committed, proposed, vote, **more)
 
@@ -55,7 +59,9 @@ def test_a_strayed_shard_is_held_once_all_its_planned_holders_have_the_base() ->
     away = (NodeId("b"),)
     assert core.report(*both(5, NONE, 5)).held == ()
     assert core.report(rank(0, 5, NONE, 5, Vote.ACKED), rank(1, 5, NONE, 5)).held == (), "rank 0 is not strayed"
-    assert core.report(rank(0, 5, NONE, 5), rank(1, 5, NONE, 5, Vote.ACKED)).held == (1,), "before the base is committed"
+    assert core.report(rank(0, 5, NONE, 5), rank(1, 5, NONE, 5, Vote.ACKED)).held == (1,), (
+        "before the base is committed"
+    )
     degraded = core.report(rank(0, 5, NONE, 5, Vote.ACKED), rank(1, 5, NONE, 5, Vote.ACKED, out_of_view=away))
     assert (degraded.committed, degraded.held) == (5, ()), "a holder is missing"
     assert degraded.report(rank(1, 6, 5, 7)).held == (1,), "it has returned"
@@ -136,7 +142,9 @@ def test_steps_fall_on_the_interval_of_checkpoints_and_each_is_persisted_once() 
         (0, 0, [5, 10, 15]),
     ],
 )
-def test_what_an_earlier_generation_did_not_store_is_made_up_for_at_once(base: int, stored: int, persisted: list[int]) -> None:
+def test_what_an_earlier_generation_did_not_store_is_made_up_for_at_once(
+    base: int, stored: int, persisted: list[int]
+) -> None:
     core = Coordinator.begin(world_size=1, base=Step(base), every_steps=5, stored=Step(stored))
     found: list[int] = []
     while len(found) < len(persisted):
@@ -243,7 +251,10 @@ class TestRestart:
         assert core.request_stop().stop == 10
 
     def test_a_stop_that_was_only_announced_is_withdrawn_and_its_number_is_not_used_again(self) -> None:
-        """Rank 0 has answered yes to the stop at 10. It would be taken for an answer to the next one at 10, which it may have passed by then."""
+        """Rank 0 has answered yes to the stop at 10.
+
+        It would be taken for an answer to the next one at 10, which it may have passed by then.
+        """
         answer = {"heard_stop": Step(10), "echo_step": Step(10), "echo": 1}
         core = self.recovered(*both(9, 7, 8, **answer))
         assert core.stop_state is StopState.NONE
@@ -251,7 +262,9 @@ class TestRestart:
         assert (core.stop, core.stop_state) == (11, StopState.ANNOUNCED)
 
     @pytest.mark.parametrize(("every_steps", "persist"), [(0, NONE), (100, 7)])
-    def test_what_may_have_been_marked_for_upload_is_marked_again_where_there_are_checkpoints(self, every_steps: int, persist: int) -> None:
+    def test_what_may_have_been_marked_for_upload_is_marked_again_where_there_are_checkpoints(
+        self, every_steps: int, persist: int
+    ) -> None:
         core = Coordinator.recover(world_size=2, base=Step(0), every_steps=every_steps)
         assert core.report(*both(9, 7, 8)).persist == persist
 
@@ -274,11 +287,15 @@ class TestStop:
         assert core.report(rank(1, 4, 1, 2, echo_step=Step(5), echo=1)).stop_state is StopState.CONFIRMED
 
     def test_an_answer_to_another_stop_is_none(self) -> None:
-        core = self.announced().report(rank(0, 4, 1, 2, echo_step=Step(5), echo=1), rank(1, 4, 1, 2, echo_step=Step(4), echo=1))
+        core = self.announced().report(
+            rank(0, 4, 1, 2, echo_step=Step(5), echo=1), rank(1, 4, 1, 2, echo_step=Step(4), echo=1)
+        )
         assert core.stop_state is StopState.ANNOUNCED
 
     def test_any_no_withdraws_it_and_a_later_one_is_announced(self) -> None:
-        core = self.announced().report(rank(0, 4, 1, 2, echo_step=Step(5), echo=1), rank(1, 6, 1, 2, echo_step=Step(5), echo=2))
+        core = self.announced().report(
+            rank(0, 4, 1, 2, echo_step=Step(5), echo=1), rank(1, 6, 1, 2, echo_step=Step(5), echo=2)
+        )
         assert core.stop_state is StopState.ANNOUNCED
         assert core.stop > 6
 
@@ -299,7 +316,9 @@ class TestEnd:
     """The final round."""
 
     @staticmethod
-    def closing(boundary: int, committed: int, proposed: int, vote: Vote = Vote.NONE, **more: object) -> tuple[RankRound, RankRound]:
+    def closing(
+        boundary: int, committed: int, proposed: int, vote: Vote = Vote.NONE, **more: object
+    ) -> tuple[RankRound, RankRound]:
         return both(boundary, committed, proposed, vote, standing=Standing.CLOSING, **more)
 
     def test_the_boundary_that_all_stand_at_is_committed_and_then_all_leave(self) -> None:
@@ -376,7 +395,10 @@ class TestEnd:
         dropped = core.report(rank(0, 7, 1, seven, Vote.ABANDON, is_late=True), rank(1, 7, 1, seven))
         standing = dropped.report(*both(7, 1, seven, standing=Standing.CLOSING))
         while standing.proposed not in (NONE, 7):
-            abandoned = [msgspec.structs.replace(each, proposed=standing.proposed, vote=Vote.ABANDON) for each in standing.ranks[:1]]
+            abandoned = [
+                msgspec.structs.replace(each, proposed=standing.proposed, vote=Vote.ABANDON)
+                for each in standing.ranks[:1]
+            ]
             standing = standing.report(*abandoned)
         if standing.proposed == NONE:
             standing = standing.report(*self.closing(7, 1, NONE))
@@ -418,7 +440,9 @@ def test_a_gap_in_commits_does_not_leave_all_steps_before_the_next_checkpoint_al
 def test_a_wanted_checkpoint_is_the_next_commit_and_asked_for_once() -> None:
     core = begun().report(*both(1, NONE, 1, Vote.ACKED))
     asked = core.request_checkpoint(Step(1))
-    assert (asked.committed, asked.persist) == (1, NONE), "what is committed already may be overwritten before every member has heard of it"
+    assert (asked.committed, asked.persist) == (1, NONE), (
+        "what is committed already may be overwritten before every member has heard of it"
+    )
     after = asked.report(*both(2, 1, 2, Vote.ACKED))
     assert (after.committed, after.persist) == (2, 2)
     again = after.request_checkpoint(Step(1)).report(*both(3, 2, 3, Vote.ACKED))

@@ -8,7 +8,16 @@ import pytest
 
 from everstep.protocol.agent_messages import MemberPhase
 from everstep.protocol.ids import Generation, JobName, RunId
-from worker.core.generation import TRANSITIONS, Answer, Event, InvalidTransition, Membership, answer_prepare, is_current, is_own_run
+from worker.core.generation import (
+    TRANSITIONS,
+    Answer,
+    Event,
+    InvalidTransition,
+    Membership,
+    answer_prepare,
+    is_current,
+    is_own_run,
+)
 
 RUN, OTHER = RunId("ab" * 16), RunId("cd" * 16)
 
@@ -49,7 +58,9 @@ def test_answers_to_a_prepare(before: Membership | None, run: RunId, generation:
     assert answer_prepare(before, run, Generation(generation)) is answer
 
 
-@pytest.mark.parametrize(("run", "generation", "current"), [(RUN, 3, True), (RUN, 2, False), (RUN, 4, False), (OTHER, 3, False)])
+@pytest.mark.parametrize(
+    ("run", "generation", "current"), [(RUN, 3, True), (RUN, 2, False), (RUN, 4, False), (OTHER, 3, False)]
+)
 def test_only_the_promised_generation_is_current(run: RunId, generation: int, current: bool) -> None:
     assert is_current(member(), run, Generation(generation)) is current
     assert not is_current(None, run, Generation(generation))

@@ -65,7 +65,9 @@ def test_what_does_not_fit_is_told_in_bytes() -> None:
     st.dictionaries(st.integers(0, 9), st.integers(0, 50)),
     st.integers(0, 200),
 )
-def test_nothing_that_is_used_goes_and_the_limit_holds(there: list[tuple[int, int, bool]], wanted: dict[int, int], limit: int) -> None:
+def test_nothing_that_is_used_goes_and_the_limit_holds(
+    there: list[tuple[int, int, bool]], wanted: dict[int, int], limit: int
+) -> None:
     files = [held(str(name), size, float(size), is_linked=linked) for name, size, linked in there]
     sizes = {str(name): size for name, size in wanted.items()}
     room = make_room(files, sizes, limit)

@@ -27,11 +27,18 @@ LOG = """\
         (KillCounts(), KillCounts(cgroup=2, node=2), None, None),
     ],
 )
-def test_the_strongest_evidence_counts(before: KillCounts, after: KillCounts, logged: int | None, source: MemorySource | None) -> None:
+def test_the_strongest_evidence_counts(
+    before: KillCounts, after: KillCounts, logged: int | None, source: MemorySource | None
+) -> None:
     found = end_of_killed(before, after, USE, logged)
     assert (found.source if found is not None else None) is source
     if found is not None:
-        assert (found.kind, found.rank_bytes, found.used_bytes, found.total_bytes) == (MemoryKind.HOST, logged or 5, 9, 10)
+        assert (found.kind, found.rank_bytes, found.used_bytes, found.total_bytes) == (
+            MemoryKind.HOST,
+            logged or 5,
+            9,
+            10,
+        )
 
 
 def test_the_kernel_log_names_a_process_and_its_memory() -> None:
@@ -44,24 +51,37 @@ def test_the_kernel_log_names_a_process_and_its_memory() -> None:
 @pytest.mark.parametrize(
     ("line", "kind"),
     [
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.1 GiB", MemoryKind.GPU),
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity "
+            "of 79.1 GiB",
+            MemoryKind.GPU,
+        ),
         ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", MemoryKind.GPU),
         ("RuntimeError: CUDA error: out of memory", MemoryKind.GPU),
         ("MemoryError", MemoryKind.HOST),
         ("MemoryError: cannot allocate", MemoryKind.HOST),
         ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.45 GiB for an array", MemoryKind.HOST),
-        ("RuntimeError: [enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried", MemoryKind.HOST),
+        (
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate "
+            "memory: you tried",
+            MemoryKind.HOST,
+        ),
         ("OSError: [Errno 12] Cannot allocate memory", MemoryKind.HOST),
         ("ValueError: MemoryError", None),
         ("MemoryErrorOfMine: no", None),
     ],
 )
 def test_the_last_exception_counts(line: str, kind: MemoryKind | None) -> None:
-    text = f"Traceback (most recent call last):\n  File 'x'\nMemoryError\nTraceback (most recent call last):\n  File 'train.py', line 3\n{line}\nmore"
+    text = (
+        "Traceback (most recent call last):\n  File 'x'\nMemoryError\nTraceback (most recent call last):\n "
+        f" File 'train.py', line 3\n{line}\nmore"
+    )
     found = end_of_raised(text, USE)
     assert (found.kind if found is not None else None) is kind
     if kind is MemoryKind.GPU:
-        assert found == MemoryEnd(source=MemorySource.EXCEPTION, kind=kind, words=line), "the node's memory says nothing about a GPU's"
+        assert found == MemoryEnd(source=MemorySource.EXCEPTION, kind=kind, words=line), (
+            "the node's memory says nothing about a GPU's"
+        )
     elif kind is MemoryKind.HOST:
         assert found is not None
         assert (found.words, found.rank_bytes) == (line, 5)

@@ -14,7 +14,10 @@ RUN, OTHER = RunId("a" * 32), RunId("b" * 32)
 
 def points(*steps: int, values: int = 1) -> tuple[MetricPoint, ...]:
     return tuple(
-        MetricPoint(generation=Generation(1), step=Step(step), values={str(n): 1.0 for n in range(values)}, at_seconds=0.0) for step in steps
+        MetricPoint(
+            generation=Generation(1), step=Step(step), values={str(n): 1.0 for n in range(values)}, at_seconds=0.0
+        )
+        for step in steps
     )
 
 

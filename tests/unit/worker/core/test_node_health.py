@@ -8,7 +8,16 @@ import pytest
 
 from everstep.protocol.agent_messages import DEVICE_SILENT_SECONDS
 from worker.core import node_health
-from worker.core.node_health import FIRST_SILENT_SECONDS, DiskFacts, DiskQueue, GpuFacts, LinkFacts, NodeFacts, NodeHealth, judge
+from worker.core.node_health import (
+    FIRST_SILENT_SECONDS,
+    DiskFacts,
+    DiskQueue,
+    GpuFacts,
+    LinkFacts,
+    NodeFacts,
+    NodeHealth,
+    judge,
+)
 
 GIB = 1 << 30
 WELL = NodeFacts(
@@ -59,7 +68,9 @@ def test_a_fault_is_told_and_cleared(changes: dict[str, object], expected: tuple
 
 
 def disk(at_seconds: float, finished: int, waiting: int) -> NodeFacts:
-    return at(at_seconds, disks=(replace(WELL.disks[0], queue=DiskQueue(finished_count=finished, waiting_count=waiting)),))
+    return at(
+        at_seconds, disks=(replace(WELL.disks[0], queue=DiskQueue(finished_count=finished, waiting_count=waiting)),)
+    )
 
 
 STUCK = [("disk_silent", "/state")]
@@ -79,26 +90,34 @@ def test_a_busy_volume_finishes_some_however_slowly_and_an_idle_one_has_nothing_
     busy = [disk(1, 100, 0), *(disk(seconds, 100 + int(seconds // 14), 200) for seconds in range(2, 300))]
     assert told(*busy) == []
     assert told(*(disk(seconds, 100, 0) for seconds in range(1, 300))) == []
-    assert told(disk(1, 100, 0), disk(2, 100, 1), disk(10, 100, 0), disk(11, 100, 1), disk(10 + LONG, 100, 1)) == [], "a request that was merged away"
+    assert told(disk(1, 100, 0), disk(2, 100, 1), disk(10, 100, 0), disk(11, 100, 1), disk(10 + LONG, 100, 1)) == [], (
+        "a request that was merged away"
+    )
 
 
 def test_requests_that_a_driver_has_lost_count_of_are_none() -> None:
     lost = [disk(1, 100, 5), *(disk(seconds, 101, 2) for seconds in range(2, 300))]
     assert told(*lost) == []
     assert told(*lost, disk(300, 101, 3), disk(300 + LONG, 101, 3)) == STUCK
-    assert told(disk(1, 100, 2), disk(FIRST_SILENT_SECONDS, 101, 2), disk(500, 101, 2)) == [], "it finishes what is written to it"
+    assert told(disk(1, 100, 2), disk(FIRST_SILENT_SECONDS, 101, 2), disk(500, 101, 2)) == [], (
+        "it finishes what is written to it"
+    )
 
 
 def test_a_volume_that_was_stuck_before_anybody_looked_is_found() -> None:
     assert told(disk(1, 100, 2), disk(FIRST_SILENT_SECONDS + 0.9, 100, 4)) == []
     assert told(disk(1, 100, 2), disk(FIRST_SILENT_SECONDS + 1, 100, 4)) == STUCK
     assert told(disk(1, 100, 2), disk(40, 100, 2), disk(41, 100, 0), disk(100, 100, 0)) == []
-    assert told(disk(1, 100, 2), disk(40, 101, 3), disk(41, 101, 4), disk(41 + LONG, 101, 4)) == STUCK, "it has been seen to work"
+    assert told(disk(1, 100, 2), disk(40, 101, 3), disk(41, 101, 4), disk(41 + LONG, 101, 4)) == STUCK, (
+        "it has been seen to work"
+    )
 
 
 def test_two_readings_far_apart_prove_as_much_as_many() -> None:
     assert told(disk(1, 100, 0), disk(2, 100, 1), disk(500, 100, 1)) == STUCK
-    assert told(disk(1, 100, 0), disk(2, 100, 1), at(3.0), disk(500, 100, 1)) == [], "nobody knows what was there meanwhile"
+    assert told(disk(1, 100, 0), disk(2, 100, 1), at(3.0), disk(500, 100, 1)) == [], (
+        "nobody knows what was there meanwhile"
+    )
 
 
 def test_a_fault_is_told_in_the_same_words_while_it_holds() -> None:
@@ -115,7 +134,10 @@ def test_a_fault_is_told_in_the_same_words_while_it_holds() -> None:
 
 def test_an_xid_is_told_with_its_number_for_ten_minutes_after_it_was_told_last() -> None:
     health = judge(judge(NodeHealth(), WELL), at(1.0, gpus=gpu(xids=(79, 13))))
-    assert [(fault.xid, fault.message) for fault in health.faults] == [(13, "gpu 0 (H200): Xid 13"), (79, "gpu 0 (H200): Xid 79")]
+    assert [(fault.xid, fault.message) for fault in health.faults] == [
+        (13, "gpu 0 (H200): Xid 13"),
+        (79, "gpu 0 (H200): Xid 79"),
+    ]
     health = judge(health, at(600.0, gpus=gpu(xids=(13,))))
     assert [fault.xid for fault in judge(health, at(600.9)).faults] == [13, 79]
     assert [fault.xid for fault in judge(health, at(601.0)).faults] == [13]

@@ -29,7 +29,9 @@ def test_what_comes_within_a_period_is_one_point() -> None:
 
 
 def test_memory_is_told_as_it_is_in_use() -> None:
-    values, _ = OwnMetrics().due(0.0, 0, NodeUsage(memory_total_bytes=100, memory_available_bytes=30, rank_memory_bytes=40))
+    values, _ = OwnMetrics().due(
+        0.0, 0, NodeUsage(memory_total_bytes=100, memory_available_bytes=30, rank_memory_bytes=40)
+    )
     assert values == {"everstep/memory_used_bytes": 70, "everstep/rank_memory_bytes": 40}
 
 

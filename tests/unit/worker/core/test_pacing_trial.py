@@ -12,7 +12,9 @@ from everstep.protocol.ids import Step
 from worker.core.pacing_trial import ENOUGH, LEAST, LEAST_TO_PACE, MOST_LOST, RUN_STEPS, PacingTrial, is_tried_paced
 
 
-def tried(*, paced: float, at_once: float, noise: float = 0.0, seed: int = 1, late: tuple[float, float] = (0.0, 0.0)) -> tuple[PacingTrial, int]:
+def tried(
+    *, paced: float, at_once: float, noise: float = 0.0, seed: int = 1, late: tuple[float, float] = (0.0, 0.0)
+) -> tuple[PacingTrial, int]:
     """Iterate until there is a verdict; returns the trial and the iterations that it took.
 
     Such a part of those that go at once, and of those that wait, is on its way for too long.
@@ -27,8 +29,12 @@ def tried(*, paced: float, at_once: float, noise: float = 0.0, seed: int = 1, la
     raise AssertionError("no verdict")
 
 
-@pytest.mark.parametrize(("paced", "at_once", "pays", "least"), [(1.0, 1.2, True, LEAST_TO_PACE), (1.1, 1.0, False, LEAST)])
-def test_a_clear_difference_is_known_after_a_few_iterations(paced: float, at_once: float, pays: bool, least: int) -> None:
+@pytest.mark.parametrize(
+    ("paced", "at_once", "pays", "least"), [(1.0, 1.2, True, LEAST_TO_PACE), (1.1, 1.0, False, LEAST)]
+)
+def test_a_clear_difference_is_known_after_a_few_iterations(
+    paced: float, at_once: float, pays: bool, least: int
+) -> None:
     trial, iterations = tried(paced=paced, at_once=at_once)
     assert trial.verdict is pays
     assert 2 * least <= iterations <= 2 * (least + RUN_STEPS)

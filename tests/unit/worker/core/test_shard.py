@@ -165,7 +165,12 @@ def test_a_snapshot_is_under_way_until_all_shards_of_the_job_are_with_their_hold
     quiet = committed().acknowledge(A, step(7)).acknowledge(B, step(7))
     sending = quiet.seal(step(8)).acknowledge(A, step(8))
     sent = sending.acknowledge(B, step(8))
-    assert [each.is_under_way for each in (quiet, sending, sent, sent.hear(step(8), step(12)))] == [False, True, True, False]
+    assert [each.is_under_way for each in (quiet, sending, sent, sent.hear(step(8), step(12)))] == [
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_what_is_sent_to_who_is_out_of_view_is_under_way_when_it_answers() -> None:
@@ -196,7 +201,9 @@ def test_a_holder_that_has_lost_c_is_waited_for() -> None:
         ((), (), NONE),
     ],
 )
-def test_a_holder_is_owed_c_first_and_only_what_is_sealed(sealed: tuple[int, ...], held: tuple[int, ...], owed: int) -> None:
+def test_a_holder_is_owed_c_first_and_only_what_is_sealed(
+    sealed: tuple[int, ...], held: tuple[int, ...], owed: int
+) -> None:
     shard = replace(committed(), sealed=frozenset(map(step, sealed)), held=frozenset((A, step(each)) for each in held))
     assert shard.wanted(A) == owed
 
@@ -219,10 +226,14 @@ def test_a_new_generation_has_every_planned_holder_in_view() -> None:
 
 
 def test_a_restarted_agent_keeps_its_word() -> None:
-    shard = Shard.adopt(step(0), (A, B), committed=step(7), proposed=step(8), vote=Vote.ABANDON, sealed=frozenset({step(7), step(8)}))
+    shard = Shard.adopt(
+        step(0), (A, B), committed=step(7), proposed=step(8), vote=Vote.ABANDON, sealed=frozenset({step(7), step(8)})
+    )
     assert shard.view == {A, B}
     assert shard.acknowledge(A, step(8)).acknowledge(B, step(8)).vote is Vote.ABANDON
-    undecided = Shard.adopt(step(0), (A,), committed=step(7), proposed=step(8), vote=Vote.NONE, sealed=frozenset({step(8)}))
+    undecided = Shard.adopt(
+        step(0), (A,), committed=step(7), proposed=step(8), vote=Vote.NONE, sealed=frozenset({step(8)})
+    )
     assert undecided.vote is Vote.NONE
     assert undecided.inventory(A, frozenset({step(7), step(8)})).vote is Vote.ACKED
 

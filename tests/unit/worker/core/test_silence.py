@@ -12,10 +12,20 @@ BEGIN, PERIOD = 1000.0, 0.25
 STANDSTILL = 100.0
 
 
-def after(silence: Silence, count: int, *, is_owed: bool = True, is_asked: bool = True, is_occupied: bool = False, late: float = 0.0) -> Silence:
+def after(
+    silence: Silence,
+    count: int,
+    *,
+    is_owed: bool = True,
+    is_asked: bool = True,
+    is_occupied: bool = False,
+    late: float = 0.0,
+) -> Silence:
     """Look so many times more, each so late."""
     for _ in range(count):
-        silence = silence.looked(silence.looked_at + PERIOD + late, is_owed=is_owed, is_asked=is_asked, is_occupied=is_occupied)
+        silence = silence.looked(
+            silence.looked_at + PERIOD + late, is_owed=is_owed, is_asked=is_asked, is_occupied=is_occupied
+        )
     return silence
 
 
@@ -75,7 +85,9 @@ def test_each_return_in_vain_is_waited_for_twice_as_late(silent: Silence, waits:
         silent = after(silent, wait)
         assert silent.may_return
         silent = silent.answered()
-    assert after(replace(silent.succeeded(), owed_since=silent.looked_at), 8).given_up().may_return, "it has sealed something since"
+    assert after(replace(silent.succeeded(), owed_since=silent.looked_at), 8).given_up().may_return, (
+        "it has sealed something since"
+    )
 
 
 def test_who_is_given_up_before_its_time_waits_no_longer_for_it() -> None:
@@ -92,7 +104,9 @@ def test_a_line_that_breaks_once_under_a_long_transfer_is_no_row_of_failures() -
     for _ in range(20):
         broken = after(broken.progressed(), 1)
         assert broken.seconds == 0.0
-    assert after(broken.succeeded().progressed().failed(BEGIN).progressed(), 1).seconds == 0.0, "the first one of another transfer"
+    assert after(broken.succeeded().progressed().failed(BEGIN).progressed(), 1).seconds == 0.0, (
+        "the first one of another transfer"
+    )
 
 
 def test_attempts_that_achieve_nothing_are_silence_and_no_row() -> None:

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.slot import SlotState
-from worker.core.slots import EMPTY, Content, SlotView, find_sealed, is_superseded, kept, memory_nodes, slot_bytes_per_node, writable
+from worker.core.slots import (
+    EMPTY,
+    Content,
+    SlotView,
+    find_sealed,
+    is_superseded,
+    kept,
+    memory_nodes,
+    slot_bytes_per_node,
+    writable,
+)
 
 
 def content(step: int, origin: int = 1) -> Content:
@@ -63,7 +73,11 @@ def test_writable(slots: Sequence[SlotView], keep: Sequence[int], index: int | N
 )
 def test_what_must_survive_is_never_offered(slots: list[SlotView], keep: set[Content]) -> None:
     index = writable(slots, keep)
-    free = [slot for slot in slots if not (slot.is_pinned or slot.is_busy or (slot.state is SlotState.SEALED and slot.content in keep))]
+    free = [
+        slot
+        for slot in slots
+        if not (slot.is_pinned or slot.is_busy or (slot.state is SlotState.SEALED and slot.content in keep))
+    ]
     if index is None:
         assert not free
     else:
@@ -81,7 +95,9 @@ def test_what_must_survive_is_never_offered(slots: list[SlotView], keep: set[Con
         (content(9), (content(3),), content(5), {content(9)}),
     ],
 )
-def test_kept(committed: Content | None, planned: Sequence[Content], base: Content | None, expected: set[Content]) -> None:
+def test_kept(
+    committed: Content | None, planned: Sequence[Content], base: Content | None, expected: set[Content]
+) -> None:
     assert kept(committed, planned, base) == expected
 
 
@@ -100,7 +116,9 @@ def test_only_the_very_content_is_found_and_only_sealed() -> None:
         ((), {}),
     ],
 )
-def test_a_ranks_slots_lie_near_the_gpu_that_has_its_local_rank(gpu_nodes: Sequence[int], expected: dict[Rank, int]) -> None:
+def test_a_ranks_slots_lie_near_the_gpu_that_has_its_local_rank(
+    gpu_nodes: Sequence[int], expected: dict[Rank, int]
+) -> None:
     assert memory_nodes((Rank(8), Rank(9), Rank(10)), gpu_nodes) == expected
 
 
@@ -112,7 +130,14 @@ def test_memory_of_a_node() -> None:
 
 @pytest.mark.parametrize(
     ("uploading", "proposed", "persist", "expected"),
-    [(100, 160, 160, True), (100, 102, 100, False), (100, 160, 100, False), (-1, 160, 160, False), (160, 160, 160, False), (100, -1, 160, False)],
+    [
+        (100, 160, 160, True),
+        (100, 102, 100, False),
+        (100, 160, 100, False),
+        (-1, 160, 160, False),
+        (160, 160, 160, False),
+        (100, -1, 160, False),
+    ],
 )
 def test_only_a_marked_proposal_replaces_an_upload(uploading: int, proposed: int, persist: int, expected: bool) -> None:
     assert is_superseded(Step(uploading), proposed=Step(proposed), persist=Step(persist)) is expected

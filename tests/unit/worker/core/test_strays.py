@@ -1,4 +1,7 @@
-"""When a slot of a stray may make way for a new slot. Whole relaunches are in `tests/properties/worker/test_strays.py`."""
+"""When a slot of a stray may make way for a new slot.
+
+Whole relaunches are in `tests/properties/worker/test_strays.py`.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.core.transfers import STREAM_BYTES, TRIES, WORTHWHILE, StreamCount, are_within, fetch_streams, found_elsewhere, ranges
+from worker.core.transfers import (
+    STREAM_BYTES,
+    TRIES,
+    WORTHWHILE,
+    StreamCount,
+    are_within,
+    fetch_streams,
+    found_elsewhere,
+    ranges,
+)
 
 
 @given(st.sets(st.integers(0, 40)))
@@ -75,4 +84,10 @@ def test_a_settled_count_stays_whatever_comes() -> None:
 
 
 def test_a_shard_is_fetched_over_more_streams_the_larger_it_is() -> None:
-    assert [fetch_streams(size, 16) for size in (1, STREAM_BYTES - 1, STREAM_BYTES, 3 * STREAM_BYTES, 10**12)] == [1, 1, 2, 4, 16]
+    assert [fetch_streams(size, 16) for size in (1, STREAM_BYTES - 1, STREAM_BYTES, 3 * STREAM_BYTES, 10**12)] == [
+        1,
+        1,
+        2,
+        4,
+        16,
+    ]

@@ -18,14 +18,16 @@ def tree(count: int, arity: int = ARITY) -> RoundTree:
 
 def report(node: int, *, sequence: int = 1, term: int = 1, **fields: object) -> NodeReport:
     state = RankRound(rank=Rank(node), boundary=Step(7), committed=Step(6), proposed=Step(8), vote=Vote.NONE)
-    return NodeReport(node_id=NodeId(f"i-{node}"), term=term, sequence=sequence, ranks=(msgspec.structs.replace(state, **fields),))
+    return NodeReport(
+        node_id=NodeId(f"i-{node}"), term=term, sequence=sequence, ranks=(msgspec.structs.replace(state, **fields),)
+    )
 
 
 def all_voted(count: int, **fields: object) -> list[NodeReport]:
     return [report(node, sequence=2, vote=Vote.ACKED, **fields) for node in range(count)]
 
 
-# -- who is above whom --------------------------------------------------------------------------------------------------------------------
+# -- who is above whom
 
 
 def test_up_to_seventeen_nodes_everybody_dials_the_coordinator() -> None:
@@ -55,7 +57,7 @@ def test_ten_thousand_nodes_are_four_lines_from_the_coordinator_at_most() -> Non
     assert len(tree(10_000).ancestors(NodeId("i-9999"))) == 4
 
 
-# -- what is known ------------------------------------------------------------------------------------------------------------------------
+# -- what is known
 
 
 def test_of_each_node_the_newest_report_counts_whatever_comes_last() -> None:
@@ -82,7 +84,7 @@ def test_only_what_is_not_told_yet_is_told() -> None:
     assert told.begin_term(2).take(report(1, term=2)).since(told) == (report(1, term=2),)
 
 
-# -- what presses -------------------------------------------------------------------------------------------------------------------------
+# -- what presses
 
 
 MEMBERS = frozenset(NodeId(f"i-{i}") for i in range(3))
@@ -159,7 +161,7 @@ def test_a_node_that_was_not_heard_before_presses() -> None:
     assert TOLD.take(report(7)).is_pressing(TOLD, MEMBERS)
 
 
-# -- messages -----------------------------------------------------------------------------------------------------------------------------
+# -- messages
 
 
 def test_no_message_is_too_long_however_many_ranks_complain() -> None:
@@ -167,5 +169,8 @@ def test_no_message_is_too_long_however_many_ranks_complain() -> None:
     groups = list(messages(reports))
     assert [each for group in groups for each in group] == reports
     assert all(len(group) <= RANKS_PER_MESSAGE for group in groups)
-    assert max(len(encode(RoundReport(generation=Generation(1), nodes=group))) for group in groups) < MAX_PEER_MESSAGE_BYTES
+    assert (
+        max(len(encode(RoundReport(generation=Generation(1), nodes=group))) for group in groups)
+        < MAX_PEER_MESSAGE_BYTES
+    )
     assert list(messages([])) == []

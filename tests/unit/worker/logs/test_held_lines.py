@@ -31,12 +31,18 @@ def plan() -> GenerationPlan:
 
 
 def message(first: int, *texts: str) -> PrintedLines:
-    lines = [LogLine(at_ms=100 + first + number, rank=Rank(0), stream="stdout", text=text, end=1) for number, text in enumerate(texts)]
+    lines = [
+        LogLine(at_ms=100 + first + number, rank=Rank(0), stream="stdout", text=text, end=1)
+        for number, text in enumerate(texts)
+    ]
     return PrintedLines(first=first, lines=encode_lines(lines))
 
 
 def stored(objects: MemoryObjectStore) -> dict[str, list[str]]:
-    return {key.rpartition("gen=1/")[2]: [line.text for line in decode_chunk(data)[1]] for key, data in objects.objects["bucket"].items()}
+    return {
+        key.rpartition("gen=1/")[2]: [line.text for line in decode_chunk(data)[1]]
+        for key, data in objects.objects["bucket"].items()
+    }
 
 
 async def test_lines_of_an_owner_are_stored_once_under_its_name(tmp_path: Path, plan: GenerationPlan) -> None:
@@ -89,12 +95,16 @@ async def test_what_is_not_stored_is_named(tmp_path: Path, plan: GenerationPlan)
 
     held = HeldLines(tmp_path, plan, HOLDER)
     await held.take(OWNER, message(0, "a"))
-    assert await held.ship(Denying("bucket")) == ("the last lines of i-0 that this node keeps are not in S3: access denied",)
+    assert await held.ship(Denying("bucket")) == (
+        "the last lines of i-0 that this node keeps are not in S3: access denied",
+    )
 
 
 @pytest.mark.security
 @pytest.mark.parametrize("peer", [STRANGER, HOLDER])
-async def test_lines_are_taken_only_from_the_owner_of_a_shard_that_is_held_here(tmp_path: Path, plan: GenerationPlan, peer: NodeId) -> None:
+async def test_lines_are_taken_only_from_the_owner_of_a_shard_that_is_held_here(
+    tmp_path: Path, plan: GenerationPlan, peer: NodeId
+) -> None:
     held = HeldLines(tmp_path, plan, HOLDER)
     with pytest.raises(MalformedMessage, match=f"lines of {peer}, which owns no shard that is held here"):
         await held.take(peer, message(0, "forged"))

@@ -67,7 +67,10 @@ def test_whole_lines_are_kept_with_their_time_and_the_rest_when_it_is_whole(benc
     bench.say("one\ntw")
     bench.say("oh\n", "stderr")
     first = journal.read()
-    assert [(line.text, line.stream, line.at_ms) for line in first] == [("one", "stdout", 1_000_000), ("oh", "stderr", 1_000_000)]
+    assert [(line.text, line.stream, line.at_ms) for line in first] == [
+        ("one", "stdout", 1_000_000),
+        ("oh", "stderr", 1_000_000),
+    ]
     assert journal.read() == []
     bench.now = 999.0  # a clock that was set back
     bench.say("o\n")
@@ -98,7 +101,10 @@ def test_a_stream_that_somebody_begins_anew_is_read_from_its_beginning(bench) ->
     journal.read()
     bench.streams[Rank(0), "stderr"].write_text("warning\n")
     assert journal.has_news()
-    assert [(line.text.split(":")[0], line.is_gap) for line in journal.read()] == [("stderr of rank 0 was begun anew", True), ("warning", False)]
+    assert [(line.text.split(":")[0], line.is_gap) for line in journal.read()] == [
+        ("stderr of rank 0 was begun anew", True),
+        ("warning", False),
+    ]
     bench.say("Traceback\n", "stderr")
     assert texts(bench.journal().read()) == ["Traceback"], "another agent takes up where it was"
 
@@ -245,7 +251,9 @@ def test_a_long_stream_is_given_back_to_the_file_system(bench, monkeypatch) -> N
     assert path.read_bytes().endswith(line.encode())
 
 
-@given(st.lists(st.binary(max_size=40) | st.just(b"\n") | st.just("é€😀".encode() * 20), max_size=30), st.integers(8, 64))
+@given(
+    st.lists(st.binary(max_size=40) | st.just(b"\n") | st.just("é€😀".encode() * 20), max_size=30), st.integers(8, 64)
+)
 def test_lines_and_pieces_are_the_stream_again(pieces, limit) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_journal, "LINE_BYTES", limit)

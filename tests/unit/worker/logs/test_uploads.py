@@ -83,7 +83,9 @@ async def test_nothing_outside_the_output_folder_is_sent(bench: Bench, tmp_path:
     for sentence in missing:
         encode(NodeFault(code="output_missing", message=sentence, is_permanent=False))  # or it would end the agent
     assert bench.stored == {"output/gen=3/rank=0/real.txt": b"real", "output/gen=3/rank=0/inside": b"real"}
-    assert sorted(sentence.split()[1] for sentence in missing) == [*("'caf\\udce9'", "dangling", "folder", "loop", "outside", "pipe")]
+    assert sorted(sentence.split()[1] for sentence in missing) == [
+        *("'caf\\udce9'", "dangling", "folder", "loop", "outside", "pipe")
+    ]
 
 
 async def test_of_many_outputs_that_are_missing_some_are_named(bench: Bench) -> None:
@@ -171,7 +173,10 @@ async def test_peers_get_every_line_that_is_printed_by_now(bench: Bench, monkeyp
     bench.files(0).stdout.write_text("".join(f"line {number}\n" for number in range(20)) + "half a li")
     bench.files(1).stderr.write_text("warning\n")
     tail = await ships.printed(0)
-    assert (tail.first, sorted(texts(tail.rows))) == (0, sorted([*(f"line {number}" for number in range(20)), "warning"]))
+    assert (tail.first, sorted(texts(tail.rows))) == (
+        0,
+        sorted([*(f"line {number}" for number in range(20)), "warning"]),
+    )
     assert sum(len(lines.lines) for lines in passed) == 21, "who follows gets them, too"
     assert (await ships.printed(19)).first == 19
     assert (await ships.printed(21)).rows == ()
@@ -217,7 +222,10 @@ async def test_who_begins_to_follow_is_given_the_newest_lines_once_more(tmp_path
     bench.files(0).stdout.write_text("one\ntwo\nthree\n")
     await ships._read()
     before = list(passed)
-    assert [(lines.first, [line.text for line in lines.lines]) for lines in before] == [(0, ["one", "two"]), (2, ["three"])]
+    assert [(lines.first, [line.text for line in lines.lines]) for lines in before] == [
+        (0, ["one", "two"]),
+        (2, ["three"]),
+    ]
     ships.show_recent()
     assert passed == before * 2
 
@@ -251,7 +259,9 @@ async def test_lines_that_the_disk_does_not_take_at_first_are_shipped_in_the_end
     assert len([record for record in caplog.records if "cannot be kept" in record.message]) == 1
 
 
-async def test_lines_that_the_disk_never_takes_are_told_to_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lines_that_the_disk_never_takes_are_told_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -266,7 +276,9 @@ async def test_lines_that_the_disk_never_takes_are_told_to_be_missing(tmp_path: 
     assert any(b'"one"' in data for data in bench.stored.values()), "what was kept is shipped"
 
 
-async def test_what_ranks_print_last_is_kept_where_the_journal_has_no_room_for_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_ranks_print_last_is_kept_where_the_journal_has_no_room_for_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(log_journal, "JOURNAL_BYTES", 1024 * 1024)
     bench = Bench(tmp_path)
     ships, passed = shipper(bench)
@@ -293,7 +305,10 @@ async def test_nothing_is_behind_the_end_of_a_journal(tmp_path: Path, is_the_nex
 
 
 def test_lines_of_whatever_ranks_print_fit_into_messages() -> None:
-    lines = [LogLine(at_ms=1, rank=Rank(0), stream="stdout", text="\N{REPLACEMENT CHARACTER}" * LINE_BYTES, end=1) for _ in range(LIVE_LINES + 1)]
+    lines = [
+        LogLine(at_ms=1, rank=Rank(0), stream="stdout", text="\N{REPLACEMENT CHARACTER}" * LINE_BYTES, end=1)
+        for _ in range(LIVE_LINES + 1)
+    ]
     sent = list(batches(lines))
     assert [line for some in sent for line in some] == lines
     for some in sent:

@@ -106,7 +106,14 @@ class Place:
             keep=lambda rank: (),
             on_change=lambda: None,
             on_round_change=lambda: None,
-            traffic=Traffic([rank], NodePacer(), replica_count=0, max_slowdown=0.01, on_distance=lambda _: None, on_pacing=lambda _: None),
+            traffic=Traffic(
+                [rank],
+                NodePacer(),
+                replica_count=0,
+                max_slowdown=0.01,
+                on_distance=lambda _: None,
+                on_pacing=lambda _: None,
+            ),
             outbox=self.outbox,
             slot_count=2,
             now=lambda: self.unix,
@@ -117,7 +124,11 @@ class Place:
         self.line = Line()
 
     def stand_at(self, boundary: int, standing: Standing = Standing.MOVING) -> None:
-        with self.page.path.open("r+b") as file, mmap.mmap(file.fileno(), RANK_WORD_BYTES) as page, memoryview(page) as view:
+        with (
+            self.page.path.open("r+b") as file,
+            mmap.mmap(file.fileno(), RANK_WORD_BYTES) as page,
+            memoryview(page) as view,
+        ):
             write_rank_half(view, RankHalf(PLAN.generation, boundary=boundary, standing=standing))
 
     def propose(self, step: int, stop_step: int = NONE, stop_state: StopState = StopState.NONE) -> None:
@@ -200,7 +211,12 @@ async def test_a_rank_that_waits_follows_what_arrives(loading: Loading) -> None:
     loading.come(0)
     (arriving,) = loading.line.sent
     assert isinstance(arriving, Arriving)
-    assert (arriving.base_slot_path, arriving.load, arriving.index_offset, arriving.index_bytes) == (str(loading.file.path), 1, 2000, 1000)
+    assert (arriving.base_slot_path, arriving.load, arriving.index_offset, arriving.index_bytes) == (
+        str(loading.file.path),
+        1,
+        2000,
+        1000,
+    )
     loading.come(1000)
     assert loading.page.agent.verified == 1000
     assert isinstance(loading.line.sent[-1], WordChanged)
@@ -215,7 +231,9 @@ async def test_a_load_that_begins_anew_is_on_the_page_before_anything_is_written
     loading.come(1000)
     loading.shard.begin_load()
     assert (loading.page.agent.load, loading.page.agent.verified) == (2, 0)
-    assert RankPage(loading.page.path, generation=PLAN.generation).agent.load == 2, "an agent that is restarted counts on"
+    assert RankPage(loading.page.path, generation=PLAN.generation).agent.load == 2, (
+        "an agent that is restarted counts on"
+    )
     loading.come(500)
     arriving = loading.line.sent[-1]
     assert isinstance(arriving, Arriving)
@@ -257,7 +275,9 @@ async def begin(place: Place) -> None:
 
 
 @pytest.mark.parametrize("is_restarted", [False, True], ids=["the same agent", "another agent"])
-async def test_a_rank_whose_slots_cannot_grow_has_them_when_there_is_room(place: Place, monkeypatch: pytest.MonkeyPatch, is_restarted: bool) -> None:
+async def test_a_rank_whose_slots_cannot_grow_has_them_when_there_is_room(
+    place: Place, monkeypatch: pytest.MonkeyPatch, is_restarted: bool
+) -> None:
     """A state that is larger than the one before, on a tmpfs that is full to the last page."""
 
     def full(descriptor: int, offset: int, length: int) -> None:
@@ -294,7 +314,9 @@ async def test_a_rank_that_stands_at_a_step_that_was_proposed_while_it_moved_has
         await asyncio.wait(place.lines._tasks)
     assert place.shard.granted_slot == NONE, "it moves, and may be beyond it"
     place.stand_at(3, Standing.CLOSING)
-    place.lines.message(RANK, Boundary(generation=PLAN.generation, boundary=Step(3), at_seconds=0.0, blocked_seconds=0.0))
+    place.lines.message(
+        RANK, Boundary(generation=PLAN.generation, boundary=Step(3), at_seconds=0.0, blocked_seconds=0.0)
+    )
     while place.lines._tasks:
         await asyncio.wait(place.lines._tasks)
     assert place.shard.granted_slot >= 0
@@ -353,7 +375,10 @@ async def test_a_refusal_by_what_else_lies_on_the_node_says_figures_that_do_not_
     assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
     await place.store.reserve(Rank(1), capacity_bytes=300_000, layout_hash=LAYOUT, slot_count=2)
     assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=400_000)), SlotsRefused)
-    assert "with what else it holds, need 1,400,000 bytes of host memory per node; 1,048,576 are there" in place.shard.refusal
+    assert (
+        "with what else it holds, need 1,400,000 bytes of host memory per node; 1,048,576 are there"
+        in place.shard.refusal
+    )
 
 
 async def test_a_rank_whose_growth_is_refused_counts_with_the_slots_that_it_has(place: Place) -> None:
@@ -364,7 +389,9 @@ async def test_a_rank_whose_growth_is_refused_counts_with_the_slots_that_it_has(
     assert place.lines._asked == {RANK: 4096}
 
 
-async def test_a_step_that_waits_for_slots_says_so_and_no_reason_of_before(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_step_that_waits_for_slots_says_so_and_no_reason_of_before(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = asyncio.Event()
 
     async def for_ever(*_: object, **__: object) -> None:
@@ -394,8 +421,12 @@ async def test_a_state_that_outgrows_its_node_costs_protection_and_not_the_job(p
     while place.lines._tasks:
         await asyncio.wait(place.lines._tasks)
     assert place.shard.core.proposed == 4
-    assert "bytes of host memory per node" in place.shard.refusal, "what is proposed meanwhile is abandoned for that reason"
-    assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=4096)), SlotsGranted), "it has become smaller again"
+    assert "bytes of host memory per node" in place.shard.refusal, (
+        "what is proposed meanwhile is abandoned for that reason"
+    )
+    assert isinstance(await ask(place, structs.replace(TOO_LARGE, capacity_bytes=4096)), SlotsGranted), (
+        "it has become smaller again"
+    )
     assert place.shard.refusal == ""
 
 
@@ -407,7 +438,9 @@ async def test_a_step_before_the_first_slots_is_no_reason_for_more_notice(place:
     await place.lines.close()
 
 
-async def test_a_step_proposed_while_slots_are_being_made_is_none_either(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_step_proposed_while_slots_are_being_made_is_none_either(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reserve, asked, may_go_on = place.store.reserve, asyncio.Event(), asyncio.Event()
 
     async def slow(*arguments: Any, **more: Any) -> tuple[str, ...]:
@@ -471,7 +504,9 @@ async def test_no_slot_is_granted_before_the_holders_have_made_theirs(place: Pla
         "it need not wait any more",
     ],
 )
-async def test_a_rank_is_woken_where_it_may_be_waiting(place: Place, standing: Standing, states: tuple[StopState, StopState], words: int) -> None:
+async def test_a_rank_is_woken_where_it_may_be_waiting(
+    place: Place, standing: Standing, states: tuple[StopState, StopState], words: int
+) -> None:
     """By an announcement, and by a grant; one that trains looks at its next boundary, and is left alone."""
     await begin(place)
     place.stand_at(2, standing)
@@ -488,7 +523,9 @@ async def test_a_rank_that_stands_is_woken_when_its_slot_is_granted(place: Place
         place.stand_at(step - 1, standing)
         before = place.line.sent.count(WordChanged())
         await granted(place, step)
-        assert place.line.sent.count(WordChanged()) - before == (0 if standing is Standing.MOVING else 2), "heard of, and granted"
+        assert place.line.sent.count(WordChanged()) - before == (0 if standing is Standing.MOVING else 2), (
+            "heard of, and granted"
+        )
 
 
 async def test_a_step_heard_of_too_late_is(place: Place) -> None:
@@ -546,7 +583,9 @@ async def written(place: Place, step: int, monkeypatch: pytest.MonkeyPatch) -> t
     return granted_slot, [slot.digest(data[at : at + 1024]) for at in range(0, len(data), 1024)]
 
 
-async def test_digests_of_a_ranks_copier_stand_for_the_agents_own(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_digests_of_a_ranks_copier_stand_for_the_agents_own(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     number, digests = await written(place, 3, monkeypatch)
     monkeypatch.setattr(store, "_digest_chunks", None)  # would be called
     place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join(digests)))
@@ -570,7 +609,9 @@ async def test_digests_that_cannot_be_the_slots_are_the_agents_own(
     await place.lines.close()
 
 
-async def test_what_a_rank_wrote_into_another_file_is_not_sealed_as_its_step(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_rank_wrote_into_another_file_is_not_sealed_as_its_step(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     number, digests = await written(place, 3, monkeypatch)
     place.lines.message(RANK, structs.replace(captured(3, number), chunk_digests=b"".join([*digests[:3], digests[0]])))
     assert place.shard.core.vote is Vote.ABANDON
@@ -588,7 +629,9 @@ async def test_what_a_rank_has_digested_wrongly_restores_nobody(place: Place, mo
     await place.lines.close()
 
 
-async def test_a_copy_that_was_told_of_on_its_way_is_digested_here(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_copy_that_was_told_of_on_its_way_is_digested_here(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     number, digests = await written(place, 3, monkeypatch)
     place.lines.message(RANK, capturing(3, number, 2048))
     slot_digests = place.store.shards[RANK][number].digests
@@ -642,7 +685,9 @@ async def test_a_step_that_is_proposed_again_is_granted_the_slot_that_its_rank_w
     await place.lines.close()
 
 
-async def test_a_step_that_is_proposed_again_while_it_is_being_sealed_is_sealed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_step_that_is_proposed_again_while_it_is_being_sealed_is_sealed(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await begin(place)
     slot = await granted(place, 3)
     seal, asked, may_go_on = place.store._digest, asyncio.Event(), asyncio.Event()
@@ -665,7 +710,9 @@ async def test_a_step_that_is_proposed_again_while_it_is_being_sealed_is_sealed(
 
 
 @pytest.mark.parametrize("slot", [-1, 0, 1, 7])
-async def test_what_was_captured_into_a_slot_that_is_granted_for_another_step_has_no_effect(place: Place, slot: int) -> None:
+async def test_what_was_captured_into_a_slot_that_is_granted_for_another_step_has_no_effect(
+    place: Place, slot: int
+) -> None:
     await begin(place)
     await granted(place, 3)
     place.lines.message(RANK, captured(2, slot))
@@ -685,7 +732,9 @@ async def test_what_names_no_slot_has_no_effect_before_one_is_granted(place: Pla
 
 def capturing(step: int, slot: int, final_bytes: int = 0, **other: int) -> Capturing:
     fields = {"payload_bytes": 4096, "index_offset": 4000, "index_bytes": 96, **other}
-    return Capturing(generation=PLAN.generation, step=Step(step), slot=slot, layout_hash=LAYOUT, final_bytes=final_bytes, **fields)
+    return Capturing(
+        generation=PLAN.generation, step=Step(step), slot=slot, layout_hash=LAYOUT, final_bytes=final_bytes, **fields
+    )
 
 
 async def test_what_is_being_captured_can_be_sent_and_is_sealed_when_it_is_captured(place: Place) -> None:
@@ -710,7 +759,9 @@ async def test_a_capture_that_is_given_up_is_sent_no_further_and_never_sealed(pl
     await begin(place)
     slot = await granted(place, 3)
     place.lines.message(RANK, capturing(3, slot, 4096))
-    place.lines.message(RANK, Abandoned(generation=PLAN.generation, step=Step(3), reason="w changed outside an optimizer step"))
+    place.lines.message(
+        RANK, Abandoned(generation=PLAN.generation, step=Step(3), reason="w changed outside an optimizer step")
+    )
     assert (place.shard.core.vote, place.shard.core.capturing) == (Vote.ABANDON, NONE)
     assert place.shard.source(Step(3)) is None
     await done(place)
@@ -728,9 +779,18 @@ async def test_a_capture_that_is_given_up_is_sent_no_further_and_never_sealed(pl
         lambda slot: capturing(3, slot, 4097),
         lambda slot: capturing(3, slot, -1),
     ],
-    ids=["another step", "another slot", "no slot", "a slot that is none", "more than the payload", "less than nothing"],
+    ids=[
+        "another step",
+        "another slot",
+        "no slot",
+        "a slot that is none",
+        "more than the payload",
+        "less than nothing",
+    ],
 )
-async def test_word_of_a_capture_that_nobody_asked_for_has_no_effect(place: Place, said: Callable[[int], Capturing]) -> None:
+async def test_word_of_a_capture_that_nobody_asked_for_has_no_effect(
+    place: Place, said: Callable[[int], Capturing]
+) -> None:
     await begin(place)
     slot = await granted(place, 3)
     place.lines.message(RANK, said(slot))
@@ -769,7 +829,9 @@ async def test_a_step_that_is_proposed_again_in_mid_capture_is_followed_anew(pla
     await place.lines.close()
 
 
-async def test_a_capture_that_goes_on_after_its_step_was_dropped_is_nothing_when_its_slot_is_granted_for_the_next(place: Place) -> None:
+async def test_a_capture_that_goes_on_after_its_step_was_dropped_is_nothing_when_its_slot_is_granted_for_the_next(
+    place: Place,
+) -> None:
     await begin(place)
     slot = await granted(place, 3)
     place.lines.message(RANK, capturing(3, slot, 2000))
@@ -782,13 +844,25 @@ async def test_a_capture_that_goes_on_after_its_step_was_dropped_is_nothing_when
     await place.lines.close()
 
 
-def pass_boundary(place: Place, step: int, at: float, blocked: float = 0.0, rank: Rank = RANK, first_passed: float = 0.0) -> None:
-    with place.page.path.open("r+b") as file, mmap.mmap(file.fileno(), RANK_WORD_BYTES) as page, memoryview(page) as view:
-        write_rank_half(view, RankHalf(PLAN.generation, boundary=step, phase=Phase.TRAIN, first_passed=int(first_passed * 1e6)))
-    place.lines.message(rank, Boundary(generation=PLAN.generation, boundary=Step(step), at_seconds=at, blocked_seconds=blocked))
+def pass_boundary(
+    place: Place, step: int, at: float, blocked: float = 0.0, rank: Rank = RANK, first_passed: float = 0.0
+) -> None:
+    with (
+        place.page.path.open("r+b") as file,
+        mmap.mmap(file.fileno(), RANK_WORD_BYTES) as page,
+        memoryview(page) as view,
+    ):
+        write_rank_half(
+            view, RankHalf(PLAN.generation, boundary=step, phase=Phase.TRAIN, first_passed=int(first_passed * 1e6))
+        )
+    place.lines.message(
+        rank, Boundary(generation=PLAN.generation, boundary=Step(step), at_seconds=at, blocked_seconds=blocked)
+    )
 
 
-async def test_the_first_step_beyond_the_base_keeps_its_stamp_through_a_restart_of_the_agent(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_first_step_beyond_the_base_keeps_its_stamp_through_a_restart_of_the_agent(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await begin(place)
     monkeypatch.setattr(owned_shard, "monotonic", lambda: 100.0)
     pass_boundary(place, 0, 95.0)
@@ -811,11 +885,15 @@ async def test_the_first_step_beyond_the_base_keeps_its_stamp_through_a_restart_
     )
     again.note_passed(Step(3), 100.0)
     again.note_first(place.page.rank())
-    assert again.first_passed_at == place.unix - 3.0, "neither lost nor taken for the step that this agent hears of first"
+    assert again.first_passed_at == place.unix - 3.0, (
+        "neither lost nor taken for the step that this agent hears of first"
+    )
     await place.lines.close()
 
 
-async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_logs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_logs(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await begin(place)
     clock = [100.0]
     monkeypatch.setattr(owned_shard, "monotonic", lambda: clock[0])
@@ -833,7 +911,9 @@ async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_l
     batch = place.outbox.due(0.0)
     assert batch is not None
     assert batch.run == PLAN.run
-    assert [(point.generation, point.step, point.at_seconds) for point in batch.points] == [(PLAN.generation, step, place.unix) for step in (3, 5)]
+    assert [(point.generation, point.step, point.at_seconds) for point in batch.points] == [
+        (PLAN.generation, step, place.unix) for step in (3, 5)
+    ]
     assert place.lines.measured == batch.points[1].values
     assert batch.points[0].values == {"everstep/step_seconds": 2.0, "everstep/snapshot_blocked_seconds": 0.25}
     assert batch.points[1].values == {
@@ -846,7 +926,9 @@ async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_l
     await place.lines.close()
 
 
-async def test_an_iteration_is_none_without_a_snapshot_while_other_shards_of_the_job_are_sent(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_iteration_is_none_without_a_snapshot_while_other_shards_of_the_job_are_sent(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await begin(place)
     seen: list[bool] = []
     monkeypatch.setattr(place.lines._traffic, "boundary", lambda *_, is_sending: seen.append(is_sending))
@@ -894,7 +976,9 @@ async def test_who_holds_which_step_verified_and_since_when(place: Place) -> Non
     assert place.shard.verified[PEER] == (NONE, place.unix)
 
 
-async def test_a_boundary_that_its_rank_has_stamped_is_dated_in_unix_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_boundary_that_its_rank_has_stamped_is_dated_in_unix_time(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await begin(place)
     monkeypatch.setattr(owned_shard, "monotonic", lambda: 105.0)
     pass_boundary(place, 2, 102.5)

@@ -60,12 +60,22 @@ class Node:
         self.pacings.append(pacing)
         self.traffic.hear(pacing)
 
-    def iterate(self, seconds: float = 1.0, *, captured: bool = False, sending: bool = False, blocked: float = 0.0, rank: int = 4) -> None:
+    def iterate(
+        self,
+        seconds: float = 1.0,
+        *,
+        captured: bool = False,
+        sending: bool = False,
+        blocked: float = 0.0,
+        rank: int = 4,
+    ) -> None:
         if captured:
             self.traffic.captured(Rank(rank))
         self.now += seconds
         self.step += 1
-        message = Boundary(generation=Generation(1), boundary=Step(self.step), at_seconds=self.now, blocked_seconds=blocked)
+        message = Boundary(
+            generation=Generation(1), boundary=Step(self.step), at_seconds=self.now, blocked_seconds=blocked
+        )
         self.traffic.boundary(Rank(rank), message, MOVING, is_sending=sending)
 
     def try_pacing(self, gained: float = 0.1) -> None:
@@ -109,11 +119,16 @@ def test_replicas_are_paced_once_spans_and_link_are_known() -> None:
         assert node.pacer.current is paced
         node.traffic.spans(Rank(4), SPANS)  # iterations have drifted
         node.iterate()
-        assert isinstance(node.pacer.current, Unpaced), "what the link carried before it was paced says nothing of it now"
+        assert isinstance(node.pacer.current, Unpaced), (
+            "what the link carried before it was paced says nothing of it now"
+        )
         node.transfers(0.15)
         node.iterate()
         assert isinstance(node.pacer.current, SpanPacer)
-        assert (paced._link, node.pacer.current._link) == (Link(pytest.approx(1e7), ALPHA_SECONDS), Link(pytest.approx(1e6 / 0.15), ALPHA_SECONDS))
+        assert (paced._link, node.pacer.current._link) == (
+            Link(pytest.approx(1e7), ALPHA_SECONDS),
+            Link(pytest.approx(1e6 / 0.15), ALPHA_SECONDS),
+        )
 
     with_loop(work)
 
@@ -139,7 +154,9 @@ def test_the_shards_of_a_node_that_leave_at_one_boundary_are_not_counted_one_aft
         (SPANS.spans, 0.001),  # too short to be in anybody's way
     ],
 )
-def test_chunks_go_at_once_where_pacing_has_nothing_to_gain(spans: tuple[IdleSpan, ...], transfer_seconds: float) -> None:
+def test_chunks_go_at_once_where_pacing_has_nothing_to_gain(
+    spans: tuple[IdleSpan, ...], transfer_seconds: float
+) -> None:
     def work() -> None:
         node = Node()
         node.transfers(transfer_seconds)
@@ -196,7 +213,9 @@ def test_an_iteration_that_began_with_chunks_of_the_other_way_counts_for_neither
         assert unlike >= 2
         trial = node.traffic.trial
         assert trial.verdict is None
-        counted = len(ways) - 3 - unlike  # the first ends at no boundary, the second was not planned, and what follows the last is not known
+        counted = (
+            len(ways) - 3 - unlike
+        )  # the first ends at no boundary, the second was not planned, and what follows the last is not known
         assert len(trial.paced.seconds) + len(trial.at_once.seconds) == counted
 
     with_loop(work)
@@ -224,13 +243,22 @@ def test_waiting_does_not_pay_where_it_costs_steps(interval: int) -> None:
 
 
 @pytest.mark.parametrize(("sending", "lost"), [(True, [0, 0, 2]), (False, [0, 0])])
-def test_each_step_that_is_lost_to_a_snapshot_counts_and_none_that_was_put_off_by_something_else(sending: bool, lost: list[int]) -> None:
+def test_each_step_that_is_lost_to_a_snapshot_counts_and_none_that_was_put_off_by_something_else(
+    sending: bool, lost: list[int]
+) -> None:
     def work() -> None:
         node = Node.profiled()
         for _ in range(2):
             node.iterate()
         node.traffic.budget = Steady(max_slowdown=0.01)
-        for captured, is_late in ((True, False), (True, False), (True, sending), (False, sending), (False, False), (True, False)):
+        for captured, is_late in (
+            (True, False),
+            (True, False),
+            (True, sending),
+            (False, sending),
+            (False, False),
+            (True, False),
+        ):
             node.iterate(captured=captured, sending=is_late)
         assert sorted([*node.traffic.trial.paced.lost, *node.traffic.trial.at_once.lost]) == lost
 
@@ -250,7 +278,9 @@ def test_what_is_found_where_every_step_is_proposed_holds_for_steps_that_are_fur
         for budget in (dataclasses.replace(every, interval=2), every):
             node.traffic.budget = budget
             node.iterate()
-            assert node.traffic.trial is node.traffic._trials[False], "also when every step is proposed again: the budget could not pay for that"
+            assert node.traffic.trial is node.traffic._trials[False], (
+                "also when every step is proposed again: the budget could not pay for that"
+            )
         assert node.pacings[-1] is Pacing.TRIED
 
     with_loop(work)
@@ -301,7 +331,9 @@ def test_an_iteration_behind_which_ranks_stop_iterating_counts_for_neither() -> 
         for _ in range(2):
             node.iterate(captured=True)
         eval_half = RankHalf(generation=1, phase=Phase.EVAL)
-        node.traffic.boundary(Rank(4), Boundary(generation=Generation(1), boundary=Step(node.step)), eval_half, is_sending=False)
+        node.traffic.boundary(
+            Rank(4), Boundary(generation=Generation(1), boundary=Step(node.step)), eval_half, is_sending=False
+        )
         node.iterate()
         node.iterate(captured=True)
         assert node.traffic.trial == PacingTrial()
@@ -360,7 +392,10 @@ def test_another_rank_of_the_node_changes_nothing() -> None:
     with_loop(work)
 
 
-@pytest.mark.parametrize("half", [RankHalf(generation=1, phase=Phase.EVAL), RankHalf(generation=1, phase=Phase.TRAIN, standing=Standing.CLOSING)])
+@pytest.mark.parametrize(
+    "half",
+    [RankHalf(generation=1, phase=Phase.EVAL), RankHalf(generation=1, phase=Phase.TRAIN, standing=Standing.CLOSING)],
+)
 def test_a_rank_that_does_not_iterate_leaves_the_network_to_snapshots(half: RankHalf) -> None:
     async def work() -> None:
         node = Node.profiled()
@@ -414,7 +449,12 @@ def test_a_snapshot_of_another_rank_loads_no_iteration() -> None:
 def test_time_spent_otherwise_is_no_iteration() -> None:
     node = Node()
     node.iterate()
-    node.traffic.boundary(Rank(4), Boundary(generation=Generation(1), boundary=Step(1)), RankHalf(generation=1, phase=Phase.EVAL), is_sending=False)
+    node.traffic.boundary(
+        Rank(4),
+        Boundary(generation=Generation(1), boundary=Step(1)),
+        RankHalf(generation=1, phase=Phase.EVAL),
+        is_sending=False,
+    )
     node.iterate(500.0)
     node.iterate(1.0)
     assert node.traffic.budget.quiet == (1.0,)
@@ -431,7 +471,10 @@ def test_news_that_is_late_or_says_no_time_is_not_counted() -> None:
 
 
 class Training(Node):
-    """A node whose coordinator keeps the distance that its budget allows. A snapshot takes 0.3 s of the link; what finds it busy delays training."""
+    """A node whose coordinator keeps the distance that its budget allows.
+
+    A snapshot takes 0.3 s of the link; what finds it busy delays training.
+    """
 
     def __init__(self) -> None:
         self.core = Coordinator.begin(world_size=1, base=Step(0), every_steps=0)
@@ -441,7 +484,13 @@ class Training(Node):
         self.core = self.core.keep_distance(distance)
 
     def report(self, vote: Vote) -> None:
-        known = RankRound(rank=Rank(4), boundary=Step(self.step), committed=self.core.committed, proposed=self.core.proposed, vote=vote)
+        known = RankRound(
+            rank=Rank(4),
+            boundary=Step(self.step),
+            committed=self.core.committed,
+            proposed=self.core.proposed,
+            vote=vote,
+        )
         self.core = self.core.report(known)
 
     def train(self, count: int, *, idle_seconds: float) -> tuple[list[Step], float]:

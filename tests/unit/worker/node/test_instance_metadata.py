@@ -53,7 +53,10 @@ async def test_everything_that_is_announced_is_told_with_its_time(service: Servi
         (NoticeKind.MAINTENANCE, "system-reboot from 21 Jan 2019 09:00:43 GMT: scheduled reboot", 1_548_061_243.0),
         (NoticeKind.TERMINATING, "target-lifecycle-state Terminated", None),
     ]
-    service.says = {"events/maintenance/scheduled": EVENTS.replace("active", "completed"), "autoscaling/target-lifecycle-state": "InService"}
+    service.says = {
+        "events/maintenance/scheduled": EVENTS.replace("active", "completed"),
+        "autoscaling/target-lifecycle-state": "InService",
+    }
     await metadata.poll()
     assert metadata.notices == ()
     assert service.made == 1, "one token for all questions"
@@ -80,10 +83,17 @@ async def test_a_service_that_fails_takes_nothing_back(service: Service, status:
     assert len(metadata.notices) == 1
 
 
-@pytest.mark.parametrize("body", ["", "{}", "[]", "null", '{"action": 1, "time": 2}', '{"action": "stop", "time": "soon"}', "[1]", "x" * 100_000])
+@pytest.mark.parametrize(
+    "body",
+    ["", "{}", "[]", "null", '{"action": 1, "time": 2}', '{"action": "stop", "time": "soon"}', "[1]", "x" * 100_000],
+)
 async def test_what_is_not_as_documented_is_no_notice_and_no_crash(service: Service, body: str) -> None:
     metadata = InstanceMetadata(service.url, lambda: None)
-    service.says = {"spot/instance-action": body, "events/recommendations/rebalance": body, "events/maintenance/scheduled": body}
+    service.says = {
+        "spot/instance-action": body,
+        "events/recommendations/rebalance": body,
+        "events/maintenance/scheduled": body,
+    }
     await metadata.poll()
     assert metadata.notices == ()
 
@@ -110,7 +120,10 @@ def test_the_link_local_address_is_asked_on_ec2_alone(tmp_path: Path) -> None:
     (tmp_path / "sys_vendor").write_text("Amazon EC2\n")
     assert endpoint_of({}, tmp_path) == EC2_ENDPOINT
     assert endpoint_of({"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:9/"}, tmp_path) == "http://127.0.0.1:9"
-    assert endpoint_of({"AWS_EC2_METADATA_DISABLED": "True", "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://a"}, tmp_path) is None
+    assert (
+        endpoint_of({"AWS_EC2_METADATA_DISABLED": "True", "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://a"}, tmp_path)
+        is None
+    )
     for wrong in ("169.254.169.254", "https://a", "http://a:b"):
         assert endpoint_of({"AWS_EC2_METADATA_SERVICE_ENDPOINT": wrong}, tmp_path) is None
     (tmp_path / "sys_vendor").write_text("Acme")

@@ -46,7 +46,9 @@ print(Path("/proc/self/autogroup").read_text().split()[-1])
     [(True, [], AGENT_NICENESS), (True, ["leads"], AGENT_NICENESS), (False, ["leads"], AGENT_NICENESS), (False, [], 0)],
     ids=["first_of_its_session", "first_and_says_so", "of_a_script", "of_a_script_and_not_for_itself"],
 )
-def test_a_session_of_its_own_goes_before_others_for_as_long_as_ranks_wait_for_it(is_first: bool, arguments: list[str], during: int) -> None:
+def test_a_session_of_its_own_goes_before_others_for_as_long_as_ranks_wait_for_it(
+    is_first: bool, arguments: list[str], during: int
+) -> None:
     if not priority.AUTOGROUP.exists() or os.geteuid() != 0:
         pytest.skip("the kernel groups no sessions, or this process may not raise one")
     child = [sys.executable, "-c", PRINTS, *arguments]
@@ -57,7 +59,9 @@ def test_a_session_of_its_own_goes_before_others_for_as_long_as_ranks_wait_for_i
 
 
 @pytest.mark.parametrize("text", [None, "", "what"])
-def test_a_kernel_that_groups_no_sessions_is_no_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
+def test_a_kernel_that_groups_no_sessions_is_no_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
     file = tmp_path / "autogroup"
     if text is not None:
         file.write_text(text)

@@ -13,7 +13,11 @@ from worker.node import rank_user
 from worker.node.rank_user import NUMBER, UID_COUNT, RankUser, choose, make_own, make_way, share, user_of
 from worker.ranks import contained_program as beside
 
-PEOPLE = {"ranks": RankUser(500, 501, (44,), "ranks"), "wheel": RankUser(600, 0, (), "wheel"), "helper": RankUser(601, 601, (0,), "helper")}
+PEOPLE = {
+    "ranks": RankUser(500, 501, (44,), "ranks"),
+    "wheel": RankUser(600, 0, (), "wheel"),
+    "helper": RankUser(601, 601, (0,), "helper"),
+}
 NAMES = {0: "root", 500: "ranks", 1000: "me"}
 
 
@@ -38,7 +42,9 @@ def _people(monkeypatch: pytest.MonkeyPatch) -> None:
         (None, 4711, None),
     ],
 )
-def test_root_runs_ranks_as_another_unless_told_otherwise(setting: str | None, own_uid: int, chosen: RankUser | None) -> None:
+def test_root_runs_ranks_as_another_unless_told_otherwise(
+    setting: str | None, own_uid: int, chosen: RankUser | None
+) -> None:
     assert choose(setting, own_uid) == chosen
 
 

@@ -68,7 +68,9 @@ def test_a_directory_that_does_not_say_whose_it_is_is_this_nodes(image: Path, ca
     assert not caplog.records
 
 
-def test_what_belongs_to_another_node_is_dropped_and_told_in_a_line(image: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_belongs_to_another_node_is_dropped_and_told_in_a_line(
+    image: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     take(image, MINE)
     assert files(image) == {*ANYBODYS, "node_id"}
     assert (image / "node_id").read_text() == MINE
@@ -90,7 +92,9 @@ def test_what_ranks_have_left_elsewhere_goes_with_it(image: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("removed_count", range(len(state_directory.BELONGINGS)))
-def test_killed_while_it_drops_it_goes_on_at_the_next_start(image: Path, monkeypatch: pytest.MonkeyPatch, removed_count: int) -> None:
+def test_killed_while_it_drops_it_goes_on_at_the_next_start(
+    image: Path, monkeypatch: pytest.MonkeyPatch, removed_count: int
+) -> None:
     remove, removed = state_directory._remove, []
 
     def killed(path: Path) -> None:

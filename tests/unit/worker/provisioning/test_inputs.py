@@ -86,7 +86,9 @@ def test_a_channel_has_what_lies_below_its_prefix_and_nothing_else(tmp_path: Pat
 
 
 def test_a_channel_may_be_one_object(tmp_path: Path) -> None:
-    assert list(contents(fetch(InputCache(tmp_path), store_of("set/a", "set/ab"), channel(key="set/a"))["train"])) == ["a"]
+    assert list(contents(fetch(InputCache(tmp_path), store_of("set/a", "set/ab"), channel(key="set/a"))["train"])) == [
+        "a"
+    ]
 
 
 def test_the_same_run_asks_for_nothing_again_and_another_one_reads_nothing_again(tmp_path: Path) -> None:
@@ -175,7 +177,9 @@ def test_bytes_that_do_not_hash_to_their_etag_get_no_name(tmp_path: Path) -> Non
         fetch(InputCache(tmp_path), store)
     assert [path.suffix for path in (tmp_path / "inputs/objects").iterdir()] == [".new"]
     assert fetch(InputCache(tmp_path), store_of("set/b"))
-    assert [path.suffix for path in (tmp_path / "inputs/objects").iterdir()] == [""], "what was left half there went with the next fetch"
+    assert [path.suffix for path in (tmp_path / "inputs/objects").iterdir()] == [""], (
+        "what was left half there went with the next fetch"
+    )
 
 
 def test_a_file_that_somebody_has_written_to_is_fetched_anew(tmp_path: Path) -> None:
@@ -227,7 +231,9 @@ def test_the_cache_keeps_to_its_limit_and_lets_go_of_what_no_run_uses(tmp_path: 
     for name in ("one", "two", "three"):
         store.add(f"{name}/x", name[-1:].encode() * 400)
     fetch(cache, store, channel(key="one"))
-    with pytest.raises(InputRefused, match=r"InputDataConfig: .* 800 bytes, which is 200 bytes more .* may take 1,000 bytes"):
+    with pytest.raises(
+        InputRefused, match=r"InputDataConfig: .* 800 bytes, which is 200 bytes more .* may take 1,000 bytes"
+    ):
         fetch(cache, store, channel("a", "two"), channel("b", "three"), run=OTHER_RUN)
     cache.forget(RUN)
     fetch(cache, store, channel("a", "two"), channel("b", "three"), run=OTHER_RUN)
@@ -284,7 +290,9 @@ def test_the_first_object_that_is_refused_ends_the_fetch(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("is_listed", [False, True])
-def test_a_fetch_that_was_given_up_asks_for_nothing_more(tmp_path: Path, is_listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fetch_that_was_given_up_asks_for_nothing_more(
+    tmp_path: Path, is_listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cancelled = threading.Event()
     store = store_of(*(f"set/{number:03}" for number in range(100)))
     if is_listed:

@@ -179,7 +179,9 @@ def test_a_disk_without_space_is_no_unsound_archive(tmp_path: Path, monkeypatch:
     script = msgspec.structs.replace(
         rank_plan().script,
         source=SourceArchive(
-            object=ObjectReference(bucket=BUCKET, key="a"), sha256=hashlib.sha256(buffer.getvalue()).hexdigest(), bytes=len(buffer.getvalue())
+            object=ObjectReference(bucket=BUCKET, key="a"),
+            sha256=hashlib.sha256(buffer.getvalue()).hexdigest(),
+            bytes=len(buffer.getvalue()),
         ),
     )
 
@@ -200,7 +202,11 @@ def test_a_tree_is_readable_by_all_and_replaced_as_a_whole(tmp_path: Path) -> No
     archives.keep({script.source.sha256})
     for _ in range(2):
         unpack(archives.get(script.source), script, folder, threading.Event())
-        assert [path.stat().st_mode & 0o777 for path in (folder, folder / "code", folder / "code" / "train.py")] == [0o755, 0o755, 0o644]
+        assert [path.stat().st_mode & 0o777 for path in (folder, folder / "code", folder / "code" / "train.py")] == [
+            0o755,
+            0o755,
+            0o644,
+        ]
         assert on_disk(folder) == {"code"}
         (folder / "left by a rank").touch()
 
@@ -227,7 +233,9 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, **pax: str) -> tarfile.TarI
         (member("link", tarfile.SYMTYPE), "a symbolic link"),
         (member("pipe", tarfile.FIFOTYPE), "a device or a pipe"),
     ],
-    ids=lambda value: ascii(value)[:24] if isinstance(value, str) else ascii(value.name[:12]) + "".join(value.pax_headers),
+    ids=lambda value: (
+        ascii(value)[:24] if isinstance(value, str) else ascii(value.name[:12]) + "".join(value.pax_headers)
+    ),
 )
 def test_a_member_that_the_server_refuses_is_not_unpacked(tmp_path: Path, info: tarfile.TarInfo, words: str) -> None:
     store = Store()

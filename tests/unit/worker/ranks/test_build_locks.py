@@ -19,7 +19,11 @@ USER = RankUser(65534, 65534)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[str, str], Path]:
     """A rank's environment, and the folder of one extension."""
     folder = (
-        tmp_path / {"HOME": ".cache/torch_extensions/py311_cpu", "XDG_CACHE_HOME": "torch_extensions/py311_cpu"}.get(request.param, "") / "cpu_adam"
+        tmp_path
+        / {"HOME": ".cache/torch_extensions/py311_cpu", "XDG_CACHE_HOME": "torch_extensions/py311_cpu"}.get(
+            request.param, ""
+        )
+        / "cpu_adam"
     )
     folder.mkdir(parents=True)
     return {"HOME": str(tmp_path / "elsewhere"), request.param: str(tmp_path)}, folder

@@ -1,4 +1,7 @@
-"""Cgroups for ranks: where they may be made, and that what is in them can be ended. Real ones where this machine allows it."""
+"""Cgroups for ranks: where they may be made, and that what is in them can be ended.
+
+Real ones where this machine allows it.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,11 @@ def test_a_cgroup_outside_of_the_namespace_is_not_used(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_made_is_said_and_left_alone(tmp_path: Path) -> None:
-    made = proc(tmp_path, "0::/\n6:freezer:/none\n", f"cgroup2 {tmp_path} cgroup2 rw 0 0\ncgroup {tmp_path} cgroup rw,freezer 0 0\n")
+    made = proc(
+        tmp_path,
+        "0::/\n6:freezer:/none\n",
+        f"cgroup2 {tmp_path} cgroup2 rw 0 0\ncgroup {tmp_path} cgroup rw,freezer 0 0\n",
+    )
     found, words = cgroups.find("node", made)
     assert found is None
     assert words == f"cgroup v2: {tmp_path}/node/cgroup.procs cannot be written; cgroup v1: No such file or directory"
@@ -66,8 +73,12 @@ def place(request: pytest.FixtureRequest) -> Iterator[cgroups.RankCgroups]:
 @pytest.mark.integration
 def test_whoever_was_started_in_a_cgroup_is_killed_with_it(place: cgroups.RankCgroups) -> None:
     """A child in a session of its own, too, and one that is stopped."""
-    script = "import os\nif os.fork() == 0: os.setsid()\nos.write(1, b'%d\\n' % os.getpid())\nimport signal; signal.pause()"
-    with subprocess.Popen([sys.executable, "-c", f"input()\n{script}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
+    script = (
+        "import os\nif os.fork() == 0: os.setsid()\nos.write(1, b'%d\\n' % os.getpid())\nimport signal; signal.pause()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", f"input()\n{script}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as rank:
         path = place.join(RUN, Generation(3), rank.pid)
         assert rank.stdin is not None
         assert rank.stdout is not None

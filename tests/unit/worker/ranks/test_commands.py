@@ -27,11 +27,27 @@ TO_PRINT_SECONDS = 5.0
 
 
 def command(*argv: str, name: str = "c", timeout_seconds: float = 30.0, stdin: bytes = b"") -> RunCommand:
-    return RunCommand(run=RUN, generation=Generation(2), command_id=name, rank=Rank(5), argv=argv, timeout_seconds=timeout_seconds, stdin=stdin)
+    return RunCommand(
+        run=RUN,
+        generation=Generation(2),
+        command_id=name,
+        rank=Rank(5),
+        argv=argv,
+        timeout_seconds=timeout_seconds,
+        stdin=stdin,
+    )
 
 
 def record(**changes: object) -> RankRecord:
-    fields: dict = {"pid": 4711, "start_ticks": 1, "started_at_seconds": 0.0, "is_warm": False, "stdout_path": "", "stderr_path": "", **changes}
+    fields: dict = {
+        "pid": 4711,
+        "start_ticks": 1,
+        "started_at_seconds": 0.0,
+        "is_warm": False,
+        "stdout_path": "",
+        "stderr_path": "",
+        **changes,
+    }
     return RankRecord(run=RUN, generation=Generation(2), rank=Rank(5), **fields)
 
 
@@ -56,7 +72,9 @@ async def desk():
     made = Desk()
     yield made
     await made.commands.close()
-    for thread in threading.enumerate():  # asyncio's, one for each process: it would tell a loop that is closed, in the middle of another test
+    for thread in (
+        threading.enumerate()
+    ):  # asyncio's, one for each process: it would tell a loop that is closed, in the middle of another test
         if thread.name.startswith("asyncio-waitpid"):
             thread.join(timeout=10)
             assert not thread.is_alive(), "a process outlives its test"
@@ -103,7 +121,9 @@ async def test_it_ends_as_a_shell_would_say_it(desk, argv, code, words) -> None:
 
 async def test_it_reads_what_it_was_given_and_then_the_end(desk) -> None:
     given = os.urandom(200_000)
-    ended = await desk.run(command(*python("import sys; sys.stdout.buffer.write(sys.stdin.buffer.read()[::-1])"), stdin=given))
+    ended = await desk.run(
+        command(*python("import sys; sys.stdout.buffer.write(sys.stdin.buffer.read()[::-1])"), stdin=given)
+    )
     assert (ended.exit_code, ended.stdout) == (0, given[::-1])
     ended = await desk.run(command("cat", name="d"))
     assert (ended.exit_code, ended.stdout) == (0, b""), "nothing was given: there is nothing to wait for"
@@ -133,7 +153,9 @@ async def test_what_takes_too_long_is_ended_with_what_it_has_started(desk) -> No
     await gone(int(ended.stdout))
 
 
-@pytest.mark.parametrize("code", ["setsid sleep 1000 & echo $!; wait", "setsid sh -c 'sleep 1000 & echo $!' & sleep 0; wait; sleep 1000"])
+@pytest.mark.parametrize(
+    "code", ["setsid sleep 1000 & echo $!; wait", "setsid sh -c 'sleep 1000 & echo $!' & sleep 0; wait; sleep 1000"]
+)
 async def test_what_has_left_its_session_holds_up_nobody(desk, code) -> None:
     ended = await desk.run(command("sh", "-c", code, timeout_seconds=TO_PRINT_SECONDS))
     assert (ended.is_timed_out, ended.exit_code) == (True, None)
@@ -147,7 +169,10 @@ def not_permitted(*_: object) -> None:
 
 
 async def test_another_users_process_in_its_group_changes_no_answer(desk, monkeypatch) -> None:
-    """An agent that is not root, and `sudo`. Looking for its processes takes milliseconds, which the agent's loop does not have."""
+    """An agent that is not root, and `sudo`.
+
+    Looking for its processes takes milliseconds, which the agent's loop does not have.
+    """
     real, threads = rank_commands.kill_tree, []
 
     def kill(root: int) -> object:
@@ -236,7 +261,10 @@ async def gone(pid: int) -> None:
     while True:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):  # it goes before its file is opened, or between that and the reading
+        except (
+            FileNotFoundError,
+            ProcessLookupError,
+        ):  # it goes before its file is opened, or between that and the reading
             return
         if state == "Z":
             return

@@ -62,7 +62,10 @@ def test_whether_forks_could_use_cuda_is_asked_of_one(is_spoilt: bool, monkeypat
 def test_imports_ask_nvml_whether_there_is_a_device_and_ranks_do_not_hear_of_it(tmp_path: Path) -> None:
     """Torch asks the driver otherwise, as it is imported where there is a toolkit, and no rank that is forked could use CUDA."""
     (tmp_path / "noting.py").write_text("import os\nprint(os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'])\n")
-    code = "import os\nfrom worker.ranks.shim.preload import preload\npreload(['noting'])\nprint('PYTORCH_NVML_BASED_CUDA_CHECK' in os.environ)"
+    code = (
+        "import os\nfrom worker.ranks.shim.preload import "
+        "preload\npreload(['noting'])\nprint('PYTORCH_NVML_BASED_CUDA_CHECK' in os.environ)"
+    )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "False"]
@@ -91,7 +94,11 @@ def test_no_operator_is_compiled_ahead_and_one_that_ranks_have_built_is_loaded_o
     package.mkdir(parents=True)
     for folder in (package.parent, package):
         (folder / "__init__.py").touch()
-    (package / "torch.py").write_text(f"def build_shm_op():\n    open({str(tmp_path / 'calls')!r}, 'a').write('built')\n")
+    (package / "torch.py").write_text(
+        f"def build_shm_op():\n    open({str(tmp_path / 'calls')!r}, 'a').write('built')\n"
+    )
     environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
-    done = subprocess.run([sys.executable, "-c", FAKE, str(tmp_path)], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FAKE, str(tmp_path)], env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["False", "False", "True", "False", "built"]

@@ -95,7 +95,9 @@ def test_the_first_environment_is_that_of_the_start() -> None:
         ({"TORCHDYNAMO_DISABLE": "1"}, {}, "TORCHDYNAMO_DISABLE"),
     ],
 )
-def test_variables_that_act_at_start_force_a_cold_start(environment: dict[str, str], template: dict[str, str], late: str | None) -> None:
+def test_variables_that_act_at_start_force_a_cold_start(
+    environment: dict[str, str], template: dict[str, str], late: str | None
+) -> None:
     assert needs_cold_start(environment, template) == late
 
 

@@ -15,15 +15,40 @@ from everstep.protocol.ids import Generation, Rank, Step
 from tests.unit.worker.rank_plans import RUN, rank_plan
 from worker.node.rank_user import RankUser
 from worker.ranks import environment as rank_environment_module
-from worker.ranks.environment import RankPaths, inherited_as, is_reserved, node_environment, rank_arguments, rank_environment, with_packages
+from worker.ranks.environment import (
+    RankPaths,
+    inherited_as,
+    is_reserved,
+    node_environment,
+    rank_arguments,
+    rank_environment,
+    with_packages,
+)
 from worker.ranks.files import RankFiles, last_lines
 from worker.ranks.shim.messages import RankEnd
 from worker.ranks.supervisor import ExitedRank, classify
 
 AWS_KEYS = (
-    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_PROFILE"),
-    *("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_BEARER_TOKEN_BEDROCK"),
-    *("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
+    *(
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_SECURITY_TOKEN",
+        "AWS_PROFILE",
+        "AWS_DEFAULT_PROFILE",
+    ),
+    *(
+        "AWS_CONFIG_FILE",
+        "AWS_SHARED_CREDENTIALS_FILE",
+        "AWS_ROLE_ARN",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_BEARER_TOKEN_BEDROCK",
+    ),
+    *(
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    ),
 )
 PATHS = RankPaths(agent_socket=Path("/run/ranks.sock"), output_dir=Path("/state/out"))
 
@@ -52,7 +77,9 @@ def test_exits_are_classified(code: int, is_stopped: bool, is_out_of_memory: boo
 def test_an_exit_is_described_with_the_end_of_stderr(tmp_path: Path) -> None:
     stderr = tmp_path / "stderr"
     stderr.write_text("Traceback\nValueError: no\n")
-    exited = ExitedRank(RUN, Generation(2), Rank(1), RankEnd(code=1, at_seconds=5.0, stopped=False, text="and a remark"), stderr)
+    exited = ExitedRank(
+        RUN, Generation(2), Rank(1), RankEnd(code=1, at_seconds=5.0, stopped=False, text="and a remark"), stderr
+    )
     told = exited.describe(Step(12))
     assert (told.exit_class, told.code, told.at_seconds, told.boundary) == (ExitClass.ERROR, 1, 5.0, 12)
     assert told.last_lines == "Traceback\nValueError: no\nand a remark"
@@ -61,16 +88,27 @@ def test_an_exit_is_described_with_the_end_of_stderr(tmp_path: Path) -> None:
 def test_an_exception_of_lack_of_memory_is_named(tmp_path: Path) -> None:
     stderr = tmp_path / "stderr"
     stderr.write_text("Traceback (most recent call last):\n  File 'x'\ntorch.OutOfMemoryError: CUDA out of memory.\n")
-    raised = ExitedRank(RUN, Generation(2), Rank(1), RankEnd(code=1, at_seconds=5.0, stopped=False), stderr).describe(Step(12))
+    raised = ExitedRank(RUN, Generation(2), Rank(1), RankEnd(code=1, at_seconds=5.0, stopped=False), stderr).describe(
+        Step(12)
+    )
     assert (raised.exit_class, raised.code) == (ExitClass.OUT_OF_MEMORY, 1)
-    assert raised.memory == MemoryEnd(source=MemorySource.EXCEPTION, kind=MemoryKind.GPU, words="torch.OutOfMemoryError: CUDA out of memory.")
-    halted = ExitedRank(RUN, Generation(2), Rank(1), RankEnd(code=1, at_seconds=5.0, stopped=True), stderr).describe(Step(12))
+    assert raised.memory == MemoryEnd(
+        source=MemorySource.EXCEPTION, kind=MemoryKind.GPU, words="torch.OutOfMemoryError: CUDA out of memory."
+    )
+    halted = ExitedRank(RUN, Generation(2), Rank(1), RankEnd(code=1, at_seconds=5.0, stopped=True), stderr).describe(
+        Step(12)
+    )
     assert (halted.exit_class, halted.memory) == (ExitClass.HALTED, None)
 
 
 @pytest.mark.covers("CreateTrainingJob.HyperParameters", "CreateTrainingJob.RanksPerNode")
 def test_the_variables_are_those_of_torchrun_and_ours() -> None:
-    plan = rank_plan(addresses=("127.0.0.2", "127.0.0.3"), ranks_per_node=2, generation=5, hyperparameters={"steps": "10", "lr": "1e-3"})
+    plan = rank_plan(
+        addresses=("127.0.0.2", "127.0.0.3"),
+        ranks_per_node=2,
+        generation=5,
+        hyperparameters={"steps": "10", "lr": "1e-3"},
+    )
     found = rank_environment(plan, plan.nodes[1], Rank(3), PATHS, {"HOME": "/home"}, {})
     assert found == {
         "HOME": "/home",
@@ -97,10 +135,22 @@ def test_the_variables_are_those_of_torchrun_and_ours() -> None:
 @pytest.mark.covers("CreateTrainingJob.Environment")
 def test_the_user_wins_except_over_reserved_names() -> None:
     plan = rank_plan(
-        environment={"OMP_NUM_THREADS": "4", "RANK": "9", "EVERSTEP_TOKEN": "x", "LOCAL_SIZE": "1", "MINE": "1", "GLOO_SOCKET_IFNAME": "eth7"}
+        environment={
+            "OMP_NUM_THREADS": "4",
+            "RANK": "9",
+            "EVERSTEP_TOKEN": "x",
+            "LOCAL_SIZE": "1",
+            "MINE": "1",
+            "GLOO_SOCKET_IFNAME": "eth7",
+        }
     )
     found = rank_environment(plan, plan.nodes[0], Rank(0), PATHS, node_environment({"OMP_NUM_THREADS": "2"}, "lo"), {})
-    assert (found["OMP_NUM_THREADS"], found["RANK"], found["MINE"], found["GLOO_SOCKET_IFNAME"]) == ("4", "0", "1", "eth7")
+    assert (found["OMP_NUM_THREADS"], found["RANK"], found["MINE"], found["GLOO_SOCKET_IFNAME"]) == (
+        "4",
+        "0",
+        "1",
+        "eth7",
+    )
     assert "LOCAL_SIZE" not in found
     assert "EVERSTEP_TOKEN" not in found
 
@@ -114,7 +164,13 @@ def test_what_a_launch_is_supplied_with_wins_over_the_user_and_not_over_the_agen
 def test_a_node_passes_on_its_environment_but_nothing_of_ours() -> None:
     found = node_environment(
         {
-            **{"EVERSTEP_JOIN_TOKEN": "secret", "RANK": "1", "TORCHELASTIC_USE_AGENT_STORE": "True", "LOCAL_SIZE": "4", "PATH": "/bin"},
+            **{
+                "EVERSTEP_JOIN_TOKEN": "secret",
+                "RANK": "1",
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "LOCAL_SIZE": "4",
+                "PATH": "/bin",
+            },
             **{"AWS_REGION": "r", "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_EC2_METADATA_DISABLED": "false"},
             **dict.fromkeys(AWS_KEYS, "the node's"),
         },

@@ -10,7 +10,16 @@ import pytest
 from everstep.protocol.rank_messages import IdleSpan
 from tests.unit.worker.replication.wire import BEGIN, Wire
 from worker.core.chunks import Link, ScheduledChunk, uniform
-from worker.replication.pacing import ENOUGH_TRANSFERS, PATIENCE_ITERATIONS, TELLING_BYTES, NodePacer, Pacer, SpanPacer, UniformPacer, Unpaced
+from worker.replication.pacing import (
+    ENOUGH_TRANSFERS,
+    PATIENCE_ITERATIONS,
+    TELLING_BYTES,
+    NodePacer,
+    Pacer,
+    SpanPacer,
+    UniformPacer,
+    Unpaced,
+)
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -135,7 +144,9 @@ def test_nothing_is_waited_for_before_the_first_boundary_or_long_after_the_last(
         assert await departures(pacer, 2, 10) == [0.0, 0.0]
         pacer.boundary(BEGIN)
         await asyncio.sleep(PATIENCE_ITERATIONS * 10.0)
-        assert await departures(pacer, 2, 10) == pytest.approx([20.0, 20.0001])  # one after the other, as the link takes them
+        assert await departures(pacer, 2, 10) == pytest.approx(
+            [20.0, 20.0001]
+        )  # one after the other, as the link takes them
 
     run(work)
 
@@ -339,7 +350,9 @@ def test_chunks_are_booked_without_the_loop_while_a_window_has_room() -> None:
         booked += pacer.book(1000) is not None
         clock.seconds += 0.001
     assert 800 <= booked <= 850, "the window has room for 850 of 1 ms, and a part of it had passed"
-    clock.seconds += 10.0  # the next iteration's boundary has not been heard of: it waits for its turn, and not for ever
+    clock.seconds += (
+        10.0  # the next iteration's boundary has not been heard of: it waits for its turn, and not for ever
+    )
     assert pacer.book(1000) is None
     pacer.boundary(clock.seconds - 0.1)
     assert pacer.book(1000) == 0.0

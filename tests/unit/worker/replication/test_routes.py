@@ -45,20 +45,26 @@ class Network:
         (2, 3, [("e0", "0"), ("e1", "1"), ("e0", "2"), ("e1", "0"), ("e0", "1")]),
     ],
 )
-async def test_streams_take_the_cards_of_both_nodes_in_turn(card_count: int, address_count: int, expected: list[tuple[str, str]]) -> None:
+async def test_streams_take_the_cards_of_both_nodes_in_turn(
+    card_count: int, address_count: int, expected: list[tuple[str, str]]
+) -> None:
     network = Network()
     await network.opened(Ways(CARDS[:card_count]), 5, ADDRESSES[:address_count])
     assert network.tried == expected
 
 
-async def test_a_card_that_leads_nowhere_is_tried_once_and_those_behind_it_are_used(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_card_that_leads_nowhere_is_tried_once_and_those_behind_it_are_used(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Each session waited for its handshake, and had one stream."""
     network, ways = Network(), Ways(CARDS)
     network.dead = {"e1"}
     assert await network.opened(ways, 4) == ["e0", "e2", "e3", "e0"]
     assert await network.opened(ways, 4) == ["e0", "e2", "e3", "e0"]
     assert [name for name, _ in network.tried].count("e1") == 1
-    assert [record.getMessage() for record in caplog.records] == ["streams to i-b leave out e1 for 60 s: 10.0.1.1 does not answer"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "streams to i-b leave out e1 for 60 s: 10.0.1.1 does not answer"
+    ]
 
 
 async def test_it_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

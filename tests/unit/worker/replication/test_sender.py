@@ -98,7 +98,9 @@ def test_a_short_wait_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(("part_of_a_flow", "is_limited"), [(0.2, False), (0.05, True)])
-async def test_a_link_that_seems_slow_is_treated_as_one_before_it_is_called_so(part_of_a_flow: float, is_limited: bool) -> None:
+async def test_a_link_that_seems_slow_is_treated_as_one_before_it_is_called_so(
+    part_of_a_flow: float, is_limited: bool
+) -> None:
     wire = Wire(part_of_a_flow * FLOW_BYTES_PER_SECOND)
     queue, suspicious = wire.queue(), sender(wire)
     queue.add([(0, 2)])
@@ -150,7 +152,9 @@ async def test_no_link_is_called_slow_before_its_rate_is_known() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 8])
-async def test_all_that_share_a_slow_link_leave_training_a_half_of_it_together(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_that_share_a_slow_link_leave_training_a_half_of_it_together(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each knew what the whole link carries, and took a half of that."""
     limits: dict[int, float] = {}
     monkeypatch.setattr(Streams, "limit", lambda streams, rate: limits.update({id(streams): rate or 0.0}))

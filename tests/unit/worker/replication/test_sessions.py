@@ -69,7 +69,9 @@ async def test_a_line_that_is_gone_says_so(lines: tuple[socket.socket, socket.so
         await here.send(SMALL)
 
 
-async def test_who_is_cancelled_in_the_middle_leaves_a_whole_message_or_none_at_all(lines: tuple[socket.socket, socket.socket]) -> None:
+async def test_who_is_cancelled_in_the_middle_leaves_a_whole_message_or_none_at_all(
+    lines: tuple[socket.socket, socket.socket],
+) -> None:
     here, there = sessions(lines)
     there.read_ahead()  # both sides are proven
     sending = asyncio.create_task(here.send(LARGE))
@@ -81,7 +83,9 @@ async def test_who_is_cancelled_in_the_middle_leaves_a_whole_message_or_none_at_
         await sending
 
 
-async def test_words_that_come_together_or_in_pieces_are_taken_one_by_one(lines: tuple[socket.socket, socket.socket]) -> None:
+async def test_words_that_come_together_or_in_pieces_are_taken_one_by_one(
+    lines: tuple[socket.socket, socket.socket],
+) -> None:
     _, there = sessions(lines)
     there.read_ahead()
     words = [SMALL, SMALL, LARGE, SMALL, LARGE]
@@ -96,7 +100,9 @@ async def test_words_that_come_together_or_in_pieces_are_taken_one_by_one(lines:
     await saying
 
 
-async def test_who_is_cancelled_while_half_a_word_has_come_loses_nothing_of_it(lines: tuple[socket.socket, socket.socket]) -> None:
+async def test_who_is_cancelled_while_half_a_word_has_come_loses_nothing_of_it(
+    lines: tuple[socket.socket, socket.socket],
+) -> None:
     _, there = sessions(lines)
     there.read_ahead()
     lines[0].send(frame(SMALL)[:7])
@@ -110,7 +116,9 @@ async def test_who_is_cancelled_while_half_a_word_has_come_loses_nothing_of_it(l
     assert await there.receive() == SMALL
 
 
-async def test_who_is_cancelled_twice_leaves_nothing_that_others_would_speak_into(lines: tuple[socket.socket, socket.socket]) -> None:
+async def test_who_is_cancelled_twice_leaves_nothing_that_others_would_speak_into(
+    lines: tuple[socket.socket, socket.socket],
+) -> None:
     here, _ = sessions(lines)
     sending = asyncio.create_task(here.send(LARGE))
     for _ in range(2):
@@ -131,7 +139,9 @@ async def test_who_waits_on_a_line_that_somebody_closes_hears_it(lines: tuple[so
         await receiving
 
 
-async def test_a_line_that_cannot_be_watched_is_lost(lines: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_line_that_cannot_be_watched_is_lost(
+    lines: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, there = sessions(lines)
 
     def refuse(*_: object) -> None:
@@ -153,7 +163,9 @@ async def test_a_handshake_takes_its_own_words_alone(lines: tuple[socket.socket,
         assert line.recv(64) == b"chunk"
 
 
-async def test_a_line_for_which_this_node_has_no_descriptor_is_lost_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_line_for_which_this_node_has_no_descriptor_is_lost_like_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It ended the task that dials for good: its holder was never sent anything again, and nobody heard of it."""
     credentials = Credentials(JobName("gpt"), OPEN.run, OPEN.generation, OPEN.node_id, bytes(32), silence_seconds=3.0)
 
@@ -163,7 +175,13 @@ async def test_a_line_for_which_this_node_has_no_descriptor_is_lost_like_any_oth
     with monkeypatch.context() as patch:
         patch.setattr(socket, "socket", refused)
         dialling = dial(
-            credentials, peer=NodeId("i-2"), address="127.0.0.1", port=1, kind="replica", owner_rank=Rank(0), source=NetworkCard("127.0.0.1")
+            credentials,
+            peer=NodeId("i-2"),
+            address="127.0.0.1",
+            port=1,
+            kind="replica",
+            owner_rank=Rank(0),
+            source=NetworkCard("127.0.0.1"),
         )
         with pytest.raises(PeerLost, match="Too many open files"):
             await dialling

@@ -14,7 +14,15 @@ from everstep.protocol.peer_messages import CHUNK_HEADER
 from everstep.protocol.slot import CHUNK_BYTES, chunk_range, digest
 from worker.errors import PeerLost
 from worker.replication import streams as streams_module
-from worker.replication.streams import BUFFER_BYTES, PROGRESS_SECONDS, ChunkQueue, IncomingShard, Receiver, Streams, send_chunks
+from worker.replication.streams import (
+    BUFFER_BYTES,
+    PROGRESS_SECONDS,
+    ChunkQueue,
+    IncomingShard,
+    Receiver,
+    Streams,
+    send_chunks,
+)
 
 SO_MAX_PACING_RATE = 47
 BEYOND = (32, 33)
@@ -217,7 +225,9 @@ class Asked(socket.socket):
 
 
 @pytest.mark.parametrize(("is_root", "asked"), [(True, BEYOND), (False, (socket.SO_SNDBUF, socket.SO_RCVBUF))])
-async def test_a_stream_has_its_buffers_even_where_the_kernel_gives_everybody_less(is_root: bool, asked: tuple[int, int]) -> None:
+async def test_a_stream_has_its_buffers_even_where_the_kernel_gives_everybody_less(
+    is_root: bool, asked: tuple[int, int]
+) -> None:
     """Many give 208 KiB: 0.2 GB/s over 1 ms there and back."""
     streams, line = Streams(), Asked(is_root=is_root)
     streams.add(line)
@@ -240,7 +250,9 @@ async def test_what_leaves_of_a_chunk_counts_as_it_leaves() -> None:
     queue.add([(0, 1)])
     queue.complete()
     memory, told = Memory(CHUNK_BYTES), asyncio.Queue[int]()
-    sending = asyncio.create_task(send_chunks(streams, memory, 1, queue, payload_bytes=CHUNK_BYTES, pacer=None, progress=told.put_nowait))
+    sending = asyncio.create_task(
+        send_chunks(streams, memory, 1, queue, payload_bytes=CHUNK_BYTES, pacer=None, progress=told.put_nowait)
+    )
     left = CHUNK_HEADER.size + CHUNK_BYTES
     loop = asyncio.get_running_loop()
     receiver.setblocking(False)
@@ -261,7 +273,9 @@ async def test_nobody_reads_a_slot_any_more_whose_sending_was_given_up(count: in
     memory = Memory(8 * CHUNK_BYTES, lambda: loop.call_soon_threadsafe(is_read.set))
     streams.add(sender)
     queue.add([(0, 8)])
-    sending = asyncio.create_task(send_chunks(streams, memory, 1, queue, payload_bytes=8 * CHUNK_BYTES, pacer=None, progress=lambda _: None))
+    sending = asyncio.create_task(
+        send_chunks(streams, memory, 1, queue, payload_bytes=8 * CHUNK_BYTES, pacer=None, progress=lambda _: None)
+    )
     await is_read.wait()
     for _ in range(count):
         sending.cancel()
@@ -321,7 +335,10 @@ async def test_what_the_kernel_holds_back_of_a_stream_it_lets_go_soon(count: int
 
     def rates() -> set[int]:
         size = struct.calcsize("L")
-        return {int(*struct.unpack("L", line.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, size))) for line in streams.lines}
+        return {
+            int(*struct.unpack("L", line.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, size)))
+            for line in streams.lines
+        }
 
     streams.limit(8_000_000.0)
     assert rates() == {8_000_000 // count}

@@ -43,7 +43,8 @@ class Wire:
 
         Args:
             *sizes: bytes of each, ascending.
-            verified_seconds: from when the kernel has taken all of one until its holder has verified it; nobody else sends meanwhile.
+            verified_seconds: from when the kernel has taken all of one until its holder has verified it; nobody else
+            sends meanwhile.
             at_once: they were not paced.
         """
         queues = [self.queue() for _ in sizes]

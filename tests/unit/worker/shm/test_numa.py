@@ -79,5 +79,7 @@ def test_each_gpu_by_its_number_has_the_node_that_the_kernel_tells(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, {"0000:10:1c.0": "0\n"}), (2, {}), (0, {"0000:10:1c.0": "0\n"})])
-def test_with_one_node_or_no_gpu_there_is_nothing_to_choose(tmp_path: Path, nodes: int, gpus: dict[str, str | None]) -> None:
+def test_with_one_node_or_no_gpu_there_is_nothing_to_choose(
+    tmp_path: Path, nodes: int, gpus: dict[str, str | None]
+) -> None:
     assert gpu_nodes(*machine(tmp_path, nodes=nodes, gpus=gpus)) == ()

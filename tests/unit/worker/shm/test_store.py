@@ -57,9 +57,17 @@ def opened(tmpfs: Path, *, memory_bytes: int = 1 << 20) -> SlotStore:
 
 
 async def grant(
-    store: SlotStore, step: int, *, keep: Collection[Content] = (), capacity: int = CAPACITY, slot_count: int = 2, rank: Rank = RANK
+    store: SlotStore,
+    step: int,
+    *,
+    keep: Collection[Content] = (),
+    capacity: int = CAPACITY,
+    slot_count: int = 2,
+    rank: Rank = RANK,
 ) -> int | None:
-    return await store.grant(rank, content(step), keep=keep, capacity_bytes=capacity, layout_hash=LAYOUT, slot_count=slot_count)
+    return await store.grant(
+        rank, content(step), keep=keep, capacity_bytes=capacity, layout_hash=LAYOUT, slot_count=slot_count
+    )
 
 
 def header(store: SlotStore, step: int, size: int = 1000) -> SlotHeader:
@@ -212,7 +220,9 @@ async def test_what_was_verified_is_not_said_of_what_the_slot_was_granted_for_at
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 @pytest.mark.parametrize("byte", [0, 511, 512, 999])
-async def test_every_thread_finds_what_was_flipped_in_its_part(tmpfs: Path, monkeypatch: pytest.MonkeyPatch, byte: int, threads: int) -> None:
+async def test_every_thread_finds_what_was_flipped_in_its_part(
+    tmpfs: Path, monkeypatch: pytest.MonkeyPatch, byte: int, threads: int
+) -> None:
     """Four chunks: all in one part, two and two, and one each with threads to spare."""
     monkeypatch.setattr(store_module, "INLINE_DIGEST_BYTES", 0)
     monkeypatch.setattr(slot_module, "CHUNK_BYTES", 256)
@@ -228,7 +238,9 @@ async def test_every_thread_finds_what_was_flipped_in_its_part(tmpfs: Path, monk
     store.close()
 
 
-def test_what_presses_is_verified_before_ranks_that_start_and_all_else_beside_them(tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_presses_is_verified_before_ranks_that_start_and_all_else_beside_them(
+    tmpfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(store_module, "INLINE_DIGEST_BYTES", 0)
     own = os.getpriority(os.PRIO_PROCESS, 0)
     above = -10 if os.geteuid() == 0 else own
@@ -265,7 +277,10 @@ async def test_two_slots_of_a_shard_are_made_at_the_same_time(tmpfs: Path, monke
     paths = [tmpfs / f"rank-0.slot-{index}" for index in range(2)]
     headers = [replace(header(SlotStore(tmpfs / "node", memory_bytes=0), step), job=JOB) for step in (1, 2)]
     files = await asyncio.gather(
-        *(asyncio.to_thread(SlotFile.create, path, each, threading.Event()) for path, each in zip(paths, headers, strict=True))
+        *(
+            asyncio.to_thread(SlotFile.create, path, each, threading.Event())
+            for path, each in zip(paths, headers, strict=True)
+        )
     )
     assert [unpack_header(path.read_bytes()[:HEADER_BYTES]).step for path in paths] == [1, 2]
     assert sorted(tmpfs.glob("rank-0*")) == paths
@@ -311,7 +326,9 @@ async def test_a_pinned_slot_is_not_granted(tmpfs: Path) -> None:
     [(1, CAPACITY, True), (1, 4 * CAPACITY, False), (2, CAPACITY, False)],
     ids=["the same content", "a larger file", "another content"],
 )
-async def test_chunks_that_arrived_count_only_for_the_same_content_in_the_same_file(tmpfs: Path, step: int, capacity: int, is_kept: bool) -> None:
+async def test_chunks_that_arrived_count_only_for_the_same_content_in_the_same_file(
+    tmpfs: Path, step: int, capacity: int, is_kept: bool
+) -> None:
     """A file that was made anew holds zeros where the chunks were: they must be sent again before the slot is sealed."""
     store = opened(tmpfs)
     index = await grant(store, 1, slot_count=1)
@@ -368,7 +385,10 @@ class TestFollowing:
         self.write(slot, data[2500:], 2500)
         digests.grow(self.SIZE)
         await self.known(digests, 4)
-        assert (digests.known_count, digests.is_sealed) == (4, False)  # the last one is short: its end is known when all is
+        assert (digests.known_count, digests.is_sealed) == (
+            4,
+            False,
+        )  # the last one is short: its end is known when all is
         assert store.inventory() == ()
         digests.complete()
         assert await sealing == payload_digest(data)
@@ -474,7 +494,9 @@ class TestRoom:
         assert store.sealed(RANK, content(1)) is not None
         store.close()
 
-    async def test_a_full_tmpfs_is_an_error_here_and_leaves_nothing_behind(self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_full_tmpfs_is_an_error_here_and_leaves_nothing_behind(
+        self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         store = opened(tmpfs)
         real = os.posix_fallocate
 
@@ -502,7 +524,9 @@ class TestRoom:
         assert await grant(store, 3, keep={content(2)}) is not None  # and it can be made anew with less
         store.close()
 
-    async def test_a_slot_that_cannot_grow_on_a_full_tmpfs_is_made_when_there_is_room(self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_slot_that_cannot_grow_on_a_full_tmpfs_is_made_when_there_is_room(
+        self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         store = opened(tmpfs)
         await store.reserve(RANK, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
         larger = {"capacity_bytes": 2 * CAPACITY, "layout_hash": LAYOUT, "slot_count": 2}
@@ -519,7 +543,9 @@ class TestRoom:
         assert refused.value.is_passing, "what is gone from tmpfs its rank may still be writing"
         store.settle_copiers(RANK)
         await store.reserve(RANK, **larger)
-        assert [path.stat().st_size for path in sorted((tmpfs / "node" / RUN).iterdir())] == [HEADER_BYTES + 2 * CAPACITY] * 2
+        assert [path.stat().st_size for path in sorted((tmpfs / "node" / RUN).iterdir())] == [
+            HEADER_BYTES + 2 * CAPACITY
+        ] * 2
         store.close()
 
     async def test_a_larger_layout_makes_the_slot_anew(self, tmpfs: Path) -> None:
@@ -553,7 +579,9 @@ class TestRoom:
         assert 0.95 * admitted <= used <= 1.05 * admitted
         store.close()
 
-    async def test_a_ranks_slots_are_made_near_its_gpu_and_those_of_others_anywhere(self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_ranks_slots_are_made_near_its_gpu_and_those_of_others_anywhere(
+        self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         store = opened(tmpfs)
         store.memory_nodes = {RANK: 1}
         made: list[tuple[int | None, list[str]]] = []
@@ -573,7 +601,9 @@ class TestRoom:
 
     async def test_slots_made_at_the_same_time_share_the_room(self, tmpfs: Path) -> None:
         store = opened(tmpfs, memory_bytes=3 * CAPACITY)
-        made = [store.reserve(Rank(rank), capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2) for rank in range(2)]
+        made = [
+            store.reserve(Rank(rank), capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2) for rank in range(2)
+        ]
         results = await asyncio.gather(*made, return_exceptions=True)
         assert [isinstance(result, NoRoom) for result in results].count(True) == 1
         assert store.used_bytes() <= 3 * CAPACITY
@@ -607,9 +637,16 @@ class TestRoom:
         assert await grant(store, 1) == 0
         store.close()
 
-    async def test_a_slot_that_nobody_wants_any_more_gets_no_more_pages(self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_slot_that_nobody_wants_any_more_gets_no_more_pages(
+        self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A promise waited until all of it was there: 16 GiB take longer than its deadline."""
-        allocate, loop, begun, reserving = os.posix_fallocate, asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        allocate, loop, begun, reserving = (
+            os.posix_fallocate,
+            asyncio.get_running_loop(),
+            asyncio.Event(),
+            asyncio.Event(),
+        )
         pieces: list[int] = []
 
         def allocate_a_piece(descriptor: int, begin: int, size: int) -> None:
@@ -631,7 +668,9 @@ class TestRoom:
         assert list((tmpfs / "node" / RUN).iterdir()) == []
         store.close()
 
-    async def test_a_slot_that_is_ready_when_nobody_wants_it_any_more_goes_again(self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_slot_that_is_ready_when_nobody_wants_it_any_more_goes_again(
+        self, tmpfs: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         create, loop, ready = SlotFile.create, asyncio.get_running_loop(), asyncio.Event()
 
         def create_and_tell(path: Path, header: SlotHeader, cancelled: threading.Event) -> SlotFile:
@@ -668,7 +707,9 @@ class TestAdoption:
         assert await again.verify(slot)
         again.close()
 
-    async def test_a_slot_that_was_being_written_stays_busy_until_its_writer_is_known_to_have_stopped(self, tmpfs: Path) -> None:
+    async def test_a_slot_that_was_being_written_stays_busy_until_its_writer_is_known_to_have_stopped(
+        self, tmpfs: Path
+    ) -> None:
         store = opened(tmpfs)
         await fill(store, 1)
         await grant(store, 2, keep={content(1)})
@@ -681,7 +722,9 @@ class TestAdoption:
         assert await grant(again, 3, keep={content(1)}) == 1
         again.close()
 
-    @pytest.mark.parametrize("damage", ["flipped", "torn", "short", "longer", "missing", "foreign run", "foreign rank", "unknown version"])
+    @pytest.mark.parametrize(
+        "damage", ["flipped", "torn", "short", "longer", "missing", "foreign run", "foreign rank", "unknown version"]
+    )
     async def test_a_slot_that_cannot_be_believed_is_void_in_its_place(self, tmpfs: Path, damage: str) -> None:
         store = opened(tmpfs)
         await fill(store, 1)
@@ -900,7 +943,10 @@ async def test_the_newest_commit_on_the_pages_is_reported_by_generation(tmpfs: P
         page.write(AgentHalf(generation, committed=committed))
         page.close()
     store.page_path(Rank(5)).write_bytes(b"")
-    expected = (PageCommit(generation=Generation(1), step=Step(90)), PageCommit(generation=Generation(2), step=Step(96)))
+    expected = (
+        PageCommit(generation=Generation(1), step=Step(90)),
+        PageCommit(generation=Generation(2), step=Step(96)),
+    )
     assert store.page_commits() == expected
     store.close()
     later = opened(tmpfs)
@@ -919,5 +965,7 @@ async def test_the_newest_ended_ranks_tell_how_far_they_came(tmpfs: Path) -> Non
         RankPage(path, generation=generation).close()
         with path.open("r+b") as file, mmap.mmap(file.fileno(), RANK_WORD_BYTES) as page, memoryview(page) as view:
             write_rank_half(view, RankHalf(generation, boundary))
-    assert store.ended_ranks() == EndedRanks(generation=Generation(2), boundary=Step(41)), "not the page of a rank that moved away since"
+    assert store.ended_ranks() == EndedRanks(generation=Generation(2), boundary=Step(41)), (
+        "not the page of a rank that moved away since"
+    )
     store.close()

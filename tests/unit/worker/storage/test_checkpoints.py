@@ -28,7 +28,9 @@ from worker.storage.object_store import ObjectReader, Piece, Span, StoredObject
 
 CONTENT = Content(Generation(2), Step(7))
 RANK = Rank(0)
-PAYLOAD, OFFSET, SIZE = payload_of([("weight", "float32", (100,), bytes(range(200)) * 2), ("bias", "int64", (1,), bytes(8))], b"position", 64)
+PAYLOAD, OFFSET, SIZE = payload_of(
+    [("weight", "float32", (100,), bytes(range(200)) * 2), ("bias", "int64", (1,), bytes(8))], b"position", 64
+)
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +53,9 @@ def node(folder: Path) -> SlotStore:
 
 async def sealed(folder: Path) -> tuple[SlotStore, SlotFile]:
     store = node(folder)
-    index = await store.grant(RANK, CONTENT, keep=(), capacity_bytes=len(PAYLOAD) + 500, layout_hash=bytes(range(16)), slot_count=2)
+    index = await store.grant(
+        RANK, CONTENT, keep=(), capacity_bytes=len(PAYLOAD) + 500, layout_hash=bytes(range(16)), slot_count=2
+    )
     assert index is not None
     slot = store.shards[RANK][index].file
     with slot.payload(0, len(PAYLOAD)) as view:
@@ -71,7 +75,9 @@ def source_of(uploaded: UploadedShard) -> ShardSource:
     )
 
 
-async def fetch(objects: MemoryObjectStore, source: ShardSource, store: SlotStore, keep: frozenset[Content] = frozenset()) -> None:
+async def fetch(
+    objects: MemoryObjectStore, source: ShardSource, store: SlotStore, keep: frozenset[Content] = frozenset()
+) -> None:
     await download_shard(objects, source, store, rank=RANK, content=CONTENT, keep=keep, slot_count=2)
 
 
@@ -83,7 +89,9 @@ async def test_a_shard_comes_back_as_it_was_sealed(objects: MemoryObjectStore, t
     assert (uploaded.payload_digest, uploaded.origin_generation) == (slot.header.payload_digest, 2)
     assert uploaded.object_bytes == len(objects.get_bytes(uploaded.object))
     second = node(tmp_path / "b")
-    dirty = await second.grant(RANK, Content(Generation(1), Step(1)), keep=(), capacity_bytes=2000, layout_hash=bytes(16), slot_count=2)
+    dirty = await second.grant(
+        RANK, Content(Generation(1), Step(1)), keep=(), capacity_bytes=2000, layout_hash=bytes(16), slot_count=2
+    )
     assert dirty is not None
     with second.shards[RANK][dirty].file.payload(0, 2000) as view:
         view[:] = b"\xaa" * 2000
@@ -91,7 +99,9 @@ async def test_a_shard_comes_back_as_it_was_sealed(objects: MemoryObjectStore, t
     await fetch(objects, source_of(uploaded), second)
     found = second.sealed(RANK, CONTENT)
     assert found is not None
-    assert found.file is second.shards[RANK][dirty].file, "the slot that had been written in before is the one that is used"
+    assert found.file is second.shards[RANK][dirty].file, (
+        "the slot that had been written in before is the one that is used"
+    )
     with found.file.payload() as view:
         assert bytes(view) == PAYLOAD
     assert found.file.header == replace(slot.header, capacity_bytes=found.file.header.capacity_bytes)
@@ -195,15 +205,30 @@ async def test_a_line_that_breaks_in_the_middle_leaves_an_empty_slot(tmp_path: P
     store.close()
 
 
-async def test_another_shard_than_the_plans_is_refused_before_a_slot_is_touched(objects: MemoryObjectStore, tmp_path: Path) -> None:
+async def test_another_shard_than_the_plans_is_refused_before_a_slot_is_touched(
+    objects: MemoryObjectStore, tmp_path: Path
+) -> None:
     first, slot = await sealed(tmp_path / "a")
     uploaded = await upload_shard(objects, slot, rank_plan(), rank=RANK)
     first.close()
     source = source_of(uploaded)
     store = node(tmp_path / "b")
     for wrong in (
-        ShardSource(kind="s3", origin_generation=source.origin_generation, step=source.step, digest=bytes(16), payload_bytes=1, object=source.object),
-        ShardSource(kind="s3", origin_generation=source.origin_generation, step=source.step, digest=source.digest, payload_bytes=1),
+        ShardSource(
+            kind="s3",
+            origin_generation=source.origin_generation,
+            step=source.step,
+            digest=bytes(16),
+            payload_bytes=1,
+            object=source.object,
+        ),
+        ShardSource(
+            kind="s3",
+            origin_generation=source.origin_generation,
+            step=source.step,
+            digest=source.digest,
+            payload_bytes=1,
+        ),
     ):
         with pytest.raises(CorruptCheckpoint):
             await fetch(objects, wrong, store)
@@ -215,7 +240,9 @@ async def test_what_must_be_kept_is_not_overwritten(objects: MemoryObjectStore, 
     store, slot = await sealed(tmp_path / "a")
     uploaded = await upload_shard(objects, slot, rank_plan(), rank=RANK)
     other = Content(Generation(2), Step(6))
-    index = await store.grant(RANK, other, keep=[CONTENT], capacity_bytes=len(PAYLOAD), layout_hash=bytes(16), slot_count=2)
+    index = await store.grant(
+        RANK, other, keep=[CONTENT], capacity_bytes=len(PAYLOAD), layout_hash=bytes(16), slot_count=2
+    )
     assert index is not None
     await store.seal(RANK, index, replace(header_of(PAYLOAD, OFFSET, SIZE, step=6), state=SlotState.WRITING))
     with pytest.raises(NoRoom):

@@ -155,7 +155,7 @@ class Forgetful(FakeS3):
         return self.found
 
 
-# -- puts -----------------------------------------------------------------------------------------------------------------------------------------
+# -- puts
 
 
 def test_an_upload_that_was_completed_before_its_answer_was_lost_is_there() -> None:
@@ -191,7 +191,9 @@ def test_parts_go_side_by_side_and_are_named_in_order() -> None:
 
 
 @pytest.mark.parametrize(("max_parts", "part_bytes"), [(10_000, PART), (6, 2 * PART), (2, 6 * PART)])
-def test_no_more_is_digested_than_is_sent_soon(monkeypatch: pytest.MonkeyPatch, max_parts: int, part_bytes: int) -> None:
+def test_no_more_is_digested_than_is_sent_soon(
+    monkeypatch: pytest.MonkeyPatch, max_parts: int, part_bytes: int
+) -> None:
     """No part ends before the put waits for one, or asks for more than it may."""
     monkeypatch.setattr(s3, "MAX_PARTS", max_parts)
     client, go, data = FakeS3(), threading.Event(), bytes(12 * PART)
@@ -279,7 +281,12 @@ def test_of_a_file_three_parts_are_held_at_most(tmp_path: Path, monkeypatch: pyt
 
 def test_a_part_that_fails_ends_the_put(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second fails while its neighbours are under way: they end, as they will; the fifth, which waits, never begins."""
-    client, together, is_waiting, has_waited = FakeS3(), threading.Barrier(CONNECTIONS), threading.Event(), threading.Event()
+    client, together, is_waiting, has_waited = (
+        FakeS3(),
+        threading.Barrier(CONNECTIONS),
+        threading.Event(),
+        threading.Event(),
+    )
 
     def wait(parts: Any, **options: Any) -> Any:
         is_waiting.set()
@@ -376,7 +383,7 @@ def test_another_length_is_refused_when_parts_are_under_way(off: int) -> None:
     assert (client.aborted_count, client.completed) == (1, [])
 
 
-# -- reads ----------------------------------------------------------------------------------------------------------------------------------------
+# -- reads
 
 
 @pytest.mark.parametrize("size", [1, PART])
@@ -419,7 +426,9 @@ def test_spans_are_filled_in_order_and_nothing_between_them() -> None:
     with store_of(client).open(WHERE) as reader, memoryview(target) as view:
         reader.read_into(view, spans)
     assert b"".join(target[begin:end] for begin, end in spans) == DATA
-    assert target[:5] + target[1701:1800] + target[9000:9001] + target[spans[-1][1] :] == b"\xaa" * (len(target) - len(DATA))
+    assert target[:5] + target[1701:1800] + target[9000:9001] + target[spans[-1][1] :] == b"\xaa" * (
+        len(target) - len(DATA)
+    )
 
 
 def test_small_targets_share_a_stream_which_a_large_one_leaves() -> None:
@@ -462,7 +471,15 @@ def test_an_object_that_changes_between_two_ranges_is_not_mixed() -> None:
 
 
 @pytest.mark.parametrize(
-    "told", [None, "bytes 3001-4000/11123", "bytes 3000-3998/11123", "bytes 3000-3999/11124", "bytes 3000-3999/*", "bytes 3000-3999/3999"]
+    "told",
+    [
+        None,
+        "bytes 3001-4000/11123",
+        "bytes 3000-3998/11123",
+        "bytes 3000-3999/11124",
+        "bytes 3000-3999/*",
+        "bytes 3000-3999/3999",
+    ],
 )
 def test_another_range_than_the_one_asked_for_is_refused(told: str | None) -> None:
     client = FakeS3(DATA)
@@ -481,7 +498,11 @@ def test_a_range_that_is_shorter_than_what_was_asked_for_is_refused() -> None:
 
     def on_get(begin: int, answer: dict[str, Any]) -> None:
         if begin == 3 * PART:
-            answer |= {"ContentLength": 10, "ContentRange": f"bytes 3000-3009/{len(DATA)}", "Body": StreamingBody(Raw(bytes(10)), 10)}
+            answer |= {
+                "ContentLength": 10,
+                "ContentRange": f"bytes 3000-3009/{len(DATA)}",
+                "Body": StreamingBody(Raw(bytes(10)), 10),
+            }
 
     client.on_get = on_get
     with pytest.raises(StoreUnavailable, match="3000"):

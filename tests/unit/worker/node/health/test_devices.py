@@ -12,7 +12,9 @@ from worker.core.node_health import DiskQueue, LinkFacts
 from worker.node.health import devices
 
 
-def card(folder: Path, name: str, state: str, errors: tuple[str, str] = ("2", "3"), *, is_physical: bool = True) -> None:
+def card(
+    folder: Path, name: str, state: str, errors: tuple[str, str] = ("2", "3"), *, is_physical: bool = True
+) -> None:
     (folder / name / "statistics").mkdir(parents=True)
     (folder / name / "operstate").write_text(f"{state}\n")
     for kind, count in zip(("rx_errors", "tx_errors"), errors, strict=True):
@@ -48,7 +50,9 @@ def test_cards_and_adapters_are_read_and_virtual_ones_are_not(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("flag", "is_read_only"), [(0, False), (os.ST_RDONLY, True)])
 def test_a_file_system_is_read(monkeypatch: pytest.MonkeyPatch, flag: int, is_read_only: bool) -> None:
-    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_blocks=1_000_000, f_frsize=4096, f_bavail=10, f_flag=flag))
+    monkeypatch.setattr(
+        os, "statvfs", lambda path: SimpleNamespace(f_blocks=1_000_000, f_frsize=4096, f_bavail=10, f_flag=flag)
+    )
     found = devices.disk(Path("/state"))
     assert found is not None
     assert (found.is_read_only, found.free_bytes, found.least_bytes) == (is_read_only, 40960, 40_960_000)

@@ -110,7 +110,9 @@ def test_what_nvml_tells(nvml: FakeNvml) -> None:
     nvml.events = [(1, 79), (1, 13)]
     nvml.reasons = 0x4 | 0x40  # power cap, which hurts nobody, and heat
     first, second = reader.read()
-    assert first == GpuFacts(index=0, name="H200", ecc_uncorrectable=3, slowed_by=("heat, by hardware",), busy_percent=75.0)
+    assert first == GpuFacts(
+        index=0, name="H200", ecc_uncorrectable=3, slowed_by=("heat, by hardware",), busy_percent=75.0
+    )
     assert (second.index, second.xids) == (1, (79, 13))
     assert [gpu.xids for gpu in reader.read()] == [(), ()], "an Xid is told once"
     reader.close()
@@ -166,7 +168,16 @@ def test_a_stub_says_what_its_file_says(tmp_path: Path) -> None:
     reader = gpu_reader({"EVERSTEP_NVML_STUB": str(file), "EVERSTEP_LOCAL": "1"})
     assert isinstance(reader, StubGpus)
     assert reader.read() == ()
-    file.write_text(json.dumps({"gpus": [{"index": 0, "xids": [79], "ecc_uncorrectable": 1, "throttled": True, "lost": True}, {"index": 1}]}))
+    file.write_text(
+        json.dumps(
+            {
+                "gpus": [
+                    {"index": 0, "xids": [79], "ecc_uncorrectable": 1, "throttled": True, "lost": True},
+                    {"index": 1},
+                ]
+            }
+        )
+    )
     found = reader.read()
     assert found == (
         GpuFacts(index=0, name=STUB_NAME, xids=(79,), ecc_uncorrectable=1, slowed_by=("hardware",), is_lost=True),

@@ -71,7 +71,12 @@ def test_cgroup_v1(proc: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "path", "files", "stat"),
     [
-        ("0::/job", "job", ("memory.events", "memory.max", "memory.current"), "anon 5\ninactive_file 90000\nactive_file 7\n"),
+        (
+            "0::/job",
+            "job",
+            ("memory.events", "memory.max", "memory.current"),
+            "anon 5\ninactive_file 90000\nactive_file 7\n",
+        ),
         (
             "4:memory:/job",
             "memory/job",
@@ -135,7 +140,11 @@ def test_the_kernel_log_is_read_to_its_end(tmp_path: Path) -> None:
 def test_this_machine_has_memory(tmp_path: Path) -> None:
     facts = memory_facts()
     assert 0 < facts.available_bytes <= facts.total_bytes
-    assert 0 < slot_memory_bytes(tmp_path / "slots", beside_bytes=0) <= min(tmpfs_free_bytes(tmp_path) + (1 << 30), facts.total_bytes)
+    assert (
+        0
+        < slot_memory_bytes(tmp_path / "slots", beside_bytes=0)
+        <= min(tmpfs_free_bytes(tmp_path) + (1 << 30), facts.total_bytes)
+    )
 
 
 class TestSlotMemory:

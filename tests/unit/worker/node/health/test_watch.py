@@ -80,7 +80,11 @@ def test_what_the_devices_have_done_is_told_for_charts(tmp_path: Path, monkeypat
     watch = made(tmp_path, gpus, Clock())
     assert watch.usage() == NodeUsage()
     gpus.facts = (GpuFacts(index=0, busy_percent=90.0), GpuFacts(index=1, busy_percent=30.0), GpuFacts(index=2))
-    links = (LinkFacts(name="eth0", is_up=True, byte_count=40), LinkFacts(name="eth1", is_up=True), LinkFacts(name="eth2", is_up=True, byte_count=2))
+    links = (
+        LinkFacts(name="eth0", is_up=True, byte_count=40),
+        LinkFacts(name="eth1", is_up=True),
+        LinkFacts(name="eth2", is_up=True, byte_count=2),
+    )
     monkeypatch.setattr(devices, "links", lambda: links)
     monkeypatch.setattr(health_watch, "memory_facts", lambda: MemoryFacts(100, 40, 100))
     memory = NodeUsage(memory_total_bytes=100, memory_available_bytes=40, memory_limit_bytes=100)
@@ -114,7 +118,9 @@ def test_the_thread_reads_tells_of_changes_and_ends(tmp_path: Path) -> None:
     assert gpus.is_closed
 
 
-def test_a_reading_that_raises_is_said_and_does_not_end_the_watch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reading_that_raises_is_said_and_does_not_end_the_watch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     gpus, told = Gpus(), threading.Event()
     gpus.error = ValueError("odd answer")
     watch = made(tmp_path, gpus, Clock())
@@ -142,7 +148,9 @@ def test_a_driver_that_does_not_answer_is_a_fault_and_holds_up_nobody(tmp_path: 
     assert codes(watch) == []
 
 
-def test_a_disk_that_does_not_answer_is_a_fault_and_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_does_not_answer_is_a_fault_and_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked, answers, clock = threading.Event(), threading.Event(), Clock()
 
     def disk(path: Path, least_bytes: int | None = None) -> None:
