@@ -45,7 +45,7 @@ def begin(*, is_patient: bool = False, wait: Callable[[float], object] = pause) 
 
     Args:
         is_patient: what was done here before may fade first, for some minutes at most: figures of a run that began on a
-        busy machine are none.
+            busy machine are none.
         wait: for so many seconds.
 
     Returns:

@@ -74,12 +74,12 @@ def client(
 
     Args:
         endpoint_url: of the service; by default from the environment or the user's configuration, see
-        `everstep.config`.
+            `everstep.config`.
         token: by default from there, too.
         profile_name: one that `everstep configure --profile` wrote down; it wins over the environment.
         region_name: what the client says its region is, as boto3's clients do; the service has none.
         ca_bundle: PEM file with the authority of the service's certificate, where it is not one that everybody knows;
-        by default from there, too.
+            by default from there, too.
         config: botocore's settings, as timeouts and retries; they win over Everstep's own.
 
     Returns:
@@ -170,7 +170,8 @@ class Conveniences:
 
         Args:
             Directory: packed as it is, without version control, caches and what `.everstepignore` names; links in it
-            are refused. Body: instead of a directory, a gzipped tar.
+                are refused.
+            Body: instead of a directory, a gzipped tar.
 
         Returns:
             `{"SourceId": …}`, as `create_training_job(Source=…)` takes it.

@@ -67,7 +67,7 @@ async def end(*tasks: asyncio.Task[object] | asyncio.Task[None] | None) -> None:
 
     Raises:
         asyncio.CancelledError: the caller was cancelled; the tasks have ended, and what they do at their end was not
-        cut short.
+            cut short.
     """
     begun = [task for task in tasks if task is not None]
     for task in begun:

@@ -210,8 +210,9 @@ def ensure(operator: CloudOperator, group: GroupState) -> Ensured:
 
     Raises:
         ContractViolation: the group spans zones, has scaling policies, has no launch template, or is being deleted;
-        nothing was changed. CloudError: the cloud refused or did not answer; some changes may have been made, and
-        calling again goes on from there.
+            nothing was changed.
+        CloudError: the cloud refused or did not answer; some changes may have been made, and
+            calling again goes on from there.
     """
     require_fit(group)
     wanted = changes(group)

@@ -64,7 +64,7 @@ def rule(
         spec: with `max_attempts`.
         has_spare: a node is there to take over, from another state than the script's own initial one.
         older_base: the newest state older than the base of the last failure that every rank can get; 0 where there is
-        none.
+            none.
         is_sole_holder: committed steps are lost with the node of the last failure: it is changed last.
 
     Returns:

@@ -107,7 +107,7 @@ def judge(
         node: as observed.
         silence: since when it has been silent while no steps advanced, or None while it is not silent.
         stepped_at: Unix seconds: when the newest boundary that others report was passed. Steps that were made after its
-        last word spoke for it, too.
+            last word spoke for it, too.
         out_of_view: other members report that its replicas stopped answering: the data plane's evidence.
         is_blind: most of its fleet is silent.
         now: Unix seconds.
@@ -115,7 +115,7 @@ def judge(
         impairment: since when something has been wrong with it although its agent is heard, or None.
         is_training: its generation's ranks run. Their steps count as advancing until none was made for T_max.
         is_launching: it was a member, and no rank runs yet: what is wrong with it takes nothing from what its memory
-        holds.
+            holds.
         is_blamed: of the members out of view it is the one to be left, see `blamed`.
 
     Returns:

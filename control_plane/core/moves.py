@@ -267,7 +267,7 @@ def checkpoint_wait(
         stopped_at: when the last rank stopped, Unix seconds.
         upload_seconds: what the last checkpoint took, or None.
         is_replaceable: other nodes are there for all that have to be left: waiting is what training pays for the
-        checkpoint.
+            checkpoint.
         is_held: nodes that stay hold every shard: no step depends on the checkpoint.
         now: Unix seconds.
         timeouts: the ladder.

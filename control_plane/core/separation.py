@@ -40,7 +40,7 @@ def separate(groups: Sequence[Group], copies: int, domains: Sequence[str]) -> tu
 
     Args:
         groups: every GROUP_RANK once; all have `copies` members, except that the last one may have up to twice as many
-        less one.
+            less one.
         copies: m, at least 1.
         domains: the failure domain of each node, by GROUP_RANK.
 

@@ -352,7 +352,8 @@ def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
 
     Raises:
         CorruptSlot: it does not decode, or a tensor is not aligned, lies outside its area, overlaps another, or has not
-        the bytes of its shape. UnknownVersion: of a version that this process does not know.
+            the bytes of its shape.
+        UnknownVersion: of a version that this process does not know.
     """
     if len(data) > MAX_INDEX_BYTES:
         raise CorruptSlot(f"a slot index of {len(data)} bytes")

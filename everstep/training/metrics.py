@@ -34,7 +34,7 @@ def numbers(
 
     Args:
         values: numbers, or tensors of one element. Infinities and NaN are what they are: whoever watches a run wants to
-        see them.
+            see them.
         is_later: whether a tensor cannot be read without waiting for its device.
 
     Returns:

@@ -52,11 +52,11 @@ def init(
         model: one module, or several by name; wrapped as they will be called.
         optimizer: one, or several by name.
         engine: a DeepSpeed engine, or several by name; it stands for its model and its optimizer. Others may be given
-        beside it.
+            beside it.
         scheduler: one, or several by name; with `state_dict` and `load_state_dict` of tensors and plain values.
         data: one loader, or several by name; what kinds can be resumed is in `everstep.training.data`.
         extra: whatever else the run depends on (a gradient scaler, an average of the weights, a record of losses),
-        likewise stateful.
+            likewise stateful.
         guard: what the background copy is waited for: "step", the next optimizer step; "forward", the next forward, for
             optimizers that run inside backward or inside a captured CUDA graph.
         trusted_optimizers: classes outside torch.optim that keep all their state in `state` and `param_groups`.

@@ -88,7 +88,7 @@ def process_environment(marker: str, user: Mapping[str, str] | None = None) -> d
 
     Args:
         marker: the state directory; every process of this local cloud carries it, so that it can be found after any
-        crash.
+            crash.
         user: the user's own environment, of which a few harmless variables are passed on; None for this process's.
 
     Returns:

@@ -32,7 +32,7 @@ class MetadataService:
 
     Args:
         facts: asked at every request with the instance's id; the answer's keys are paths below `/latest/meta-data/`.
-        Called from many threads.
+            Called from many threads.
         monotonic: seconds.
     """
 

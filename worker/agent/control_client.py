@@ -68,11 +68,11 @@ class ControlClient:
 
         Args:
             urls: of the control plane's replicas, http or https; one after the other is tried, beginning with any of
-            them.
+                them.
             join_token: from user data; used until a session token has been given.
             token_path: where the session token is kept for the next agent on this node, mode 0600.
             attest: given a replica's URL, returns a session token where neither is there, by showing which instance
-            this is; blocks.
+                this is; blocks.
             tls: how the control plane's certificate is verified; None for the system's own way.
             hello: returns the first message of a connection.
             report: returns the newest state; called right before it is sent.

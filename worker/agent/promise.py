@@ -56,7 +56,7 @@ class PromiseFile:
 
         Raises:
             msgspec.DecodeError: the file is not ours or of another version: a person must look before this node joins
-            anything.
+                anything.
         """
         try:
             promise = _decoder.decode(self._path.read_bytes())

@@ -41,7 +41,7 @@ def endpoint_of(environment: Mapping[str, str], dmi: Path = DMI) -> str | None:
 
     Args:
         environment: of the agent; `AWS_EC2_METADATA_SERVICE_ENDPOINT` and `AWS_EC2_METADATA_DISABLED` as the AWS SDKs
-        read them.
+            read them.
         dmi: what the machine's firmware says of itself.
 
     Returns:

@@ -108,7 +108,7 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
 
     Args:
         environment: the agent's. Whatever is Everstep's own (tokens among it) stays behind, and the node's AWS
-        credentials.
+            credentials.
         card: the network card with this node's address, empty if that is not known. gloo and NCCL are told: left to
             themselves, gloo takes the one that the machine's name leads to, which may be a bridge of containers or
             loopback, and NCCL all that it finds, over which routes may not lead (`network_cards`).

@@ -201,7 +201,7 @@ class Supervisor:
             modules: what the template imports.
             gone_seconds: how long killed processes may take to disappear before the node is declared unable to go on.
             cgroup: name of the node's cgroup, unique on this machine; None: after its state folder. Empty: ranks get
-            none of their own.
+                none of their own.
             user: the users of this node's ranks; None: this process's.
             memory_paths: where the kernel's figures of memory are read.
         """

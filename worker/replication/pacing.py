@@ -137,7 +137,7 @@ class UniformPacer:
 
     Args:
         bytes_per_second: of the node: the bytes of an iteration's snapshots, all copies, by the time that they shall
-        take.
+            take.
         chunk_bytes: of a chunk.
         clock: the loop's, for threads.
     """

@@ -158,7 +158,8 @@ class RoundMember:
 
         Raises:
             MalformedMessage: the other side speaks for a node that is not below it, or for ranks that a node does not
-            have. PeerLost: the line is gone.
+                have.
+            PeerLost: the line is gone.
         """
         await first_of(self._collect(session), self._announce(session))
 

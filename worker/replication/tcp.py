@@ -250,7 +250,8 @@ async def dial(
 
     Raises:
         PeerLost: nobody answers within `HANDSHAKE_SECONDS`, the line broke, or this node has no descriptor or memory
-        for one. PeerRefused: the other side does not know us, or could not prove that it is the peer.
+            for one.
+        PeerRefused: the other side does not know us, or could not prove that it is the peer.
     """
     try:
         line = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)

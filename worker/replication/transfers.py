@@ -124,7 +124,7 @@ async def send_shard(
         pacer: see `send_chunks`.
         progress: told whenever the receiver has answered (0) or the kernel has taken something for it (bytes).
         paused: told +1 whenever the receiver is kept waiting, by the pacer or because nothing new is final yet, and -1
-        when it no longer is.
+            when it no longer is.
         before_end: returns what the receiver gets ahead of the shard's end, once the slot is sealed. None: nothing.
 
     Returns:
@@ -228,7 +228,7 @@ async def receive_shard(
         keep: contents of this shard that must survive.
         slot_count: slots that this shard may have here.
         silence_seconds: how long nothing may come before the line counts as broken; None: the sender paces itself, the
-        kernel finds dead lines.
+            kernel finds dead lines.
         arrived: told on the loop as chunks come and are verified; the index is asked for first then, and nothing is
             told before all digests are known to make the payload's. None: nobody follows.
 

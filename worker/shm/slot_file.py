@@ -110,7 +110,7 @@ class SlotFile:
 
         Args:
             path: of a slot whose content cannot be believed; where nothing lies, or less than a header, the slot has no
-            file.
+                file.
             header: EMPTY; the capacity is the file's.
 
         Returns:

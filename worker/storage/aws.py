@@ -197,7 +197,7 @@ def aws_client(
         environment: the agent's.
         region: None: that of the environment.
         keys: gives them, and again before they end; None: those of the environment or the instance, as soon as there
-        are any.
+            are any.
         **options: of botocore's configuration, besides ours.
 
     Returns:

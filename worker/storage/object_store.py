@@ -97,7 +97,7 @@ class ObjectStore(Protocol):
         Args:
             reference: where.
             pieces: asked from the calling thread, none after a part has failed; each stays as it is until the call
-            returns.
+                returns.
             size: their bytes together.
 
         Returns:

@@ -1,4 +1,4 @@
-"""API shapes: protection and checkpoints."""
+"""Shapes of the API: protection, holders and checkpoints of a job."""
 
 from __future__ import annotations
 

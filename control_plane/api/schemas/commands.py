@@ -1,4 +1,4 @@
-"""API shapes: commands that users run beside a rank."""
+"""Shapes of the API: commands that users run beside a rank."""
 
 from __future__ import annotations
 

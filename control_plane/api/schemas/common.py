@@ -1,4 +1,4 @@
-"""API shapes: what all resources share: names, limits, the base classes, and errors."""
+"""Shapes of the API: base classes, names, limits and errors that all resources share."""
 
 from __future__ import annotations
 

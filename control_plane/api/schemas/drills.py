@@ -1,4 +1,4 @@
-"""API shapes: drills."""
+"""Shapes of the API: drills, which are faults on request."""
 
 from __future__ import annotations
 

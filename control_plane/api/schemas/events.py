@@ -1,4 +1,4 @@
-"""API shapes: events."""
+"""Shapes of the API: events of jobs, fleets and nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API shapes: fleets."""
+"""Shapes of the API: fleets and the contract with their groups."""
 
 from __future__ import annotations
 

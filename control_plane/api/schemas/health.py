@@ -1,4 +1,4 @@
-"""API shapes: the health of the service."""
+"""Shapes of the API: the health of the service."""
 
 from __future__ import annotations
 

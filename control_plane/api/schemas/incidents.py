@@ -1,4 +1,4 @@
-"""API shapes: incidents."""
+"""Shapes of the API: incidents and the sources of restored shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API shapes: training jobs."""
+"""Shapes of the API: training jobs, their configuration and status."""
 
 from __future__ import annotations
 

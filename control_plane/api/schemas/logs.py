@@ -1,4 +1,4 @@
-"""API shapes: logs."""
+"""Shapes of the API: logs, listed, paged and followed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API shapes: metrics."""
+"""Shapes of the API: metrics and their data points."""
 
 from __future__ import annotations
 

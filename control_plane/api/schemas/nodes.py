@@ -1,4 +1,4 @@
-"""API shapes: nodes."""
+"""Shapes of the API: nodes and what users can order for a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API shapes: the plan of a job that is not yet created: costs, odds, placement."""
+"""Shapes of the API: the plan of a job before its creation, with odds and costs."""
 
 from __future__ import annotations
 

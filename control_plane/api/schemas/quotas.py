@@ -1,4 +1,4 @@
-"""API shapes: quotas of projects."""
+"""Shapes of the API: quotas and allow-lists of projects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API shapes: outputs."""
+"""Shapes of the API: output files of a job."""
 
 from __future__ import annotations
 

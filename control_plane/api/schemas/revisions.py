@@ -1,4 +1,4 @@
-"""API shapes: updates and revisions of training jobs."""
+"""Shapes of the API: updates and revisions of training jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API shapes: uploaded sources."""
+"""Shapes of the API: uploads of source trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API shapes: join tokens, access tokens and callers."""
+"""Shapes of the API: join tokens, access tokens and the caller's identity."""
 
 from __future__ import annotations
 

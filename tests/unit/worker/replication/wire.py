@@ -44,7 +44,7 @@ class Wire:
         Args:
             *sizes: bytes of each, ascending.
             verified_seconds: from when the kernel has taken all of one until its holder has verified it; nobody else
-            sends meanwhile.
+                sends meanwhile.
             at_once: they were not paced.
         """
         queues = [self.queue() for _ in sizes]
