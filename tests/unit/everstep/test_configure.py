@@ -19,6 +19,9 @@ from everstep.config import ClientConfig
 from everstep.errors import ConfigurationError
 from tests.unit.control_plane.api.conftest import Service
 
+AWS = str(Path(sys.executable).with_name("aws"))
+"""The AWS CLI of the environment that runs the tests: another one cannot import the plugin."""
+
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
@@ -91,7 +94,7 @@ def test_the_token_goes_nowhere_else(configured, service):
 
 
 def test_the_aws_cli_speaks_to_the_service(configured):
-    command = ["aws", "--profile", "everstep", "everstep", "list-fleets", "--output", "json"]
+    command = [AWS, "--profile", "everstep", "everstep", "list-fleets", "--output", "json"]
     told = subprocess.run(
         command, env=environment(configured), cwd=configured, capture_output=True, text=True, timeout=50, check=False
     )
@@ -100,7 +103,7 @@ def test_the_aws_cli_speaks_to_the_service(configured):
 
 def run_aws(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     env = {**environment(home), **more}
-    return subprocess.run(["aws", *words], env=env, cwd=home, capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run([AWS, *words], env=env, cwd=home, capture_output=True, text=True, timeout=50, check=False)
 
 
 def test_the_aws_cli_sends_the_token_of_the_environment_with_the_plugin(configured, service):
