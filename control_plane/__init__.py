@@ -1,1 +1,1 @@
-"""The control plane: what should be true of fleets and jobs, and making it so."""
+"""The control plane: stores the desired state of fleets and jobs, and reconciles AWS and agents with it."""

@@ -1,4 +1,4 @@
-"""`python -P -m control_plane`: one server process. `everstep server` runs this."""
+"""Entry point of one server process: `python -P -m control_plane`, started by `everstep server`."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter, LogFormat,
 log = logging.getLogger("control_plane")
 
 EXIT_REFUSED = 2
-"""It was started in a way that cannot work; the message says what to change."""
+"""Exit code for invalid settings or a wrong schema. The log message says what to change."""
 EXIT_FAILED = 1
 GRACE_SECONDS = 5
-"""What open requests get to finish when the server stops."""
+"""Seconds that open requests may take to finish after the server receives SIGTERM or SIGINT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """How to start, besides what the server is."""
+    """Options of this start that are not part of `Settings`."""
 
     is_migrating: bool
     ready_file: Path | None
@@ -51,13 +51,14 @@ class Start:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a server until it is told to stop.
+    """Run a server until SIGTERM or SIGINT stops it.
 
     Args:
-        arguments: of the command line.
+        arguments: of the command line, without the program's name. None: `sys.argv`.
 
     Returns:
-        The exit code: 0 after a graceful stop, 2 when it cannot be started like this, 1 when it failed.
+        The exit code: 0 after a graceful stop, 2 when the settings or the schema must be changed first, 1 after another
+        failure.
     """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     for handler in logging.getLogger().handlers:
@@ -225,7 +226,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
 
 
 def _keys(file: Path | None) -> LocalKeys | None:
-    """Return the local cloud's access key from the file that the command line or the environment names."""
+    """Read the local cloud's access key from the file that `--aws-keys-file` or the environment names."""
     try:
         return LocalKeys.read(Path(file)) if file else None
     except UnusableKeys as error:
@@ -233,7 +234,7 @@ def _keys(file: Path | None) -> LocalKeys | None:
 
 
 def _retention(given: Sequence[str]) -> Retention:
-    """Return the limits, with those that were given on the command line."""
+    """Return the default limits, changed by the `--keep` options."""
     known = {limit.name for limit in fields(Retention)}
     changes: dict[str, int] = {}
     for limit in given:
@@ -247,7 +248,7 @@ def _retention(given: Sequence[str]) -> Retention:
 
 
 def _announce(settings: Settings) -> None:
-    """Say whose cloud this is and what the timeouts are, before anything is touched."""
+    """Log the timeouts and the event queue, and identify the AWS account, before anything is opened or changed."""
     for rung in rungs(ladder(settings.detection_seconds)):
         log.info("timeout %s", rung)
     queue = settings.events_queue_url
@@ -275,10 +276,11 @@ def _migrate(settings: Settings) -> None:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens, whose connections send at once.
+    """Return a listening socket whose accepted connections have TCP_NODELAY set.
 
-    asyncio asks for that only where a socket names its protocol, which accepted ones do not; they have it from the
-    listening one. Without it the body of an answer waits for the client to acknowledge its head, 40 ms on Linux.
+    Accepted connections inherit TCP_NODELAY from the listening socket. asyncio sets the option only on sockets whose
+    protocol number is set, and accepted sockets have none. Without the option, Nagle's algorithm delays a response body
+    until the client acknowledges the headers, which takes 40 ms on Linux.
     """
     listener = socket.create_server(
         (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024
@@ -293,7 +295,7 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
         url = (
             f"{scheme}://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{listener.getsockname()[1]}"
         )
-        # The socket listens already, so nobody who reads the ready file is turned away.
+        # The socket already listens: a client that reads the ready file can connect at once.
         app = create_app(settings, when_ready=lambda: _tell(url, settings, ready_file))
         gate = Gate(min(MAX_STRANGERS, raise_open_files() // 4))
         config = server_config(
@@ -305,8 +307,8 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
             ws_ping_interval=settings.detection_seconds,
             ws_ping_timeout=4 * settings.detection_seconds,
         )
-        # uvicorn stops gracefully at these and then sends them to us once more, for the handlers that were there before
-        # it.
+        # uvicorn handles these signals itself. After its graceful stop it raises them again for the previous handlers;
+        # ignoring them here lets the process exit with code 0.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         asyncio.run(Server(config).serve(sockets=[listener]))

@@ -1,8 +1,8 @@
-"""The composition root: the one place that knows every part and how they are put together.
+"""The composition root: creates every part of the server and connects the parts.
 
     settings → database, cloud, registry of agents → loops (background tasks of the server) and routes
 
-Invariant: nothing else makes an engine, a cloud client or a loop; whatever is made here is closed here.
+Invariant: only this module creates database engines, cloud clients and loops. It also closes them.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ from everstep.protocol.codec import MAX_MESSAGE_BYTES
 log = logging.getLogger(__name__)
 
 LOOP_THREADS = 32
-"""For the database and AWS, whatever the machine's cores: most of them wait.
+"""Threads for calls to the database and to AWS. Most of them wait, so the number does not depend on the cores.
 
-Callers' reading and uploading has threads of its own.
+Requests that read or upload data use a separate pool.
 """
 STOP_SECONDS = 10.0
-"""What the loops get to finish a pass when the server stops."""
+"""Seconds that the loops may take to finish their current pass when the server stops."""
 
 
 class Loop(Protocol):
-    """Something that runs as long as the server does."""
+    """A background task that runs for as long as the server."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set; then let go of every lease and return."""
+        """Work until `stop` is set, then release all leases and return."""
 
 
 def create_app(
@@ -86,22 +86,22 @@ def create_app(
     now: Callable[[], datetime] = steady_now,
     when_ready: Callable[[], None] = lambda: None,
 ) -> FastAPI:
-    """Return the application, ready to be served by one process. The database must have the current schema.
+    """Create the application that one server process serves. The database must have the current schema.
 
     Args:
-        settings: what to start with.
-        operator: another cloud than the settings', for tests.
-        objects: another object store, for tests.
-        loops: what runs beside the routes, given the services and the server's secret; the real ones by default.
-        now: the time in UTC.
-        when_ready: called once the application has started; may block.
+        settings: of this server.
+        operator: replaces the cloud that the settings name. Used by tests.
+        objects: replaces the S3 client. Used by tests.
+        loops: creates the background tasks from the services and the server secret. None: the real loops.
+        now: returns the time in UTC.
+        when_ready: called in a thread once the application has started. It may block.
 
     Returns:
-        The application.
+        The application, which owns the database and closes it at shutdown.
 
     Raises:
         SchemaMismatch: the database has another schema than this version needs.
-        EndpointRefused: local mode, and an endpoint that is not on this machine.
+        EndpointRefused: local mode, and the AWS endpoint is not on this machine.
     """
     settings.state_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     spool_directory = settings.state_directory / "spool"
@@ -194,20 +194,20 @@ def create_app(
 
 
 def server_config(app: FastAPI, gate: Gate, **options: Any) -> uvicorn.Config:
-    """Return how uvicorn serves the application.
+    """Return uvicorn's configuration for the application.
 
     Args:
         app: from `create_app`.
-        gate: bounds the connections that have shown no token.
-        **options: further ones of `uvicorn.Config`.
+        gate: limits the connections that have not sent a valid token.
+        **options: passed on to `uvicorn.Config`.
 
     Returns:
-        The configuration of a `Server`.
+        The configuration to pass to `Server`.
     """
     return uvicorn.Config(
         app,
         http=gate.protocol(),
-        log_config=None,  # its lines look like ours
+        log_config=None,  # uvicorn's log lines use this process's format
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -218,12 +218,12 @@ def server_config(app: FastAPI, gate: Gate, **options: Any) -> uvicorn.Config:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server of an application; what goes on without end is ended when it stops, instead of being waited for."""
+    """uvicorn's server. At shutdown it ends endless event streams instead of waiting for them."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen; called once, by `serve`.
+        """Start to listen. uvicorn's `serve` calls this once.
 
-        A TLS handshake has the time that headers have: asyncio's own limit is a minute.
+        A TLS handshake gets the same time limit as request headers. asyncio's default limit is 60 seconds.
         """
         if self.config.is_ssl:
             loop: Any = asyncio.get_running_loop()
@@ -231,7 +231,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop; called once, by `serve`."""
+        """End all event streams, then stop. uvicorn's `serve` calls this once."""
         app = self.config.app
         assert isinstance(app, FastAPI)
         app.state.services.feed.close()

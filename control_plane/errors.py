@@ -1,14 +1,14 @@
-"""Errors of the control plane's core and loops.
+"""Errors that the control plane's core and loops raise.
 
-Rooms with outside faces add their own trees: `cloud/errors.py`, `api/errors.py`.
+Packages that talk to callers or to AWS define their own: `api/errors.py`, `cloud/errors.py`.
 
     ControlPlaneError
-    ├── InvalidTransition     a state was left by an event that its table does not have   programmer error: ends the pass
-    ├── ImpossiblePlacement   the copies do not fit the nodes                             permanent: shown to the user
-    ├── TooManyCases          an exact probability would take too long to count           permanent: shown as not known
-    └── InvalidTimeouts       the ladder of timeouts contradicts itself                   permanent: the server does not start
+    ├── InvalidTransition     a state machine has no transition for an event   programmer error: ends the pass
+    ├── ImpossiblePlacement   the copies need more nodes than there are        permanent: shown to the user
+    ├── TooManyCases          an exact probability needs too many cases        permanent: shown as unknown
+    └── InvalidTimeouts       the timeouts contradict each other               permanent: the server does not start
 
-Whether to retry is a property of the type (`retryable`), never of the call site.
+The error's type decides whether a caller may retry (`retryable`). Call sites do not decide that.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import ClassVar
 
 
 class ControlPlaneError(Exception):
-    """Base of all errors that the control plane raises itself."""
+    """Base class of all errors that the control plane's core and loops raise."""
 
     retryable: ClassVar[bool] = False
 
 
 class InvalidTransition(ControlPlaneError):
-    """A state machine was asked for a transition that its table does not have.
+    """A state machine received an event for which its current state has no transition.
 
     Args:
-        entity: what it is about, as `job gpt` or `node i-0abc`.
-        state: the state it is in.
-        event: the event that has no place there.
-        story: how it came to that state, one sentence each.
+        entity: the job or node, as `job gpt` or `node i-0abc`.
+        state: the current state.
+        event: the event without a transition.
+        story: earlier transitions that led to the current state, one sentence each.
     """
 
     def __init__(self, entity: str, state: str, event: str, story: tuple[str, ...] = ()) -> None:
@@ -42,12 +42,12 @@ class InvalidTransition(ControlPlaneError):
 
 
 class ImpossiblePlacement(ControlPlaneError):
-    """There are fewer nodes than copies, or no copy at all is asked for."""
+    """The copies need more nodes than there are, or zero copies were requested."""
 
 
 class TooManyCases(ControlPlaneError):
-    """What an exact probability is counted from are more cases than there is time and memory for."""
+    """The exact probability needs more cases than the limit for time and memory permits."""
 
 
 class InvalidTimeouts(ControlPlaneError):
-    """A rung of the ladder is not positive or not above the one below it."""
+    """A timeout of the ladder is not positive, or is not longer than the timeout below it."""

@@ -1,13 +1,16 @@
-"""Bounds on connections that have not shown a token yet: uvicorn has no deadline for headers, and no limit of connections per address.
+"""Limits on HTTP connections that have not sent a valid token yet.
 
-    connection   until its headers are complete      `HEADER_SECONDS`, and `HEADER_BYTES`, then it is closed
-                 before it has shown a good token    one of at most `max_strangers`; the oldest of the busiest address gives way to a newer one
-                 afterwards                          not counted
+uvicorn has no deadline for request headers, and no limit on connections per address.
 
-A slow or idle stranger is therefore closed as soon as its place is needed, and a caller that sends its request at once
-is always served: also while thousands of slow connections come from the same address, as behind a proxy.
+    until the headers are complete     closed after `HEADER_SECONDS` or more than `HEADER_BYTES`
+    until a request has a valid token  at most `max_strangers`; a new connection closes the oldest one of the busiest
+        address
+    afterwards                         not counted
 
-Invariant: connections that have shown no token hold at most `max_strangers` descriptors, whoever opens them.
+Slow and idle clients without a token therefore lose their connection as soon as its place is needed. A client that
+sends its request at once is served, even while thousands of slow connections share its address behind a proxy.
+
+Invariant: connections without a valid token hold at most `max_strangers` descriptors.
 """
 
 from __future__ import annotations
@@ -29,15 +32,15 @@ HEADER_SECONDS: Final = 10.0
 HEADER_BYTES: Final = 64 * 1024
 MAX_STRANGERS: Final = 1024
 OPEN_FILES: Final = 65_536
-"""Descriptors that a server asks the kernel for: one for each connection of an agent, a person or a program."""
+"""Limit of open files that the server requests from the kernel. Each agent, browser and API client needs one."""
 TRUST: Final = "everstep.trust"
-"""Key in the state of a request: a function without arguments; called once the request has shown a good token."""
+"""Key in a request's state. Its value is a function without arguments; call it once the token is verified."""
 
 
 def raise_open_files() -> int:
-    """Raise this process's limit of open files as far as the kernel permits, at most to `OPEN_FILES`.
+    """Raise this process's limit of open files to `OPEN_FILES`, or as far as the hard limit permits.
 
-    Return the limit.
+    Return the limit in force.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
@@ -48,25 +51,25 @@ def raise_open_files() -> int:
 
 
 class Gate:
-    """The connections of one server that have shown no token. On the server's event loop.
+    """The connections of one server that have not sent a valid token. Used on the server's event loop only.
 
     Args:
-        max_strangers: how many of them may be open.
-        header_seconds: how long the headers of a request may take.
+        max_strangers: limit of open connections without a valid token.
+        header_seconds: time limit for the headers of a request.
     """
 
     def __init__(self, max_strangers: int = MAX_STRANGERS, header_seconds: float = HEADER_SECONDS) -> None:
         self.header_seconds = header_seconds
         self._max_strangers = max_strangers
         self._strangers: dict[GuardedHttp, str] = {}
-        """The address of each, oldest first."""
+        """Remote address of each counted connection, oldest first."""
 
     def protocol(self) -> Any:
-        """Return what `uvicorn.Config` takes for `http`."""
+        """Return the protocol factory to pass to `uvicorn.Config` as `http`."""
         return partial(GuardedHttp, gate=self)
 
     def enter(self, connection: GuardedHttp) -> None:
-        """Count a new connection; if there are too many, close the oldest one of the address that has the most."""
+        """Count a new connection. Above the limit, close the oldest connection of the address that has the most."""
         self._strangers[connection] = connection.client[0] if connection.client else ""
         if len(self._strangers) <= self._max_strangers:
             return
@@ -87,13 +90,13 @@ class Gate:
 
 
 class GuardedHttp(HttpToolsProtocol):
-    """uvicorn's HTTP connection behind a gate; made by uvicorn, one for each connection.
+    """An HTTP connection of uvicorn that a `Gate` counts. uvicorn creates one per connection.
 
     Args:
-        config: of the server.
-        server_state: of the server.
-        app_state: of the application.
-        _loop: that serves the connection; None: the running one.
+        config: uvicorn's configuration.
+        server_state: shared by all connections of the server.
+        app_state: shared by all requests of the application.
+        _loop: the event loop that serves the connection. None: the running loop.
         gate: of the server.
     """
 
@@ -113,7 +116,7 @@ class GuardedHttp(HttpToolsProtocol):
         self._is_body_whole = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn's own
-        """Count the connection, and expect headers. Called by asyncio."""
+        """Count the connection and start the deadline for headers. Called by asyncio."""
         super().connection_made(transport)
         self._gate.enter(self)
         self._expect_headers()
@@ -125,7 +128,7 @@ class GuardedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, unless the headers are too long. Called by asyncio."""
+        """Parse received bytes, or abort the connection when its headers are too long. Called by asyncio."""
         if self._deadline is not None and self._is_body_whole:
             if self._header_bytes > HEADER_BYTES:
                 log.info(
@@ -139,32 +142,32 @@ class GuardedHttp(HttpToolsProtocol):
         super().data_received(data)
 
     def on_message_begin(self) -> None:
-        """Expect the headers of a request. Called by the parser at its first byte."""
+        """Start the deadline for headers. The parser calls this at a request's first byte."""
         self._expect_headers()
         super().on_message_begin()
         self.scope["state"][TRUST] = partial(self._gate.leave, self)
 
     def on_headers_complete(self) -> None:
-        """Begin to answer. Called by the parser."""
+        """Cancel the deadline for headers and start the response. Called by the parser."""
         self._forget_deadline()
         self._is_body_whole = False
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Take the end of a body. Called by the parser."""
+        """Mark the request's body as complete. Called by the parser."""
         self._is_body_whole = True
         if self.cycle is not None and self.cycle.response_complete:
             self._forget_deadline()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Expect the rest of a body that nobody reads, in the time of headers. Called by uvicorn."""
+        """Start a deadline for the rest of a body that no handler reads. Called by uvicorn."""
         super().on_response_complete()
         if not self._is_body_whole:
             self._expect_headers()
 
     def handle_websocket_upgrade(self) -> None:
-        """Hand the connection over to the agents' protocol, whose route checks the token at once. Called by uvicorn."""
+        """Stop counting the connection. The websocket route checks the token at once. Called by uvicorn."""
         self._forget_deadline()
         self._gate.leave(self)
         super().handle_websocket_upgrade()

@@ -1,14 +1,15 @@
-"""Which replica of the control plane a process is, over its restarts: a successor need not wait for the leases of a process that is known to be dead.
+"""Identity of a control-plane process, which lets a restarted server take over its predecessor's leases at once.
 
-    <state directory>/replicas/0   locked for as long as a process lives
-                               1   a second process that shares the state directory
-    owner  = lineage-incarnation   lineage: this kernel's boot and the locked file; incarnation: fresh at every start
+    <state directory>/replicas/0   locked while a process lives
+                               1   for a second process with the same state directory
+    owner = lineage-incarnation    lineage: hash of the kernel's boot id and the locked file
+                                   incarnation: random, new at each start
 
-The kernel drops the lock when its process ends, however it ends. Whoever holds the lock therefore knows that every
-owner of the same lineage is dead. A copied state directory, another machine or another boot is another lineage: there a
-lease has to stand still first, as between strangers.
+The kernel releases the lock when the process ends, for whatever reason. The process that holds the lock therefore
+proves that all earlier owners of the same lineage are dead. A copied state directory, another machine or another boot
+yields another lineage. Its successor must wait until the lease expires.
 
-Invariant: of two living processes, no two have the same lineage.
+Invariant: two living processes never have the same lineage.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from types import TracebackType
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 LINEAGE_CHARS = 16
 MAX_REPLICAS = 64
-"""On one state directory; more have no lineage."""
+"""Processes with a lineage per state directory. Further processes get an owner without a lineage."""
 
 
 class Replica:
-    """This process's place among the replicas; holds its lock until closed.
+    """Identity of this process. It holds a file lock until the context ends.
 
     Args:
-        state_directory: of the server; writable.
+        state_directory: of the server; must be writable.
 
     Attributes:
-        owner: the id under which this process holds leases, never used before.
+        owner: owner of this process's leases, unique to this start.
     """
 
     def __init__(self, state_directory: Path) -> None:
@@ -54,14 +55,14 @@ class Replica:
 
 
 def is_predecessor(owner: str, other: str) -> bool:
-    """Say whether `other` was an earlier process in the place of `owner`, which is therefore dead.
+    """Return whether `other` is a dead process whose place `owner` has now.
 
     Args:
         owner: of the living process that asks.
-        other: as found in a lease.
+        other: an owner read from a lease.
 
     Returns:
-        True only where it is proven.
+        True only if both owners have the same lineage, which proves that `other` is dead.
     """
     lineage, dash, _ = owner.partition("-")
     return bool(dash) and other != owner and other.startswith(f"{lineage}-")
@@ -73,7 +74,7 @@ def _lock_free_place(directory: Path) -> int | None:
         descriptor = os.open(directory / str(place), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # held, or a file system without locks
+        except OSError:  # locked by another process, or the file system has no locks
             os.close(descriptor)
         else:
             return descriptor
@@ -81,7 +82,7 @@ def _lock_free_place(directory: Path) -> int | None:
 
 
 def _lineage(lock: int | None) -> str:
-    """A name that no other locked file has; empty where that cannot be known."""
+    """Return an id that no other locked file has, or an empty string without a lock or boot id."""
     if lock is None or not BOOT_ID.exists():
         return ""
     file = os.fstat(lock)

@@ -1,6 +1,6 @@
-"""The two secrets in a server's state directory: the first administrator's token, and what generation keys are derived from.
+"""Secrets in the server's state directory: the first administrator's token and the server secret.
 
-Invariant: both files belong to their user alone and are whole from the moment they exist.
+Invariant: only the server's user can read these files, and a file appears with its complete content.
 """
 
 from __future__ import annotations
@@ -19,27 +19,31 @@ SERVER_SECRET_BYTES = 32
 
 
 def admin_token_path(state_directory: Path) -> Path:
-    """Return where the first administrator's token is."""
+    """Return the path of the file with the first administrator's token."""
     return state_directory / "admin_token"
 
 
 def server_secret(state_directory: Path) -> bytes:
-    """Return the secret that generation keys are derived from; made at the first start.
+    """Return the secret from which generation keys are derived. The first start creates it.
 
-    Losing it ends what runs, and nothing else.
+    A lost secret ends the running generations. Nothing else depends on it.
     """
     return bytes.fromhex(_kept(state_directory / "server_secret", secrets.token_hex(SERVER_SECRET_BYTES)))
 
 
 def server_id(state_directory: Path) -> str:
-    """Return what tells this installation from every other: agents sign it, so that a signature for one is worth nothing at another. No secret."""
+    """Return the public id of this installation.
+
+    Agents include this id in what they sign, so that another installation rejects the signature.
+    """
     return hmac.digest(server_secret(state_directory), b"server id", "sha256").hex()[:32]
 
 
 def ensure_admin(database: Database, state_directory: Path, now: datetime) -> None:
-    """Make the first administrator's token, unless there is an administrator already.
+    """Create the first administrator's token, unless the database already has an administrator.
 
-    The file is written first: a start that dies between the two finds the token there and stores its digest next time.
+    The file is written before the database. A server that dies in between stores the digest of the same token at its
+    next start.
     """
     with database.write() as session:
         if tokens.has_admin(session):
@@ -54,7 +58,7 @@ def ensure_admin(database: Database, state_directory: Path, now: datetime) -> No
 
 
 def _kept(path: Path, fresh: str) -> str:
-    """Return what the file holds; where there is none, it holds `fresh` afterwards."""
+    """Return the content of a file. If the file does not exist, create it with `fresh`."""
     try:
         return path.read_text().strip()
     except FileNotFoundError:
@@ -63,7 +67,7 @@ def _kept(path: Path, fresh: str) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that its user alone may read, whole or not at all."""
+    """Write a file atomically that only its owner can read."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:

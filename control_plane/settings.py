@@ -1,7 +1,6 @@
-"""What a server is started with.
+"""Settings of a server, from the command line and the environment.
 
-Invariant: settings that exist are consistent; what is wrong with them is said in one sentence before anything is
-opened.
+Invariant: a `Settings` object is consistent. Contradictions raise `InvalidSettings` before the server opens anything.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN
 
 
 class InvalidSettings(Exception):
-    """The server cannot be started like this; the message says why and what to change."""
+    """The settings contradict each other or are incomplete. The message says what to change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Where a server listens, what it remembers and which cloud it looks after."""
+    """All settings of one server: addresses, storage, cloud and limits."""
 
     state_directory: Path
     bucket: str
@@ -32,29 +31,29 @@ class Settings:
     region: str = LOCAL_REGION
     aws_endpoint_url: str | None = None
     aws_keys: LocalKeys | None = None
-    """The local cloud's access key; None in AWS mode, where credentials are the instance's."""
+    """The local cloud's access key. None in AWS mode: boto3 finds the instance's credentials."""
     database_url: str = ""
-    """Empty: SQLite in the state directory."""
+    """SQLAlchemy URL. Empty: SQLite in the state directory."""
     host: str = "127.0.0.1"
     port: int = 0
-    """0: the kernel chooses."""
+    """TCP port. 0: the kernel chooses a free one."""
     events_queue_url: str = ""
-    """SQS queue that EventBridge delivers AWS's events to; empty: AWS is polled only."""
+    """SQS queue that receives AWS events from EventBridge. Empty: the server polls AWS only."""
     event_exports: tuple[str, ...] = ()
-    """ARNs of EventBridge buses and SNS topics that are told what happens to jobs."""
+    """ARNs of EventBridge buses and SNS topics that receive the events of jobs."""
     log_group: str = ""
-    """CloudWatch log group that what ranks print is copied to; empty: none."""
+    """CloudWatch log group that receives a copy of the ranks' output. Empty: no copy."""
     is_other_host_allowed: bool = False
-    """Without TLS, that is."""
+    """Whether the server may listen beyond loopback without TLS."""
     tls_certificate: Path | None = None
-    """PEM: the server's certificate, and those between it and an authority that clients know."""
+    """PEM file with the server's certificate and the intermediate certificates."""
     tls_key: Path | None = None
     detection_seconds: float = 3.0
-    """All timeouts derive from it."""
+    """Target time to detect a failure. All timeouts are derived from it."""
     max_source_bytes: int = 256 * 1024 * 1024
     max_body_bytes: int = 1024 * 1024
     retention: Retention = DEFAULT
-    """How long what only grows is kept."""
+    """How long the database keeps rows of tables that grow without limit."""
 
     def __post_init__(self) -> None:
         if not self.bucket:
@@ -107,20 +106,24 @@ class Settings:
 
     @property
     def has_tls(self) -> bool:
-        """The server speaks https alone."""
+        """Whether the server accepts HTTPS only."""
         return self.tls_certificate is not None
 
     @property
     def default_max_slowdown(self) -> float:
-        """What snapshots may cost a job that does not say it: nodes of a local cluster share one machine's cores, and their times say nothing."""
+        """Slowdown that snapshots may cause for jobs that do not set a limit, as a part of the mean iteration.
+
+        The local cloud permits 100 %: its nodes share the cores of one machine, so measured step times are not
+        reliable.
+        """
         return 1.0 if self.mode is CloudMode.LOCAL else DEFAULT_MAX_SLOWDOWN
 
     @property
     def cloud(self) -> CloudSettings:
-        """The cloud that this server looks after."""
+        """Settings of the cloud connection."""
         return CloudSettings(mode=self.mode, region=self.region, endpoint_url=self.aws_endpoint_url, keys=self.aws_keys)
 
     @property
     def database(self) -> str:
-        """The URL of the database."""
+        """URL of the database, with the default applied."""
         return self.database_url or f"sqlite:///{self.state_directory / 'everstep.db'}"

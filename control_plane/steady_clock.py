@@ -1,9 +1,9 @@
-"""The control plane's clock: Unix time that a step of the wall clock does not move.
+"""The control plane's clock: Unix time that does not jump when the wall clock is set.
 
-Silences and deadlines are differences of two readings of this clock. NTP or an administrator may step the wall clock at
-any time. This clock runs with the kernel's boot clock and approaches the wall clock slowly.
+The control plane measures silences and deadlines as differences of two readings. NTP or an administrator may set the
+wall clock at any time. This clock advances with the kernel's boot clock and approaches the wall clock slowly.
 
-Invariant: within a process, a difference of two readings is within 5 % of the time that has passed.
+Invariant: within a process, the difference of two readings deviates from the elapsed time by at most 5 %.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 SLEW = 0.05
-"""Seconds per second by which this clock may approach the wall clock: a step of one minute is made good in twenty."""
+"""Maximum correction toward the wall clock, in seconds per second. A jump of 60 s is corrected within 20 minutes."""
 
 
 def boot_seconds() -> float:
-    """Return the seconds since boot, suspended time included."""
+    """Return the seconds since boot, including suspended time."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class SteadyClock:
-    """Calling it returns the time. Threads may share one."""
+    """A clock: calling the object returns the time. Safe for threads."""
 
     def __init__(self, wall: Callable[[], float] = time.time, elapsed: Callable[[], float] = boot_seconds) -> None:
         """Start at the wall clock's time.
 
         Args:
-            wall: Unix seconds; may be stepped.
-            elapsed: seconds of a clock that is never stepped.
+            wall: returns Unix seconds; may jump.
+            elapsed: returns the seconds of a clock that never jumps.
         """
         self._wall = wall
         self._elapsed = elapsed
@@ -39,7 +39,7 @@ class SteadyClock:
         self._seconds = wall()
 
     def __call__(self) -> datetime:
-        """Return the time, aware and in UTC."""
+        """Return the time as an aware datetime in UTC."""
         with self._lock:
             at = self._elapsed()
             passed, self._read_at = at - self._read_at, at
@@ -49,9 +49,9 @@ class SteadyClock:
 
 
 steady_now = SteadyClock()
-"""The process's one clock: two clocks would differ after a step."""
+"""The clock of this process. Share this instance: two instances would differ after a jump of the wall clock."""
 
 
 def steady_seconds() -> float:
-    """Return the same time as Unix seconds."""
+    """Return the time of `steady_now` as Unix seconds."""
     return steady_now().timestamp()
