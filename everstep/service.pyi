@@ -21,13 +21,13 @@ class EventStream(Protocol[T_co]):
     def close(self) -> None: ...
 
 class Channel(TypedDict):
-    """One of a job's inputs."""
+    """One named input of a job."""
     ChannelName: str
-    """Ranks find its directory in SM_CHANNEL_<NAME>, and by `everstep.training.input_dir("name")`."""
+    """Ranks find the channel's directory in SM_CHANNEL_<NAME> and with `everstep.training.input_dir("name")`."""
     DataSource: DataSource
 
 class Checkpoint(TypedDict):
-    """A set of shards of one step in S3."""
+    """The shards of one step in S3."""
     Step: int
     Generation: int
     Status: Literal["Uploading", "Complete", "Deleting", "Deleted"]
@@ -36,123 +36,123 @@ class Checkpoint(TypedDict):
     CreationTime: datetime
     CompletionTime: NotRequired[datetime]
     IsPinned: bool
-    """It is not deleted until it is unpinned."""
+    """A pinned checkpoint is not deleted until it is unpinned."""
     Verification: Literal["NotVerified", "Verifying", "Intact", "Damaged"]
-    """What VerifyCheckpoint found when it last read the objects back."""
+    """The result of the last VerifyCheckpoint, which reads the objects back."""
     VerificationTime: NotRequired[datetime]
     VerificationMessage: NotRequired[str]
-    """What is damaged."""
+    """What is damaged. Absent if nothing is."""
 
 class CheckpointConfig(TypedDict):
-    """The durable tier."""
+    """Checkpoints in S3: how often they are written and how long they are kept."""
     EverySteps: NotRequired[int]
-    """A checkpoint in S3 every so many steps; 0: only when the job stops. 0 unless given."""
+    """Steps between two checkpoints in S3. 0: write a checkpoint only when the job stops. 0 unless given."""
     S3Uri: NotRequired[str]
-    """Prefix for checkpoints; the service's bucket by default."""
+    """Prefix for checkpoints. The default is a prefix in the service's bucket."""
     ThirdSlot: NotRequired[bool]
-    """Keep a third slot per shard, so that an upload never makes snapshots wait. false unless given."""
+    """Reserve a third memory slot per shard, so that snapshots never wait for an upload. false unless given."""
     MaxCount: NotRequired[int]
-    """How many of its newest checkpoints a job keeps, pinned ones besides; all unless said."""
+    """Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all."""
     MaxAgeInSeconds: NotRequired[int]
-    """Checkpoints that are older are deleted. The newest one, what the job would be restored from, and pinned ones are always kept."""
+    """Age at which checkpoints are deleted. Exempt are the newest checkpoint, the one that the job would be restored from, and pinned ones."""
 
 class CheckpointConfigUpdate(TypedDict):
-    """What to change of the durable tier; where checkpoints go is set at creation."""
+    """Checkpoint settings to change. The location of checkpoints cannot change after creation."""
     EverySteps: NotRequired[int]
     ThirdSlot: NotRequired[bool]
-    """Cannot be taken back once the job has run."""
+    """Cannot be disabled once the job has run."""
     MaxCount: NotRequired[int]
-    """0: no limit any more."""
+    """0 removes the limit."""
     MaxAgeInSeconds: NotRequired[int]
-    """At least 60; 0: no limit any more."""
+    """At least 60. 0 removes the limit."""
 
 class Condition(TypedDict):
-    """Something that is wrong now with a node, or with what a job stands on. It is no longer listed once it is over."""
+    """A current problem of a node or of the service. It is no longer listed once it is resolved."""
     Type: str
-    """The fault's code, as docs/reference/metrics.md lists them: disk_full, memory_low, gpu_xid …"""
+    """The fault code, as listed in docs/reference/metrics.md: disk_full, memory_low, gpu_xid …"""
     Message: str
-    """A sentence with the figures."""
+    """A sentence that includes the measured values."""
     NodeId: NotRequired[str]
-    """Absent where the service itself is meant."""
+    """Absent if the problem is in the service itself."""
 
 class CreateCheckpointResponse(TypedDict):
-    """Which step is in S3, or on its way."""
+    """The step that is stored in S3 or will be."""
     TrainingJobName: str
     RunId: str
     Step: int
-    """The checkpoint is of this step or, while it is Requested, of the next one that is committed."""
+    """The checkpoint's step. While Status is Requested, the checkpoint is of this step or of the next committed one."""
     Status: Literal["Requested", "Complete"]
 
 class CreateFleetResponse(TypedDict):
-    """The group is a fleet; or, of a dry run, what would become of it."""
+    """The new fleet, or the plan of a dry run."""
     FleetName: str
     Fleet: NotRequired[Fleet]
     """Absent after a dry run."""
     Checks: list[GroupCheck]
-    """What a group has to be by itself, all of it met: a group that is something else is refused, with the same sentences."""
+    """The requirements on the group, all of them met. A group that fails one is rejected with the same sentences."""
     Changes: list[GroupChange]
-    """What was changed of the group, and what will be; of a dry run, what would be. Empty where it is as Everstep needs it."""
+    """Changes to the group that were made or will be made. After a dry run: changes that a real call would make. Empty if the group already has all settings."""
 
 class CreateJoinTokenResponse(TypedDict):
     """A join token for a fleet's launch template."""
     JoinToken: str
-    """Shown once; the service keeps its digest alone."""
+    """Returned only once. The service stores only its digest."""
     TokenId: str
     FleetName: str
     ExpirationTime: NotRequired[datetime]
 
 class CreateSourceResponse(TypedDict):
-    """Whether a source is there already, and where it is to be put if not."""
+    """Whether a source is stored already, and if not, where to upload it."""
     SourceId: str
     IsStored: bool
-    """It was checked and stored before: there is nothing to do."""
+    """True if an earlier upload was checked and stored. No upload is needed."""
     Upload: NotRequired[SourceUpload]
-    """Put it there, then CompleteSource. Absent where it is stored, or where the service's store takes nothing from outside: then PutSource."""
+    """Upload the archive there, then call CompleteSource. Absent if the source is stored already, or if the service's store accepts no direct uploads. In the latter case, call PutSource."""
 
 class CreateTokenResponse(TypedDict):
-    """A new token."""
+    """A new token with its secret."""
     Secret: str
-    """What is sent as `Authorization: Bearer …`. Shown once; the service keeps its digest alone."""
+    """Send it as `Authorization: Bearer …`. Returned only once. The service stores only its digest."""
     Token: Token
 
 class CreateTrainingJobResponse(TypedDict):
-    """The job is accepted and waits for its turn; or, of a dry run, what would become of it."""
+    """The accepted job, or the plan of a dry run."""
     TrainingJobName: str
     RunId: NotRequired[str]
     """Absent after a dry run."""
     TrainingJobStatus: NotRequired[Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"]]
     """Absent after a dry run."""
     Plan: NotRequired[TrainingJobPlan]
-    """Of a dry run."""
+    """Only after a dry run."""
 
 class DataSource(TypedDict):
-    """Where a channel's data are: one of the two."""
+    """The location of a channel's data. Exactly one of the two fields must be set."""
     S3DataSource: NotRequired[S3DataSource]
-    """Fetched to every node before its ranks start, verified, and kept there for later jobs as long as there is room. Files are read-only."""
+    """Each node fetches and verifies the objects before its ranks start. The files are read-only. The node keeps them for later jobs while it has room."""
     FileSystemDataSource: NotRequired[FileSystemDataSource]
 
 class DeleteTrainingJobResponse(TypedDict):
-    """What went, or would go."""
+    """What was deleted, or would be deleted after a dry run."""
     TrainingJobName: str
     RunId: str
     IsDeleted: bool
-    """The job is forgotten. Not after a dry run, and not while objects are left."""
+    """Whether the job's records were deleted. False after a dry run, and while objects remain."""
     GenerationCount: int
     CheckpointCount: int
     IncidentCount: int
     NodeSeconds: float
-    """What the fleet's figures no longer count."""
+    """Node time that the fleet's totals no longer include."""
     CostUsd: NotRequired[float]
     ObjectCount: int
-    """Objects in S3 that this call has deleted; of a dry run, that a call with DeleteObjects would."""
+    """Objects in S3 that this call deleted. After a dry run: objects that a call with DeleteObjects would delete."""
     ObjectBytes: int
     HasMoreObjects: bool
-    """A call takes so many objects at the most: the same call again goes on."""
+    """Each call deletes a limited number of objects. If true, repeat the same call to continue."""
     S3Uris: list[str]
-    """Where they are: checkpoints, logs, outputs."""
+    """Locations of the objects: checkpoints, logs, outputs."""
 
 class DescribeProtectionResponse(TypedDict):
-    """How well the job's state is kept right now."""
+    """How well the job's state is protected at this moment."""
     TrainingJobName: str
     Generation: int
     CommittedStep: int
@@ -163,26 +163,26 @@ class DescribeProtectionResponse(TypedDict):
     ProtectionState: Literal["Protected", "Degraded", "Unprotected"]
     Reason: str
     RecoveryOdds: list[RecoveryOdds]
-    """For one, two and three lost nodes, by the holders that count right now, as far as they can be counted in time; empty while not every shard is committed."""
+    """The probability that every shard keeps a copy when one, two or three nodes are lost at once. Only holders in view count. The list is empty until every shard has a committed step. It is shorter if a larger loss has too many cases to compute."""
     DomainOdds: list[DomainOdds]
-    """Likewise for whole failure domains; empty where AWS has told none."""
+    """The same for whole failure domains. Empty if AWS has reported none."""
     FatalDomains: list[str]
-    """Failure domains whose loss alone would take every copy of some shard."""
+    """Failure domains whose loss alone would destroy every copy of some shard."""
     Shards: list[ShardProtection]
     LastCheckpoint: NotRequired[LastCheckpoint]
 
 class DomainOdds(TypedDict):
-    """What becomes of the job's memory when whole failure domains are lost at once."""
+    """Probability that the job's memory survives the simultaneous loss of failure domains."""
     LostDomains: int
     Probability: float
-    """That every shard keeps a copy, all sets of so many domains equally likely; exact. A node whose domain is not known is one of its own."""
+    """Exact probability that every shard keeps a copy. All sets of LostDomains domains are equally likely. A node with an unknown domain counts as its own domain."""
 
 class Drill(TypedDict):
-    """Something that was broken on purpose, and what became of it."""
+    """An injected fault and its outcome."""
     DrillId: str
     DrillType: Literal["kill-rank", "kill-agent", "terminate-instance"]
     DrillStatus: Literal["requested", "struck", "recovered", "not_recovered", "absorbed", "not_done"]
-    """requested, struck; then recovered (an incident came of it, and training is where it was before), not_recovered (the job ended, was paused or was interrupted again before that), absorbed (no incident came of it) or not_done (the job did not train in time)."""
+    """The drill's progress, or its outcome once it is over. `requested`: the fault is not injected yet. `struck`: the fault is injected, and its outcome is open. `recovered`: the fault caused an incident, and training reached the step it was at before. `not_recovered`: the job ended, was paused or was interrupted again before it recovered. `absorbed`: the fault caused no incident. `not_done`: the job did not train in time, so no fault was injected."""
     TrainingJobName: str
     FleetName: str
     NodeId: str
@@ -195,7 +195,7 @@ class Drill(TypedDict):
     Outcome: NotRequired[str]
 
 class Event(TypedDict):
-    """Something that happened to a fleet, a job or a node; never changed afterwards."""
+    """A record of something that happened to a fleet, a job or a node. Events never change."""
     EventId: int
     Time: datetime
     Type: str
@@ -206,44 +206,44 @@ class Event(TypedDict):
     Detail: Any
 
 class ExecuteCommandResponse(TypedDict):
-    """What a program beside a rank has said, and how it ended."""
+    """Output and exit code of a program that ran beside a rank."""
     TrainingJobName: str
     Rank: int
     Generation: int
     NodeId: str
     ExitCode: NotRequired[int]
-    """As a shell says it; absent where it did not end in time."""
+    """The exit code as a shell reports it. Absent if the program did not end in time."""
     Stdout: str
     Stderr: str
-    """The first 256 KiB of each."""
+    """Stdout and Stderr contain at most the first 256 KiB of each stream."""
     IsOutputCut: bool
-    """There was more."""
+    """Whether Stdout or Stderr was truncated."""
     IsTimedOut: bool
 
 class FieldChange(TypedDict):
-    """One field that was changed."""
+    """The change of one field."""
     Field: str
-    """Its path: `CheckpointConfig.EverySteps`."""
+    """Path of the field: `CheckpointConfig.EverySteps`."""
     Before: NotRequired[str]
     After: NotRequired[str]
-    """As text; absent where there is no value."""
+    """The new value as text. Absent if the field has no value."""
     Applies: Literal["Now", "NextGeneration"]
-    """A running generation goes on with the plan that it began with."""
+    """Now, or with the next generation: a running generation keeps the plan it started with."""
 
 class FieldError(TypedDict):
-    """What is wrong with one field of a request."""
+    """The error of one field of a request."""
     Field: str
-    """Path of the field, as `CheckpointConfig.EverySteps`."""
+    """Path of the field, for example `CheckpointConfig.EverySteps`."""
     Message: str
-    """A sentence with the figures."""
+    """A sentence that includes the invalid value or the limit."""
 
 class FileSystemDataSource(TypedDict):
-    """A directory that is on every node already: a shared file system, or part of the image."""
+    """A directory that already exists on every node: a shared file system, or a part of the image."""
     DirectoryPath: str
-    """Absolute; whether ranks may write to it is a matter of its mount."""
+    """Absolute path. The mount options decide whether ranks may write to the directory."""
 
 class Fleet(TypedDict):
-    """A registered Auto Scaling group, as wanted and as it is."""
+    """A registered Auto Scaling group: its settings and its current state."""
     FleetName: str
     AutoScalingGroupName: str
     Project: str
@@ -251,16 +251,16 @@ class Fleet(TypedDict):
     Reason: str
     SpareCount: int
     SparePolicy: NotRequired[SparePolicy]
-    """Counts spares instead of SpareCount."""
+    """Computes the number of spares, in place of the fixed SpareCount."""
     MinNodeCount: int
     HoldFailedInstances: bool
     MaxReplacementsPerHour: int
     NodeRoleName: NotRequired[str]
-    """Absent: agents join with a join token alone."""
+    """Absent if agents can join with a join token only."""
     AllowDrills: bool
     AllowCommands: bool
     MaxNodeCount: int
-    """The group's MaxSize."""
+    """MaxSize of the Auto Scaling group."""
     DesiredNodeCount: int
     NodeCount: int
     ConnectedNodeCount: int
@@ -268,19 +268,19 @@ class Fleet(TypedDict):
     AvailabilityZone: str
     PriceUsdPerHour: NotRequired[float]
     AccountingSeconds: dict[str, float]
-    """Of all its jobs, by bucket."""
+    """Sum over all jobs of the fleet, by accounting bucket."""
     Reliability: Reliability
-    """Of all its jobs together."""
+    """Computed over all jobs of the fleet."""
     IncidentCount: int
-    """Of its jobs; drills are not counted."""
+    """Incidents of the fleet's jobs, without drills."""
     LostNodeCount: int
-    """Nodes that its jobs have lost: that failed, or that AWS took. None that a person drained, or that a drill struck."""
+    """Nodes that jobs lost because they failed or because AWS reclaimed them. Nodes that a person drained or a drill struck do not count."""
     NodeSeconds: float
-    """How long its nodes have worked for jobs, all together."""
+    """Total time that the fleet's nodes have worked for jobs."""
     CostUsd: NotRequired[float]
-    """What that has cost; idle nodes and spares are not in it."""
+    """Cost of NodeSeconds. Idle nodes and spares are not included."""
     Drift: list[str]
-    """How the group differs from what Everstep needs; freezes destructive actions."""
+    """Differences between the group and the settings that Everstep needs. While there are any, Everstep neither resizes the group nor ends or reboots instances."""
     Tags: dict[str, str]
     CreationTime: datetime
 
@@ -288,80 +288,80 @@ class FollowLogsResponse(TypedDict):
     EventStream: NotRequired[EventStream[FollowLogsStream]]
 
 class FollowLogsStream(TypedDict):
-    """What a followed log is made of."""
+    """The events of a FollowLogs stream."""
     LogEvents: NotRequired[LogEvents]
 
 class GetCallerIdentityResponse(TypedDict):
-    """Who is calling, and as what."""
+    """The token of the caller, with its role and project."""
     TokenId: str
     Role: Literal["admin", "submitter", "viewer"]
     Project: NotRequired[str]
-    """Absent: every project."""
+    """Absent if the token can access every project."""
     Description: str
     CreationTime: datetime
     ExpirationTime: NotRequired[datetime]
     ServerVersion: str
     ServerTime: datetime
-    """By the service's clock."""
+    """Current time of the service's clock."""
 
 class GetLogEventsResponse(TypedDict):
-    """A page of what a job's ranks printed, oldest line first."""
+    """A page of lines that a job's ranks printed, oldest line first."""
     Events: list[LogEvent]
     NextForwardToken: str
-    """Reads on after the last of these lines."""
+    """Continues after the last of these lines."""
     NextBackwardToken: str
-    """Reads on before the first of them."""
+    """Continues before the first of these lines."""
 
 class GetLogResponse(TypedDict):
     Body: NotRequired[StreamingBody]
 
 class GetMetricDataResponse(TypedDict):
-    """What a job has logged, by metric."""
+    """Values of a job's metrics, by metric."""
     MetricDataResults: list[MetricDataResult]
 
 class GetOutputResponse(TypedDict):
     Body: NotRequired[StreamingBody]
 
 class GroupChange(TypedDict):
-    """Something of an Auto Scaling group that becomes another with its registration."""
+    """A setting of an Auto Scaling group that the registration as a fleet changes."""
     Setting: str
-    """In the words of Auto Scaling's API: `NewInstancesProtectedFromScaleIn`, `LifecycleHooks.everstep-termination`."""
+    """The name in Auto Scaling's API: `NewInstancesProtectedFromScaleIn`, `LifecycleHooks.everstep-termination`."""
     Before: NotRequired[str]
-    """As text; absent where there is nothing."""
+    """The value before the change, as text. Absent if the setting has none."""
     After: str
     Reason: str
-    """Why it cannot stay as it is."""
+    """Why Everstep needs the change."""
     Applies: Literal["Now", "Later"]
-    """Now: CreateFleet makes it before it answers. Later: the fleet's loop does, from its first look at the group on."""
+    """Now: CreateFleet makes the change before it returns. Later: the fleet's loop makes the change after the fleet exists."""
 
 class GroupCheck(TypedDict):
-    """Something that an Auto Scaling group has to be by itself."""
+    """A requirement on an Auto Scaling group that Everstep checks and does not change."""
     Setting: str
-    """In the words of Auto Scaling's API."""
+    """The name in Auto Scaling's API."""
     Message: str
-    """What is there, in a sentence."""
+    """The value found, in a sentence."""
 
 class HealthResponse(TypedDict):
-    """The server answers."""
+    """Status and version of the server that answers."""
     Status: Literal["ok", "degraded"]
-    """degraded: the server answers, and one of Conditions needs a person."""
+    """`degraded`: the server answers, but a person must act on one of Conditions."""
     Version: str
     Conditions: list[ServiceCondition]
-    """Empty while all is well; a condition ends by itself once its cause is gone."""
+    """Empty in normal operation. A condition disappears once its cause is resolved."""
 
 class Holder(TypedDict):
     """A node that keeps a copy of a shard."""
     NodeId: str
     InView: bool
-    """It counts in the current rounds."""
+    """Whether the holder counts in the current rounds."""
     VerifiedStep: NotRequired[int]
-    """The newest step that it is known to hold, whole and verified; absent before the first."""
+    """The newest step of which the node holds a complete, verified copy. Absent before the first."""
     VerifiedTime: NotRequired[datetime]
-    """Since when."""
+    """When the node reported that step."""
     LagSteps: NotRequired[int]
-    """How far that is behind the newest step that the ranks have finished."""
+    """Number of steps by which VerifiedStep trails the newest step that the ranks have finished."""
     FailureDomain: NotRequired[str]
-    """The network node that its instance hangs on; absent where AWS has not told."""
+    """The EC2 network node that the instance is attached to. Absent if AWS has not reported one."""
 
 class Incident(TypedDict):
     """A failure and its recovery."""
@@ -374,44 +374,44 @@ class Incident(TypedDict):
     Decision: str
     Reason: str
     RestoreSource: NotRequired[Literal["local", "peer", "s3"]]
-    """The farthest source that any rank used."""
+    """The most distant source that any rank used. S3 is more distant than a peer, a peer more than the own node."""
     FromStep: NotRequired[int]
     ReachedStep: NotRequired[int]
     LostSteps: NotRequired[int]
-    """Steps done again: reached_step − from_step."""
+    """Number of steps that training had to repeat: ReachedStep − FromStep."""
     GenerationBefore: int
     GenerationAfter: NotRequired[int]
     InstanceId: NotRequired[str]
-    """The first of those that were lost, if any."""
+    """The first of InstanceIds. Absent if the job lost no instance."""
     ReplacementInstanceId: NotRequired[str]
     InstanceIds: list[str]
-    """Those that were left, for whatever cause."""
+    """Instances that the job lost or left, for any reason."""
     FaultedInstanceIds: list[str]
-    """Where it happened: whose ranks, agent, links or hardware failed, or what AWS announced, lost by it or not. Empty where that cannot be told."""
+    """Instances on which the failure occurred, whether or not the job lost them. Their ranks, agent, links or hardware failed, or AWS announced an end or a maintenance. Empty if Everstep cannot determine them."""
     ReplacementInstanceIds: list[str]
     FailedAt: datetime
     OpenedAt: datetime
     RestoredAt: NotRequired[datetime]
-    """When training ran again; absent where it has not."""
+    """When training ran again. Absent until then."""
     ClosedAt: NotRequired[datetime]
     DetectSeconds: NotRequired[float]
     ReplaceSeconds: NotRequired[float]
     RestoreSeconds: NotRequired[float]
     ReworkSeconds: NotRequired[float]
     CostUsd: NotRequired[float]
-    """The fleet's price × the seconds in which the job's nodes made no new step; so far, while it is open. Absent where the fleet has no price."""
+    """The fleet's price × the time in which the job's nodes made no new step. While the incident is open, the cost so far. Absent if the fleet has no price."""
     RankSources: list[RankSource]
-    """By rank; empty before that is known, or when nothing was restored."""
+    """By rank. Empty until the recovery plan exists, and if nothing was restored."""
     StacksEventId: NotRequired[int]
-    """The event `RanksHang` whose Detail has the stacks of all ranks: where ranks hung, in DescribeIncident alone, for as long as events are kept."""
+    """EventId of the event `RanksHang`, whose Detail contains the stacks of all ranks. Only in DescribeIncident, only if ranks hung, and only while the service keeps the event."""
     AcknowledgementTime: NotRequired[datetime]
-    """When a person first said to have seen it."""
+    """When a person first acknowledged the incident."""
     AcknowledgedBy: NotRequired[str]
     Acknowledgement: NotRequired[str]
-    """What they noted."""
+    """The note of that person."""
 
 class LastCheckpoint(TypedDict):
-    """The newest complete checkpoint in S3 that was not found damaged."""
+    """The newest complete checkpoint in S3 that no verification found damaged."""
     Step: int
     Generation: int
     CompletedAt: datetime
@@ -421,18 +421,18 @@ class ListCheckpointsResponse(TypedDict):
     """A job's checkpoints, newest step first."""
     Checkpoints: list[Checkpoint]
     TrainingJobStatus: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"]
-    """Of the job: one that has ended makes no more."""
+    """Status of the job. A job that has ended creates no more checkpoints."""
     NextToken: NotRequired[str]
 
 class ListDrillsResponse(TypedDict):
-    """A page of drills, in the order they were asked for."""
+    """A page of drills, in the order of their requests."""
     Drills: list[Drill]
     NextToken: NotRequired[str]
 
 class ListEventsResponse(TypedDict):
     """A page of events."""
     Events: list[Event]
-    """Oldest first, unless the newest were asked for first."""
+    """Oldest first, or newest first with SortOrder Descending."""
     NextToken: NotRequired[str]
 
 class ListFleetsResponse(TypedDict):
@@ -443,22 +443,22 @@ class ListFleetsResponse(TypedDict):
 class ListIncidentsResponse(TypedDict):
     """A page of incidents."""
     Incidents: list[Incident]
-    """In the order they were opened, unless the newest were asked for first."""
+    """In the order in which they were opened, or newest first with SortOrder Descending."""
     NextToken: NotRequired[str]
 
 class ListLogsResponse(TypedDict):
-    """A page of the streams of a job's ranks, by generation, rank and stream."""
+    """A page of a job's log streams, by generation, rank and stream."""
     Logs: list[LogEntry]
     NextToken: NotRequired[str]
 
 class ListMetricsResponse(TypedDict):
-    """What a job has logged: at most 256 names, so that there are no pages."""
+    """All metrics of a job. There are at most 256 names, so the response has no pages."""
     Metrics: list[Metric]
     DroppedCount: int
-    """Steps whose values were lost on the way, because more was logged than could be taken, and values of more names than a job may have."""
+    """Number of values lost. It counts steps whose values were dropped because the script logged too fast, and values beyond the limit of names."""
 
 class ListNodesResponse(TypedDict):
-    """All nodes asked for, oldest first."""
+    """A page of nodes, oldest first."""
     Nodes: list[Node]
     NextToken: NotRequired[str]
 
@@ -478,7 +478,7 @@ class ListTokensResponse(TypedDict):
     NextToken: NotRequired[str]
 
 class ListTrainingJobNodesResponse(TypedDict):
-    """A page of which nodes have worked for a job, by when they began."""
+    """A page of nodes that worked for a job, by start time."""
     Nodes: list[TrainingJobNode]
     NextToken: NotRequired[str]
 
@@ -493,141 +493,141 @@ class ListTrainingJobsResponse(TypedDict):
     NextToken: NotRequired[str]
 
 class LogEntry(TypedDict):
-    """One stream of one rank in one generation, or the fact that it is missing."""
+    """One output stream of one rank in one generation, or a note that it is missing."""
     Generation: int
     Rank: int
     Stream: NotRequired[Literal["stdout", "stderr"]]
-    """None for what is missing altogether."""
+    """Absent if both streams of the rank are missing."""
     Key: NotRequired[str]
     Bytes: NotRequired[int]
     MissingReason: NotRequired[str]
 
 class LogEvent(TypedDict):
-    """One line that a rank printed, or the fact that lines are missing."""
+    """One line that a rank printed, or a note that lines are missing."""
     Timestamp: datetime
-    """When the node's agent read it, to the millisecond."""
+    """When the node's agent read the line, in milliseconds."""
     Generation: int
     NodeId: str
     Rank: NotRequired[int]
-    """Absent where a whole node is meant."""
+    """Absent if the event concerns a whole node."""
     Stream: Literal["stdout", "stderr", "gap"]
-    """`gap`: what was here is not kept; Message says what and why."""
+    """`gap`: lines are missing here. Message says how many and why."""
     Message: str
-    """Without the line feed; lines of more than 16 KiB come in pieces."""
+    """The line without its line feed. Lines of more than 16 KiB are split."""
 
 class LogEvents(TypedDict):
-    """Lines that came together; without lines it is a sign of life."""
+    """A batch of lines. A batch without lines shows that the stream is alive."""
     Events: list[LogEvent]
     NextForwardToken: str
-    """For FollowLogs and GetLogEvents: goes on after these lines."""
+    """Continues after these lines, in FollowLogs and GetLogEvents."""
 
 class Metric(TypedDict):
-    """One name under which rank 0 logs."""
+    """A metric of a job: a name that rank 0 logs, or that Everstep measures."""
     MetricName: str
     LastStep: int
     LastTime: datetime
     LastValue: float
-    """What is not finite is the text NaN, Infinity or -Infinity on the wire."""
+    """NaN, Infinity and -Infinity are sent as text."""
 
 class MetricDataResult(TypedDict):
-    """One metric as columns: the first entry of each is the first point, and so on, in order of steps. A point is one step or a span of them."""
+    """One metric in columns: entry i of each list describes point i. Points are in the order of steps. A point covers one step or a span of steps."""
     MetricName: str
     Steps: list[int]
     """The first step of each point that has a value."""
     LastSteps: list[int]
     Times: list[float]
-    """When the last value of each point was logged, seconds since 1970."""
+    """When the last value of each point was logged, in seconds since 1970."""
     Counts: list[int]
-    """Values in each point."""
+    """Number of values in each point."""
     Minimums: list[float]
-    """Of the finite values, as means and maximums; NaN where there are none."""
+    """Minimums, means and maximums are computed over the finite values. NaN if a point has none."""
     Means: list[float]
     Maximums: list[float]
     LastValues: list[float]
-    """The last value of each point, finite or not. What is not finite is the text NaN, Infinity or -Infinity on the wire."""
+    """The last value of each point, finite or not. NaN, Infinity and -Infinity are sent as text."""
     MinimumNodeIds: list[str]
-    """Of what Everstep measures on every node (names that begin with everstep/): the node of each minimum; empty for what the script logs. There the mean and the last value are the median of the nodes, and the counts count nodes. A point that was made while one node alone was heard is of rank 0's node, and has an empty name."""
+    """The node that measured each minimum. Only for metrics named everstep/…, which Everstep measures on every node. For these metrics, the mean and the last value are the median of the nodes, and Counts counts nodes. A point with the value of rank 0's node alone has an empty id. The list is empty for metrics of the script."""
     MaximumNodeIds: list[str]
-    """Likewise of each maximum."""
+    """The node that measured each maximum; otherwise like MinimumNodeIds."""
 
 class Node(TypedDict):
-    """An EC2 instance of a fleet and its agent."""
+    """An EC2 instance of a fleet, with its agent."""
     NodeId: str
     """The EC2 instance id."""
     FleetName: str
     NodeStatus: Literal["joining", "spare", "assigned", "held", "rebooting", "draining", "gone"]
     Hold: NotRequired[Literal["unreachable", "distrusted", "inspection", "person"]]
-    """Why it is held; all but unreachable ones wait for ReleaseNode."""
+    """Why the node is held. All held nodes wait for ReleaseNode, except unreachable ones."""
     Request: NotRequired[Literal["drain", "replace", "reboot", "hold"]]
-    """What a person asked for and is still to be done; ReleaseNode calls it off."""
+    """A user's request that is not completed yet. ReleaseNode cancels it."""
     RequestReason: NotRequired[str]
-    """Who asked, and why."""
+    """Who made the request, and why."""
     Connected: bool
     Warm: bool
-    """Its ranks start without importing first; a spare that is not warm, yet or at all, is given to a job only when no other is there."""
+    """Whether ranks can start here without importing their libraries first. A job gets a spare that is not warm only if no warm spare is left."""
     TrainingJobName: NotRequired[str]
     Address: str
     MemoryBytes: int
-    """What snapshots may take."""
+    """Memory that snapshots may use."""
     Memory: NotRequired[NodeMemory]
-    """Absent while its agent is not connected, or has not measured it yet."""
+    """Absent while the agent is not connected, or before its first measurement."""
     InstanceType: str
     AvailabilityZone: str
     FailureDomain: NotRequired[str]
-    """The network node that its instance hangs on; absent while AWS has not told, which it does not for every instance type."""
+    """The EC2 network node that the instance is attached to. Absent if AWS has not reported one. AWS does not report it for all instance types."""
     AgentVersion: str
     RefusedMessageCount: int
-    """Messages of its agent that were not decodable, too long or of another node, since this server started."""
+    """Number of the agent's messages that this server rejected since its start. They could not be decoded, were too long, or claimed another node."""
     RefusedSessionCount: int
-    """Sessions of other agents and of ranks that its agent refused or closed for what they said, since the agent started. A few around a restart of ranks are stale ones; more are worth a look at its log."""
+    """Number of sessions that the agent rejected or closed since its start, because of an invalid message. The sessions are those of ranks and of other agents. A restart of ranks causes a few. If there are more, read the agent's log."""
     Exposure: NotRequired[str]
-    """What a job's code can get at on this node that is not the job's, in a sentence: the agent's files, the instance's metadata. Absent where ranks have a user of their own that is kept from both, and while the agent has not reported."""
+    """What a job's code can access on this node beyond the job: the agent's files, or the instance's metadata. Absent if ranks run as a separate user without access to both, and until the agent has reported."""
     Reason: str
     Conditions: list[Condition]
-    """What its agent reports as wrong now, with the node and with its job's work there. Empty while the agent is not connected."""
+    """Current problems that the agent reports: of the node, and of its job's work on the node. Empty while the agent is not connected."""
     Incidents: list[NodeIncident]
-    """Its history, oldest line first; listed by DescribeNode alone."""
+    """The node's history, oldest entry first. Only in DescribeNode."""
     CreationTime: datetime
     ConnectionTime: NotRequired[datetime]
     EndTime: NotRequired[datetime]
 
 class NodeIncident(TypedDict):
-    """A line of a node's history: it had its part in an incident."""
+    """One entry of a node's history: an incident in which the node was involved."""
     IncidentId: str
-    """Of a job; `fleet-…` where no job had the node."""
+    """The incident of a job, or `fleet-…` if no job had the node."""
     Time: datetime
     Cause: str
-    """`node_unreachable`, `agent_lost` … or a fault's code with its number: `gpu_xid 79`."""
+    """`node_unreachable`, `agent_lost` …, or a fault code with its number: `gpu_xid 79`."""
     Evidence: str
     Remedy: Literal["none", "restart", "release", "hold", "retire", "reboot", "replace", "let_go"]
 
 class NodeMemory(TypedDict):
-    """Memory of a node and of its ranks, as its agent reported last."""
+    """Memory of a node and of its ranks, from the agent's last report."""
     UsedBytes: int
     AvailableBytes: int
-    """What can be allocated now without swapping."""
+    """Memory that can be allocated now without swapping."""
     TotalBytes: int
-    """What agent and ranks can have at most: of the machine, or of their cgroup where that has a lower limit."""
+    """Memory of the machine, or the limit of the cgroup of agent and ranks if that is lower."""
     CgroupLimitBytes: NotRequired[int]
-    """Absent where the machine is the limit."""
+    """Absent if no cgroup limit is below the machine's memory."""
     Ranks: list[RankMemory]
-    """Living ranks, in order."""
+    """Running ranks, by rank."""
 
 class OutputDataConfig(TypedDict):
-    """Where outputs go."""
+    """Where the job's outputs are stored."""
     S3OutputPath: NotRequired[str]
-    """Prefix for outputs, which lie below it by job and run; the service's bucket by default."""
+    """Prefix for outputs. Everstep appends the job and the run. The default is a prefix in the service's bucket."""
 
 class OutputEntry(TypedDict):
-    """One file that a rank left in its output directory."""
+    """One file that a rank wrote into its output directory."""
     Generation: int
     Path: str
-    """Below the generation: `rank=0/model.safetensors`."""
+    """Path within the generation: `rank=0/model.safetensors`."""
     Key: str
     Bytes: int
 
 class ProjectQuota(TypedDict):
-    """What the jobs of a project may have."""
+    """Limits for the jobs of a project."""
     Project: str
     MaxNodeCount: NotRequired[int]
     MaxJobCount: NotRequired[int]
@@ -638,11 +638,11 @@ class ProjectQuota(TypedDict):
     AllowedData: list[str]
 
 class ProtectionConfig(TypedDict):
-    """How many nodes keep every shard in memory, and what that may cost."""
+    """How many nodes hold each shard in memory, and how much snapshots may slow training."""
     Copies: NotRequired[int]
-    """The owner's node included; 1 protects against lost processes alone. One where there is one node, unless said. 2 unless given."""
+    """Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. The default is 1 for a job of one node. 2 unless given."""
     MaxSlowdown: NotRequired[float]
-    """What snapshots may cost training, as a part of the mean iteration. Above it they are taken less often, below it as often as every step. 0.01 unless said; 1 on a local cluster, whose nodes share the cores of one machine, so that the figure would say nothing."""
+    """Share of the mean iteration time that snapshots may add, 0.01 meaning 1 %. If snapshots cost more, Everstep takes them less often than every step. The default is 0.01. On a local cluster it is 1, because all nodes share one machine's cores and the measurement would mean nothing."""
 
 class PutSourceResponse(TypedDict):
     """A source archive that was checked and stored."""
@@ -651,158 +651,158 @@ class PutSourceResponse(TypedDict):
     FileCount: int
 
 class RankMemory(TypedDict):
-    """What the process of a rank has in memory; the processes that the rank started do not count."""
+    """Memory of a rank's process. Child processes of the rank do not count."""
     Rank: int
     ResidentBytes: int
-    """Pages that the process shares with others count in full."""
+    """Includes the full size of pages that the process shares with others."""
     PeakResidentBytes: int
     """The highest ResidentBytes since the process started."""
 
 class RankSource(TypedDict):
-    """Where the shards of some ranks came from."""
+    """The source from which a range of ranks restored their shards."""
     Source: Literal["local", "peer", "s3"]
     FirstRank: int
     LastRank: int
 
 class RecoveryOdds(TypedDict):
-    """What becomes of the job's memory when nodes are lost at once."""
+    """Probability that the job's memory survives the simultaneous loss of nodes."""
     LostNodes: int
     Probability: float
-    """That every shard keeps a copy, all sets of so many nodes equally likely; exact."""
+    """Exact probability that every shard keeps a copy. All sets of LostNodes nodes are equally likely."""
 
 class Reliability(TypedDict):
-    """How much of the time was training, and how often and how long it was interrupted."""
+    """Share of the time spent training, and frequency and duration of interruptions."""
     EttrRatio: NotRequired[float]
-    """Seconds of training ÷ all seconds but those without nodes (queue, provision, paused); absent before the first start."""
+    """Effective training time ratio: training time ÷ total time without queue, provision and paused. Absent before the first start."""
     EttrWithQueueRatio: NotRequired[float]
-    """Seconds of training ÷ all seconds since the job was created."""
+    """Training time ÷ total time since the job was created."""
     MttfSeconds: NotRequired[float]
-    """Mean time to failure: seconds of training and stall ÷ failures; absent before the first. Drills, AWS's notices and people's wishes are none."""
+    """Mean time to failure: seconds of training and stall ÷ number of failures. Absent before the first failure. Drills, AWS's notices and users' requests do not count as failures."""
     MttrSeconds: NotRequired[float]
-    """Mean time to recovery, from the failure until training is where it was before; of failures whose incidents are closed."""
+    """Mean time to recovery: from the failure until training reaches the step it was at before. Computed over failures whose incidents are closed."""
     LostSteps: int
-    """Steps done again."""
+    """Steps that training had to repeat."""
     IncidentCostUsd: NotRequired[float]
-    """What nodes cost while they made no new step; absent where the fleet has no price."""
+    """Cost of the nodes while they made no new step. Absent if the fleet has no price."""
 
 class RetryStrategy(TypedDict):
-    """When to stop trying."""
+    """When Everstep stops retrying a failing job."""
     MaxAttempts: NotRequired[int]
-    """The same failure at the same step this many times; then once more without the failing rank's node and once more from an older state, where there are such, and the job has failed. 3 unless given."""
+    """Number of times that the same failure may occur at the same step. Then Everstep retries once without the failing rank's node and once from an older state, where each is possible. After that the job fails. 3 unless given."""
 
 class S3DataSource(TypedDict):
-    """Objects in S3."""
+    """Input objects in S3."""
     S3Uri: str
-    """One object, or a prefix: then what lies below it, with its own folders. Without RoleArn it is read with the nodes' permissions."""
+    """One object, or a prefix. The folders below a prefix are kept. Without RoleArn the nodes read the objects with their own permissions."""
 
 class SecondaryStatusTransition(TypedDict):
-    """The job was in a state for a while."""
+    """A period that the job spent in one state."""
     Status: Literal["Pending", "Starting", "Downloading", "Training", "Restarting", "Interrupted", "Pausing", "Paused", "Stopping", "Completed", "Failed", "Stopped"]
-    """The derived status, SageMaker's words. While ranks run without a new step it is Starting, or Restarting once the job has made steps."""
+    """The status in SageMaker's terms, derived from the state. While ranks run without a new step, the status is Starting, or Restarting once the job has made steps."""
     State: Literal["queued", "allocating", "preparing", "loading", "starting", "running", "pausing", "stopping", "completed", "failed", "stopped"]
-    """Everstep's own, finer state."""
+    """Everstep's own, more detailed state."""
     StartTime: datetime
     EndTime: NotRequired[datetime]
     StatusMessage: str
 
 class ServiceCondition(TypedDict):
-    """Something about the service that needs a person."""
+    """A problem of the service that needs a person."""
     Type: Literal["disk_full"]
     Message: str
-    """What is wrong, where, and with which figures."""
+    """What is wrong and where, with the measured values."""
     Hint: str
-    """What to do."""
+    """How to resolve the problem."""
     Directory: NotRequired[str]
-    """Absent where the disk belongs to a database on another machine."""
+    """Absent if the disk belongs to a database on another machine."""
     FreeBytes: NotRequired[int]
-    """Absent where it cannot be read from here."""
+    """Absent if this server cannot read the value."""
     DurationSeconds: float
 
 class ShardProtection(TypedDict):
-    """Who holds one rank's shard."""
+    """The holders of one rank's shard."""
     Rank: int
     OwnerNodeId: str
     CommittedStep: int
     Bytes: int
     Holders: list[Holder]
-    """The owner's node first."""
+    """The owner's node comes first."""
     Reason: str
-    """Why a holder is out of view, slow or hard to reach, or snapshots are refused; empty when all is well."""
+    """Why a holder is out of view, slow or unreachable, or why snapshots are refused. Empty if there is no problem."""
 
 class SourceConfig(TypedDict):
     """The user's code."""
     SourceId: str
-    """As PutSource returned it: the SHA-256 of the archive."""
+    """The SHA-256 of the archive, as PutSource and CreateSource return it."""
 
 class SourceUpload(TypedDict):
-    """Where an archive is to be put, without a token: `PUT Url` with these headers and the archive as its body."""
+    """A presigned upload: `PUT Url` with these headers and the archive as body. It needs no token."""
     Url: str
-    """Whoever has it may put this very archive there, and no other: checksum and length are signed."""
+    """Secret. The URL accepts only this archive, because its checksum and length are signed."""
     Headers: dict[str, str]
     ExpirationTime: datetime
-    """After it CreateSource gives another address."""
+    """When the URL expires. CreateSource then returns a new one."""
 
 class SparePolicy(TypedDict):
-    """How many spares are kept, from what the fleet has seen of failures and replacements."""
+    """Keep as many spares as the fleet's failure rate and replacement times require."""
     Probability: float
-    """How probable it has to be that a spare is free when a failure comes."""
+    """The probability with which a spare must be free when a failure occurs."""
 
 class StoppingCondition(TypedDict):
-    """Limits of a job."""
+    """Limits at which a job is stopped."""
     MaxRuntimeInSeconds: NotRequired[int]
-    """From its first start; time without nodes after it was paused is not counted."""
+    """Limit of the time since the job's first start. Time without nodes after a pause does not count."""
     MaxPendingTimeInSeconds: NotRequired[int]
-    """From its creation to its first nodes. However long it is, a gang that does not come together gives its nodes back meanwhile."""
+    """Limit of the time from the job's creation until it gets its first nodes. Independently of this limit, a job releases its nodes again if it cannot get all of them."""
     MaxCostUsd: NotRequired[float]
-    """What its nodes may cost, at the fleet's price; the fleet must have one. Then it stops as a user's stop would."""
+    """Limit of the cost of the job's nodes, at the fleet's price. At the limit, the job stops as after StopTrainingJob. The fleet must have a price."""
 
 class StoppingConditionUpdate(TypedDict):
-    """Limits to change; 0 lifts one."""
+    """Limits to change. 0 removes a limit."""
     MaxRuntimeInSeconds: NotRequired[int]
     MaxPendingTimeInSeconds: NotRequired[int]
     MaxCostUsd: NotRequired[float]
     """At least 0.01, or 0."""
 
 class Token(TypedDict):
-    """A token as it is listed: everything but the secret."""
+    """A token without its secret."""
     TokenId: str
     Kind: Literal["user", "join"]
-    """user: of a person or a program. join: lets instances of a fleet become its nodes."""
+    """user: a token of a person or a program. join: a token with which instances join a fleet."""
     Role: Literal["admin", "submitter", "viewer", "agent"]
     Project: NotRequired[str]
-    """Absent: every project."""
+    """Absent if the token can access every project."""
     FleetName: NotRequired[str]
-    """Of a join token."""
+    """Only for join tokens."""
     Description: str
     CreationTime: datetime
     ExpirationTime: NotRequired[datetime]
     RevocationTime: NotRequired[datetime]
 
 class TrainingJob(TypedDict):
-    """Everything about a job."""
+    """All data about one job."""
     TrainingJobName: str
     RunId: str
     FleetName: str
-    """Where it runs or waits now."""
+    """The fleet in which the job runs or waits."""
     AlternativeFleetNames: list[str]
-    """The others where it may start."""
+    """The other fleets in which the job may start."""
     Project: str
     TrainingJobStatus: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"]
     SecondaryStatus: Literal["Pending", "Starting", "Downloading", "Training", "Restarting", "Interrupted", "Pausing", "Paused", "Stopping", "Completed", "Failed", "Stopped"]
     SecondaryStatusTransitions: list[SecondaryStatusTransition]
     Reason: str
-    """Why it is where it is: what it waits for, or how it ended."""
+    """Why the job is in its state: what it waits for, or how it ended."""
     FailureReason: NotRequired[str]
-    """Set once the job has failed."""
+    """Only if the job has failed."""
     Conditions: list[Condition]
-    """What is wrong now with its nodes and with the service. Reported for people: a condition alone changes nothing about the job. Empty once it has ended."""
+    """Current problems of the job's nodes and of the service. They inform people; a condition alone does not change the job. Empty once the job has ended."""
     Source: SourceConfig
     EntryPoint: str
     Requirements: NotRequired[str]
     HyperParameters: dict[str, str]
     Environment: dict[str, str]
     Secrets: dict[str, str]
-    """Where the values are, by variable."""
+    """The location of each variable's value in AWS, not the value."""
     RoleArn: NotRequired[str]
     NodeCount: int
     RanksPerNode: int
@@ -815,114 +815,114 @@ class TrainingJob(TypedDict):
     Priority: int
     Preemptible: bool
     QueuePosition: NotRequired[int]
-    """Its place in the fleet's queue, from 1; absent while it does not wait there."""
+    """Position in the fleet's queue, from 1. Absent while the job does not wait there."""
     QueuedBehind: list[str]
-    """Names of the jobs that are ahead of it there."""
+    """Names of the jobs ahead of this job in the queue."""
     Tags: dict[str, str]
     CreationTime: datetime
     LastModifiedTime: datetime
-    """When it came into its state, or a person last changed what is wanted of it."""
+    """When the job last changed its state, or a user last changed the job."""
     TrainingStartTime: NotRequired[datetime]
     TrainingEndTime: NotRequired[datetime]
     StopRequestedTime: NotRequired[datetime]
     PauseRequestedTime: NotRequired[datetime]
-    """Absent once it was resumed."""
+    """Absent after the job was resumed."""
     Revision: int
-    """Of what was asked for: 1 at its creation, one more with each update."""
+    """Revision of the job's configuration: 1 at creation, plus one with each update."""
     ObservedRevision: NotRequired[int]
-    """What the newest generation was planned from; absent before the first."""
+    """The revision that the newest generation was planned with. Absent before the first generation."""
     TakenOverTime: NotRequired[datetime]
-    """Since when a person looks after it: Everstep observes and decides nothing."""
+    """Since when a person controls the job. Until hand-back, Everstep only observes the job."""
     TakenOverBy: NotRequired[str]
     Generation: int
-    """The launch of all ranks that runs now; 0 before the first."""
+    """Number of the current launch of all ranks; 0 before the first."""
     BaseStep: int
-    """What that launch resumed from."""
+    """The step from which the current generation resumed."""
     CommittedStep: int
-    """Held, verified, by all holders in view; -1 before the first."""
+    """The newest step that all holders in view have verified; -1 before the first."""
     Boundary: int
-    """Steps that the ranks have finished; -1 before they start."""
+    """Number of steps that the ranks have finished; -1 before they start."""
     MaxBoundary: int
-    """The highest that any generation reached."""
+    """The highest Boundary of any generation."""
     TargetStep: NotRequired[int]
-    """Steps finished when its script will be done: what `session.batches(until_step=…)` was given; absent where the script has not said."""
+    """The step at which the script ends, as passed to `session.batches(until_step=…)`. Absent if the script passes none."""
     EstimatedRemainingSeconds: NotRequired[float]
-    """How long the steps up to TargetStep take at the mean pace of those so far, without failures and waiting; absent where either is not known, and once it has ended."""
+    """Time until TargetStep at the mean pace so far, without failures and waiting. Absent if the pace or the target is unknown, and once the job has ended."""
     HealthyNodeCount: int
-    """Of the nodes that belong to it: how many are connected and report no fault of their own."""
+    """Number of the job's nodes that are connected and report no fault of their own."""
     AssignedNodeCount: int
-    """Nodes assigned to the job; after its end, those that have not released it yet. A job can be deleted once it is 0."""
+    """Number of nodes assigned to the job. After its end: nodes that have not released the job yet. The job can be deleted once the number is 0."""
     NodeIds: list[str]
-    """By GROUP_RANK; empty while it has none."""
+    """In the order of GROUP_RANK. Empty while the job has no nodes."""
     CoordinatorNodeId: NotRequired[str]
     IncidentCount: int
     OpenIncidentCount: int
     """Incidents from which the job has not recovered yet."""
     OpenDrillId: NotRequired[str]
-    """The drill of it that is not over: recovered from or not, absorbed, or not done."""
+    """The drill of this job that has no outcome yet."""
     AccountingSeconds: dict[str, float]
-    """Every second from CreationTime to AccountedUntil by bucket, to the microsecond: they add up exactly."""
+    """The time from CreationTime to AccountedUntil, by accounting bucket. The buckets add up to that time exactly, to the microsecond."""
     AccountedUntil: NotRequired[datetime]
-    """The end, once the job has ended."""
+    """Time up to which AccountingSeconds counts. For an ended job, the time of its end."""
     Reliability: Reliability
     NodeSeconds: float
-    """How long nodes have worked for the job, all together."""
+    """Total time that nodes have worked for the job."""
     CostUsd: NotRequired[float]
-    """What they have cost so far at the fleet's price; absent where it has none."""
+    """Cost of NodeSeconds at the fleet's price. Absent if the fleet has no price."""
 
 class TrainingJobNode(TypedDict):
-    """A node that works for a job, or has worked for it."""
+    """A period in which a node worked for a job."""
     NodeId: str
     StartTime: datetime
     EndTime: NotRequired[datetime]
-    """Absent while it does; a node may come back."""
+    """Absent while the node works for the job. A node may have several periods."""
 
 class TrainingJobPlan(TypedDict):
-    """What would become of a job, by what its fleet is and has seen."""
+    """Forecast for a job, based on its fleet's state and history."""
     FleetName: str
     NodeCount: int
     RanksPerNode: int
     WorldSize: int
     Copies: int
     SlotsPerNode: int
-    """Host memory of a node is taken by so many slots, each as large as one rank's state: slots of a shard × Copies × RanksPerNode."""
+    """Number of memory slots that the job needs on each node: slots per shard × Copies × RanksPerNode. Each slot holds the state of one rank."""
     NodeMemoryBytes: NotRequired[int]
-    """What the fleet's smallest node has for them; absent while it has none."""
+    """Memory for slots on the fleet's smallest node. Absent while the fleet has no node."""
     LargestShardBytes: NotRequired[int]
-    """So large may one rank's state be there."""
+    """The largest state per rank that fits into NodeMemoryBytes."""
     RecoveryOdds: list[RecoveryOdds]
-    """For one, two and three lost nodes at once, with all copies in place."""
+    """For one, two and three nodes lost at once, with all copies in place."""
     CanStartNow: bool
-    """Its turn has come, and enough nodes are free and connected."""
+    """Whether no other job is ahead and enough nodes are free and connected."""
     QueuePosition: NotRequired[int]
-    """Its place in the fleet's queue, from 1; absent where its turn would come at once."""
+    """Position in the fleet's queue, from 1. Absent if the job would not wait for other jobs."""
     QueuedBehind: list[str]
-    """Names of the jobs that would be ahead of it there."""
+    """Names of the jobs that would be ahead in the queue."""
     WaitsFor: NotRequired[str]
-    """What it would wait for, in words."""
+    """What the job would wait for, in words."""
     FreeNodeCount: int
     NodesToLaunch: int
-    """Instances that the fleet would have to bring for it."""
+    """Number of instances that the fleet would have to launch for the job."""
     CostUsdPerHour: NotRequired[float]
-    """The fleet's price × NodeCount; absent where it has none."""
+    """The fleet's price × NodeCount. Absent if the fleet has no price."""
     MostCostUsd: NotRequired[float]
-    """What it can cost at most: by MaxRuntimeInSeconds at that price, or by MaxCostUsd. Absent where neither bounds it."""
+    """Upper limit of the cost, from MaxRuntimeInSeconds at that price or from MaxCostUsd. Absent if neither limits the cost."""
     ExpectedMttfSeconds: NotRequired[float]
-    """Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount; absent before the first incident."""
+    """Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount. Absent before the fleet's first incident."""
     ExpectedRecoverySeconds: NotRequired[float]
-    """Mean time to recovery, of the fleet's closed incidents."""
+    """Mean time to recovery of the fleet's closed incidents."""
     ExpectedEttrRatio: NotRequired[float]
-    """ExpectedMttfSeconds ÷ (ExpectedMttfSeconds + ExpectedRecoverySeconds): the part of the time that will be training, the queue not counted."""
+    """Expected share of training time, queue excluded. ExpectedMttfSeconds ÷ (ExpectedMttfSeconds + ExpectedRecoverySeconds)."""
 
 class TrainingJobRevision(TypedDict):
-    """What was changed at once of a job."""
+    """The changes that one update made to a job."""
     Revision: int
-    """1: what it was created with."""
+    """Revision 1 is the configuration at creation."""
     Time: datetime
     Changes: list[FieldChange]
 
 class TrainingJobSummary(TypedDict):
-    """One line of a list of jobs."""
+    """One entry of a list of jobs."""
     TrainingJobName: str
     RunId: str
     FleetName: str
@@ -936,34 +936,34 @@ class TrainingJobSummary(TypedDict):
     CommittedStep: int
     Boundary: int
     TargetStep: NotRequired[int]
-    """As in TrainingJob."""
+    """See TrainingJob."""
     EstimatedRemainingSeconds: NotRequired[float]
-    """As in TrainingJob."""
+    """See TrainingJob."""
     CreationTime: datetime
     LastModifiedTime: datetime
-    """When it came into its state, or a person last changed what is wanted of it."""
+    """When the job last changed its state, or a user last changed the job."""
     TrainingStartTime: NotRequired[datetime]
     TrainingEndTime: NotRequired[datetime]
     EttrRatio: NotRequired[float]
-    """As in Reliability; absent before it has started."""
+    """See Reliability. Absent before the job has started."""
     CostUsd: NotRequired[float]
-    """What its nodes have cost; absent where the fleet has no price."""
+    """Cost of the job's nodes so far. Absent if the fleet has no price."""
     ProtectionState: NotRequired[Literal["Protected", "Degraded", "Unprotected"]]
-    """As DescribeProtection says it; in lists alone, and absent while no agent holds its state: before its first launch, paused, ended."""
+    """See DescribeProtection. Only in lists. Absent while no agent holds the job's state: before the first launch, while paused, and after the end."""
     HealthyNodeCount: NotRequired[int]
-    """As in TrainingJob; in lists alone."""
+    """See TrainingJob. Only in lists."""
     IncidentCount: NotRequired[int]
-    """In lists alone."""
+    """Only in lists."""
     OpenIncidentCount: NotRequired[int]
-    """In lists alone."""
+    """Only in lists."""
 
 class UpdateTrainingJobResponse(TypedDict):
-    """The job's newest revision, and what it changed."""
+    """The job's newest revision and its changes."""
     TrainingJobName: str
     RunId: str
     Revision: int
     Changes: list[FieldChange]
-    """Empty where everything was so already: then there is no new revision."""
+    """Empty if all fields already had these values. Then there is no new revision."""
 
 class PaginatorConfig(TypedDict, total=False):
     MaxItems: int

@@ -14,21 +14,21 @@ export interface ErrorResponse {
   Fields: FieldError[]
 }
 
-/** Somebody has seen an incident. */
+/** Confirms that a person has seen an incident. */
 export interface AcknowledgeIncidentRequest {
   IncidentId: string
   /** "" unless given. */
   Note?: string
 }
 
-/** One of a job's inputs. */
+/** One named input of a job. */
 export interface Channel {
-  /** Ranks find its directory in SM_CHANNEL_<NAME>, and by `everstep.training.input_dir("name")`. */
+  /** Ranks find the channel's directory in SM_CHANNEL_<NAME> and with `everstep.training.input_dir("name")`. */
   ChannelName: string
   DataSource: DataSource
 }
 
-/** A set of shards of one step in S3. */
+/** The shards of one step in S3. */
 export interface Checkpoint {
   Step: number
   Generation: number
@@ -37,37 +37,37 @@ export interface Checkpoint {
   Bytes: number
   CreationTime: Timestamp
   CompletionTime?: Timestamp
-  /** It is not deleted until it is unpinned. */
+  /** A pinned checkpoint is not deleted until it is unpinned. */
   IsPinned: boolean
-  /** What VerifyCheckpoint found when it last read the objects back. */
+  /** The result of the last VerifyCheckpoint, which reads the objects back. */
   Verification: 'NotVerified' | 'Verifying' | 'Intact' | 'Damaged'
   VerificationTime?: Timestamp
-  /** What is damaged. */
+  /** What is damaged. Absent if nothing is. */
   VerificationMessage?: string
 }
 
-/** The durable tier. */
+/** Checkpoints in S3: how often they are written and how long they are kept. */
 export interface CheckpointConfig {
-  /** A checkpoint in S3 every so many steps; 0: only when the job stops. 0 unless given. */
+  /** Steps between two checkpoints in S3. 0: write a checkpoint only when the job stops. 0 unless given. */
   EverySteps?: number
-  /** Prefix for checkpoints; the service's bucket by default. */
+  /** Prefix for checkpoints. The default is a prefix in the service's bucket. */
   S3Uri?: string
-  /** Keep a third slot per shard, so that an upload never makes snapshots wait. false unless given. */
+  /** Reserve a third memory slot per shard, so that snapshots never wait for an upload. false unless given. */
   ThirdSlot?: boolean
-  /** How many of its newest checkpoints a job keeps, pinned ones besides; all unless said. */
+  /** Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all. */
   MaxCount?: number
-  /** Checkpoints that are older are deleted. The newest one, what the job would be restored from, and pinned ones are always kept. */
+  /** Age at which checkpoints are deleted. Exempt are the newest checkpoint, the one that the job would be restored from, and pinned ones. */
   MaxAgeInSeconds?: number
 }
 
-/** What to change of the durable tier; where checkpoints go is set at creation. */
+/** Checkpoint settings to change. The location of checkpoints cannot change after creation. */
 export interface CheckpointConfigUpdate {
   EverySteps?: number
-  /** Cannot be taken back once the job has run. */
+  /** Cannot be disabled once the job has run. */
   ThirdSlot?: boolean
-  /** 0: no limit any more. */
+  /** 0 removes the limit. */
   MaxCount?: number
-  /** At least 60; 0: no limit any more. */
+  /** At least 60. 0 removes the limit. */
   MaxAgeInSeconds?: number
 }
 
@@ -75,13 +75,13 @@ export interface CompleteSourceRequest {
   SourceId: string
 }
 
-/** Something that is wrong now with a node, or with what a job stands on. It is no longer listed once it is over. */
+/** A current problem of a node or of the service. It is no longer listed once it is resolved. */
 export interface Condition {
-  /** The fault's code, as docs/reference/metrics.md lists them: disk_full, memory_low, gpu_xid … */
+  /** The fault code, as listed in docs/reference/metrics.md: disk_full, memory_low, gpu_xid … */
   Type: string
-  /** A sentence with the figures. */
+  /** A sentence that includes the measured values. */
   Message: string
-  /** Absent where the service itself is meant. */
+  /** Absent if the problem is in the service itself. */
   NodeId?: string
 }
 
@@ -89,166 +89,166 @@ export interface CreateCheckpointRequest {
   TrainingJobName: string
 }
 
-/** Which step is in S3, or on its way. */
+/** The step that is stored in S3 or will be. */
 export interface CreateCheckpointResponse {
   TrainingJobName: string
   RunId: string
-  /** The checkpoint is of this step or, while it is Requested, of the next one that is committed. */
+  /** The checkpoint's step. While Status is Requested, the checkpoint is of this step or of the next committed one. */
   Step: number
   Status: 'Requested' | 'Complete'
 }
 
-/** An Auto Scaling group to be kept as a fleet. */
+/** An Auto Scaling group to register as a fleet. */
 export interface CreateFleetRequest {
   FleetName: string
-  /** It must carry the tag `everstep:fleet`, one Availability Zone and one launch template. */
+  /** The group must have the tag `everstep:fleet`, one Availability Zone and one launch template. */
   AutoScalingGroupName: string
   /** 1 unless given. */
   SpareCount?: number
-  /** Counts spares instead of SpareCount. */
+  /** Computes the number of spares, in place of the fixed SpareCount. */
   SparePolicy?: SparePolicy
-  /** Nodes kept even when no job runs, spares not included. 0 unless given. */
+  /** Nodes to keep even when no job runs, spares not included. 0 unless given. */
   MinNodeCount?: number
-  /** What one instance costs you; jobs and incidents are valued at it. */
+  /** What one instance costs you. Everstep computes the cost of jobs and incidents from it. */
   PriceUsdPerHour?: number
-  /** Keep instances that failed running for inspection instead of ending them, as long as that takes nobody's place in the group. false unless given. */
+  /** Keep failed instances running for inspection instead of terminating them. Applies while the group has room for a replacement. false unless given. */
   HoldFailedInstances?: boolean
-  /** Nodes that may be taken out by Everstep's own verdicts and replaced within an hour; what AWS ends is not counted. 20 unless given. */
+  /** Nodes that Everstep may replace within an hour by its own verdict. Instances that AWS ends do not count. 20 unless given. */
   MaxReplacementsPerHour?: number
-  /** Name of the IAM role that the group's instances run with: their agents join by it (STS). Without it they join with a join token. */
+  /** Name of the IAM role of the group's instances. Their agents authenticate with this role through STS. Without a role name, agents need a join token. */
   NodeRoleName?: string
-  /** Let administrators break nodes of this fleet on purpose: StartDrill. false unless given. */
+  /** Let administrators inject faults into this fleet's nodes with StartDrill. false unless given. */
   AllowDrills?: boolean
-  /** Let those who may submit jobs run programs beside their ranks on nodes of this fleet: ExecuteCommand. false unless given. */
+  /** Let users who may submit jobs run programs beside their ranks on this fleet's nodes with ExecuteCommand. false unless given. */
   AllowCommands?: boolean
   Project?: string
   Tags?: Record<string, string>
-  /** Check everything, change and create nothing, and answer what would be changed. false unless given. */
+  /** Check the request and return the planned changes, but neither change nor create anything. false unless given. */
   DryRun?: boolean
-  /** The Changes of a dry run, as it answered them, that somebody has agreed to: a ConflictException where anything else would be changed. */
+  /** The Changes of a dry run that a person approved. Any other change makes the request fail with a ConflictException. */
   ExpectedChanges?: GroupChange[]
 }
 
-/** The group is a fleet; or, of a dry run, what would become of it. */
+/** The new fleet, or the plan of a dry run. */
 export interface CreateFleetResponse {
   FleetName: string
   /** Absent after a dry run. */
   Fleet?: Fleet
-  /** What a group has to be by itself, all of it met: a group that is something else is refused, with the same sentences. */
+  /** The requirements on the group, all of them met. A group that fails one is rejected with the same sentences. */
   Checks: GroupCheck[]
-  /** What was changed of the group, and what will be; of a dry run, what would be. Empty where it is as Everstep needs it. */
+  /** Changes to the group that were made or will be made. After a dry run: changes that a real call would make. Empty if the group already has all settings. */
   Changes: GroupChange[]
 }
 
-/** A token that each new instance of a fleet's group may use once. */
+/** Creates a token that each new instance of a fleet's group may use once. */
 export interface CreateJoinTokenRequest {
-  /** The fleet may be created later. */
+  /** The fleet does not have to exist yet. */
   FleetName: string
   ExpiresInSeconds?: number
 }
 
 /** A join token for a fleet's launch template. */
 export interface CreateJoinTokenResponse {
-  /** Shown once; the service keeps its digest alone. */
+  /** Returned only once. The service stores only its digest. */
   JoinToken: string
   TokenId: string
   FleetName: string
   ExpirationTime?: Timestamp
 }
 
-/** An archive that is about to be stored. */
+/** Announces the upload of a source archive. */
 export interface CreateSourceRequest {
   /** The SHA-256 of the archive, a gzipped tar. */
   SourceId: string
-  /** Its length. */
+  /** Size of the archive. */
   Bytes: number
 }
 
-/** Whether a source is there already, and where it is to be put if not. */
+/** Whether a source is stored already, and if not, where to upload it. */
 export interface CreateSourceResponse {
   SourceId: string
-  /** It was checked and stored before: there is nothing to do. */
+  /** True if an earlier upload was checked and stored. No upload is needed. */
   IsStored: boolean
-  /** Put it there, then CompleteSource. Absent where it is stored, or where the service's store takes nothing from outside: then PutSource. */
+  /** Upload the archive there, then call CompleteSource. Absent if the source is stored already, or if the service's store accepts no direct uploads. In the latter case, call PutSource. */
   Upload?: SourceUpload
 }
 
-/** A token for a person or a program. */
+/** Creates a token for a person or a program. */
 export interface CreateTokenRequest {
-  /** viewer reads; submitter also creates and changes training jobs; admin does everything, in every project. */
+  /** viewer: read. submitter: also create and change training jobs. admin: everything, in every project. */
   Role: 'admin' | 'submitter' | 'viewer'
-  /** The only project that it opens; every project unless said. An admin has none. */
+  /** The only project that the token can access. The default is every project. Not allowed for an admin. */
   Project?: string
-  /** Whose it is or what for; shown in lists. "" unless given. */
+  /** The token's owner or purpose. Shown in lists. "" unless given. */
   Description?: string
-  /** It does not expire unless said. */
+  /** By default, the token does not expire. */
   ExpiresInSeconds?: number
 }
 
-/** A new token. */
+/** A new token with its secret. */
 export interface CreateTokenResponse {
-  /** What is sent as `Authorization: Bearer …`. Shown once; the service keeps its digest alone. */
+  /** Send it as `Authorization: Bearer …`. Returned only once. The service stores only its digest. */
   Secret: string
   Token: Token
 }
 
-/** A job to run. */
+/** A training job to run. */
 export interface CreateTrainingJobRequest {
   TrainingJobName: string
-  /** The same request with the same token again changes nothing: it is answered with the job that it made. The SDK fills it in. */
+  /** Identifies the request. Repeating the request with the same token returns the existing job. The SDK generates a token. */
   ClientRequestToken?: string
-  /** May be left out where there is exactly one fleet. */
+  /** Optional if exactly one fleet exists. */
   FleetName?: string
-  /** Other subnets, zones or instance types: asked in this order, in a ring, while AWS has no capacity for the whole job in the one before. Only before the job has started. */
+  /** Fleets in other subnets, zones or with other instance types. If AWS has no capacity for the whole job, the job moves to the next fleet of the list, and from the last one to FleetName. It moves only before its first start. */
   AlternativeFleetNames?: string[]
   Source: SourceConfig
-  /** Path of a Python file in the source. */
+  /** Path of a Python file in the source archive. */
   EntryPoint: string
-  /** Path of a requirements.txt in the source: each node installs what it lacks of it, once, beside its own packages, and ranks see that first. */
+  /** Path of a requirements.txt in the source archive. Each node installs the missing packages once, beside its own packages. Ranks import the installed packages first. */
   Requirements?: string
-  /** Given to the script as EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value`. */
+  /** Passed to the script in EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value` arguments. */
   HyperParameters?: Record<string, string>
   Environment?: Record<string, string>
-  /** Variables of ranks whose values are in AWS: `secretsmanager:NAME`, `ssm:NAME` or an ARN of either. Each node reads them when it starts its ranks; values are stored, shown and logged nowhere. */
+  /** Environment variables whose values are in AWS: `secretsmanager:NAME`, `ssm:NAME` or an ARN of either service. Each node reads the values when it starts its ranks. Everstep neither stores, shows nor logs them. */
   Secrets?: Record<string, string>
-  /** Ranks have this role's short-lived keys, renewed before they end; Secrets and InputDataConfig are read with them, too. Nodes must be allowed to assume it. Without it ranks have no AWS credentials. */
+  /** IAM role of the job. Ranks receive the role's short-lived credentials, which are renewed before they expire. Nodes read Secrets and InputDataConfig with the role, too, and must be allowed to assume it. Without a role, ranks have no AWS credentials. */
   RoleArn?: string
   NodeCount: number
   /** 1 unless given. */
   RanksPerNode?: number
-  /** Two copies where there are two nodes, one where there is one, unless said. */
+  /** The default is two copies, or one copy for a job of one node. */
   Protection?: ProtectionConfig
   CheckpointConfig?: CheckpointConfig
-  /** What ranks find on their node before their first line; what is missing fails the job before any rank starts. */
+  /** Inputs that each node provides before its ranks start. If an input is missing, the job fails before any rank starts. */
   InputDataConfig?: Channel[]
   OutputDataConfig?: OutputDataConfig
   StoppingCondition?: StoppingCondition
   RetryStrategy?: RetryStrategy
-  /** Higher first; of equal ones the oldest. 0 unless given. */
+  /** Jobs with a higher priority start first. Of jobs with equal priority, the oldest starts first. 0 unless given. */
   Priority?: number
-  /** A job of higher priority that needs its nodes may pause it: all ranks stop at one agreed step, kept in S3, and it resumes by itself. false unless given. */
+  /** Whether a job of higher priority that needs the nodes may pause this job. All ranks stop at one agreed step, which is stored in S3. The job resumes by itself. false unless given. */
   Preemptible?: boolean
-  /** The token's project, unless the token may name another. */
+  /** The default is the token's project, or `default`. Only a token without a project may choose another one. */
   Project?: string
   Tags?: Record<string, string>
-  /** Check everything, create nothing, and answer the plan. false unless given. */
+  /** Check the request and return the plan, but create no job. false unless given. */
   DryRun?: boolean
 }
 
-/** The job is accepted and waits for its turn; or, of a dry run, what would become of it. */
+/** The accepted job, or the plan of a dry run. */
 export interface CreateTrainingJobResponse {
   TrainingJobName: string
   /** Absent after a dry run. */
   RunId?: string
   /** Absent after a dry run. */
   TrainingJobStatus?: 'InProgress' | 'Completed' | 'Failed' | 'Stopping' | 'Stopped'
-  /** Of a dry run. */
+  /** Only after a dry run. */
   Plan?: TrainingJobPlan
 }
 
-/** Where a channel's data are: one of the two. */
+/** The location of a channel's data. Exactly one of the two fields must be set. */
 export interface DataSource {
-  /** Fetched to every node before its ranks start, verified, and kept there for later jobs as long as there is room. Files are read-only. */
+  /** Each node fetches and verifies the objects before its ranks start. The files are read-only. The node keeps them for later jobs while it has room. */
   S3DataSource?: S3DataSource
   FileSystemDataSource?: FileSystemDataSource
 }
@@ -275,24 +275,24 @@ export interface DeleteTrainingJobRequest {
   DryRun?: boolean
 }
 
-/** What went, or would go. */
+/** What was deleted, or would be deleted after a dry run. */
 export interface DeleteTrainingJobResponse {
   TrainingJobName: string
   RunId: string
-  /** The job is forgotten. Not after a dry run, and not while objects are left. */
+  /** Whether the job's records were deleted. False after a dry run, and while objects remain. */
   IsDeleted: boolean
   GenerationCount: number
   CheckpointCount: number
   IncidentCount: number
-  /** What the fleet's figures no longer count. */
+  /** Node time that the fleet's totals no longer include. */
   NodeSeconds: number
   CostUsd?: number
-  /** Objects in S3 that this call has deleted; of a dry run, that a call with DeleteObjects would. */
+  /** Objects in S3 that this call deleted. After a dry run: objects that a call with DeleteObjects would delete. */
   ObjectCount: number
   ObjectBytes: number
-  /** A call takes so many objects at the most: the same call again goes on. */
+  /** Each call deletes a limited number of objects. If true, repeat the same call to continue. */
   HasMoreObjects: boolean
-  /** Where they are: checkpoints, logs, outputs. */
+  /** Locations of the objects: checkpoints, logs, outputs. */
   S3Uris: string[]
 }
 
@@ -312,7 +312,7 @@ export interface DescribeProtectionRequest {
   TrainingJobName: string
 }
 
-/** How well the job's state is kept right now. */
+/** How well the job's state is protected at this moment. */
 export interface DescribeProtectionResponse {
   TrainingJobName: string
   Generation: number
@@ -323,11 +323,11 @@ export interface DescribeProtectionResponse {
   Copies: number
   ProtectionState: 'Protected' | 'Degraded' | 'Unprotected'
   Reason: string
-  /** For one, two and three lost nodes, by the holders that count right now, as far as they can be counted in time; empty while not every shard is committed. */
+  /** The probability that every shard keeps a copy when one, two or three nodes are lost at once. Only holders in view count. The list is empty until every shard has a committed step. It is shorter if a larger loss has too many cases to compute. */
   RecoveryOdds: RecoveryOdds[]
-  /** Likewise for whole failure domains; empty where AWS has told none. */
+  /** The same for whole failure domains. Empty if AWS has reported none. */
   DomainOdds: DomainOdds[]
-  /** Failure domains whose loss alone would take every copy of some shard. */
+  /** Failure domains whose loss alone would destroy every copy of some shard. */
   FatalDomains: string[]
   Shards: ShardProtection[]
   LastCheckpoint?: LastCheckpoint
@@ -341,25 +341,25 @@ export interface DescribeTrainingJobRequest {
   TrainingJobName: string
 }
 
-/** What becomes of the job's memory when whole failure domains are lost at once. */
+/** Probability that the job's memory survives the simultaneous loss of failure domains. */
 export interface DomainOdds {
   LostDomains: number
-  /** That every shard keeps a copy, all sets of so many domains equally likely; exact. A node whose domain is not known is one of its own. */
+  /** Exact probability that every shard keeps a copy. All sets of LostDomains domains are equally likely. A node with an unknown domain counts as its own domain. */
   Probability: number
 }
 
-/** A node that its job is to leave, and that is kept. */
+/** Moves a job off a node and keeps the node. */
 export interface DrainNodeRequest {
   NodeId: string
-  /** Why; told with the node, its job's incident and in the history. "" unless given. */
+  /** Shown with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
 }
 
-/** Something that was broken on purpose, and what became of it. */
+/** An injected fault and its outcome. */
 export interface Drill {
   DrillId: string
   DrillType: 'kill-rank' | 'kill-agent' | 'terminate-instance'
-  /** requested, struck; then recovered (an incident came of it, and training is where it was before), not_recovered (the job ended, was paused or was interrupted again before that), absorbed (no incident came of it) or not_done (the job did not train in time). */
+  /** The drill's progress, or its outcome once it is over. `requested`: the fault is not injected yet. `struck`: the fault is injected, and its outcome is open. `recovered`: the fault caused an incident, and training reached the step it was at before. `not_recovered`: the job ended, was paused or was interrupted again before it recovered. `absorbed`: the fault caused no incident. `not_done`: the job did not train in time, so no fault was injected. */
   DrillStatus: 'requested' | 'struck' | 'recovered' | 'not_recovered' | 'absorbed' | 'not_done'
   TrainingJobName: string
   FleetName: string
@@ -373,7 +373,7 @@ export interface Drill {
   Outcome?: string
 }
 
-/** Something that happened to a fleet, a job or a node; never changed afterwards. */
+/** A record of something that happened to a fleet, a job or a node. Events never change. */
 export interface Event {
   EventId: number
   Time: Timestamp
@@ -385,62 +385,62 @@ export interface Event {
   Detail: unknown
 }
 
-/** A program to be run beside a rank. */
+/** A program to run beside a rank. */
 export interface ExecuteCommandRequest {
   TrainingJobName: string
   Rank: number
-  /** The program and its arguments, as they are: no shell sees them. `{pid}` in one is the rank's process. */
+  /** The program and its arguments, passed on without a shell. `{pid}` is replaced by the process id of the rank. */
   Command: string[]
-  /** It is ended after this long. 30 unless given. */
+  /** The agent ends the program after this time. 30 unless given. */
   TimeoutInSeconds?: number
-  /** What the program reads from its stdin, in UTF-8; nothing unless given. How long it was is told in the history, and no more. */
+  /** Text that the program reads from stdin, in UTF-8. The default is empty. The event history records the length of the text, not the text. */
   Stdin?: string
-  /** The same command asked for again with the same token is not run again: it is answered again. */
+  /** Identifies the request. A repeated request with the same token does not run the command again; it returns the same response. */
   ClientRequestToken?: string
 }
 
-/** What a program beside a rank has said, and how it ended. */
+/** Output and exit code of a program that ran beside a rank. */
 export interface ExecuteCommandResponse {
   TrainingJobName: string
   Rank: number
   Generation: number
   NodeId: string
-  /** As a shell says it; absent where it did not end in time. */
+  /** The exit code as a shell reports it. Absent if the program did not end in time. */
   ExitCode?: number
   Stdout: string
-  /** The first 256 KiB of each. */
+  /** Stdout and Stderr contain at most the first 256 KiB of each stream. */
   Stderr: string
-  /** There was more. */
+  /** Whether Stdout or Stderr was truncated. */
   IsOutputCut: boolean
   IsTimedOut: boolean
 }
 
-/** One field that was changed. */
+/** The change of one field. */
 export interface FieldChange {
-  /** Its path: `CheckpointConfig.EverySteps`. */
+  /** Path of the field: `CheckpointConfig.EverySteps`. */
   Field: string
   Before?: string
-  /** As text; absent where there is no value. */
+  /** The new value as text. Absent if the field has no value. */
   After?: string
-  /** A running generation goes on with the plan that it began with. */
+  /** Now, or with the next generation: a running generation keeps the plan it started with. */
   Applies: 'Now' | 'NextGeneration'
 }
 
-/** What is wrong with one field of a request. */
+/** The error of one field of a request. */
 export interface FieldError {
-  /** Path of the field, as `CheckpointConfig.EverySteps`. */
+  /** Path of the field, for example `CheckpointConfig.EverySteps`. */
   Field: string
-  /** A sentence with the figures. */
+  /** A sentence that includes the invalid value or the limit. */
   Message: string
 }
 
-/** A directory that is on every node already: a shared file system, or part of the image. */
+/** A directory that already exists on every node: a shared file system, or a part of the image. */
 export interface FileSystemDataSource {
-  /** Absolute; whether ranks may write to it is a matter of its mount. */
+  /** Absolute path. The mount options decide whether ranks may write to the directory. */
   DirectoryPath: string
 }
 
-/** A registered Auto Scaling group, as wanted and as it is. */
+/** A registered Auto Scaling group: its settings and its current state. */
 export interface Fleet {
   FleetName: string
   AutoScalingGroupName: string
@@ -448,16 +448,16 @@ export interface Fleet {
   FleetStatus: 'active' | 'frozen' | 'deleting'
   Reason: string
   SpareCount: number
-  /** Counts spares instead of SpareCount. */
+  /** Computes the number of spares, in place of the fixed SpareCount. */
   SparePolicy?: SparePolicy
   MinNodeCount: number
   HoldFailedInstances: boolean
   MaxReplacementsPerHour: number
-  /** Absent: agents join with a join token alone. */
+  /** Absent if agents can join with a join token only. */
   NodeRoleName?: string
   AllowDrills: boolean
   AllowCommands: boolean
-  /** The group's MaxSize. */
+  /** MaxSize of the Auto Scaling group. */
   MaxNodeCount: number
   DesiredNodeCount: number
   NodeCount: number
@@ -465,19 +465,19 @@ export interface Fleet {
   InstanceType: string
   AvailabilityZone: string
   PriceUsdPerHour?: number
-  /** Of all its jobs, by bucket. */
+  /** Sum over all jobs of the fleet, by accounting bucket. */
   AccountingSeconds: Record<string, number>
-  /** Of all its jobs together. */
+  /** Computed over all jobs of the fleet. */
   Reliability: Reliability
-  /** Of its jobs; drills are not counted. */
+  /** Incidents of the fleet's jobs, without drills. */
   IncidentCount: number
-  /** Nodes that its jobs have lost: that failed, or that AWS took. None that a person drained, or that a drill struck. */
+  /** Nodes that jobs lost because they failed or because AWS reclaimed them. Nodes that a person drained or a drill struck do not count. */
   LostNodeCount: number
-  /** How long its nodes have worked for jobs, all together. */
+  /** Total time that the fleet's nodes have worked for jobs. */
   NodeSeconds: number
-  /** What that has cost; idle nodes and spares are not in it. */
+  /** Cost of NodeSeconds. Idle nodes and spares are not included. */
   CostUsd?: number
-  /** How the group differs from what Everstep needs; freezes destructive actions. */
+  /** Differences between the group and the settings that Everstep needs. While there are any, Everstep neither resizes the group nor ends or reboots instances. */
   Drift: string[]
   Tags: Record<string, string>
   CreationTime: Timestamp
@@ -499,22 +499,22 @@ export interface FollowLogsResponse {
   EventStream?: FollowLogsStream
 }
 
-/** What a followed log is made of. */
+/** The events of a FollowLogs stream. */
 export interface FollowLogsStream {
   LogEvents?: LogEvents
 }
 
-/** Who is calling, and as what. */
+/** The token of the caller, with its role and project. */
 export interface GetCallerIdentityResponse {
   TokenId: string
   Role: 'admin' | 'submitter' | 'viewer'
-  /** Absent: every project. */
+  /** Absent if the token can access every project. */
   Project?: string
   Description: string
   CreationTime: Timestamp
   ExpirationTime?: Timestamp
   ServerVersion: string
-  /** By the service's clock. */
+  /** Current time of the service's clock. */
   ServerTime: Timestamp
 }
 
@@ -533,12 +533,12 @@ export interface GetLogEventsRequest {
   NextToken?: string
 }
 
-/** A page of what a job's ranks printed, oldest line first. */
+/** A page of lines that a job's ranks printed, oldest line first. */
 export interface GetLogEventsResponse {
   Events: LogEvent[]
-  /** Reads on after the last of these lines. */
+  /** Continues after the last of these lines. */
   NextForwardToken: string
-  /** Reads on before the first of them. */
+  /** Continues before the first of these lines. */
   NextBackwardToken: string
 }
 
@@ -565,7 +565,7 @@ export interface GetMetricDataRequest {
   MaxPoints?: number
 }
 
-/** What a job has logged, by metric. */
+/** Values of a job's metrics, by metric. */
 export interface GetMetricDataResponse {
   MetricDataResults: MetricDataResult[]
 }
@@ -579,24 +579,24 @@ export interface GetOutputResponse {
   Body?: Blob
 }
 
-/** Something of an Auto Scaling group that becomes another with its registration. */
+/** A setting of an Auto Scaling group that the registration as a fleet changes. */
 export interface GroupChange {
-  /** In the words of Auto Scaling's API: `NewInstancesProtectedFromScaleIn`, `LifecycleHooks.everstep-termination`. */
+  /** The name in Auto Scaling's API: `NewInstancesProtectedFromScaleIn`, `LifecycleHooks.everstep-termination`. */
   Setting: string
-  /** As text; absent where there is nothing. */
+  /** The value before the change, as text. Absent if the setting has none. */
   Before?: string
   After: string
-  /** Why it cannot stay as it is. */
+  /** Why Everstep needs the change. */
   Reason: string
-  /** Now: CreateFleet makes it before it answers. Later: the fleet's loop does, from its first look at the group on. */
+  /** Now: CreateFleet makes the change before it returns. Later: the fleet's loop makes the change after the fleet exists. */
   Applies: 'Now' | 'Later'
 }
 
-/** Something that an Auto Scaling group has to be by itself. */
+/** A requirement on an Auto Scaling group that Everstep checks and does not change. */
 export interface GroupCheck {
-  /** In the words of Auto Scaling's API. */
+  /** The name in Auto Scaling's API. */
   Setting: string
-  /** What is there, in a sentence. */
+  /** The value found, in a sentence. */
   Message: string
 }
 
@@ -604,34 +604,34 @@ export interface HandBackTrainingJobRequest {
   TrainingJobName: string
 }
 
-/** The server answers. */
+/** Status and version of the server that answers. */
 export interface HealthResponse {
-  /** degraded: the server answers, and one of Conditions needs a person. */
+  /** `degraded`: the server answers, but a person must act on one of Conditions. */
   Status: 'ok' | 'degraded'
   Version: string
-  /** Empty while all is well; a condition ends by itself once its cause is gone. */
+  /** Empty in normal operation. A condition disappears once its cause is resolved. */
   Conditions: ServiceCondition[]
 }
 
-/** An idle node that is to be kept out of use. */
+/** Keeps an idle node out of use. */
 export interface HoldNodeRequest {
   NodeId: string
-  /** Why; told with the node, its job's incident and in the history. "" unless given. */
+  /** Shown with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
 }
 
 /** A node that keeps a copy of a shard. */
 export interface Holder {
   NodeId: string
-  /** It counts in the current rounds. */
+  /** Whether the holder counts in the current rounds. */
   InView: boolean
-  /** The newest step that it is known to hold, whole and verified; absent before the first. */
+  /** The newest step of which the node holds a complete, verified copy. Absent before the first. */
   VerifiedStep?: number
-  /** Since when. */
+  /** When the node reported that step. */
   VerifiedTime?: Timestamp
-  /** How far that is behind the newest step that the ranks have finished. */
+  /** Number of steps by which VerifiedStep trails the newest step that the ranks have finished. */
   LagSteps?: number
-  /** The network node that its instance hangs on; absent where AWS has not told. */
+  /** The EC2 network node that the instance is attached to. Absent if AWS has not reported one. */
   FailureDomain?: string
 }
 
@@ -645,45 +645,45 @@ export interface Incident {
   Evidence: string[]
   Decision: string
   Reason: string
-  /** The farthest source that any rank used. */
+  /** The most distant source that any rank used. S3 is more distant than a peer, a peer more than the own node. */
   RestoreSource?: 'local' | 'peer' | 's3'
   FromStep?: number
   ReachedStep?: number
-  /** Steps done again: reached_step − from_step. */
+  /** Number of steps that training had to repeat: ReachedStep − FromStep. */
   LostSteps?: number
   GenerationBefore: number
   GenerationAfter?: number
-  /** The first of those that were lost, if any. */
+  /** The first of InstanceIds. Absent if the job lost no instance. */
   InstanceId?: string
   ReplacementInstanceId?: string
-  /** Those that were left, for whatever cause. */
+  /** Instances that the job lost or left, for any reason. */
   InstanceIds: string[]
-  /** Where it happened: whose ranks, agent, links or hardware failed, or what AWS announced, lost by it or not. Empty where that cannot be told. */
+  /** Instances on which the failure occurred, whether or not the job lost them. Their ranks, agent, links or hardware failed, or AWS announced an end or a maintenance. Empty if Everstep cannot determine them. */
   FaultedInstanceIds: string[]
   ReplacementInstanceIds: string[]
   FailedAt: Timestamp
   OpenedAt: Timestamp
-  /** When training ran again; absent where it has not. */
+  /** When training ran again. Absent until then. */
   RestoredAt?: Timestamp
   ClosedAt?: Timestamp
   DetectSeconds?: number
   ReplaceSeconds?: number
   RestoreSeconds?: number
   ReworkSeconds?: number
-  /** The fleet's price × the seconds in which the job's nodes made no new step; so far, while it is open. Absent where the fleet has no price. */
+  /** The fleet's price × the time in which the job's nodes made no new step. While the incident is open, the cost so far. Absent if the fleet has no price. */
   CostUsd?: number
-  /** By rank; empty before that is known, or when nothing was restored. */
+  /** By rank. Empty until the recovery plan exists, and if nothing was restored. */
   RankSources: RankSource[]
-  /** The event `RanksHang` whose Detail has the stacks of all ranks: where ranks hung, in DescribeIncident alone, for as long as events are kept. */
+  /** EventId of the event `RanksHang`, whose Detail contains the stacks of all ranks. Only in DescribeIncident, only if ranks hung, and only while the service keeps the event. */
   StacksEventId?: number
-  /** When a person first said to have seen it. */
+  /** When a person first acknowledged the incident. */
   AcknowledgementTime?: Timestamp
   AcknowledgedBy?: string
-  /** What they noted. */
+  /** The note of that person. */
   Acknowledgement?: string
 }
 
-/** The newest complete checkpoint in S3 that was not found damaged. */
+/** The newest complete checkpoint in S3 that no verification found damaged. */
 export interface LastCheckpoint {
   Step: number
   Generation: number
@@ -703,7 +703,7 @@ export interface ListCheckpointsRequest {
 /** A job's checkpoints, newest step first. */
 export interface ListCheckpointsResponse {
   Checkpoints: Checkpoint[]
-  /** Of the job: one that has ended makes no more. */
+  /** Status of the job. A job that has ended creates no more checkpoints. */
   TrainingJobStatus: 'InProgress' | 'Completed' | 'Failed' | 'Stopping' | 'Stopped'
   NextToken?: string
 }
@@ -715,7 +715,7 @@ export interface ListDrillsRequest {
   NextToken?: string
 }
 
-/** A page of drills, in the order they were asked for. */
+/** A page of drills, in the order of their requests. */
 export interface ListDrillsResponse {
   Drills: Drill[]
   NextToken?: string
@@ -737,7 +737,7 @@ export interface ListEventsRequest {
 
 /** A page of events. */
 export interface ListEventsResponse {
-  /** Oldest first, unless the newest were asked for first. */
+  /** Oldest first, or newest first with SortOrder Descending. */
   Events: Event[]
   NextToken?: string
 }
@@ -766,7 +766,7 @@ export interface ListIncidentsRequest {
 
 /** A page of incidents. */
 export interface ListIncidentsResponse {
-  /** In the order they were opened, unless the newest were asked for first. */
+  /** In the order in which they were opened, or newest first with SortOrder Descending. */
   Incidents: Incident[]
   NextToken?: string
 }
@@ -778,7 +778,7 @@ export interface ListLogsRequest {
   NextToken?: string
 }
 
-/** A page of the streams of a job's ranks, by generation, rank and stream. */
+/** A page of a job's log streams, by generation, rank and stream. */
 export interface ListLogsResponse {
   Logs: LogEntry[]
   NextToken?: string
@@ -788,10 +788,10 @@ export interface ListMetricsRequest {
   TrainingJobName: string
 }
 
-/** What a job has logged: at most 256 names, so that there are no pages. */
+/** All metrics of a job. There are at most 256 names, so the response has no pages. */
 export interface ListMetricsResponse {
   Metrics: Metric[]
-  /** Steps whose values were lost on the way, because more was logged than could be taken, and values of more names than a job may have. */
+  /** Number of values lost. It counts steps whose values were dropped because the script logged too fast, and values beyond the limit of names. */
   DroppedCount: number
 }
 
@@ -804,7 +804,7 @@ export interface ListNodesRequest {
   NextToken?: string
 }
 
-/** All nodes asked for, oldest first. */
+/** A page of nodes, oldest first. */
 export interface ListNodesResponse {
   Nodes: Node[]
   NextToken?: string
@@ -857,7 +857,7 @@ export interface ListTrainingJobNodesRequest {
   NextToken?: string
 }
 
-/** A page of which nodes have worked for a job, by when they began. */
+/** A page of nodes that worked for a job, by start time. */
 export interface ListTrainingJobNodesResponse {
   Nodes: TrainingJobNode[]
   NextToken?: string
@@ -902,145 +902,145 @@ export interface ListTrainingJobsResponse {
   NextToken?: string
 }
 
-/** One stream of one rank in one generation, or the fact that it is missing. */
+/** One output stream of one rank in one generation, or a note that it is missing. */
 export interface LogEntry {
   Generation: number
   Rank: number
-  /** None for what is missing altogether. */
+  /** Absent if both streams of the rank are missing. */
   Stream?: 'stdout' | 'stderr'
   Key?: string
   Bytes?: number
   MissingReason?: string
 }
 
-/** One line that a rank printed, or the fact that lines are missing. */
+/** One line that a rank printed, or a note that lines are missing. */
 export interface LogEvent {
-  /** When the node's agent read it, to the millisecond. */
+  /** When the node's agent read the line, in milliseconds. */
   Timestamp: Timestamp
   Generation: number
   NodeId: string
-  /** Absent where a whole node is meant. */
+  /** Absent if the event concerns a whole node. */
   Rank?: number
-  /** `gap`: what was here is not kept; Message says what and why. */
+  /** `gap`: lines are missing here. Message says how many and why. */
   Stream: 'stdout' | 'stderr' | 'gap'
-  /** Without the line feed; lines of more than 16 KiB come in pieces. */
+  /** The line without its line feed. Lines of more than 16 KiB are split. */
   Message: string
 }
 
-/** Lines that came together; without lines it is a sign of life. */
+/** A batch of lines. A batch without lines shows that the stream is alive. */
 export interface LogEvents {
   Events: LogEvent[]
-  /** For FollowLogs and GetLogEvents: goes on after these lines. */
+  /** Continues after these lines, in FollowLogs and GetLogEvents. */
   NextForwardToken: string
 }
 
-/** One name under which rank 0 logs. */
+/** A metric of a job: a name that rank 0 logs, or that Everstep measures. */
 export interface Metric {
   MetricName: string
   LastStep: number
   LastTime: Timestamp
-  /** What is not finite is the text NaN, Infinity or -Infinity on the wire. */
+  /** NaN, Infinity and -Infinity are sent as text. */
   LastValue: number | 'NaN' | 'Infinity' | '-Infinity'
 }
 
-/** One metric as columns: the first entry of each is the first point, and so on, in order of steps. A point is one step or a span of them. */
+/** One metric in columns: entry i of each list describes point i. Points are in the order of steps. A point covers one step or a span of steps. */
 export interface MetricDataResult {
   MetricName: string
   /** The first step of each point that has a value. */
   Steps: number[]
   LastSteps: number[]
-  /** When the last value of each point was logged, seconds since 1970. */
+  /** When the last value of each point was logged, in seconds since 1970. */
   Times: number[]
-  /** Values in each point. */
+  /** Number of values in each point. */
   Counts: number[]
-  /** Of the finite values, as means and maximums; NaN where there are none. */
+  /** Minimums, means and maximums are computed over the finite values. NaN if a point has none. */
   Minimums: (number | 'NaN' | 'Infinity' | '-Infinity')[]
   Means: (number | 'NaN' | 'Infinity' | '-Infinity')[]
   Maximums: (number | 'NaN' | 'Infinity' | '-Infinity')[]
-  /** The last value of each point, finite or not. What is not finite is the text NaN, Infinity or -Infinity on the wire. */
+  /** The last value of each point, finite or not. NaN, Infinity and -Infinity are sent as text. */
   LastValues: (number | 'NaN' | 'Infinity' | '-Infinity')[]
-  /** Of what Everstep measures on every node (names that begin with everstep/): the node of each minimum; empty for what the script logs. There the mean and the last value are the median of the nodes, and the counts count nodes. A point that was made while one node alone was heard is of rank 0's node, and has an empty name. */
+  /** The node that measured each minimum. Only for metrics named everstep/…, which Everstep measures on every node. For these metrics, the mean and the last value are the median of the nodes, and Counts counts nodes. A point with the value of rank 0's node alone has an empty id. The list is empty for metrics of the script. */
   MinimumNodeIds: string[]
-  /** Likewise of each maximum. */
+  /** The node that measured each maximum; otherwise like MinimumNodeIds. */
   MaximumNodeIds: string[]
 }
 
-/** An EC2 instance of a fleet and its agent. */
+/** An EC2 instance of a fleet, with its agent. */
 export interface Node {
   /** The EC2 instance id. */
   NodeId: string
   FleetName: string
   NodeStatus: 'joining' | 'spare' | 'assigned' | 'held' | 'rebooting' | 'draining' | 'gone'
-  /** Why it is held; all but unreachable ones wait for ReleaseNode. */
+  /** Why the node is held. All held nodes wait for ReleaseNode, except unreachable ones. */
   Hold?: 'unreachable' | 'distrusted' | 'inspection' | 'person'
-  /** What a person asked for and is still to be done; ReleaseNode calls it off. */
+  /** A user's request that is not completed yet. ReleaseNode cancels it. */
   Request?: 'drain' | 'replace' | 'reboot' | 'hold'
-  /** Who asked, and why. */
+  /** Who made the request, and why. */
   RequestReason?: string
   Connected: boolean
-  /** Its ranks start without importing first; a spare that is not warm, yet or at all, is given to a job only when no other is there. */
+  /** Whether ranks can start here without importing their libraries first. A job gets a spare that is not warm only if no warm spare is left. */
   Warm: boolean
   TrainingJobName?: string
   Address: string
-  /** What snapshots may take. */
+  /** Memory that snapshots may use. */
   MemoryBytes: number
-  /** Absent while its agent is not connected, or has not measured it yet. */
+  /** Absent while the agent is not connected, or before its first measurement. */
   Memory?: NodeMemory
   InstanceType: string
   AvailabilityZone: string
-  /** The network node that its instance hangs on; absent while AWS has not told, which it does not for every instance type. */
+  /** The EC2 network node that the instance is attached to. Absent if AWS has not reported one. AWS does not report it for all instance types. */
   FailureDomain?: string
   AgentVersion: string
-  /** Messages of its agent that were not decodable, too long or of another node, since this server started. */
+  /** Number of the agent's messages that this server rejected since its start. They could not be decoded, were too long, or claimed another node. */
   RefusedMessageCount: number
-  /** Sessions of other agents and of ranks that its agent refused or closed for what they said, since the agent started. A few around a restart of ranks are stale ones; more are worth a look at its log. */
+  /** Number of sessions that the agent rejected or closed since its start, because of an invalid message. The sessions are those of ranks and of other agents. A restart of ranks causes a few. If there are more, read the agent's log. */
   RefusedSessionCount: number
-  /** What a job's code can get at on this node that is not the job's, in a sentence: the agent's files, the instance's metadata. Absent where ranks have a user of their own that is kept from both, and while the agent has not reported. */
+  /** What a job's code can access on this node beyond the job: the agent's files, or the instance's metadata. Absent if ranks run as a separate user without access to both, and until the agent has reported. */
   Exposure?: string
   Reason: string
-  /** What its agent reports as wrong now, with the node and with its job's work there. Empty while the agent is not connected. */
+  /** Current problems that the agent reports: of the node, and of its job's work on the node. Empty while the agent is not connected. */
   Conditions: Condition[]
-  /** Its history, oldest line first; listed by DescribeNode alone. */
+  /** The node's history, oldest entry first. Only in DescribeNode. */
   Incidents: NodeIncident[]
   CreationTime: Timestamp
   ConnectionTime?: Timestamp
   EndTime?: Timestamp
 }
 
-/** A line of a node's history: it had its part in an incident. */
+/** One entry of a node's history: an incident in which the node was involved. */
 export interface NodeIncident {
-  /** Of a job; `fleet-…` where no job had the node. */
+  /** The incident of a job, or `fleet-…` if no job had the node. */
   IncidentId: string
   Time: Timestamp
-  /** `node_unreachable`, `agent_lost` … or a fault's code with its number: `gpu_xid 79`. */
+  /** `node_unreachable`, `agent_lost` …, or a fault code with its number: `gpu_xid 79`. */
   Cause: string
   Evidence: string
   Remedy: 'none' | 'restart' | 'release' | 'hold' | 'retire' | 'reboot' | 'replace' | 'let_go'
 }
 
-/** Memory of a node and of its ranks, as its agent reported last. */
+/** Memory of a node and of its ranks, from the agent's last report. */
 export interface NodeMemory {
   UsedBytes: number
-  /** What can be allocated now without swapping. */
+  /** Memory that can be allocated now without swapping. */
   AvailableBytes: number
-  /** What agent and ranks can have at most: of the machine, or of their cgroup where that has a lower limit. */
+  /** Memory of the machine, or the limit of the cgroup of agent and ranks if that is lower. */
   TotalBytes: number
-  /** Absent where the machine is the limit. */
+  /** Absent if no cgroup limit is below the machine's memory. */
   CgroupLimitBytes?: number
-  /** Living ranks, in order. */
+  /** Running ranks, by rank. */
   Ranks: RankMemory[]
 }
 
-/** Where outputs go. */
+/** Where the job's outputs are stored. */
 export interface OutputDataConfig {
-  /** Prefix for outputs, which lie below it by job and run; the service's bucket by default. */
+  /** Prefix for outputs. Everstep appends the job and the run. The default is a prefix in the service's bucket. */
   S3OutputPath?: string
 }
 
-/** One file that a rank left in its output directory. */
+/** One file that a rank wrote into its output directory. */
 export interface OutputEntry {
   Generation: number
-  /** Below the generation: `rank=0/model.safetensors`. */
+  /** Path within the generation: `rank=0/model.safetensors`. */
   Path: string
   Key: string
   Bytes: number
@@ -1056,7 +1056,7 @@ export interface PinCheckpointRequest {
   Generation?: number
 }
 
-/** What the jobs of a project may have. */
+/** Limits for the jobs of a project. */
 export interface ProjectQuota {
   Project: string
   MaxNodeCount?: number
@@ -1068,30 +1068,30 @@ export interface ProjectQuota {
   AllowedData: string[]
 }
 
-/** How many nodes keep every shard in memory, and what that may cost. */
+/** How many nodes hold each shard in memory, and how much snapshots may slow training. */
 export interface ProtectionConfig {
-  /** The owner's node included; 1 protects against lost processes alone. One where there is one node, unless said. 2 unless given. */
+  /** Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. The default is 1 for a job of one node. 2 unless given. */
   Copies?: number
-  /** What snapshots may cost training, as a part of the mean iteration. Above it they are taken less often, below it as often as every step. 0.01 unless said; 1 on a local cluster, whose nodes share the cores of one machine, so that the figure would say nothing. */
+  /** Share of the mean iteration time that snapshots may add, 0.01 meaning 1 %. If snapshots cost more, Everstep takes them less often than every step. The default is 0.01. On a local cluster it is 1, because all nodes share one machine's cores and the measurement would mean nothing. */
   MaxSlowdown?: number
 }
 
-/** What the jobs of a project may have, and what its submitters may name. Administrators may name anything. */
+/** Limits for the jobs of a project, and AWS resources that its submitters may use. The allow-lists do not restrict administrators. */
 export interface PutProjectQuotaRequest {
   Project: string
-  /** Nodes of each fleet that all its jobs may hold together, without a limit unless said. Jobs beyond wait, and hold up nobody. */
+  /** Nodes of each fleet that all jobs of the project may hold together. The default is no limit. Jobs beyond the limit wait, and do not delay other projects' jobs. */
   MaxNodeCount?: number
-  /** Jobs that have not ended, in all fleets, without a limit unless said. CreateTrainingJob is refused beyond. */
+  /** Limit of unfinished jobs in all fleets. The default is no limit. Beyond the limit, CreateTrainingJob fails. */
   MaxJobCount?: number
-  /** What all uploaded source archives may take together, without a limit unless said. Stored archives are never deleted; archives under way count for up to 26 hours. CreateSource, CompleteSource and PutSource are refused beyond. */
+  /** Total size of the project's source archives. The default is no limit. Stored archives are never deleted, and unfinished uploads count for up to 26 hours. Beyond the limit, CreateSource, CompleteSource and PutSource fail. */
   MaxSourceBytes?: number
-  /** The highest Priority that its submitters may set. 0 unless given. */
+  /** The highest Priority that submitters of the project may set. 0 unless given. */
   MaxPriority?: number
-  /** The roles that its submitters may name as RoleArn; none unless said. A final `*` allows all that begins like it, here and below. */
+  /** Roles that submitters of the project may set as RoleArn. The default is none. A final `*` allows all names with that prefix, in all three lists. */
   AllowedRoleArns?: string[]
-  /** What its submitters may name in Secrets where a job has no RoleArn; none unless said. */
+  /** Secrets that submitters may use in jobs without RoleArn. The default is none. */
   AllowedSecrets?: string[]
-  /** S3 URIs that its submitters may name in InputDataConfig where a job has no RoleArn, and directories; none unless said. */
+  /** S3 URIs and directories that submitters may use in InputDataConfig. The default is none. S3 URIs of jobs with RoleArn are not restricted. */
   AllowedData?: string[]
 }
 
@@ -1107,70 +1107,70 @@ export interface PutSourceResponse {
   FileCount: number
 }
 
-/** What the process of a rank has in memory; the processes that the rank started do not count. */
+/** Memory of a rank's process. Child processes of the rank do not count. */
 export interface RankMemory {
   Rank: number
-  /** Pages that the process shares with others count in full. */
+  /** Includes the full size of pages that the process shares with others. */
   ResidentBytes: number
   /** The highest ResidentBytes since the process started. */
   PeakResidentBytes: number
 }
 
-/** Where the shards of some ranks came from. */
+/** The source from which a range of ranks restored their shards. */
 export interface RankSource {
   Source: 'local' | 'peer' | 's3'
   FirstRank: number
   LastRank: number
 }
 
-/** A node that is to be rebooted. */
+/** Reboots a node. */
 export interface RebootNodeRequest {
   NodeId: string
-  /** Why; told with the node, its job's incident and in the history. "" unless given. */
+  /** Shown with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
 }
 
-/** What becomes of the job's memory when nodes are lost at once. */
+/** Probability that the job's memory survives the simultaneous loss of nodes. */
 export interface RecoveryOdds {
   LostNodes: number
-  /** That every shard keeps a copy, all sets of so many nodes equally likely; exact. */
+  /** Exact probability that every shard keeps a copy. All sets of LostNodes nodes are equally likely. */
   Probability: number
 }
 
-/** What becomes of a held node. */
+/** Ends the hold of a node. */
 export interface ReleaseNodeRequest {
   NodeId: string
-  /** End the instance; else it works again, and its history counts from now on. false unless given. */
+  /** True: terminate the instance. False: use the node again and ignore its history so far. false unless given. */
   Terminate?: boolean
 }
 
-/** How much of the time was training, and how often and how long it was interrupted. */
+/** Share of the time spent training, and frequency and duration of interruptions. */
 export interface Reliability {
-  /** Seconds of training ÷ all seconds but those without nodes (queue, provision, paused); absent before the first start. */
+  /** Effective training time ratio: training time ÷ total time without queue, provision and paused. Absent before the first start. */
   EttrRatio?: number
-  /** Seconds of training ÷ all seconds since the job was created. */
+  /** Training time ÷ total time since the job was created. */
   EttrWithQueueRatio?: number
-  /** Mean time to failure: seconds of training and stall ÷ failures; absent before the first. Drills, AWS's notices and people's wishes are none. */
+  /** Mean time to failure: seconds of training and stall ÷ number of failures. Absent before the first failure. Drills, AWS's notices and users' requests do not count as failures. */
   MttfSeconds?: number
-  /** Mean time to recovery, from the failure until training is where it was before; of failures whose incidents are closed. */
+  /** Mean time to recovery: from the failure until training reaches the step it was at before. Computed over failures whose incidents are closed. */
   MttrSeconds?: number
-  /** Steps done again. */
+  /** Steps that training had to repeat. */
   LostSteps: number
-  /** What nodes cost while they made no new step; absent where the fleet has no price. */
+  /** Cost of the nodes while they made no new step. Absent if the fleet has no price. */
   IncidentCostUsd?: number
 }
 
-/** A node whose instance is to be ended, another one coming. */
+/** Terminates a node's instance, so that another instance replaces it. */
 export interface ReplaceNodeRequest {
   NodeId: string
-  /** Why; told with the node, its job's incident and in the history. "" unless given. */
+  /** Shown with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
 }
 
-/** A node whose agent has lost its session. */
+/** Lets a node join again whose agent lost its session. */
 export interface ResetNodeSessionRequest {
   NodeId: string
-  /** Why; told with the node, its job's incident and in the history. "" unless given. */
+  /** Shown with the node, in the incident of its job, and in the node's history. "" unless given. */
   Reason?: string
 }
 
@@ -1178,9 +1178,9 @@ export interface ResumeTrainingJobRequest {
   TrainingJobName: string
 }
 
-/** When to stop trying. */
+/** When Everstep stops retrying a failing job. */
 export interface RetryStrategy {
-  /** The same failure at the same step this many times; then once more without the failing rank's node and once more from an older state, where there are such, and the job has failed. 3 unless given. */
+  /** Number of times that the same failure may occur at the same step. Then Everstep retries once without the failing rank's node and once from an older state, where each is possible. After that the job fails. 3 unless given. */
   MaxAttempts?: number
 }
 
@@ -1188,77 +1188,77 @@ export interface RevokeTokenRequest {
   TokenId: string
 }
 
-/** Objects in S3. */
+/** Input objects in S3. */
 export interface S3DataSource {
-  /** One object, or a prefix: then what lies below it, with its own folders. Without RoleArn it is read with the nodes' permissions. */
+  /** One object, or a prefix. The folders below a prefix are kept. Without RoleArn the nodes read the objects with their own permissions. */
   S3Uri: string
 }
 
-/** The job was in a state for a while. */
+/** A period that the job spent in one state. */
 export interface SecondaryStatusTransition {
-  /** The derived status, SageMaker's words. While ranks run without a new step it is Starting, or Restarting once the job has made steps. */
+  /** The status in SageMaker's terms, derived from the state. While ranks run without a new step, the status is Starting, or Restarting once the job has made steps. */
   Status: 'Pending' | 'Starting' | 'Downloading' | 'Training' | 'Restarting' | 'Interrupted' | 'Pausing' | 'Paused' | 'Stopping' | 'Completed' | 'Failed' | 'Stopped'
-  /** Everstep's own, finer state. */
+  /** Everstep's own, more detailed state. */
   State: 'queued' | 'allocating' | 'preparing' | 'loading' | 'starting' | 'running' | 'pausing' | 'stopping' | 'completed' | 'failed' | 'stopped'
   StartTime: Timestamp
   EndTime?: Timestamp
   StatusMessage: string
 }
 
-/** Something about the service that needs a person. */
+/** A problem of the service that needs a person. */
 export interface ServiceCondition {
   Type: 'disk_full'
-  /** What is wrong, where, and with which figures. */
+  /** What is wrong and where, with the measured values. */
   Message: string
-  /** What to do. */
+  /** How to resolve the problem. */
   Hint: string
-  /** Absent where the disk belongs to a database on another machine. */
+  /** Absent if the disk belongs to a database on another machine. */
   Directory?: string
-  /** Absent where it cannot be read from here. */
+  /** Absent if this server cannot read the value. */
   FreeBytes?: number
   DurationSeconds: number
 }
 
-/** Who holds one rank's shard. */
+/** The holders of one rank's shard. */
 export interface ShardProtection {
   Rank: number
   OwnerNodeId: string
   CommittedStep: number
   Bytes: number
-  /** The owner's node first. */
+  /** The owner's node comes first. */
   Holders: Holder[]
-  /** Why a holder is out of view, slow or hard to reach, or snapshots are refused; empty when all is well. */
+  /** Why a holder is out of view, slow or unreachable, or why snapshots are refused. Empty if there is no problem. */
   Reason: string
 }
 
 /** The user's code. */
 export interface SourceConfig {
-  /** As PutSource returned it: the SHA-256 of the archive. */
+  /** The SHA-256 of the archive, as PutSource and CreateSource return it. */
   SourceId: string
 }
 
-/** Where an archive is to be put, without a token: `PUT Url` with these headers and the archive as its body. */
+/** A presigned upload: `PUT Url` with these headers and the archive as body. It needs no token. */
 export interface SourceUpload {
-  /** Whoever has it may put this very archive there, and no other: checksum and length are signed. */
+  /** Secret. The URL accepts only this archive, because its checksum and length are signed. */
   Url: string
   Headers: Record<string, string>
-  /** After it CreateSource gives another address. */
+  /** When the URL expires. CreateSource then returns a new one. */
   ExpirationTime: Timestamp
 }
 
-/** How many spares are kept, from what the fleet has seen of failures and replacements. */
+/** Keep as many spares as the fleet's failure rate and replacement times require. */
 export interface SparePolicy {
-  /** How probable it has to be that a spare is free when a failure comes. */
+  /** The probability with which a spare must be free when a failure occurs. */
   Probability: number
 }
 
-/** Something of a job to be broken on purpose. */
+/** A fault to inject into a running job. */
 export interface StartDrillRequest {
   TrainingJobName: string
   DrillType: 'kill-rank' | 'kill-agent' | 'terminate-instance'
-  /** One of the job's; the last by GROUP_RANK unless said. */
+  /** A node of the job. The default is the node with the highest GROUP_RANK. */
   NodeId?: string
-  /** For kill-rank: a rank on that node; its first unless said. */
+  /** Only for kill-rank: a rank on the node. The default is the node's first rank. */
   Rank?: number
 }
 
@@ -1266,17 +1266,17 @@ export interface StopTrainingJobRequest {
   TrainingJobName: string
 }
 
-/** Limits of a job. */
+/** Limits at which a job is stopped. */
 export interface StoppingCondition {
-  /** From its first start; time without nodes after it was paused is not counted. */
+  /** Limit of the time since the job's first start. Time without nodes after a pause does not count. */
   MaxRuntimeInSeconds?: number
-  /** From its creation to its first nodes. However long it is, a gang that does not come together gives its nodes back meanwhile. */
+  /** Limit of the time from the job's creation until it gets its first nodes. Independently of this limit, a job releases its nodes again if it cannot get all of them. */
   MaxPendingTimeInSeconds?: number
-  /** What its nodes may cost, at the fleet's price; the fleet must have one. Then it stops as a user's stop would. */
+  /** Limit of the cost of the job's nodes, at the fleet's price. At the limit, the job stops as after StopTrainingJob. The fleet must have a price. */
   MaxCostUsd?: number
 }
 
-/** Limits to change; 0 lifts one. */
+/** Limits to change. 0 removes a limit. */
 export interface StoppingConditionUpdate {
   MaxRuntimeInSeconds?: number
   MaxPendingTimeInSeconds?: number
@@ -1284,22 +1284,22 @@ export interface StoppingConditionUpdate {
   MaxCostUsd?: number
 }
 
-/** A person looks after a job from now on. */
+/** Puts a job under the control of a person. */
 export interface TakeOverTrainingJobRequest {
   TrainingJobName: string
   /** "" unless given. */
   Reason?: string
 }
 
-/** A token as it is listed: everything but the secret. */
+/** A token without its secret. */
 export interface Token {
   TokenId: string
-  /** user: of a person or a program. join: lets instances of a fleet become its nodes. */
+  /** user: a token of a person or a program. join: a token with which instances join a fleet. */
   Kind: 'user' | 'join'
   Role: 'admin' | 'submitter' | 'viewer' | 'agent'
-  /** Absent: every project. */
+  /** Absent if the token can access every project. */
   Project?: string
-  /** Of a join token. */
+  /** Only for join tokens. */
   FleetName?: string
   Description: string
   CreationTime: Timestamp
@@ -1307,30 +1307,30 @@ export interface Token {
   RevocationTime?: Timestamp
 }
 
-/** Everything about a job. */
+/** All data about one job. */
 export interface TrainingJob {
   TrainingJobName: string
   RunId: string
-  /** Where it runs or waits now. */
+  /** The fleet in which the job runs or waits. */
   FleetName: string
-  /** The others where it may start. */
+  /** The other fleets in which the job may start. */
   AlternativeFleetNames: string[]
   Project: string
   TrainingJobStatus: 'InProgress' | 'Completed' | 'Failed' | 'Stopping' | 'Stopped'
   SecondaryStatus: 'Pending' | 'Starting' | 'Downloading' | 'Training' | 'Restarting' | 'Interrupted' | 'Pausing' | 'Paused' | 'Stopping' | 'Completed' | 'Failed' | 'Stopped'
   SecondaryStatusTransitions: SecondaryStatusTransition[]
-  /** Why it is where it is: what it waits for, or how it ended. */
+  /** Why the job is in its state: what it waits for, or how it ended. */
   Reason: string
-  /** Set once the job has failed. */
+  /** Only if the job has failed. */
   FailureReason?: string
-  /** What is wrong now with its nodes and with the service. Reported for people: a condition alone changes nothing about the job. Empty once it has ended. */
+  /** Current problems of the job's nodes and of the service. They inform people; a condition alone does not change the job. Empty once the job has ended. */
   Conditions: Condition[]
   Source: SourceConfig
   EntryPoint: string
   Requirements?: string
   HyperParameters: Record<string, string>
   Environment: Record<string, string>
-  /** Where the values are, by variable. */
+  /** The location of each variable's value in AWS, not the value. */
   Secrets: Record<string, string>
   RoleArn?: string
   NodeCount: number
@@ -1343,118 +1343,118 @@ export interface TrainingJob {
   RetryStrategy: RetryStrategy
   Priority: number
   Preemptible: boolean
-  /** Its place in the fleet's queue, from 1; absent while it does not wait there. */
+  /** Position in the fleet's queue, from 1. Absent while the job does not wait there. */
   QueuePosition?: number
-  /** Names of the jobs that are ahead of it there. */
+  /** Names of the jobs ahead of this job in the queue. */
   QueuedBehind: string[]
   Tags: Record<string, string>
   CreationTime: Timestamp
-  /** When it came into its state, or a person last changed what is wanted of it. */
+  /** When the job last changed its state, or a user last changed the job. */
   LastModifiedTime: Timestamp
   TrainingStartTime?: Timestamp
   TrainingEndTime?: Timestamp
   StopRequestedTime?: Timestamp
-  /** Absent once it was resumed. */
+  /** Absent after the job was resumed. */
   PauseRequestedTime?: Timestamp
-  /** Of what was asked for: 1 at its creation, one more with each update. */
+  /** Revision of the job's configuration: 1 at creation, plus one with each update. */
   Revision: number
-  /** What the newest generation was planned from; absent before the first. */
+  /** The revision that the newest generation was planned with. Absent before the first generation. */
   ObservedRevision?: number
-  /** Since when a person looks after it: Everstep observes and decides nothing. */
+  /** Since when a person controls the job. Until hand-back, Everstep only observes the job. */
   TakenOverTime?: Timestamp
   TakenOverBy?: string
-  /** The launch of all ranks that runs now; 0 before the first. */
+  /** Number of the current launch of all ranks; 0 before the first. */
   Generation: number
-  /** What that launch resumed from. */
+  /** The step from which the current generation resumed. */
   BaseStep: number
-  /** Held, verified, by all holders in view; -1 before the first. */
+  /** The newest step that all holders in view have verified; -1 before the first. */
   CommittedStep: number
-  /** Steps that the ranks have finished; -1 before they start. */
+  /** Number of steps that the ranks have finished; -1 before they start. */
   Boundary: number
-  /** The highest that any generation reached. */
+  /** The highest Boundary of any generation. */
   MaxBoundary: number
-  /** Steps finished when its script will be done: what `session.batches(until_step=…)` was given; absent where the script has not said. */
+  /** The step at which the script ends, as passed to `session.batches(until_step=…)`. Absent if the script passes none. */
   TargetStep?: number
-  /** How long the steps up to TargetStep take at the mean pace of those so far, without failures and waiting; absent where either is not known, and once it has ended. */
+  /** Time until TargetStep at the mean pace so far, without failures and waiting. Absent if the pace or the target is unknown, and once the job has ended. */
   EstimatedRemainingSeconds?: number
-  /** Of the nodes that belong to it: how many are connected and report no fault of their own. */
+  /** Number of the job's nodes that are connected and report no fault of their own. */
   HealthyNodeCount: number
-  /** Nodes assigned to the job; after its end, those that have not released it yet. A job can be deleted once it is 0. */
+  /** Number of nodes assigned to the job. After its end: nodes that have not released the job yet. The job can be deleted once the number is 0. */
   AssignedNodeCount: number
-  /** By GROUP_RANK; empty while it has none. */
+  /** In the order of GROUP_RANK. Empty while the job has no nodes. */
   NodeIds: string[]
   CoordinatorNodeId?: string
   IncidentCount: number
   /** Incidents from which the job has not recovered yet. */
   OpenIncidentCount: number
-  /** The drill of it that is not over: recovered from or not, absorbed, or not done. */
+  /** The drill of this job that has no outcome yet. */
   OpenDrillId?: string
-  /** Every second from CreationTime to AccountedUntil by bucket, to the microsecond: they add up exactly. */
+  /** The time from CreationTime to AccountedUntil, by accounting bucket. The buckets add up to that time exactly, to the microsecond. */
   AccountingSeconds: Record<string, number>
-  /** The end, once the job has ended. */
+  /** Time up to which AccountingSeconds counts. For an ended job, the time of its end. */
   AccountedUntil?: Timestamp
   Reliability: Reliability
-  /** How long nodes have worked for the job, all together. */
+  /** Total time that nodes have worked for the job. */
   NodeSeconds: number
-  /** What they have cost so far at the fleet's price; absent where it has none. */
+  /** Cost of NodeSeconds at the fleet's price. Absent if the fleet has no price. */
   CostUsd?: number
 }
 
-/** A node that works for a job, or has worked for it. */
+/** A period in which a node worked for a job. */
 export interface TrainingJobNode {
   NodeId: string
   StartTime: Timestamp
-  /** Absent while it does; a node may come back. */
+  /** Absent while the node works for the job. A node may have several periods. */
   EndTime?: Timestamp
 }
 
-/** What would become of a job, by what its fleet is and has seen. */
+/** Forecast for a job, based on its fleet's state and history. */
 export interface TrainingJobPlan {
   FleetName: string
   NodeCount: number
   RanksPerNode: number
   WorldSize: number
   Copies: number
-  /** Host memory of a node is taken by so many slots, each as large as one rank's state: slots of a shard × Copies × RanksPerNode. */
+  /** Number of memory slots that the job needs on each node: slots per shard × Copies × RanksPerNode. Each slot holds the state of one rank. */
   SlotsPerNode: number
-  /** What the fleet's smallest node has for them; absent while it has none. */
+  /** Memory for slots on the fleet's smallest node. Absent while the fleet has no node. */
   NodeMemoryBytes?: number
-  /** So large may one rank's state be there. */
+  /** The largest state per rank that fits into NodeMemoryBytes. */
   LargestShardBytes?: number
-  /** For one, two and three lost nodes at once, with all copies in place. */
+  /** For one, two and three nodes lost at once, with all copies in place. */
   RecoveryOdds: RecoveryOdds[]
-  /** Its turn has come, and enough nodes are free and connected. */
+  /** Whether no other job is ahead and enough nodes are free and connected. */
   CanStartNow: boolean
-  /** Its place in the fleet's queue, from 1; absent where its turn would come at once. */
+  /** Position in the fleet's queue, from 1. Absent if the job would not wait for other jobs. */
   QueuePosition?: number
-  /** Names of the jobs that would be ahead of it there. */
+  /** Names of the jobs that would be ahead in the queue. */
   QueuedBehind: string[]
-  /** What it would wait for, in words. */
+  /** What the job would wait for, in words. */
   WaitsFor?: string
   FreeNodeCount: number
-  /** Instances that the fleet would have to bring for it. */
+  /** Number of instances that the fleet would have to launch for the job. */
   NodesToLaunch: number
-  /** The fleet's price × NodeCount; absent where it has none. */
+  /** The fleet's price × NodeCount. Absent if the fleet has no price. */
   CostUsdPerHour?: number
-  /** What it can cost at most: by MaxRuntimeInSeconds at that price, or by MaxCostUsd. Absent where neither bounds it. */
+  /** Upper limit of the cost, from MaxRuntimeInSeconds at that price or from MaxCostUsd. Absent if neither limits the cost. */
   MostCostUsd?: number
-  /** Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount; absent before the first incident. */
+  /** Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount. Absent before the fleet's first incident. */
   ExpectedMttfSeconds?: number
-  /** Mean time to recovery, of the fleet's closed incidents. */
+  /** Mean time to recovery of the fleet's closed incidents. */
   ExpectedRecoverySeconds?: number
-  /** ExpectedMttfSeconds ÷ (ExpectedMttfSeconds + ExpectedRecoverySeconds): the part of the time that will be training, the queue not counted. */
+  /** Expected share of training time, queue excluded. ExpectedMttfSeconds ÷ (ExpectedMttfSeconds + ExpectedRecoverySeconds). */
   ExpectedEttrRatio?: number
 }
 
-/** What was changed at once of a job. */
+/** The changes that one update made to a job. */
 export interface TrainingJobRevision {
-  /** 1: what it was created with. */
+  /** Revision 1 is the configuration at creation. */
   Revision: number
   Time: Timestamp
   Changes: FieldChange[]
 }
 
-/** One line of a list of jobs. */
+/** One entry of a list of jobs. */
 export interface TrainingJobSummary {
   TrainingJobName: string
   RunId: string
@@ -1468,26 +1468,26 @@ export interface TrainingJobSummary {
   Generation: number
   CommittedStep: number
   Boundary: number
-  /** As in TrainingJob. */
+  /** See TrainingJob. */
   TargetStep?: number
-  /** As in TrainingJob. */
+  /** See TrainingJob. */
   EstimatedRemainingSeconds?: number
   CreationTime: Timestamp
-  /** When it came into its state, or a person last changed what is wanted of it. */
+  /** When the job last changed its state, or a user last changed the job. */
   LastModifiedTime: Timestamp
   TrainingStartTime?: Timestamp
   TrainingEndTime?: Timestamp
-  /** As in Reliability; absent before it has started. */
+  /** See Reliability. Absent before the job has started. */
   EttrRatio?: number
-  /** What its nodes have cost; absent where the fleet has no price. */
+  /** Cost of the job's nodes so far. Absent if the fleet has no price. */
   CostUsd?: number
-  /** As DescribeProtection says it; in lists alone, and absent while no agent holds its state: before its first launch, paused, ended. */
+  /** See DescribeProtection. Only in lists. Absent while no agent holds the job's state: before the first launch, while paused, and after the end. */
   ProtectionState?: 'Protected' | 'Degraded' | 'Unprotected'
-  /** As in TrainingJob; in lists alone. */
+  /** See TrainingJob. Only in lists. */
   HealthyNodeCount?: number
-  /** In lists alone. */
+  /** Only in lists. */
   IncidentCount?: number
-  /** In lists alone. */
+  /** Only in lists. */
   OpenIncidentCount?: number
 }
 
@@ -1501,14 +1501,14 @@ export interface UnpinCheckpointRequest {
   Generation?: number
 }
 
-/** Figures to change; what is left out stays. */
+/** Settings to change. Omitted fields keep their value. */
 export interface UpdateFleetRequest {
   FleetName: string
-  /** Ends a SparePolicy, unless one is given as well. */
+  /** Removes the SparePolicy, unless the request also sets one. */
   SpareCount?: number
   SparePolicy?: SparePolicy
   MinNodeCount?: number
-  /** Jobs and incidents that have not ended are valued anew; what has ended keeps its figure. */
+  /** Also applies to the past cost of jobs and incidents that have not ended. Ended ones keep their cost. */
   PriceUsdPerHour?: number
   HoldFailedInstances?: boolean
   MaxReplacementsPerHour?: number
@@ -1517,7 +1517,7 @@ export interface UpdateFleetRequest {
   AllowCommands?: boolean
 }
 
-/** Fields to change; what is left out stays. */
+/** Fields to change. Omitted fields keep their value. */
 export interface UpdateTrainingJobRequest {
   TrainingJobName: string
   Priority?: number
@@ -1526,16 +1526,16 @@ export interface UpdateTrainingJobRequest {
   StoppingCondition?: StoppingConditionUpdate
   Protection?: ProtectionConfig
   CheckpointConfig?: CheckpointConfigUpdate
-  /** All of them: those that are left out go. */
+  /** The complete set of tags. Tags that are not in it are removed. */
   Tags?: Record<string, string>
 }
 
-/** The job's newest revision, and what it changed. */
+/** The job's newest revision and its changes. */
 export interface UpdateTrainingJobResponse {
   TrainingJobName: string
   RunId: string
   Revision: number
-  /** Empty where everything was so already: then there is no new revision. */
+  /** Empty if all fields already had these values. Then there is no new revision. */
   Changes: FieldChange[]
 }
 

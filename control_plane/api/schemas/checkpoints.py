@@ -1,4 +1,4 @@
-"""Shapes of the API: protection, holders and checkpoints of a job."""
+"""API models: protection, holders and checkpoints of a job."""
 
 from __future__ import annotations
 
@@ -16,32 +16,35 @@ class Holder(Shape):
 
     node_id: str
     in_view: bool
-    """It counts in the current rounds."""
+    """Whether the holder counts in the current rounds."""
     verified_step: int | None
-    """The newest step that it is known to hold, whole and verified; absent before the first."""
+    """The newest step of which the node holds a complete, verified copy. Absent before the first."""
     verified_time: datetime | None
-    """Since when."""
+    """When the node reported that step."""
     lag_steps: int | None
-    """How far that is behind the newest step that the ranks have finished."""
+    """Number of steps by which VerifiedStep trails the newest step that the ranks have finished."""
     failure_domain: str | None
-    """The network node that its instance hangs on; absent where AWS has not told."""
+    """The EC2 network node that the instance is attached to. Absent if AWS has not reported one."""
 
 
 class ShardProtection(Shape):
-    """Who holds one rank's shard."""
+    """The holders of one rank's shard."""
 
     rank: int
     owner_node_id: str
     committed_step: int
     bytes: int
     holders: list[Holder]
-    """The owner's node first."""
+    """The owner's node comes first."""
     reason: str
-    """Why a holder is out of view, slow or hard to reach, or snapshots are refused; empty when all is well."""
+    """Why a holder is out of view, slow or unreachable, or why snapshots are refused.
+
+    Empty if there is no problem.
+    """
 
 
 class LastCheckpoint(Shape):
-    """The newest complete checkpoint in S3 that was not found damaged."""
+    """The newest complete checkpoint in S3 that no verification found damaged."""
 
     step: int
     generation: int
@@ -50,7 +53,7 @@ class LastCheckpoint(Shape):
 
 
 class DescribeProtectionResponse(Shape):
-    """How well the job's state is kept right now."""
+    """How well the job's state is protected at this moment."""
 
     training_job_name: str
     generation: int
@@ -62,18 +65,21 @@ class DescribeProtectionResponse(Shape):
     protection_state: ProtectionState
     reason: str
     recovery_odds: list[RecoveryOdds]
-    """For one, two and three lost nodes, by the holders that count right now, as far as they can be counted in time; empty while not every shard is
-    committed."""
+    """The probability that every shard keeps a copy when one, two or three nodes are lost at once.
+
+    Only holders in view count. The list is empty until every shard has a committed step. It is shorter if a larger loss
+    has too many cases to compute.
+    """
     domain_odds: list[DomainOdds]
-    """Likewise for whole failure domains; empty where AWS has told none."""
+    """The same for whole failure domains. Empty if AWS has reported none."""
     fatal_domains: list[str]
-    """Failure domains whose loss alone would take every copy of some shard."""
+    """Failure domains whose loss alone would destroy every copy of some shard."""
     shards: list[ShardProtection]
     last_checkpoint: LastCheckpoint | None
 
 
 class Checkpoint(Shape):
-    """A set of shards of one step in S3."""
+    """The shards of one step in S3."""
 
     step: int
     generation: int
@@ -83,21 +89,24 @@ class Checkpoint(Shape):
     creation_time: datetime
     completion_time: datetime | None
     is_pinned: bool
-    """It is not deleted until it is unpinned."""
+    """A pinned checkpoint is not deleted until it is unpinned."""
     verification: Verification
-    """What VerifyCheckpoint found when it last read the objects back."""
+    """The result of the last VerifyCheckpoint, which reads the objects back."""
     verification_time: datetime | None
     verification_message: str | None
-    """What is damaged."""
+    """What is damaged. Absent if nothing is."""
 
 
 class CreateCheckpointResponse(Shape):
-    """Which step is in S3, or on its way."""
+    """The step that is stored in S3 or will be."""
 
     training_job_name: str
     run_id: str
     step: int
-    """The checkpoint is of this step or, while it is Requested, of the next one that is committed."""
+    """The checkpoint's step.
+
+    While Status is Requested, the checkpoint is of this step or of the next committed one.
+    """
     status: Literal["Requested", "Complete"]
 
 
@@ -106,5 +115,5 @@ class ListCheckpointsResponse(Shape):
 
     checkpoints: list[Checkpoint]
     training_job_status: TrainingJobStatus
-    """Of the job: one that has ended makes no more."""
+    """Status of the job. A job that has ended creates no more checkpoints."""
     next_token: str | None = None

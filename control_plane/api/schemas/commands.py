@@ -1,4 +1,4 @@
-"""Shapes of the API: commands that users run beside a rank."""
+"""API models: commands that users run beside a rank."""
 
 from __future__ import annotations
 
@@ -10,41 +10,47 @@ from control_plane.api.schemas.common import Request, Shape
 
 
 class ExecuteCommandRequest(Request):
-    """A program to be run beside a rank."""
+    """A program to run beside a rank."""
 
     command: Annotated[
         list[Annotated[str, StringConstraints(min_length=1, max_length=4096)]], Field(min_length=1, max_length=64)
     ]
-    """The program and its arguments, as they are: no shell sees them. `{pid}` in one is the rank's process."""
+    """The program and its arguments, passed on without a shell.
+
+    `{pid}` is replaced by the process id of the rank.
+    """
     timeout_in_seconds: int = Field(default=30, ge=1, le=50)
-    """It is ended after this long."""
+    """The agent ends the program after this time."""
     stdin: Annotated[
         str | None, StringConstraints(max_length=65_536), Field(json_schema_extra={"x-sensitive": True})
     ] = None
-    """What the program reads from its stdin, in UTF-8; nothing unless given.
+    """Text that the program reads from stdin, in UTF-8. The default is empty.
 
-    How long it was is told in the history, and no more.
+    The event history records the length of the text, not the text.
     """
     client_request_token: Annotated[
         str | None,
         StringConstraints(min_length=1, max_length=64),
         Field(json_schema_extra={"x-idempotency-token": True}),
     ] = None
-    """The same command asked for again with the same token is not run again: it is answered again."""
+    """Identifies the request.
+
+    A repeated request with the same token does not run the command again; it returns the same response.
+    """
 
 
 class ExecuteCommandResponse(Shape):
-    """What a program beside a rank has said, and how it ended."""
+    """Output and exit code of a program that ran beside a rank."""
 
     training_job_name: str
     rank: int
     generation: int
     node_id: str
     exit_code: int | None
-    """As a shell says it; absent where it did not end in time."""
+    """The exit code as a shell reports it. Absent if the program did not end in time."""
     stdout: str
     stderr: str
-    """The first 256 KiB of each."""
+    """Stdout and Stderr contain at most the first 256 KiB of each stream."""
     is_output_cut: bool
-    """There was more."""
+    """Whether Stdout or Stderr was truncated."""
     is_timed_out: bool

@@ -1,4 +1,4 @@
-"""Shapes of the API: base classes, names, limits and errors that all resources share."""
+"""API models: base classes, name patterns, limits and errors that all resources share."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from everstep.protocol.ids import NAME_PATTERN
 MAX_NODE_COUNT = 4096
 MAX_RANKS_PER_NODE = 64
 MAX_WHOLE_NUMBER = 2**63 - 1
-"""What a database holds of one: what callers say beyond it is refused before it is asked."""
+"""Largest integer that a database column stores.
+
+Validation rejects larger numbers before any query runs.
+"""
 MAX_RUNTIME_SECONDS = 2_419_200
-"""28 days, as in SageMaker."""
+"""28 days, SageMaker's limit."""
 MIN_COST_USD = 0.01
 MIN_CHECKPOINT_AGE_SECONDS = 60
 MAX_PRIORITY = 1_000
@@ -36,14 +39,15 @@ ShortText = Annotated[str, StringConstraints(max_length=256)]
 Value = Annotated[str, StringConstraints(max_length=4096)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
 Environment = Annotated[dict[VariableName, Value], Field(max_length=100, json_schema_extra={"x-sensitive": True})]
-"""People keep keys in it, although `Secrets` is for that."""
+"""Marked sensitive, because users put keys into it although `Secrets` exists for them."""
 Hidden = Annotated[str, Field(json_schema_extra={"x-sensitive": True})]
-"""Shown in no log."""
+"""A string that logs never show."""
 SecretReference = Annotated[
     str,
     StringConstraints(
         pattern=r"^(secretsmanager:[A-Za-z0-9/_+=.@-]{1,512}|ssm:[A-Za-z0-9/_.-]{1,1011}"
-        r"|arn:aws[a-z-]*:(secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:[A-Za-z0-9/_+=.@-]{1,512}|ssm:[a-z0-9-]+:[0-9]{12}:parameter/[A-Za-z0-9/_.-]{1,1011}))$"
+        r"|arn:aws[a-z-]*:(secretsmanager:[a-z0-9-]+:[0-9]{12}:secret:[A-Za-z0-9/_+=.@-]{1,512}"
+        r"|ssm:[a-z0-9-]+:[0-9]{12}:parameter/[A-Za-z0-9/_.-]{1,1011}))$"
     ),
 ]
 HyperParameterName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}$")]
@@ -52,12 +56,15 @@ AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00]{0,4094}$")]
 LoggedNumber = Annotated[
     float, WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]})
 ]
-"""JSON has no number that is not finite: such a one is text, as in AWS's own APIs; clients make it a number again."""
+"""A float.
+
+JSON has no NaN or infinity, so these values travel as text, as in AWS's APIs. Clients convert them back.
+"""
 Tags = Annotated[dict[ShortText, ShortText], Field(max_length=50)]
 
 
 class Shape(BaseModel):
-    """Base of everything that is answered: PascalCase outside, times as seconds since 1970."""
+    """Base class of all responses: field names in PascalCase on the wire, times as seconds since 1970."""
 
     model_config = ConfigDict(
         alias_generator=to_pascal,
@@ -71,18 +78,21 @@ class Shape(BaseModel):
 
 
 class SentObject(dict[str, Any]):
-    """An object of a request's JSON. Its type separates what a caller sent from what the service builds itself."""
+    """A JSON object parsed from a request body.
+
+    Its type separates client input from objects that the service builds.
+    """
 
 
 class Request(Shape):
-    """Base of everything that callers send: unknown fields are refused, and what is of another type is not made to fit."""
+    """Base class of all request bodies: rejects unknown fields and does not convert values of a wrong type."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_python_names(cls, data: Any) -> Any:
-        """Refuse `node_count` for `NodeCount`: only the service's own code may use Python's names."""
+        """Reject `node_count` in place of `NodeCount`: only the service's own code may use the Python names."""
         if isinstance(data, SentObject) and (ours := [name for name in data if name in cls.model_fields]):
             unknown = [InitErrorDetails(type="extra_forbidden", loc=(name,), input=data[name]) for name in ours]
             raise ValidationError.from_exception_data(cls.__name__, unknown)
@@ -90,22 +100,22 @@ class Request(Shape):
 
 
 class FieldError(Shape):
-    """What is wrong with one field of a request."""
+    """The error of one field of a request."""
 
     field: str
-    """Path of the field, as `CheckpointConfig.EverySteps`."""
+    """Path of the field, for example `CheckpointConfig.EverySteps`."""
     message: str
-    """A sentence with the figures."""
+    """A sentence that includes the invalid value or the limit."""
 
 
 class ErrorResponse(Shape):
-    """What every refused request answers."""
+    """The body of every error response."""
 
     code: str
-    """The error's type; also in the header `x-amzn-errortype`."""
+    """The error's type, also sent in the header `x-amzn-errortype`."""
     message: str
     request_id: str
-    """Also in the header `x-amzn-requestid`; the server's log has it."""
+    """Identifies the request in the server's log. Also sent in the header `x-amzn-requestid`."""
     hint: str
-    """What to do about it; empty when there is nothing to say."""
+    """How to correct the problem; empty if there is no advice."""
     fields: list[FieldError] = Field(default_factory=list)

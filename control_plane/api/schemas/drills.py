@@ -1,4 +1,4 @@
-"""Shapes of the API: drills, which are faults on request."""
+"""API models: drills, which inject a fault on request."""
 
 from __future__ import annotations
 
@@ -12,24 +12,29 @@ from control_plane.core.observed.drills import DrillKind, DrillState
 
 
 class StartDrillRequest(Request):
-    """Something of a job to be broken on purpose."""
+    """A fault to inject into a running job."""
 
     training_job_name: Name
     drill_type: Annotated[DrillKind, Field(strict=False)]
     node_id: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = None
-    """One of the job's; the last by GROUP_RANK unless said."""
+    """A node of the job. The default is the node with the highest GROUP_RANK."""
     rank: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT * MAX_RANKS_PER_NODE - 1)
-    """For kill-rank: a rank on that node; its first unless said."""
+    """Only for kill-rank: a rank on the node. The default is the node's first rank."""
 
 
 class Drill(Shape):
-    """Something that was broken on purpose, and what became of it."""
+    """An injected fault and its outcome."""
 
     drill_id: str
     drill_type: DrillKind
     drill_status: DrillState
-    """requested, struck; then recovered (an incident came of it, and training is where it was before), not_recovered (the job ended, was paused or
-    was interrupted again before that), absorbed (no incident came of it) or not_done (the job did not train in time)."""
+    """The drill's progress, or its outcome once it is over.
+
+    `requested`: the fault is not injected yet. `struck`: the fault is injected, and its outcome is open. `recovered`:
+    the fault caused an incident, and training reached the step it was at before. `not_recovered`: the job ended, was
+    paused or was interrupted again before it recovered. `absorbed`: the fault caused no incident. `not_done`: the job
+    did not train in time, so no fault was injected.
+    """
     training_job_name: str
     fleet_name: str
     node_id: str
@@ -43,7 +48,7 @@ class Drill(Shape):
 
 
 class ListDrillsResponse(Shape):
-    """A page of drills, in the order they were asked for."""
+    """A page of drills, in the order of their requests."""
 
     drills: list[Drill]
     next_token: str | None = None

@@ -1,4 +1,4 @@
-"""Shapes of the API: events of jobs, fleets and nodes."""
+"""API models: events of jobs, fleets and nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from control_plane.api.schemas.common import Shape
 
 
 class Event(Shape):
-    """Something that happened to a fleet, a job or a node; never changed afterwards."""
+    """A record of something that happened to a fleet, a job or a node. Events never change."""
 
     event_id: int
     time: datetime
@@ -25,5 +25,5 @@ class ListEventsResponse(Shape):
     """A page of events."""
 
     events: list[Event]
-    """Oldest first, unless the newest were asked for first."""
+    """Oldest first, or newest first with SortOrder Descending."""
     next_token: str | None = None

@@ -1,4 +1,4 @@
-"""Shapes of the API: fleets and the contract with their groups."""
+"""API models: fleets, and the settings that their Auto Scaling groups need."""
 
 from __future__ import annotations
 
@@ -23,81 +23,93 @@ from control_plane.core.states import FleetStatus
 
 
 class SparePolicy(Request):
-    """How many spares are kept, from what the fleet has seen of failures and replacements."""
+    """Keep as many spares as the fleet's failure rate and replacement times require."""
 
     probability: float = Field(ge=0.5, le=0.999999)
-    """How probable it has to be that a spare is free when a failure comes."""
+    """The probability with which a spare must be free when a failure occurs."""
 
 
 class GroupChange(Request):
-    """Something of an Auto Scaling group that becomes another with its registration."""
+    """A setting of an Auto Scaling group that the registration as a fleet changes."""
 
     setting: Annotated[str, StringConstraints(max_length=512)]
-    """In the words of Auto Scaling's API: `NewInstancesProtectedFromScaleIn`, `LifecycleHooks.everstep-termination`."""
+    """The name in Auto Scaling's API:
+
+    `NewInstancesProtectedFromScaleIn`, `LifecycleHooks.everstep-termination`.
+    """
     before: Annotated[str, StringConstraints(max_length=1024)] | None = None
-    """As text; absent where there is nothing."""
+    """The value before the change, as text. Absent if the setting has none."""
     after: Annotated[str, StringConstraints(max_length=1024)]
     reason: Value
-    """Why it cannot stay as it is."""
+    """Why Everstep needs the change."""
     applies: Literal["Now", "Later"]
-    """Now: CreateFleet makes it before it answers.
+    """Now: CreateFleet makes the change before it returns.
 
-    Later: the fleet's loop does, from its first look at the group on.
+    Later: the fleet's loop makes the change after the fleet exists.
     """
 
 
 class CreateFleetRequest(Request):
-    """An Auto Scaling group to be kept as a fleet."""
+    """An Auto Scaling group to register as a fleet."""
 
     fleet_name: Name
     auto_scaling_group_name: Annotated[str, StringConstraints(min_length=1, max_length=255)]
-    """It must carry the tag `everstep:fleet`, one Availability Zone and one launch template."""
+    """The group must have the tag `everstep:fleet`, one Availability Zone and one launch template."""
     spare_count: int = Field(default=1, ge=0, le=MAX_NODE_COUNT)
     spare_policy: SparePolicy | None = None
-    """Counts spares instead of SpareCount."""
+    """Computes the number of spares, in place of the fixed SpareCount."""
     min_node_count: int = Field(default=0, ge=0, le=MAX_NODE_COUNT)
-    """Nodes kept even when no job runs, spares not included."""
+    """Nodes to keep even when no job runs, spares not included."""
     price_usd_per_hour: float | None = Field(default=None, ge=0.0001, le=MAX_PRICE_USD_PER_HOUR)
-    """What one instance costs you; jobs and incidents are valued at it."""
+    """What one instance costs you. Everstep computes the cost of jobs and incidents from it."""
     hold_failed_instances: bool = False
-    """Keep instances that failed running for inspection instead of ending them, as long as that takes nobody's place in the group."""
-    max_replacements_per_hour: int = Field(default=DEFAULT_REPLACEMENTS_PER_HOUR, ge=0, le=MAX_NODE_COUNT)
-    """Nodes that may be taken out by Everstep's own verdicts and replaced within an hour; what AWS ends is not counted."""
-    node_role_name: RoleName | None = None
-    """Name of the IAM role that the group's instances run with: their agents join by it (STS).
+    """Keep failed instances running for inspection instead of terminating them.
 
-    Without it they join with a join token.
+    Applies while the group has room for a replacement.
+    """
+    max_replacements_per_hour: int = Field(default=DEFAULT_REPLACEMENTS_PER_HOUR, ge=0, le=MAX_NODE_COUNT)
+    """Nodes that Everstep may replace within an hour by its own verdict.
+
+    Instances that AWS ends do not count.
+    """
+    node_role_name: RoleName | None = None
+    """Name of the IAM role of the group's instances. Their agents authenticate with this role through STS.
+
+    Without a role name, agents need a join token.
     """
     allow_drills: bool = False
-    """Let administrators break nodes of this fleet on purpose: StartDrill."""
+    """Let administrators inject faults into this fleet's nodes with StartDrill."""
     allow_commands: bool = False
-    """Let those who may submit jobs run programs beside their ranks on nodes of this fleet: ExecuteCommand."""
+    """Let users who may submit jobs run programs beside their ranks on this fleet's nodes with ExecuteCommand."""
     project: Name | None = None
     tags: Tags = Field(default_factory=dict)
     dry_run: bool = False
-    """Check everything, change and create nothing, and answer what would be changed."""
+    """Check the request and return the planned changes, but neither change nor create anything."""
     expected_changes: Annotated[list[GroupChange], Field(max_length=100)] | None = None
-    """The Changes of a dry run, as it answered them, that somebody has agreed to: a ConflictException where anything else would be changed."""
+    """The Changes of a dry run that a person approved.
+
+    Any other change makes the request fail with a ConflictException.
+    """
 
 
 class GroupCheck(Shape):
-    """Something that an Auto Scaling group has to be by itself."""
+    """A requirement on an Auto Scaling group that Everstep checks and does not change."""
 
     setting: str
-    """In the words of Auto Scaling's API."""
+    """The name in Auto Scaling's API."""
     message: str
-    """What is there, in a sentence."""
+    """The value found, in a sentence."""
 
 
 class UpdateFleetRequest(Request):
-    """Figures to change; what is left out stays."""
+    """Settings to change. Omitted fields keep their value."""
 
     spare_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
-    """Ends a SparePolicy, unless one is given as well."""
+    """Removes the SparePolicy, unless the request also sets one."""
     spare_policy: SparePolicy | None = None
     min_node_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
     price_usd_per_hour: float | None = Field(default=None, ge=0.0001, le=MAX_PRICE_USD_PER_HOUR)
-    """Jobs and incidents that have not ended are valued anew; what has ended keeps its figure."""
+    """Also applies to the past cost of jobs and incidents that have not ended. Ended ones keep their cost."""
     hold_failed_instances: bool | None = None
     max_replacements_per_hour: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
     node_role_name: RoleName | None = None
@@ -106,7 +118,7 @@ class UpdateFleetRequest(Request):
 
 
 class Fleet(Shape):
-    """A registered Auto Scaling group, as wanted and as it is."""
+    """A registered Auto Scaling group: its settings and its current state."""
 
     fleet_name: str
     auto_scaling_group_name: str
@@ -115,16 +127,16 @@ class Fleet(Shape):
     reason: str
     spare_count: int
     spare_policy: SparePolicy | None
-    """Counts spares instead of SpareCount."""
+    """Computes the number of spares, in place of the fixed SpareCount."""
     min_node_count: int
     hold_failed_instances: bool
     max_replacements_per_hour: int
     node_role_name: str | None
-    """Absent: agents join with a join token alone."""
+    """Absent if agents can join with a join token only."""
     allow_drills: bool
     allow_commands: bool
     max_node_count: int
-    """The group's MaxSize."""
+    """MaxSize of the Auto Scaling group."""
     desired_node_count: int
     node_count: int
     connected_node_count: int
@@ -132,38 +144,46 @@ class Fleet(Shape):
     availability_zone: str
     price_usd_per_hour: float | None
     accounting_seconds: dict[str, float]
-    """Of all its jobs, by bucket."""
+    """Sum over all jobs of the fleet, by accounting bucket."""
     reliability: Reliability
-    """Of all its jobs together."""
+    """Computed over all jobs of the fleet."""
     incident_count: int
-    """Of its jobs; drills are not counted."""
+    """Incidents of the fleet's jobs, without drills."""
     lost_node_count: int
-    """Nodes that its jobs have lost: that failed, or that AWS took.
+    """Nodes that jobs lost because they failed or because AWS reclaimed them.
 
-    None that a person drained, or that a drill struck.
+    Nodes that a person drained or a drill struck do not count.
     """
     node_seconds: float
-    """How long its nodes have worked for jobs, all together."""
+    """Total time that the fleet's nodes have worked for jobs."""
     cost_usd: float | None
-    """What that has cost; idle nodes and spares are not in it."""
+    """Cost of NodeSeconds. Idle nodes and spares are not included."""
     drift: list[str]
-    """How the group differs from what Everstep needs; freezes destructive actions."""
+    """Differences between the group and the settings that Everstep needs.
+
+    While there are any, Everstep neither resizes the group nor ends or reboots instances.
+    """
     tags: dict[str, str]
     creation_time: datetime
 
 
 class CreateFleetResponse(Shape):
-    """The group is a fleet; or, of a dry run, what would become of it."""
+    """The new fleet, or the plan of a dry run."""
 
     fleet_name: str
     fleet: Fleet | None = None
     """Absent after a dry run."""
     checks: list[GroupCheck]
-    """What a group has to be by itself, all of it met: a group that is something else is refused, with the same sentences."""
-    changes: list[GroupChange]
-    """What was changed of the group, and what will be; of a dry run, what would be.
+    """The requirements on the group, all of them met.
 
-    Empty where it is as Everstep needs it.
+    A group that fails one is rejected with the same sentences.
+    """
+    changes: list[GroupChange]
+    """Changes to the group that were made or will be made.
+
+    After a dry run: changes that a real call would make.
+
+    Empty if the group already has all settings.
     """
 
 
@@ -175,10 +195,10 @@ class ListFleetsResponse(Shape):
 
 
 class RankMemory(Shape):
-    """What the process of a rank has in memory; the processes that the rank started do not count."""
+    """Memory of a rank's process. Child processes of the rank do not count."""
 
     rank: int
     resident_bytes: int
-    """Pages that the process shares with others count in full."""
+    """Includes the full size of pages that the process shares with others."""
     peak_resident_bytes: int
     """The highest ResidentBytes since the process started."""

@@ -1,4 +1,4 @@
-"""Shapes of the API: the health of the service."""
+"""API models: the health of the service."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from control_plane.api.schemas.tokens import ServiceCondition
 
 
 class HealthResponse(Shape):
-    """The server answers."""
+    """Status and version of the server that answers."""
 
     status: Literal["ok", "degraded"]
-    """degraded: the server answers, and one of Conditions needs a person."""
+    """`degraded`: the server answers, but a person must act on one of Conditions."""
     version: str
     conditions: list[ServiceCondition]
-    """Empty while all is well; a condition ends by itself once its cause is gone."""
+    """Empty in normal operation. A condition disappears once its cause is resolved."""

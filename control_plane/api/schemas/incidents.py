@@ -1,4 +1,4 @@
-"""Shapes of the API: incidents and the sources of restored shards."""
+"""API models: incidents, and where the shards were restored from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from control_plane.core.states import IncidentPhase
 
 
 class RankSource(Shape):
-    """Where the shards of some ranks came from."""
+    """The source from which a range of ranks restored their shards."""
 
     source: Literal["local", "peer", "s3"]
     first_rank: int
@@ -30,51 +30,58 @@ class Incident(Shape):
     decision: str
     reason: str
     restore_source: Literal["local", "peer", "s3"] | None
-    """The farthest source that any rank used."""
+    """The most distant source that any rank used.
+
+    S3 is more distant than a peer, a peer more than the own node.
+    """
     from_step: int | None
     reached_step: int | None
     lost_steps: int | None
-    """Steps done again: reached_step − from_step."""
+    """Number of steps that training had to repeat: ReachedStep − FromStep."""
     generation_before: int
     generation_after: int | None
     instance_id: str | None
-    """The first of those that were lost, if any."""
+    """The first of InstanceIds. Absent if the job lost no instance."""
     replacement_instance_id: str | None
     instance_ids: list[str]
-    """Those that were left, for whatever cause."""
+    """Instances that the job lost or left, for any reason."""
     faulted_instance_ids: list[str]
-    """Where it happened: whose ranks, agent, links or hardware failed, or what AWS announced, lost by it or not.
+    """Instances on which the failure occurred, whether or not the job lost them.
 
-    Empty where that cannot be told.
+    Their ranks, agent, links or hardware failed, or AWS announced an end or a maintenance. Empty if Everstep cannot
+    determine them.
     """
     replacement_instance_ids: list[str]
     failed_at: datetime
     opened_at: datetime
     restored_at: datetime | None
-    """When training ran again; absent where it has not."""
+    """When training ran again. Absent until then."""
     closed_at: datetime | None
     detect_seconds: float | None
     replace_seconds: float | None
     restore_seconds: float | None
     rework_seconds: float | None
     cost_usd: float | None
-    """The fleet's price × the seconds in which the job's nodes made no new step; so far, while it is open.
+    """The fleet's price × the time in which the job's nodes made no new step.
 
-    Absent where the fleet has no price.
+    While the incident is open, the cost so far. Absent if the fleet has no price.
     """
     rank_sources: list[RankSource]
-    """By rank; empty before that is known, or when nothing was restored."""
+    """By rank. Empty until the recovery plan exists, and if nothing was restored."""
     stacks_event_id: int | None
-    """The event `RanksHang` whose Detail has the stacks of all ranks: where ranks hung, in DescribeIncident alone, for as long as events are kept."""
+    """EventId of the event `RanksHang`, whose Detail contains the stacks of all ranks.
+
+    Only in DescribeIncident, only if ranks hung, and only while the service keeps the event.
+    """
     acknowledgement_time: datetime | None
-    """When a person first said to have seen it."""
+    """When a person first acknowledged the incident."""
     acknowledged_by: str | None
     acknowledgement: str | None
-    """What they noted."""
+    """The note of that person."""
 
 
 class AcknowledgeIncidentRequest(Request):
-    """Somebody has seen an incident."""
+    """Confirms that a person has seen an incident."""
 
     note: ShortText = ""
 
@@ -83,5 +90,5 @@ class ListIncidentsResponse(Shape):
     """A page of incidents."""
 
     incidents: list[Incident]
-    """In the order they were opened, unless the newest were asked for first."""
+    """In the order in which they were opened, or newest first with SortOrder Descending."""
     next_token: str | None = None

@@ -1,4 +1,4 @@
-"""Shapes of the API: training jobs, their configuration and status."""
+"""API models: training jobs, their configuration and status."""
 
 from __future__ import annotations
 
@@ -38,165 +38,199 @@ class SourceConfig(Request):
     """The user's code."""
 
     source_id: Sha256
-    """As PutSource returned it: the SHA-256 of the archive."""
+    """The SHA-256 of the archive, as PutSource and CreateSource return it."""
 
 
 class ProtectionConfig(Request):
-    """How many nodes keep every shard in memory, and what that may cost."""
+    """How many nodes hold each shard in memory, and how much snapshots may slow training."""
 
     copies: int = Field(default=2, ge=1, le=8)
-    """The owner's node included; 1 protects against lost processes alone. One where there is one node, unless said."""
-    max_slowdown: float | None = Field(default=None, ge=0.0001, le=1)
-    """What snapshots may cost training, as a part of the mean iteration.
+    """Nodes that hold each shard, the owner included.
 
-    Above it they are taken less often, below it as often as every step. 0.01
-    unless said; 1 on a local cluster, whose nodes share the cores of one machine, so that the figure would say nothing."""
+    With 1, the job survives lost processes but no lost node.
+
+    The default is 1 for a job of one node.
+    """
+    max_slowdown: float | None = Field(default=None, ge=0.0001, le=1)
+    """Share of the mean iteration time that snapshots may add, 0.01 meaning 1 %.
+
+    If snapshots cost more, Everstep takes them less often than every step. The default is 0.01. On a local cluster it
+    is 1, because all nodes share one machine's cores and the measurement would mean nothing.
+    """
 
 
 class CheckpointConfig(Request):
-    """The durable tier."""
+    """Checkpoints in S3: how often they are written and how long they are kept."""
 
     every_steps: int = Field(default=0, ge=0, le=1_000_000_000)
-    """A checkpoint in S3 every so many steps; 0: only when the job stops."""
+    """Steps between two checkpoints in S3. 0: write a checkpoint only when the job stops."""
     s3_uri: S3Uri | None = None
-    """Prefix for checkpoints; the service's bucket by default."""
+    """Prefix for checkpoints. The default is a prefix in the service's bucket."""
     third_slot: bool = False
-    """Keep a third slot per shard, so that an upload never makes snapshots wait."""
+    """Reserve a third memory slot per shard, so that snapshots never wait for an upload."""
     max_count: int | None = Field(default=None, ge=1, le=100_000)
-    """How many of its newest checkpoints a job keeps, pinned ones besides; all unless said."""
+    """Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all."""
     max_age_in_seconds: int | None = Field(default=None, ge=MIN_CHECKPOINT_AGE_SECONDS, le=3_660 * 86_400)
-    """Checkpoints that are older are deleted.
+    """Age at which checkpoints are deleted.
 
-    The newest one, what the job would be restored from, and pinned ones are always kept.
+    Exempt are the newest checkpoint, the one that the job would be restored from, and pinned ones.
     """
 
 
 class S3DataSource(Request):
-    """Objects in S3."""
+    """Input objects in S3."""
 
     s3_uri: S3Uri
-    """One object, or a prefix: then what lies below it, with its own folders.
+    """One object, or a prefix. The folders below a prefix are kept.
 
-    Without RoleArn it is read with the nodes' permissions.
+    Without RoleArn the nodes read the objects with their own permissions.
     """
 
 
 class FileSystemDataSource(Request):
-    """A directory that is on every node already: a shared file system, or part of the image."""
+    """A directory that already exists on every node: a shared file system, or a part of the image."""
 
     directory_path: AbsolutePath
-    """Absolute; whether ranks may write to it is a matter of its mount."""
+    """Absolute path. The mount options decide whether ranks may write to the directory."""
 
 
 class DataSource(Request):
-    """Where a channel's data are: one of the two."""
+    """The location of a channel's data. Exactly one of the two fields must be set."""
 
     s3_data_source: S3DataSource | None = None
-    """Fetched to every node before its ranks start, verified, and kept there for later jobs as long as there is room.
+    """Each node fetches and verifies the objects before its ranks start.
 
-    Files are read-only.
+    The files are read-only. The node keeps them for later jobs while it has room.
     """
     file_system_data_source: FileSystemDataSource | None = None
 
 
 class Channel(Request):
-    """One of a job's inputs."""
+    """One named input of a job."""
 
     channel_name: ChannelName
-    """Ranks find its directory in SM_CHANNEL_<NAME>, and by `everstep.training.input_dir("name")`."""
+    """Ranks find the channel's directory in SM_CHANNEL_<NAME> and with `everstep.training.input_dir("name")`."""
     data_source: DataSource
 
 
 class OutputDataConfig(Request):
-    """Where outputs go."""
+    """Where the job's outputs are stored."""
 
     s3_output_path: S3Uri | None = None
-    """Prefix for outputs, which lie below it by job and run; the service's bucket by default."""
+    """Prefix for outputs.
+
+    Everstep appends the job and the run. The default is a prefix in the service's bucket.
+    """
 
 
 class StoppingCondition(Request):
-    """Limits of a job."""
+    """Limits at which a job is stopped."""
 
     max_runtime_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
-    """From its first start; time without nodes after it was paused is not counted."""
+    """Limit of the time since the job's first start. Time without nodes after a pause does not count."""
     max_pending_time_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
-    """From its creation to its first nodes.
+    """Limit of the time from the job's creation until it gets its first nodes.
 
-    However long it is, a gang that does not come together gives its nodes back meanwhile.
+    Independently of this limit, a job releases its nodes again if it cannot get all of them.
     """
     max_cost_usd: float | None = Field(default=None, ge=MIN_COST_USD)
-    """What its nodes may cost, at the fleet's price; the fleet must have one. Then it stops as a user's stop would."""
+    """Limit of the cost of the job's nodes, at the fleet's price.
+
+    At the limit, the job stops as after StopTrainingJob. The fleet must have a price.
+    """
 
 
 class RetryStrategy(Request):
-    """When to stop trying."""
+    """When Everstep stops retrying a failing job."""
 
     max_attempts: int = Field(default=3, ge=1, le=30)
-    """The same failure at the same step this many times; then once more without the failing rank's node and once more from an older state, where
-    there are such, and the job has failed."""
+    """Number of times that the same failure may occur at the same step.
+
+    Then Everstep retries once without the failing rank's node and once from an older state, where each is possible.
+    After that the job fails.
+    """
 
 
 class CreateTrainingJobRequest(Request):
-    """A job to run."""
+    """A training job to run."""
 
     training_job_name: Name
     client_request_token: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = Field(
         default=None, json_schema_extra={"x-idempotency-token": True}
     )
-    """The same request with the same token again changes nothing: it is answered with the job that it made.
+    """Identifies the request. Repeating the request with the same token returns the existing job.
 
-    The SDK fills it in.
+    The SDK generates a token.
     """
     fleet_name: Name | None = None
-    """May be left out where there is exactly one fleet."""
+    """Optional if exactly one fleet exists."""
     alternative_fleet_names: Annotated[list[Name], Field(max_length=7)] = Field(default_factory=list)
-    """Other subnets, zones or instance types: asked in this order, in a ring, while AWS has no capacity for the whole job in the one before. Only
-    before the job has started."""
+    """Fleets in other subnets, zones or with other instance types.
+
+    If AWS has no capacity for the whole job, the job moves to the next fleet of the list, and from the last one to
+    FleetName. It moves only before its first start.
+    """
     source: SourceConfig
     entry_point: Annotated[str, StringConstraints(min_length=1, max_length=512)]
-    """Path of a Python file in the source."""
+    """Path of a Python file in the source archive."""
     requirements: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
-    """Path of a requirements.txt in the source: each node installs what it lacks of it, once, beside its own packages, and ranks see that first."""
+    """Path of a requirements.txt in the source archive.
+
+    Each node installs the missing packages once, beside its own packages. Ranks import the installed packages first.
+    """
     hyper_parameters: Annotated[dict[HyperParameterName, Value], Field(max_length=100)] = Field(default_factory=dict)
-    """Given to the script as EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value`."""
+    """Passed to the script in EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value` arguments."""
     environment: Environment = Field(default_factory=dict)
     secrets: Annotated[dict[VariableName, SecretReference], Field(max_length=100)] = Field(default_factory=dict)
-    """Variables of ranks whose values are in AWS: `secretsmanager:NAME`, `ssm:NAME` or an ARN of either.
+    """Environment variables whose values are in AWS:
 
-    Each node reads them when it starts its
-    ranks; values are stored, shown and logged nowhere."""
+    `secretsmanager:NAME`, `ssm:NAME` or an ARN of either service.
+
+    Each node reads the values when it starts its ranks. Everstep neither stores, shows nor logs them.
+    """
     role_arn: RoleArn | None = None
-    """Ranks have this role's short-lived keys, renewed before they end; Secrets and InputDataConfig are read with them, too. Nodes must be allowed to
-    assume it. Without it ranks have no AWS credentials."""
+    """IAM role of the job.
+
+    Ranks receive the role's short-lived credentials, which are renewed before they expire.
+
+    Nodes read Secrets and InputDataConfig with the role, too, and must be allowed to assume it. Without a role, ranks
+    have no AWS credentials.
+    """
     node_count: int = Field(ge=1, le=MAX_NODE_COUNT)
     ranks_per_node: int = Field(default=1, ge=1, le=MAX_RANKS_PER_NODE)
     protection: ProtectionConfig | None = None
-    """Two copies where there are two nodes, one where there is one, unless said."""
+    """The default is two copies, or one copy for a job of one node."""
     checkpoint_config: CheckpointConfig = Field(default_factory=CheckpointConfig)
     input_data_config: Annotated[list[Channel], Field(max_length=20)] = Field(default_factory=list)
-    """What ranks find on their node before their first line; what is missing fails the job before any rank starts."""
+    """Inputs that each node provides before its ranks start.
+
+    If an input is missing, the job fails before any rank starts.
+    """
     output_data_config: OutputDataConfig = Field(default_factory=OutputDataConfig)
     stopping_condition: StoppingCondition = Field(default_factory=StoppingCondition)
     retry_strategy: RetryStrategy = Field(default_factory=RetryStrategy)
     priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
-    """Higher first; of equal ones the oldest."""
+    """Jobs with a higher priority start first. Of jobs with equal priority, the oldest starts first."""
     preemptible: bool = False
-    """A job of higher priority that needs its nodes may pause it: all ranks stop at one agreed step, kept in S3, and it resumes by itself."""
+    """Whether a job of higher priority that needs the nodes may pause this job.
+
+    All ranks stop at one agreed step, which is stored in S3. The job resumes by itself.
+    """
     project: Name | None = None
-    """The token's project, unless the token may name another."""
+    """The default is the token's project, or `default`. Only a token without a project may choose another one."""
     tags: Tags = Field(default_factory=dict)
     dry_run: bool = False
-    """Check everything, create nothing, and answer the plan."""
+    """Check the request and return the plan, but create no job."""
 
 
 class TakeOverTrainingJobRequest(Request):
-    """A person looks after a job from now on."""
+    """Puts a job under the control of a person."""
 
     reason: ShortText = ""
 
 
 class CreateTrainingJobResponse(Shape):
-    """The job is accepted and waits for its turn; or, of a dry run, what would become of it."""
+    """The accepted job, or the plan of a dry run."""
 
     training_job_name: str
     run_id: str | None = None
@@ -204,11 +238,11 @@ class CreateTrainingJobResponse(Shape):
     training_job_status: TrainingJobStatus | None = None
     """Absent after a dry run."""
     plan: TrainingJobPlan | None = None
-    """Of a dry run."""
+    """Only after a dry run."""
 
 
 class TrainingJobSummary(Shape):
-    """One line of a list of jobs."""
+    """One entry of a list of jobs."""
 
     training_job_name: str
     run_id: str
@@ -223,26 +257,29 @@ class TrainingJobSummary(Shape):
     committed_step: int
     boundary: int
     target_step: int | None
-    """As in TrainingJob."""
+    """See TrainingJob."""
     estimated_remaining_seconds: float | None
-    """As in TrainingJob."""
+    """See TrainingJob."""
     creation_time: datetime
     last_modified_time: datetime
-    """When it came into its state, or a person last changed what is wanted of it."""
+    """When the job last changed its state, or a user last changed the job."""
     training_start_time: datetime | None
     training_end_time: datetime | None
     ettr_ratio: float | None
-    """As in Reliability; absent before it has started."""
+    """See Reliability. Absent before the job has started."""
     cost_usd: float | None
-    """What its nodes have cost; absent where the fleet has no price."""
+    """Cost of the job's nodes so far. Absent if the fleet has no price."""
     protection_state: ProtectionState | None = None
-    """As DescribeProtection says it; in lists alone, and absent while no agent holds its state: before its first launch, paused, ended."""
+    """See DescribeProtection. Only in lists.
+
+    Absent while no agent holds the job's state: before the first launch, while paused, and after the end.
+    """
     healthy_node_count: int | None = None
-    """As in TrainingJob; in lists alone."""
+    """See TrainingJob. Only in lists."""
     incident_count: int | None = None
-    """In lists alone."""
+    """Only in lists."""
     open_incident_count: int | None = None
-    """In lists alone."""
+    """Only in lists."""
 
 
 class ListTrainingJobsResponse(Shape):
@@ -253,102 +290,113 @@ class ListTrainingJobsResponse(Shape):
 
 
 class DeleteTrainingJobResponse(Shape):
-    """What went, or would go."""
+    """What was deleted, or would be deleted after a dry run."""
 
     training_job_name: str
     run_id: str
     is_deleted: bool
-    """The job is forgotten. Not after a dry run, and not while objects are left."""
+    """Whether the job's records were deleted. False after a dry run, and while objects remain."""
     generation_count: int
     checkpoint_count: int
     incident_count: int
     node_seconds: float
-    """What the fleet's figures no longer count."""
+    """Node time that the fleet's totals no longer include."""
     cost_usd: float | None
     object_count: int
-    """Objects in S3 that this call has deleted; of a dry run, that a call with DeleteObjects would."""
+    """Objects in S3 that this call deleted.
+
+    After a dry run: objects that a call with DeleteObjects would delete.
+    """
     object_bytes: int
     has_more_objects: bool
-    """A call takes so many objects at the most: the same call again goes on."""
+    """Each call deletes a limited number of objects. If true, repeat the same call to continue."""
     s3_uris: list[str]
-    """Where they are: checkpoints, logs, outputs."""
+    """Locations of the objects: checkpoints, logs, outputs."""
 
 
 class SecondaryStatusTransition(Shape):
-    """The job was in a state for a while."""
+    """A period that the job spent in one state."""
 
     status: SecondaryStatus
-    """The derived status, SageMaker's words.
+    """The status in SageMaker's terms, derived from the state.
 
-    While ranks run without a new step it is Starting, or Restarting once the job has made steps.
+    While ranks run without a new step, the status is Starting, or Restarting once the job has made steps.
     """
     state: JobState
-    """Everstep's own, finer state."""
+    """Everstep's own, more detailed state."""
     start_time: datetime
     end_time: datetime | None
     status_message: str
 
 
 class Reliability(Shape):
-    """How much of the time was training, and how often and how long it was interrupted."""
+    """Share of the time spent training, and frequency and duration of interruptions."""
 
     ettr_ratio: float | None
-    """Seconds of training ÷ all seconds but those without nodes (queue, provision, paused); absent before the first start."""
-    ettr_with_queue_ratio: float | None
-    """Seconds of training ÷ all seconds since the job was created."""
-    mttf_seconds: float | None
-    """Mean time to failure: seconds of training and stall ÷ failures; absent before the first.
+    """Effective training time ratio: training time ÷ total time without queue, provision and paused.
 
-    Drills, AWS's notices and people's wishes are none.
+    Absent before the first start.
+    """
+    ettr_with_queue_ratio: float | None
+    """Training time ÷ total time since the job was created."""
+    mttf_seconds: float | None
+    """Mean time to failure: seconds of training and stall ÷ number of failures.
+
+    Absent before the first failure.
+
+    Drills, AWS's notices and users' requests do not count as failures.
     """
     mttr_seconds: float | None
-    """Mean time to recovery, from the failure until training is where it was before; of failures whose incidents are closed."""
+    """Mean time to recovery: from the failure until training reaches the step it was at before.
+
+    Computed over failures whose incidents are closed.
+    """
     lost_steps: int
-    """Steps done again."""
+    """Steps that training had to repeat."""
     incident_cost_usd: float | None
-    """What nodes cost while they made no new step; absent where the fleet has no price."""
+    """Cost of the nodes while they made no new step. Absent if the fleet has no price."""
 
 
 class Condition(Shape):
-    """Something that is wrong now with a node, or with what a job stands on. It is no longer listed once it is over."""
+    """A current problem of a node or of the service. It is no longer listed once it is resolved."""
 
     type: str
-    """The fault's code, as docs/reference/metrics.md lists them: disk_full, memory_low, gpu_xid …"""
+    """The fault code, as listed in docs/reference/metrics.md: disk_full, memory_low, gpu_xid …"""
     message: str
-    """A sentence with the figures."""
+    """A sentence that includes the measured values."""
     node_id: str | None
-    """Absent where the service itself is meant."""
+    """Absent if the problem is in the service itself."""
 
 
 class TrainingJob(Shape):
-    """Everything about a job."""
+    """All data about one job."""
 
     training_job_name: str
     run_id: str
     fleet_name: str
-    """Where it runs or waits now."""
+    """The fleet in which the job runs or waits."""
     alternative_fleet_names: list[str]
-    """The others where it may start."""
+    """The other fleets in which the job may start."""
     project: str
     training_job_status: TrainingJobStatus
     secondary_status: SecondaryStatus
     secondary_status_transitions: list[SecondaryStatusTransition]
     reason: str
-    """Why it is where it is: what it waits for, or how it ended."""
+    """Why the job is in its state: what it waits for, or how it ended."""
     failure_reason: str | None
-    """Set once the job has failed."""
+    """Only if the job has failed."""
     conditions: list[Condition]
-    """What is wrong now with its nodes and with the service.
+    """Current problems of the job's nodes and of the service.
 
-    Reported for people: a condition alone changes nothing about the job. Empty once it has
-    ended."""
+    They inform people; a condition alone does not change the job. Empty once the job has ended.
+    """
     source: SourceConfig
     entry_point: str
     requirements: str | None
     hyper_parameters: dict[str, str]
     environment: Annotated[dict[str, str], Field(json_schema_extra={"x-sensitive": True})]
     secrets: dict[str, str]
-    """Where the values are, by variable."""
+    """The location of each variable's value in AWS, not the value."""
     role_arn: str | None
     node_count: int
     ranks_per_node: int
@@ -361,77 +409,85 @@ class TrainingJob(Shape):
     priority: int
     preemptible: bool
     queue_position: int | None
-    """Its place in the fleet's queue, from 1; absent while it does not wait there."""
+    """Position in the fleet's queue, from 1. Absent while the job does not wait there."""
     queued_behind: list[str]
-    """Names of the jobs that are ahead of it there."""
+    """Names of the jobs ahead of this job in the queue."""
     tags: dict[str, str]
     creation_time: datetime
     last_modified_time: datetime
-    """When it came into its state, or a person last changed what is wanted of it."""
+    """When the job last changed its state, or a user last changed the job."""
     training_start_time: datetime | None
     training_end_time: datetime | None
     stop_requested_time: datetime | None
     pause_requested_time: datetime | None
-    """Absent once it was resumed."""
+    """Absent after the job was resumed."""
     revision: int
-    """Of what was asked for: 1 at its creation, one more with each update."""
+    """Revision of the job's configuration: 1 at creation, plus one with each update."""
     observed_revision: int | None
-    """What the newest generation was planned from; absent before the first."""
+    """The revision that the newest generation was planned with. Absent before the first generation."""
     taken_over_time: datetime | None
-    """Since when a person looks after it: Everstep observes and decides nothing."""
+    """Since when a person controls the job. Until hand-back, Everstep only observes the job."""
     taken_over_by: str | None
     generation: int
-    """The launch of all ranks that runs now; 0 before the first."""
+    """Number of the current launch of all ranks; 0 before the first."""
     base_step: int
-    """What that launch resumed from."""
+    """The step from which the current generation resumed."""
     committed_step: int
-    """Held, verified, by all holders in view; -1 before the first."""
+    """The newest step that all holders in view have verified; -1 before the first."""
     boundary: int
-    """Steps that the ranks have finished; -1 before they start."""
+    """Number of steps that the ranks have finished; -1 before they start."""
     max_boundary: int
-    """The highest that any generation reached."""
+    """The highest Boundary of any generation."""
     target_step: int | None
-    """Steps finished when its script will be done: what `session.batches(until_step=…)` was given; absent where the script has not said."""
-    estimated_remaining_seconds: float | None
-    """How long the steps up to TargetStep take at the mean pace of those so far, without failures and waiting; absent where either is not known,
-    and once it has ended."""
-    healthy_node_count: int
-    """Of the nodes that belong to it: how many are connected and report no fault of their own."""
-    assigned_node_count: int
-    """Nodes assigned to the job; after its end, those that have not released it yet.
+    """The step at which the script ends, as passed to `session.batches(until_step=…)`.
 
-    A job can be deleted once it is 0.
+    Absent if the script passes none.
+    """
+    estimated_remaining_seconds: float | None
+    """Time until TargetStep at the mean pace so far, without failures and waiting.
+
+    Absent if the pace or the target is unknown, and once the job has ended.
+    """
+    healthy_node_count: int
+    """Number of the job's nodes that are connected and report no fault of their own."""
+    assigned_node_count: int
+    """Number of nodes assigned to the job. After its end: nodes that have not released the job yet.
+
+    The job can be deleted once the number is 0.
     """
     node_ids: list[str]
-    """By GROUP_RANK; empty while it has none."""
+    """In the order of GROUP_RANK. Empty while the job has no nodes."""
     coordinator_node_id: str | None
     incident_count: int
     open_incident_count: int
     """Incidents from which the job has not recovered yet."""
     open_drill_id: str | None
-    """The drill of it that is not over: recovered from or not, absorbed, or not done."""
+    """The drill of this job that has no outcome yet."""
     accounting_seconds: dict[str, float]
-    """Every second from CreationTime to AccountedUntil by bucket, to the microsecond: they add up exactly."""
+    """The time from CreationTime to AccountedUntil, by accounting bucket.
+
+    The buckets add up to that time exactly, to the microsecond.
+    """
     accounted_until: datetime | None
-    """The end, once the job has ended."""
+    """Time up to which AccountingSeconds counts. For an ended job, the time of its end."""
     reliability: Reliability
     node_seconds: float
-    """How long nodes have worked for the job, all together."""
+    """Total time that nodes have worked for the job."""
     cost_usd: float | None
-    """What they have cost so far at the fleet's price; absent where it has none."""
+    """Cost of NodeSeconds at the fleet's price. Absent if the fleet has no price."""
 
 
 class TrainingJobNode(Shape):
-    """A node that works for a job, or has worked for it."""
+    """A period in which a node worked for a job."""
 
     node_id: str
     start_time: datetime
     end_time: datetime | None
-    """Absent while it does; a node may come back."""
+    """Absent while the node works for the job. A node may have several periods."""
 
 
 class ListTrainingJobNodesResponse(Shape):
-    """A page of which nodes have worked for a job, by when they began."""
+    """A page of nodes that worked for a job, by start time."""
 
     nodes: list[TrainingJobNode]
     next_token: str | None = None

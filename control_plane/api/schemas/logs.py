@@ -1,4 +1,4 @@
-"""Shapes of the API: logs, listed, paged and followed."""
+"""API models: logs, as lists, pages and streams."""
 
 from __future__ import annotations
 
@@ -9,58 +9,58 @@ from control_plane.api.schemas.common import Shape
 
 
 class LogEntry(Shape):
-    """One stream of one rank in one generation, or the fact that it is missing."""
+    """One output stream of one rank in one generation, or a note that it is missing."""
 
     generation: int
     rank: int
     stream: Literal["stdout", "stderr"] | None
-    """None for what is missing altogether."""
+    """Absent if both streams of the rank are missing."""
     key: str | None
     bytes: int | None
     missing_reason: str | None
 
 
 class ListLogsResponse(Shape):
-    """A page of the streams of a job's ranks, by generation, rank and stream."""
+    """A page of a job's log streams, by generation, rank and stream."""
 
     logs: list[LogEntry]
     next_token: str | None = None
 
 
 class LogEvent(Shape):
-    """One line that a rank printed, or the fact that lines are missing."""
+    """One line that a rank printed, or a note that lines are missing."""
 
     timestamp: datetime
-    """When the node's agent read it, to the millisecond."""
+    """When the node's agent read the line, in milliseconds."""
     generation: int
     node_id: str
     rank: int | None
-    """Absent where a whole node is meant."""
+    """Absent if the event concerns a whole node."""
     stream: Literal["stdout", "stderr", "gap"]
-    """`gap`: what was here is not kept; Message says what and why."""
+    """`gap`: lines are missing here. Message says how many and why."""
     message: str
-    """Without the line feed; lines of more than 16 KiB come in pieces."""
+    """The line without its line feed. Lines of more than 16 KiB are split."""
 
 
 class GetLogEventsResponse(Shape):
-    """A page of what a job's ranks printed, oldest line first."""
+    """A page of lines that a job's ranks printed, oldest line first."""
 
     events: list[LogEvent]
     next_forward_token: str
-    """Reads on after the last of these lines."""
+    """Continues after the last of these lines."""
     next_backward_token: str
-    """Reads on before the first of them."""
+    """Continues before the first of these lines."""
 
 
 class LogEvents(Shape):
-    """Lines that came together; without lines it is a sign of life."""
+    """A batch of lines. A batch without lines shows that the stream is alive."""
 
     events: list[LogEvent]
     next_forward_token: str
-    """For FollowLogs and GetLogEvents: goes on after these lines."""
+    """Continues after these lines, in FollowLogs and GetLogEvents."""
 
 
 class FollowLogsStream(Shape):
-    """What a followed log is made of."""
+    """The events of a FollowLogs stream."""
 
     log_events: LogEvents | None = None

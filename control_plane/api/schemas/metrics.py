@@ -1,4 +1,4 @@
-"""Shapes of the API: metrics and their data points."""
+"""API models: metrics and their data points."""
 
 from __future__ import annotations
 
@@ -8,27 +8,30 @@ from control_plane.api.schemas.common import LoggedNumber, Shape
 
 
 class Metric(Shape):
-    """One name under which rank 0 logs."""
+    """A metric of a job: a name that rank 0 logs, or that Everstep measures."""
 
     metric_name: str
     last_step: int
     last_time: datetime
     last_value: LoggedNumber
-    """What is not finite is the text NaN, Infinity or -Infinity on the wire."""
+    """NaN, Infinity and -Infinity are sent as text."""
 
 
 class ListMetricsResponse(Shape):
-    """What a job has logged: at most 256 names, so that there are no pages."""
+    """All metrics of a job. There are at most 256 names, so the response has no pages."""
 
     metrics: list[Metric]
     dropped_count: int
-    """Steps whose values were lost on the way, because more was logged than could be taken, and values of more names than a job may have."""
+    """Number of values lost.
+
+    It counts steps whose values were dropped because the script logged too fast, and values beyond the limit of names.
+    """
 
 
 class MetricDataResult(Shape):
-    """One metric as columns: the first entry of each is the first point, and so on, in order of steps.
+    """One metric in columns: entry i of each list describes point i. Points are in the order of steps.
 
-    A point is one step or a span of them.
+    A point covers one step or a span of steps.
     """
 
     metric_name: str
@@ -36,27 +39,31 @@ class MetricDataResult(Shape):
     """The first step of each point that has a value."""
     last_steps: list[int]
     times: list[float]
-    """When the last value of each point was logged, seconds since 1970."""
+    """When the last value of each point was logged, in seconds since 1970."""
     counts: list[int]
-    """Values in each point."""
+    """Number of values in each point."""
     minimums: list[LoggedNumber]
-    """Of the finite values, as means and maximums; NaN where there are none."""
+    """Minimums, means and maximums are computed over the finite values. NaN if a point has none."""
     means: list[LoggedNumber]
     maximums: list[LoggedNumber]
     last_values: list[LoggedNumber]
     """The last value of each point, finite or not.
 
-    What is not finite is the text NaN, Infinity or -Infinity on the wire.
+    NaN, Infinity and -Infinity are sent as text.
     """
     minimum_node_ids: list[str]
-    """Of what Everstep measures on every node (names that begin with everstep/): the node of each minimum; empty for what the script logs. There the
-    mean and the last value are the median of the nodes, and the counts count nodes. A point that was made while one
-    node alone was heard is of rank 0's node, and has an empty name."""
+    """The node that measured each minimum.
+
+    Only for metrics named everstep/…, which Everstep measures on every node.
+
+    For these metrics, the mean and the last value are the median of the nodes, and Counts counts nodes. A point with
+    the value of rank 0's node alone has an empty id. The list is empty for metrics of the script.
+    """
     maximum_node_ids: list[str]
-    """Likewise of each maximum."""
+    """The node that measured each maximum; otherwise like MinimumNodeIds."""
 
 
 class GetMetricDataResponse(Shape):
-    """What a job has logged, by metric."""
+    """Values of a job's metrics, by metric."""
 
     metric_data_results: list[MetricDataResult]

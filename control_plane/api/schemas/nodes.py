@@ -1,4 +1,4 @@
-"""Shapes of the API: nodes and what users can order for a node."""
+"""API models: nodes, and the operations that users can request for a node."""
 
 from __future__ import annotations
 
@@ -13,115 +13,129 @@ from control_plane.core.states import NodeState
 
 
 class NodeIncident(Shape):
-    """A line of a node's history: it had its part in an incident."""
+    """One entry of a node's history: an incident in which the node was involved."""
 
     incident_id: str
-    """Of a job; `fleet-…` where no job had the node."""
+    """The incident of a job, or `fleet-…` if no job had the node."""
     time: datetime
     cause: str
-    """`node_unreachable`, `agent_lost` … or a fault's code with its number: `gpu_xid 79`."""
+    """`node_unreachable`, `agent_lost` …, or a fault code with its number: `gpu_xid 79`."""
     evidence: str
     remedy: Remedy
 
 
 class ReleaseNodeRequest(Request):
-    """What becomes of a held node."""
+    """Ends the hold of a node."""
 
     terminate: bool = False
-    """End the instance; else it works again, and its history counts from now on."""
+    """True: terminate the instance. False: use the node again and ignore its history so far."""
 
 
 class NodeOperation(Request):
-    """Something that a person wants done with a node."""
+    """Base of the operations that a person requests for a node."""
 
     reason: ShortText = ""
-    """Why; told with the node, its job's incident and in the history."""
+    """Shown with the node, in the incident of its job, and in the node's history."""
 
 
 class DrainNodeRequest(NodeOperation):
-    """A node that its job is to leave, and that is kept."""
+    """Moves a job off a node and keeps the node."""
 
 
 class ReplaceNodeRequest(NodeOperation):
-    """A node whose instance is to be ended, another one coming."""
+    """Terminates a node's instance, so that another instance replaces it."""
 
 
 class RebootNodeRequest(NodeOperation):
-    """A node that is to be rebooted."""
+    """Reboots a node."""
 
 
 class HoldNodeRequest(NodeOperation):
-    """An idle node that is to be kept out of use."""
+    """Keeps an idle node out of use."""
 
 
 class ResetNodeSessionRequest(NodeOperation):
-    """A node whose agent has lost its session."""
+    """Lets a node join again whose agent lost its session."""
 
 
 class NodeMemory(Shape):
-    """Memory of a node and of its ranks, as its agent reported last."""
+    """Memory of a node and of its ranks, from the agent's last report."""
 
     used_bytes: int
     available_bytes: int
-    """What can be allocated now without swapping."""
+    """Memory that can be allocated now without swapping."""
     total_bytes: int
-    """What agent and ranks can have at most: of the machine, or of their cgroup where that has a lower limit."""
+    """Memory of the machine, or the limit of the cgroup of agent and ranks if that is lower."""
     cgroup_limit_bytes: int | None
-    """Absent where the machine is the limit."""
+    """Absent if no cgroup limit is below the machine's memory."""
     ranks: list[RankMemory]
-    """Living ranks, in order."""
+    """Running ranks, by rank."""
 
 
 class Node(Shape):
-    """An EC2 instance of a fleet and its agent."""
+    """An EC2 instance of a fleet, with its agent."""
 
     node_id: str
     """The EC2 instance id."""
     fleet_name: str
     node_status: NodeState
     hold: Hold | None
-    """Why it is held; all but unreachable ones wait for ReleaseNode."""
+    """Why the node is held. All held nodes wait for ReleaseNode, except unreachable ones."""
     request: NodeRequest | None
-    """What a person asked for and is still to be done; ReleaseNode calls it off."""
+    """A user's request that is not completed yet. ReleaseNode cancels it."""
     request_reason: str | None
-    """Who asked, and why."""
+    """Who made the request, and why."""
     connected: bool
     warm: bool
-    """Its ranks start without importing first; a spare that is not warm, yet or at all, is given to a job only when no other is there."""
+    """Whether ranks can start here without importing their libraries first.
+
+    A job gets a spare that is not warm only if no warm spare is left.
+    """
     training_job_name: str | None
     address: str
     memory_bytes: int
-    """What snapshots may take."""
+    """Memory that snapshots may use."""
     memory: NodeMemory | None
-    """Absent while its agent is not connected, or has not measured it yet."""
+    """Absent while the agent is not connected, or before its first measurement."""
     instance_type: str
     availability_zone: str
     failure_domain: str | None
-    """The network node that its instance hangs on; absent while AWS has not told, which it does not for every instance type."""
+    """The EC2 network node that the instance is attached to.
+
+    Absent if AWS has not reported one. AWS does not report it for all instance types.
+    """
     agent_version: str
     refused_message_count: int
-    """Messages of its agent that were not decodable, too long or of another node, since this server started."""
+    """Number of the agent's messages that this server rejected since its start.
+
+    They could not be decoded, were too long, or claimed another node.
+    """
     refused_session_count: int
-    """Sessions of other agents and of ranks that its agent refused or closed for what they said, since the agent started. A few around a restart of
-    ranks are stale ones; more are worth a look at its log."""
+    """Number of sessions that the agent rejected or closed since its start, because of an invalid message.
+
+    The sessions are those of ranks and of other agents. A restart of ranks causes a few. If there are more, read the
+    agent's log.
+    """
     exposure: str | None
-    """What a job's code can get at on this node that is not the job's, in a sentence: the agent's files, the instance's metadata. Absent where ranks
-    have a user of their own that is kept from both, and while the agent has not reported."""
+    """What a job's code can access on this node beyond the job: the agent's files, or the instance's metadata.
+
+    Absent if ranks run as a separate user without access to both, and until the agent has reported.
+    """
     reason: str
     conditions: list[Condition]
-    """What its agent reports as wrong now, with the node and with its job's work there.
+    """Current problems that the agent reports: of the node, and of its job's work on the node.
 
     Empty while the agent is not connected.
     """
     incidents: list[NodeIncident]
-    """Its history, oldest line first; listed by DescribeNode alone."""
+    """The node's history, oldest entry first. Only in DescribeNode."""
     creation_time: datetime
     connection_time: datetime | None
     end_time: datetime | None
 
 
 class ListNodesResponse(Shape):
-    """All nodes asked for, oldest first."""
+    """A page of nodes, oldest first."""
 
     nodes: list[Node]
     next_token: str | None = None

@@ -1,4 +1,4 @@
-"""Shapes of the API: the plan of a job before its creation, with odds and costs."""
+"""API models: the plan of a job that is not created yet, with probabilities and costs."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from control_plane.api.schemas.common import Shape
 
 
 class RecoveryOdds(Shape):
-    """What becomes of the job's memory when nodes are lost at once."""
+    """Probability that the job's memory survives the simultaneous loss of nodes."""
 
     lost_nodes: int
     probability: float
-    """That every shard keeps a copy, all sets of so many nodes equally likely; exact."""
+    """Exact probability that every shard keeps a copy. All sets of LostNodes nodes are equally likely."""
 
 
 class DomainOdds(Shape):
-    """What becomes of the job's memory when whole failure domains are lost at once."""
+    """Probability that the job's memory survives the simultaneous loss of failure domains."""
 
     lost_domains: int
     probability: float
-    """That every shard keeps a copy, all sets of so many domains equally likely; exact.
+    """Exact probability that every shard keeps a copy. All sets of LostDomains domains are equally likely.
 
-    A node whose domain is not known is one of its own.
+    A node with an unknown domain counts as its own domain.
     """
 
 
 class TrainingJobPlan(Shape):
-    """What would become of a job, by what its fleet is and has seen."""
+    """Forecast for a job, based on its fleet's state and history."""
 
     fleet_name: str
     node_count: int
@@ -33,34 +33,43 @@ class TrainingJobPlan(Shape):
     world_size: int
     copies: int
     slots_per_node: int
-    """Host memory of a node is taken by so many slots, each as large as one rank's state: slots of a shard × Copies × RanksPerNode."""
+    """Number of memory slots that the job needs on each node: slots per shard × Copies × RanksPerNode.
+
+    Each slot holds the state of one rank.
+    """
     node_memory_bytes: int | None
-    """What the fleet's smallest node has for them; absent while it has none."""
+    """Memory for slots on the fleet's smallest node. Absent while the fleet has no node."""
     largest_shard_bytes: int | None
-    """So large may one rank's state be there."""
+    """The largest state per rank that fits into NodeMemoryBytes."""
     recovery_odds: list[RecoveryOdds]
-    """For one, two and three lost nodes at once, with all copies in place."""
+    """For one, two and three nodes lost at once, with all copies in place."""
     can_start_now: bool
-    """Its turn has come, and enough nodes are free and connected."""
+    """Whether no other job is ahead and enough nodes are free and connected."""
     queue_position: int | None
-    """Its place in the fleet's queue, from 1; absent where its turn would come at once."""
+    """Position in the fleet's queue, from 1. Absent if the job would not wait for other jobs."""
     queued_behind: list[str]
-    """Names of the jobs that would be ahead of it there."""
+    """Names of the jobs that would be ahead in the queue."""
     waits_for: str | None
-    """What it would wait for, in words."""
+    """What the job would wait for, in words."""
     free_node_count: int
     nodes_to_launch: int
-    """Instances that the fleet would have to bring for it."""
+    """Number of instances that the fleet would have to launch for the job."""
     cost_usd_per_hour: float | None
-    """The fleet's price × NodeCount; absent where it has none."""
+    """The fleet's price × NodeCount. Absent if the fleet has no price."""
     most_cost_usd: float | None
-    """What it can cost at most: by MaxRuntimeInSeconds at that price, or by MaxCostUsd.
+    """Upper limit of the cost, from MaxRuntimeInSeconds at that price or from MaxCostUsd.
 
-    Absent where neither bounds it.
+    Absent if neither limits the cost.
     """
     expected_mttf_seconds: float | None
-    """Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount; absent before the first incident."""
+    """Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount.
+
+    Absent before the fleet's first incident.
+    """
     expected_recovery_seconds: float | None
-    """Mean time to recovery, of the fleet's closed incidents."""
+    """Mean time to recovery of the fleet's closed incidents."""
     expected_ettr_ratio: float | None
-    """ExpectedMttfSeconds ÷ (ExpectedMttfSeconds + ExpectedRecoverySeconds): the part of the time that will be training, the queue not counted."""
+    """Expected share of training time, queue excluded.
+
+    ExpectedMttfSeconds ÷ (ExpectedMttfSeconds + ExpectedRecoverySeconds).
+    """

@@ -1,4 +1,4 @@
-"""Shapes of the API: quotas and allow-lists of projects."""
+"""API models: quotas and allow-lists of projects."""
 
 from __future__ import annotations
 
@@ -10,37 +10,49 @@ from control_plane.api.schemas.common import MAX_PRIORITY, Request, Shape
 
 AllowedName = Annotated[str, StringConstraints(min_length=1, max_length=2048)]
 AllowedNames = Annotated[list[AllowedName], Field(max_length=100)]
-"""Each allows itself; one that ends with `*` allows all that begins like it."""
+"""An entry allows the exact name. An entry that ends with `*` allows all names with that prefix."""
 
 
 class PutProjectQuotaRequest(Request):
-    """What the jobs of a project may have, and what its submitters may name. Administrators may name anything."""
+    """Limits for the jobs of a project, and AWS resources that its submitters may use.
+
+    The allow-lists do not restrict administrators.
+    """
 
     max_node_count: int | None = Field(default=None, ge=0, le=1_000_000)
-    """Nodes of each fleet that all its jobs may hold together, without a limit unless said.
+    """Nodes of each fleet that all jobs of the project may hold together. The default is no limit.
 
-    Jobs beyond wait, and hold up nobody.
+    Jobs beyond the limit wait, and do not delay other projects' jobs.
     """
     max_job_count: int | None = Field(default=None, ge=0, le=1_000_000)
-    """Jobs that have not ended, in all fleets, without a limit unless said. CreateTrainingJob is refused beyond."""
-    max_source_bytes: int | None = Field(default=None, ge=0, le=2**50)
-    """What all uploaded source archives may take together, without a limit unless said. Stored archives are never
-    deleted; archives under way count for up to 26 hours. CreateSource, CompleteSource and PutSource are refused beyond."""
-    max_priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
-    """The highest Priority that its submitters may set."""
-    allowed_role_arns: AllowedNames = Field(default=[])
-    """The roles that its submitters may name as RoleArn; none unless said.
+    """Limit of unfinished jobs in all fleets. The default is no limit.
 
-    A final `*` allows all that begins like it, here and below.
+    Beyond the limit, CreateTrainingJob fails.
+    """
+    max_source_bytes: int | None = Field(default=None, ge=0, le=2**50)
+    """Total size of the project's source archives. The default is no limit.
+
+    Stored archives are never deleted, and unfinished uploads count for up to 26 hours. Beyond the limit, CreateSource,
+    CompleteSource and PutSource fail.
+    """
+    max_priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    """The highest Priority that submitters of the project may set."""
+    allowed_role_arns: AllowedNames = Field(default=[])
+    """Roles that submitters of the project may set as RoleArn. The default is none.
+
+    A final `*` allows all names with that prefix, in all three lists.
     """
     allowed_secrets: AllowedNames = Field(default=[])
-    """What its submitters may name in Secrets where a job has no RoleArn; none unless said."""
+    """Secrets that submitters may use in jobs without RoleArn. The default is none."""
     allowed_data: AllowedNames = Field(default=[])
-    """S3 URIs that its submitters may name in InputDataConfig where a job has no RoleArn, and directories; none unless said."""
+    """S3 URIs and directories that submitters may use in InputDataConfig.
+
+    The default is none. S3 URIs of jobs with RoleArn are not restricted.
+    """
 
 
 class ProjectQuota(Shape):
-    """What the jobs of a project may have."""
+    """Limits for the jobs of a project."""
 
     project: str
     max_node_count: int | None

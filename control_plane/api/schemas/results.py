@@ -1,4 +1,4 @@
-"""Shapes of the API: output files of a job."""
+"""API models: output files of a job."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from control_plane.api.schemas.common import Shape
 
 
 class OutputEntry(Shape):
-    """One file that a rank left in its output directory."""
+    """One file that a rank wrote into its output directory."""
 
     generation: int
     path: str
-    """Below the generation: `rank=0/model.safetensors`."""
+    """Path within the generation: `rank=0/model.safetensors`."""
     key: str
     bytes: int
 

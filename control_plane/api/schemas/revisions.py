@@ -1,4 +1,4 @@
-"""Shapes of the API: updates and revisions of training jobs."""
+"""API models: updates and revisions of training jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from control_plane.api.schemas.jobs import ProtectionConfig, RetryStrategy
 
 
 class StoppingConditionUpdate(Request):
-    """Limits to change; 0 lifts one."""
+    """Limits to change. 0 removes a limit."""
 
     max_runtime_in_seconds: int | None = Field(default=None, ge=0, le=MAX_RUNTIME_SECONDS)
     max_pending_time_in_seconds: int | None = Field(default=None, ge=0, le=MAX_RUNTIME_SECONDS)
@@ -21,19 +21,19 @@ class StoppingConditionUpdate(Request):
 
 
 class CheckpointConfigUpdate(Request):
-    """What to change of the durable tier; where checkpoints go is set at creation."""
+    """Checkpoint settings to change. The location of checkpoints cannot change after creation."""
 
     every_steps: int | None = Field(default=None, ge=0, le=1_000_000_000)
     third_slot: bool | None = None
-    """Cannot be taken back once the job has run."""
+    """Cannot be disabled once the job has run."""
     max_count: int | None = Field(default=None, ge=0, le=100_000)
-    """0: no limit any more."""
+    """0 removes the limit."""
     max_age_in_seconds: int | None = Field(default=None, ge=0, le=3_660 * 86_400)
-    """At least 60; 0: no limit any more."""
+    """At least 60. 0 removes the limit."""
 
 
 class UpdateTrainingJobRequest(Request):
-    """Fields to change; what is left out stays."""
+    """Fields to change. Omitted fields keep their value."""
 
     priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     preemptible: bool | None = None
@@ -42,36 +42,36 @@ class UpdateTrainingJobRequest(Request):
     protection: ProtectionConfig | None = None
     checkpoint_config: CheckpointConfigUpdate | None = None
     tags: Tags | None = None
-    """All of them: those that are left out go."""
+    """The complete set of tags. Tags that are not in it are removed."""
 
 
 class FieldChange(Shape):
-    """One field that was changed."""
+    """The change of one field."""
 
     field: str
-    """Its path: `CheckpointConfig.EverySteps`."""
+    """Path of the field: `CheckpointConfig.EverySteps`."""
     before: str | None
     after: str | None
-    """As text; absent where there is no value."""
+    """The new value as text. Absent if the field has no value."""
     applies: Literal["Now", "NextGeneration"]
-    """A running generation goes on with the plan that it began with."""
+    """Now, or with the next generation: a running generation keeps the plan it started with."""
 
 
 class UpdateTrainingJobResponse(Shape):
-    """The job's newest revision, and what it changed."""
+    """The job's newest revision and its changes."""
 
     training_job_name: str
     run_id: str
     revision: int
     changes: list[FieldChange]
-    """Empty where everything was so already: then there is no new revision."""
+    """Empty if all fields already had these values. Then there is no new revision."""
 
 
 class TrainingJobRevision(Shape):
-    """What was changed at once of a job."""
+    """The changes that one update made to a job."""
 
     revision: int
-    """1: what it was created with."""
+    """Revision 1 is the configuration at creation."""
     time: datetime
     changes: list[FieldChange]
 

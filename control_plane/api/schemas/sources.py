@@ -1,4 +1,4 @@
-"""Shapes of the API: uploads of source trees."""
+"""API models: uploads of source archives."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ from control_plane.api.schemas.common import Hidden, Request, Sha256, Shape
 
 
 class CreateSourceRequest(Request):
-    """An archive that is about to be stored."""
+    """Announces the upload of a source archive."""
 
     source_id: Sha256
     """The SHA-256 of the archive, a gzipped tar."""
     bytes: int = Field(ge=0, le=2**40)
-    """Its length."""
+    """Size of the archive."""
 
 
 class SourceUpload(Shape):
-    """Where an archive is to be put, without a token: `PUT Url` with these headers and the archive as its body."""
+    """A presigned upload: `PUT Url` with these headers and the archive as body. It needs no token."""
 
     url: Hidden
-    """Whoever has it may put this very archive there, and no other: checksum and length are signed."""
+    """Secret. The URL accepts only this archive, because its checksum and length are signed."""
     headers: dict[str, str]
     expiration_time: datetime
-    """After it CreateSource gives another address."""
+    """When the URL expires. CreateSource then returns a new one."""
 
 
 class CreateSourceResponse(Shape):
-    """Whether a source is there already, and where it is to be put if not."""
+    """Whether a source is stored already, and if not, where to upload it."""
 
     source_id: Sha256
     is_stored: bool
-    """It was checked and stored before: there is nothing to do."""
+    """True if an earlier upload was checked and stored. No upload is needed."""
     upload: SourceUpload | None
-    """Put it there, then CompleteSource.
+    """Upload the archive there, then call CompleteSource.
 
-    Absent where it is stored, or where the service's store takes nothing from outside: then PutSource.
+    Absent if the source is stored already, or if the service's store accepts no direct uploads. In the latter case,
+    call PutSource.
     """
 
 

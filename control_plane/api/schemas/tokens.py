@@ -1,4 +1,4 @@
-"""Shapes of the API: join tokens, access tokens and the caller's identity."""
+"""API models: join tokens, access tokens and the caller's identity."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from control_plane.api.schemas.common import Hidden, Name, Request, Shape, Short
 
 
 class CreateJoinTokenRequest(Request):
-    """A token that each new instance of a fleet's group may use once."""
+    """Creates a token that each new instance of a fleet's group may use once."""
 
     fleet_name: Name
-    """The fleet may be created later."""
+    """The fleet does not have to exist yet."""
     expires_in_seconds: int | None = Field(default=None, ge=60, le=366 * 86_400)
 
 
@@ -22,36 +22,36 @@ class CreateJoinTokenResponse(Shape):
     """A join token for a fleet's launch template."""
 
     join_token: Hidden
-    """Shown once; the service keeps its digest alone."""
+    """Returned only once. The service stores only its digest."""
     token_id: str
     fleet_name: str
     expiration_time: datetime | None
 
 
 class CreateTokenRequest(Request):
-    """A token for a person or a program."""
+    """Creates a token for a person or a program."""
 
     role: Literal["admin", "submitter", "viewer"]
-    """viewer reads; submitter also creates and changes training jobs; admin does everything, in every project."""
+    """viewer: read. submitter: also create and change training jobs. admin: everything, in every project."""
     project: Name | None = None
-    """The only project that it opens; every project unless said. An admin has none."""
+    """The only project that the token can access. The default is every project. Not allowed for an admin."""
     description: ShortText = ""
-    """Whose it is or what for; shown in lists."""
+    """The token's owner or purpose. Shown in lists."""
     expires_in_seconds: int | None = Field(default=None, ge=60, le=366 * 86_400)
-    """It does not expire unless said."""
+    """By default, the token does not expire."""
 
 
 class Token(Shape):
-    """A token as it is listed: everything but the secret."""
+    """A token without its secret."""
 
     token_id: str
     kind: Literal["user", "join"]
-    """user: of a person or a program. join: lets instances of a fleet become its nodes."""
+    """user: a token of a person or a program. join: a token with which instances join a fleet."""
     role: Literal["admin", "submitter", "viewer", "agent"]
     project: str | None
-    """Absent: every project."""
+    """Absent if the token can access every project."""
     fleet_name: str | None
-    """Of a join token."""
+    """Only for join tokens."""
     description: str
     creation_time: datetime
     expiration_time: datetime | None
@@ -59,10 +59,10 @@ class Token(Shape):
 
 
 class CreateTokenResponse(Shape):
-    """A new token."""
+    """A new token with its secret."""
 
     secret: Hidden
-    """What is sent as `Authorization: Bearer …`. Shown once; the service keeps its digest alone."""
+    """Send it as `Authorization: Bearer …`. Returned only once. The service stores only its digest."""
     token: Token
 
 
@@ -74,30 +74,30 @@ class ListTokensResponse(Shape):
 
 
 class GetCallerIdentityResponse(Shape):
-    """Who is calling, and as what."""
+    """The token of the caller, with its role and project."""
 
     token_id: str
     role: Literal["admin", "submitter", "viewer"]
     project: str | None
-    """Absent: every project."""
+    """Absent if the token can access every project."""
     description: str
     creation_time: datetime
     expiration_time: datetime | None
     server_version: str
     server_time: datetime
-    """By the service's clock."""
+    """Current time of the service's clock."""
 
 
 class ServiceCondition(Shape):
-    """Something about the service that needs a person."""
+    """A problem of the service that needs a person."""
 
     type: Literal["disk_full"]
     message: str
-    """What is wrong, where, and with which figures."""
+    """What is wrong and where, with the measured values."""
     hint: str
-    """What to do."""
+    """How to resolve the problem."""
     directory: str | None
-    """Absent where the disk belongs to a database on another machine."""
+    """Absent if the disk belongs to a database on another machine."""
     free_bytes: int | None
-    """Absent where it cannot be read from here."""
+    """Absent if this server cannot read the value."""
     duration_seconds: float
