@@ -1,4 +1,4 @@
-"""Training hooks: a script registers its state once and says when a step is finished; every step is then kept in the cluster's memory.
+"""Training hooks: keep every optimizer step of a script in the memory of the cluster.
 
     session = everstep.training.init(model=model, optimizer=optimizer, data=loader)
     for batch in session.batches(until_step=10_000):
@@ -6,7 +6,9 @@
         session.log(loss=loss)
     session.close()
 
-Invariant: the same script runs alone, under torchrun and under Everstep; only in the last case are there snapshots.
+The script registers its state once with `init`. `batches` then reports each finished step to Everstep.
+
+Invariant: the same script runs alone, under torchrun and under Everstep. Only Everstep takes snapshots.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A rank's line to its node's agent: messages on a unix socket, and the shared page.
+"""Connection of a rank to its node's agent: messages on a unix socket, and the shared page.
 
-Invariant: nothing here ever blocks training. What cannot be sent at once waits in memory and goes out with the next
-call; an agent that has gone is looked for again at boundaries, and until it is back no capture is begun. It knows
-messages, not what they mean for training.
+Invariant: no call blocks training. A message that cannot be sent at once waits in memory until the next call. After a
+lost connection the rank reconnects at boundaries, and starts no capture before it is connected again. This module
+transports messages; it does not interpret them for training.
 """
 
 from __future__ import annotations
@@ -49,73 +49,79 @@ from everstep.protocol.rank_messages import (
 from everstep.training.errors import AgentUnreachable, StaleGeneration
 
 RECONNECT_SECONDS = 0.25
-"""Between two attempts to reach an agent that has gone."""
+"""Pause between two attempts to reconnect to the agent."""
 MAX_OUTBOX_BYTES = 2 * MAX_LOGGED_BYTES
-"""More than this waiting means that the agent hangs; the line is cut and begun anew."""
+"""Unsent bytes above which the agent counts as hung. The rank then closes the connection and opens a new one."""
 MAX_REASON_CHARACTERS = 4096
-"""Of what an exception says, that the agent is told; it closes a line that announces too long a message."""
+"""Longest error text that the rank sends.
+
+The agent closes a connection that announces a longer message than it accepts.
+"""
 
 Sent = SlotsRequest | Captured | Abandoned | Boundary | IdleSpans | Logged | RankFault
 
 
 class AgentLink(Protocol):
-    """What a session needs of its agent. One fake (`NullLink`) and one real form."""
+    """Interface between a session and its agent: `NullLink` without an agent, `UnixAgentLink` with one."""
 
     @property
     def generation(self) -> Generation:
-        """The launch that this rank belongs to."""
+        """Generation of the launch that this rank belongs to."""
 
     @property
     def has_agent(self) -> bool:
-        """There is a protocol to follow; False only where nobody will ever ask for a snapshot."""
+        """False only if no agent will ever request a snapshot."""
 
     @property
     def slots(self) -> SlotsGranted | SlotsRefused | None:
-        """The agent's newest answer to the newest request; None while there is none, or the agent has gone."""
+        """The agent's answer to the newest request. None before the answer, and after a lost connection."""
 
     @property
     def word(self) -> AgentHalf | None:
-        """The newest half of the agent, of this generation, that could be read from the page, also while the agent is away; None before there is one.
-        A page that the script has written over says nothing.
+        """The newest agent half of this generation that the rank could read, or None before the first.
+
+        It stays available while the agent is away. A page that the script has overwritten is ignored.
         """
 
     def welcome(self) -> Arriving | Welcome:
-        """Return where to restore from, as it was said last; waits for the agent."""
+        """Return the newest message about the base to restore. Waits for the agent."""
 
     def watch(self, is_enough: Callable[[AgentHalf | None], bool]) -> None:
-        """Look at what `poll` returns whenever the agent may have said something, until it is enough."""
+        """Pass the result of `poll` to `is_enough` after every sign of the agent, until `is_enough` returns True."""
 
     def poll(self) -> AgentHalf | None:
-        """Return the agent's half of the page, then take in what it sent; None while the agent is away, or nothing of this generation can be read."""
+        """Return the agent's half of the page, then process received messages.
+
+        Returns None while the agent is away, or if no half of this generation can be read.
+        """
 
     def publish(self, half: RankHalf) -> None:
         """Write the rank's half of the page."""
 
     def send(self, message: Sent) -> None:
-        """Send what must arrive: now, or as soon as the agent takes it. Any thread."""
+        """Send a message that must arrive, now or as soon as the agent accepts it. Safe from any thread."""
 
     def hint(self, message: Boundary | Capturing) -> None:
-        """Send what may be lost. Any thread."""
+        """Send a message that may be lost. Safe from any thread."""
 
     def hold(self, message: Boundary | IdleSpans) -> None:
-        """Send it, in order, with the next message that `send` is given, or at `let_go`: the agent is woken once.
+        """Send a message together with the next `send`, or at `let_go`, so that the agent wakes up once.
 
-        The word of a boundary may be lost.
-        Any thread.
+        The order is kept. A `Boundary` may be lost. Safe from any thread.
         """
 
     def let_go(self) -> None:
-        """Send what is held. Any thread."""
+        """Send the held messages. Safe from any thread."""
 
     def wait(self, seconds: float) -> None:
-        """Return when the agent has said something, or after `seconds`."""
+        """Return when the agent has sent something, or after `seconds`."""
 
     def close(self) -> None:
-        """Send what still waits, as far as that goes at once, and end the line."""
+        """Send waiting messages as far as that is possible at once, and close the connection."""
 
 
 class NullLink:
-    """No agent: the script runs under plain torchrun, or alone. Everything works; nothing is captured."""
+    """Link without an agent: the script runs under plain torchrun, or alone. All calls work; nothing is captured."""
 
     generation = Generation(0)
     has_agent = False
@@ -146,14 +152,14 @@ class NullLink:
 
 
 class UnixAgentLink:
-    """The line to a real agent.
+    """Connection to a real agent.
 
     Args:
-        path: the agent's socket.
-        hello: who this rank is; sent again on every new connection.
-        welcome_seconds: how long it looks for its agent at the start: an agent may be restarting just then. Once there
-            is a line, it waits for as long as its state is being fetched.
-        clock: seconds, monotonic.
+        path: path of the agent's socket.
+        hello: identity of this rank. The rank sends it on every new connection.
+        welcome_seconds: how long the rank tries to connect at the start, for example while the agent restarts. Once
+            connected, the rank waits without a limit while its state is fetched.
+        clock: monotonic clock, in seconds.
     """
 
     has_agent = True
@@ -165,17 +171,17 @@ class UnixAgentLink:
         self._hello = hello
         self._welcome_seconds = welcome_seconds
         self._clock = clock
-        self._lock = threading.RLock()  # the training thread, the copier and the metrics' sender all send
+        self._lock = threading.RLock()  # The training thread, the copier and the metrics thread all send.
         self._socket: socket.socket | None = None
         self._is_new = True
-        """Nothing has been heard over this connection yet."""
+        """True until the first message arrives on this connection."""
         self._inbox = bytearray()
         self._outbox = bytearray()
         self._held = b""
         self._heard_count = 0
-        """Messages of the agent."""
+        """Number of messages received from the agent."""
         self._welcome: Arriving | Welcome | None = None
-        """What was said last of the base; a `Welcome` is the last word."""
+        """Newest message about the base. A `Welcome` is final."""
         self._page: memoryview | None = None
         self._word: AgentHalf | None = None
         self._half: RankHalf | None = None
@@ -200,14 +206,16 @@ class UnixAgentLink:
         return self._read() or self._word
 
     def welcome(self) -> Arriving | Welcome:
-        """Return what the agent has said last of the base, waiting for its first word: that comes when every node has verified its shards, or as
-        soon as the base's index is there where all shards lie in memory. Called by `init`, and by `restore`.
+        """Return the newest message about the base, waiting for the first one. `init` and `restore` call this.
+
+        If all shards are in memory, the agent sends `Arriving` as soon as the base's index is there. Otherwise it sends
+        `Welcome` when every node has verified its shards.
 
         Returns:
             Where to restore from.
 
         Raises:
-            AgentUnreachable: there has been no line to it for `welcome_seconds`.
+            AgentUnreachable: the rank was not connected for `welcome_seconds`.
             StaleGeneration: the agent runs another generation.
         """
         if self._welcome is None:
@@ -216,15 +224,13 @@ class UnixAgentLink:
         return self._welcome
 
     def watch(self, is_enough: Callable[[AgentHalf | None], bool]) -> None:
-        """Look at what `poll` returns whenever the agent may have said something.
-
-        Before the first step, when nothing else is to be done.
+        """Pass the result of `poll` to `is_enough` after every sign of the agent. Used only before the first step.
 
         Args:
-            is_enough: says whether to return.
+            is_enough: returns True to end the wait.
 
         Raises:
-            AgentUnreachable: there has been no line to it for `welcome_seconds`.
+            AgentUnreachable: the rank was not connected for `welcome_seconds`.
             StaleGeneration: the agent runs another generation.
         """
         deadline = self._clock() + self._welcome_seconds
@@ -233,7 +239,7 @@ class UnixAgentLink:
             if is_enough(self.poll()):
                 return
             if self._heard_count != heard:
-                continue  # said while the page was looked at: nothing will wake us for it again
+                continue  # the message arrived during `poll`: nothing will wake this thread again
             if self._socket is not None:
                 deadline = self._clock() + self._welcome_seconds
             elif self._clock() >= deadline:
@@ -244,7 +250,7 @@ class UnixAgentLink:
         with self._lock:
             if self._socket is None:
                 self._connect()
-            # The page first: a grant on it may mean files that the socket tells of.
+            # Read the page first: it may grant a slot whose new file a message on the socket names.
             half = self._read() if self._socket is not None else None
             self._receive()
             self._flush()
@@ -295,12 +301,12 @@ class UnixAgentLink:
             line = self._socket
         poller = (
             select.poll()
-        )  # not select(): it takes no descriptor above 1023, and a mesh of a thousand ranks has used those up
+        )  # select() accepts no descriptor above 1023, and a job with a thousand ranks may use more.
         if line is None:
-            # Nothing to listen to: an empty poll is a plain pause.
+            # Without a connection, an empty poll is a plain pause.
             poller.poll(min(seconds, RECONNECT_SECONDS) * 1000)
         else:
-            with contextlib.suppress(OSError, ValueError):  # cut by another thread meanwhile
+            with contextlib.suppress(OSError, ValueError):  # another thread may have closed the connection
                 poller.register(line, select.POLLIN | select.POLLOUT if self._outbox else select.POLLIN)
                 poller.poll(seconds * 1000)
         with self._lock:
@@ -317,7 +323,10 @@ class UnixAgentLink:
                 self._page = None
 
     def forget(self) -> None:
-        """Let go of the connection without a word: called in a forked child, which must not hold the agent's line open."""
+        """Close the socket without sending anything.
+
+        Called in a forked child, because the child must not keep the agent's connection open.
+        """
         if self._socket is not None:
             os.close(self._socket.detach())
             self._socket = None
@@ -382,7 +391,7 @@ class UnixAgentLink:
                 for message in self._messages():
                     self._take(message)
             except (ProtocolError, OSError):
-                self._disconnect()  # what the agent says cannot be read: begin anew
+                self._disconnect()  # the message cannot be read: reconnect
                 return
 
     def _messages(self) -> list[AgentToRank]:
@@ -401,7 +410,7 @@ class UnixAgentLink:
             if message.generation != self._hello.generation:
                 if isinstance(
                     self._welcome, Welcome
-                ):  # in mid-training: the agent has moved on and will end this rank; until then it trains
+                ):  # The agent runs a newer generation and will end this rank; until then the rank trains.
                     self._disconnect()
                     return
                 raise StaleGeneration(
@@ -422,7 +431,7 @@ class UnixAgentLink:
         return isinstance(message, SlotsRefused) or message.capacity_bytes >= request.capacity_bytes
 
     def _repeat(self) -> None:
-        """Tell a new connection what the last one may not have taken in: the agent may have been restarted."""
+        """Send again, over a new connection, messages that the agent may have lost in a restart."""
         assert self._page is not None
         if self._half is not None:
             write_rank_half(self._page, self._half)
@@ -435,7 +444,10 @@ class UnixAgentLink:
 
 
 def _sendable(message: Sent) -> Sent:
-    """Return a message whose reason can be sent: it is often what an exception of the script's says, of any length and in any characters."""
+    """Return the message with a reason that can be sent.
+
+    The reason is often the text of a script's exception, of any length and with any characters.
+    """
     match message:
         case Abandoned(reason=reason):
             return msgspec.structs.replace(message, reason=_told(reason))

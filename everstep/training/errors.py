@@ -1,13 +1,13 @@
 """Errors of the training hooks.
 
     TrainingError
-    ├── CannotResume        the script registered something whose state cannot be brought back; named
-    ├── RestoreMismatch     the snapshot to restore does not fit what the script built, or the ranks disagree
-    ├── AgentUnreachable    no answer on the agent's socket when the session began
+    ├── CannotResume        a registered object has state that cannot be restored; the error names the object
+    ├── RestoreMismatch     the snapshot does not fit what the script built, or the ranks disagree about the step
+    ├── AgentUnreachable    the agent's socket did not answer when the session started
     ├── StaleGeneration     the agent runs another generation than this rank
-    └── SessionMisuse       a call out of order: a fault of the script
+    └── SessionMisuse       the script made a call in the wrong order or with a wrong value
 
-Only `AgentUnreachable` is worth another attempt; the others come back the same.
+Only `AgentUnreachable` is worth a retry. A retry of the others fails in the same way.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import ClassVar
 
 
 class TrainingError(Exception):
-    """Anything that keeps a session from going on."""
+    """Base class of all errors that the training hooks raise."""
 
     code: ClassVar[str] = "training_error"
-    """What the agent is told before this is raised."""
+    """Error code that the rank reports to its agent before it raises the error."""
     retryable: ClassVar[bool] = False
 
 
 class CannotResume(TrainingError):
-    """The state of something registered cannot be brought back, so it is refused before the first step.
+    """A registered object has state that cannot be restored; `init` rejects the object before the first step.
 
     Args:
-        name: where it was registered, as a path: `extra/ema/callback`.
-        reason: what about it cannot be resumed, and what to do instead.
+        name: path under which the script registered the object, for example `extra/ema/callback`.
+        reason: which part of the state cannot be restored, and what to do instead.
     """
 
     code = "cannot_resume"
@@ -40,25 +40,28 @@ class CannotResume(TrainingError):
 
 
 class RestoreMismatch(TrainingError):
-    """The snapshot does not fit the model, optimizer, versions or world that the script built. Nothing was written."""
+    """The snapshot does not fit the model, optimizer, versions or world size of this launch.
+
+    Nothing was written, except in the case that `TrainingSession.restore` describes.
+    """
 
     code = "restore_mismatch"
 
 
 class AgentUnreachable(TrainingError):
-    """The agent's socket gave no answer in time."""
+    """The agent's socket did not answer within the timeout."""
 
     code = "agent_unreachable"
     retryable = True
 
 
 class StaleGeneration(TrainingError):
-    """The agent runs another generation: this rank is a leftover."""
+    """The agent runs another generation: this rank is left over from an earlier launch."""
 
     code = "stale_generation"
 
 
 class SessionMisuse(TrainingError):
-    """A call out of order."""
+    """The script made a call in the wrong order, or passed a wrong value."""
 
     code = "session_misuse"

@@ -1,7 +1,7 @@
-"""`init`: what a script hands over becomes a session, or is refused by name.
+"""`init`: check the objects that a script registers and create its session.
 
-Invariant: nothing of the script's is changed before all of it is known to be resumable; a refusal reaches the agent
-before it is raised.
+Invariant: `init` changes none of the script's objects before it has checked that all of them can be resumed. The agent
+receives every error before `init` raises it.
 """
 
 from __future__ import annotations
@@ -44,31 +44,32 @@ def init(
     guard: Literal["step", "forward"] = "step",
     trusted_optimizers: Sequence[type] = (),
 ) -> TrainingSession:
-    """Register what a run's state is made of.
+    """Register the objects that make up the state of the run.
 
-    Every rank, once, after wrapping, compiling and building the optimizer, before the first forward.
+    Every rank calls this once: after wrapping, compiling and building the optimizer, and before the first forward pass.
 
     Args:
-        model: one module, or several by name; wrapped as they will be called.
-        optimizer: one, or several by name.
-        engine: a DeepSpeed engine, or several by name; it stands for its model and its optimizer. Others may be given
-            beside it.
-        scheduler: one, or several by name; with `state_dict` and `load_state_dict` of tensors and plain values.
-        data: one loader, or several by name; what kinds can be resumed is in `everstep.training.data`.
-        extra: whatever else the run depends on (a gradient scaler, an average of the weights, a record of losses),
-            likewise stateful.
-        guard: what the background copy is waited for: "step", the next optimizer step; "forward", the next forward, for
-            optimizers that run inside backward or inside a captured CUDA graph.
+        model: one module, or several by name. Pass the wrapped modules that the script calls.
+        optimizer: one optimizer, or several by name.
+        engine: one DeepSpeed engine, or several by name. An engine includes its model and its optimizer; other models
+            and
+            optimizers may be registered as well.
+        scheduler: one scheduler, or several by name. `state_dict` must return tensors and plain values only.
+        data: one loader, or several by name. `everstep.training.data` lists the loaders that can be resumed.
+        extra: other objects with `state_dict` and `load_state_dict` by name, for example a gradient scaler or averaged
+            weights.
+        guard: the call that waits for the background copy. "step": the next optimizer step. "forward": the next forward
+            pass, for optimizers that step inside backward or inside a captured CUDA graph.
         trusted_optimizers: classes outside torch.optim that keep all their state in `state` and `param_groups`.
 
     Returns:
         The session.
 
     Raises:
-        CannotResume: something registered cannot be brought back; named.
-        SessionMisuse: neither a model nor an engine, or ranks without a process group.
+        CannotResume: a registered object cannot be restored. The error names the object.
+        SessionMisuse: neither a model nor an engine was given, or several ranks run without a process group.
         AgentUnreachable: the agent that the environment names does not answer.
-        StaleGeneration: it runs another generation.
+        StaleGeneration: the agent runs another generation.
     """
     environment = Environment.read()
     link = _link(environment)
@@ -116,7 +117,7 @@ def _copier(devices: set[int], environment: Environment) -> Copier:
         NODE_RING_BYTES,
         CudaCopier,
         CudaDevice,
-    )  # a rank without a device does not pay for it
+    )  # A rank without a device skips the cost of this import.
 
     return CudaCopier(CudaDevice(devices.pop()), ring_bytes=NODE_RING_BYTES // environment.ranks_per_node)
 
@@ -170,12 +171,12 @@ def _adapters(
 
 
 def _is_own(optimizer: object, engine: Any) -> bool:
-    """Say whether an optimizer is the one that `deepspeed.initialize` returned beside the engine, or took."""
+    """Return whether the optimizer belongs to the engine: returned by `deepspeed.initialize`, or passed to it."""
     return optimizer is engine.optimizer or optimizer is engine.optimizer.optimizer
 
 
 def _check_apart(name: str, optimizer: Optimizer, engines: Mapping[str, Any]) -> None:
-    """Refuse an optimizer beside engines that steps parameters of one."""
+    """Reject an optimizer that steps parameters of an engine."""
     members = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for engine_name, engine in engines.items():
         if any(id(parameter) in members for parameter in engine.module.parameters()):
@@ -210,7 +211,7 @@ def _torch_adapter(
     ]
     if any(
         isinstance(parameter, DTensor) or hasattr(parameter, "_st_info") for parameter in parameters
-    ):  # the latter: as DDP leaves them
+    ):  # DDP unwraps DTensors and leaves `_st_info` on the parameters.
         kinds.add(FSDPAdapter)
     if len(kinds) > 1:
         raise CannotResume(

@@ -1,8 +1,8 @@
-"""From a slot back into the live objects: read, agree, write.
+"""Restore: read a slot, agree with the other ranks, and write the state into the live objects.
 
-Invariant: no rank writes before every rank has said that its snapshot is of the same step and fits what the script
-built; a refusal anywhere is a refusal everywhere. Where the payload is still on its way, a tensor is copied when its
-bytes are verified, and no rank goes on before all of them are, everywhere (`Arrival`).
+Invariant: no rank writes before every rank has reported that its snapshot is of the same step and fits what the script
+built. If one rank refuses, all refuse. If the payload still arrives, a tensor is copied as soon as its bytes are
+verified. No rank continues before all bytes are verified on all nodes (`Arrival`).
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree, decode
 
 VALUE_PREFIX = "value"
-"""Of the names of tensors that stand for large values of the tree: `value/objects/extra/average/weights`."""
+"""Prefix of the names of large tensors from the value tree: `value/objects/extra/average/weights`."""
 SHOWN_DIFFERENCES = 8
 
 
 class SlotValues(msgspec.Struct, frozen=True, array_like=True):
-    """What the `values` of a slot's index hold."""
+    """Content of the `values` field in a slot's index."""
 
     facts: bytes
-    """msgpack of the layout's facts: their digest is the layout hash, and they say what differs when it does."""
+    """Layout facts as msgpack. Their digest is the layout hash; the facts explain a mismatch."""
     adapters: bytes
-    """`state_tree.encode` of the adapters' values: needed first."""
+    """Adapter values, encoded by `state_tree.encode`. `load` needs them first."""
     others: bytes
-    """`state_tree.encode` of all other values."""
+    """All other values, encoded by `state_tree.encode`."""
 
 
 _SLOT_VALUES = msgspec.msgpack.Decoder(SlotValues)
@@ -60,13 +60,13 @@ _FACTS = msgspec.msgpack.Decoder(dict[str, str])
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A slot's content, checked."""
+    """Checked content of a slot."""
 
     step: Step
     tensors: SavedTensors
-    """Private copies on write: the slot itself never changes.
+    """Tensors of the slot. They are copy-on-write, so the slot itself never changes.
 
-    To ask for one is to wait until its bytes are verified.
+    Reading a tensor waits until its bytes are verified.
     """
     values: SlotValues
 
@@ -74,42 +74,42 @@ class Snapshot:
         """Return the adapters' values.
 
         Returns:
-            As the adapters' `observe` returned them, one of each.
+            A list with the values that each adapter's `observe` returned.
 
         Raises:
-            RestoreMismatch: they do not decode.
+            RestoreMismatch: the values do not decode.
         """
         return self._decode(self.values.adapters)
 
     def others(self) -> Tree:
-        """Return all other values; asks for tensors at the payload's end.
+        """Return all other values. This reads tensors at the end of the payload.
 
         Returns:
-            Those of objects, data and generators, by name.
+            The values of objects, data and generators, by name.
 
         Raises:
-            RestoreMismatch: they do not decode.
+            RestoreMismatch: the values do not decode.
         """
         return self._decode(self.values.others)
 
     def _decode(self, data: bytes) -> Tree:
         try:
-            # Objects may keep what load_state_dict hands them: give them memory of their own.
+            # Clone, because an object may keep the tensors that load_state_dict receives.
             return decode(data, lambda path: self.tensors[VALUE_PREFIX + path].clone())
         except ProtocolError as error:
             raise RestoreMismatch(f"the values of step {self.step} cannot be read: {error}") from error
 
 
 class LoadBegunAnew(Exception):
-    """The agent brings the base anew, from elsewhere or after its own restart: what was copied is void."""
+    """The agent loads the base again, from another source or after its restart. Copied bytes are void."""
 
 
 class Arrival:
-    """Follows a base on its way into its slot.
+    """Follows a base while it arrives in its slot.
 
     Args:
-        link: to the agent.
-        named: what it has said of the base; a `Welcome` says that all of it is there.
+        link: connection to the agent.
+        named: the agent's message about the base. After a `Welcome`, the whole base is there.
     """
 
     def __init__(self, link: AgentLink, named: Arriving | Welcome) -> None:
@@ -118,42 +118,42 @@ class Arrival:
         self._verified = 0
 
     def has(self, end: int) -> bool:
-        """Say whether the first bytes of the payload are known to be verified, so many."""
+        """Return whether the first `end` bytes of the payload are already reported as verified. Does not wait."""
         return self._load is None or end <= self._verified
 
     def wait(self, end: int) -> None:
-        """Return when the first bytes of the payload are verified.
+        """Wait until the first bytes of the payload are verified.
 
         Args:
-            end: so many.
+            end: length of the prefix, in bytes.
 
         Raises:
-            LoadBegunAnew: the slot is being written anew.
-            AgentUnreachable: there has been no line to the agent for long.
+            LoadBegunAnew: the agent loads the base again.
+            AgentUnreachable: the connection to the agent was lost for too long.
         """
         if not self.has(end):
             self._look(lambda half: half.verified >= end)
 
     def check(self) -> None:
-        """Return if nothing has been written anew since this was begun.
+        """Check that the agent has not started to load the base again.
 
         Raises:
-            LoadBegunAnew: something has.
-            AgentUnreachable: there has been no line to the agent for long.
+            LoadBegunAnew: it has.
+            AgentUnreachable: the connection to the agent was lost for too long.
         """
         if self._load is not None:
             self._look(lambda _: True)
 
     def finish(self) -> None:
-        """Return when every node has verified what its ranks restore, and nothing has been written anew since this was begun.
+        """Wait until every node has verified its ranks' shards, and check that no load started again.
 
         Raises:
-            LoadBegunAnew: something has.
-            AgentUnreachable: there has been no line to the agent for long.
+            LoadBegunAnew: the agent loads the base again.
+            AgentUnreachable: the connection to the agent was lost for too long.
         """
         if self._load is not None:
             self._link.watch(lambda _: isinstance(self._link.welcome(), Welcome))
-            self.check()  # on the page as it is behind that word
+            self.check()  # with the page as it is after the `Welcome`
 
     def _look(self, is_enough: Callable[[AgentHalf], bool]) -> None:
         found: list[AgentHalf] = []
@@ -171,7 +171,7 @@ class Arrival:
 
 
 class _Tensors(SavedTensors):
-    """Views of a payload, each given when its bytes are verified."""
+    """Views of a payload. Reading one waits until its bytes are verified."""
 
     def __init__(self, memory: mmap.mmap, index_offset: int, index: SlotIndex, arrival: Arrival) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class _Tensors(SavedTensors):
         entry = self._entries[name]
         end = entry.offset + entry.bytes
         if not self._arrival.has(end):
-            self.finish()  # there is time for it now
+            self.finish()  # use the wait to finish gathered copies
             self._arrival.wait(end)
         return view_of(self._payload, entry)
 
@@ -200,7 +200,7 @@ class _Tensors(SavedTensors):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a slot must be for this rank to restore from it."""
+    """Identity and layout that a slot must have for this rank to restore from it."""
 
     run: RunId
     rank: Rank
@@ -209,37 +209,37 @@ class Expected:
 
 
 def encode_facts(facts: Mapping[str, str]) -> tuple[bytes, bytes]:
-    """Return the facts as bytes, and the layout hash over them.
+    """Return the facts as bytes, and their layout hash.
 
     Args:
-        facts: everything that must be equal for a snapshot to fit; order does not matter.
+        facts: all facts that must be equal for a snapshot to fit. Their order does not matter.
 
     Returns:
-        (bytes, xxh3-128 of them).
+        The bytes, and the xxh3-128 digest of the bytes.
     """
     data = msgspec.msgpack.encode(dict(sorted(facts.items())))
     return data, digest(data)
 
 
 def map_ahead(path: Path, arenas: Sequence[Arena]) -> mmap.mmap:
-    """Map a slot file, and have its pages and those of the memory to restore into brought near in the background: the script goes on meanwhile.
+    """Map a slot file, and prefault its pages and the arenas in the background while the script continues.
 
     Args:
         path: the slot that the agent named.
-        arenas: memory for tensors that are not there yet.
+        arenas: memory for tensors that do not exist yet.
 
     Returns:
-        The mapping: private, so that only this process sees what it writes there.
+        A private mapping: only this process sees what it writes there.
 
     Raises:
-        OSError: there is no such file.
+        OSError: the file cannot be opened.
     """
     with path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
 
-    def bring() -> None:  # no call of torch: a script that ends while a thread is in one ends with SIGABRT
+    def bring() -> None:  # No torch calls here: a process that exits during one ends with SIGABRT.
         populate(address, len(memory), is_written=False)
         for arena in arenas:
             arena.prefault()
@@ -249,21 +249,24 @@ def map_ahead(path: Path, arenas: Sequence[Arena]) -> mmap.mmap:
 
 
 def read_snapshot(named: Arriving | Welcome, memory: mmap.mmap, arrival: Arrival, expected: Expected) -> Snapshot:
-    """Return the snapshot in a slot. Local; the agent has verified its payload's digest, or verifies it chunk by chunk.
+    """Return the snapshot in a slot. No other rank is involved.
+
+    The agent has verified the payload's digest, or verifies it chunk by chunk while it arrives.
 
     Args:
-        named: what the agent has said of it.
-        memory: the slot's mapping.
-        arrival: of its payload.
-        expected: what it must be.
+        named: the agent's message about the base.
+        memory: mapping of the slot.
+        arrival: progress of the payload.
+        expected: identity and layout that the slot must have.
 
     Returns:
-        The snapshot; its tensors are views of memory that only this process writes.
+        The snapshot. Its tensors are views of memory that only this process writes.
 
     Raises:
-        RestoreMismatch: another run, rank, step or layout, or not a whole slot; says what differs.
+        RestoreMismatch: the slot is incomplete, or has another run, rank, step or layout. The error names the
+            differences.
     """
-    # The header of one that arrives is written when all of it is there, and looked at then.
+    # The header of an arriving base is written last, and `check_whole` checks it then.
     place = named if isinstance(named, Arriving) else _header(named, memory, expected)
     try:
         index_begin = HEADER_BYTES + place.index_offset
@@ -281,15 +284,16 @@ def read_snapshot(named: Arriving | Welcome, memory: mmap.mmap, arrival: Arrival
 
 
 def check_whole(named: Arriving | Welcome, memory: mmap.mmap, expected: Expected) -> None:
-    """Check that a slot is sealed, and what was expected.
+    """Check that a slot is sealed and has the expected identity and layout.
 
     Args:
-        named: what the agent has said of it.
-        memory: the slot's mapping.
-        expected: what it must be.
+        named: the agent's message about the base.
+        memory: mapping of the slot.
+        expected: identity and layout that the slot must have.
 
     Raises:
-        RestoreMismatch: another run, rank, step or layout, or not a whole slot; says what differs.
+        RestoreMismatch: the slot is incomplete, or has another run, rank, step or layout. The error names the
+            differences.
     """
     if _header(named, memory, expected).layout_hash != encode_facts(expected.facts)[1]:
         raise RestoreMismatch(
@@ -314,17 +318,17 @@ def _header(named: Arriving | Welcome, memory: mmap.mmap, expected: Expected) ->
 def agree(step: Step, problem: str) -> None:
     """Return when all ranks are ready to restore the same step.
 
-    Collective: every rank calls it once, with or without a problem of its own.
+    Collective: every rank calls it once, even if it has a problem.
 
     Args:
-        step: the base that this rank was given, 0 for none.
-        problem: why this rank cannot restore; empty when it can.
+        step: the base that this rank received, 0 for none.
+        problem: why this rank cannot restore. Empty if it can.
 
     Raises:
-        RestoreMismatch: this rank has a problem, another has, or the steps differ.
+        RestoreMismatch: this rank or another one cannot restore, or the ranks received different steps.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        backend = dist.get_backend()  # "cuda:nccl" where it was named so
+        backend = dist.get_backend()  # may be "cuda:nccl"
         device = (
             torch.device("cuda", torch.cuda.current_device())
             if "nccl" in backend and "cpu" not in backend

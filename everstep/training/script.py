@@ -1,7 +1,7 @@
-"""What a training script is told by its environment: hyperparameters, where outputs go, who it is.
+"""Environment of a training script: rank, hyperparameters, input and output directories.
 
-Invariant: every answer has a sensible value outside Everstep too, so the same script runs alone, under torchrun and
-under an agent.
+Invariant: every function returns a sensible value outside Everstep too. The same script therefore runs alone, under
+torchrun and under an agent.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from everstep.protocol.plan import channel_variable
 from everstep.training.errors import SessionMisuse
 
 FINAL_ROUND_SECONDS = 30.0
-"""How long `close()` waits for the last step to be committed, where the environment does not say."""
+"""Seconds that `close()` waits for the last step to be committed, if the environment sets no other value."""
 UNCROWDED_CORES = 4
-"""For each rank: its own, and one each for its copier, the agent's digests and its streams."""
+"""Cores that each rank needs: for the rank, its copier, the agent's digests and its transfers."""
 WELCOME_SECONDS = 30.0
-"""How long `init` looks for its agent, where the environment does not say."""
+"""Seconds that `init` tries to reach its agent, if the environment sets no other value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The variables that a rank sees, parsed once."""
+    """The rank's environment variables, parsed once."""
 
     rank: Rank
     world_size: int
@@ -41,16 +41,16 @@ class Environment:
     local_rank: int = 0
     ranks_per_node: int = 1
     cores: float = 1.0
-    """Of this node's processors, for each of its ranks."""
+    """Cores of this node per rank."""
 
     @property
     def is_crowded(self) -> bool:
-        """The copier, the digests and the streams of a rank share cores with each other and with training."""
+        """True when copier, digests and transfers of a rank must share cores with training."""
         return self.cores < UNCROWDED_CORES
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
-        """Return the environment. Unset variables mean one rank alone, without an agent."""
+        """Parse the environment. Unset variables mean a single rank without an agent."""
         socket_path = variables.get("EVERSTEP_AGENT_SOCKET")
         ranks_per_node = max(1, int(variables.get("LOCAL_WORLD_SIZE", "1")))
         return cls(
@@ -74,21 +74,21 @@ def hyperparameters(
     arguments: Sequence[str] | None = None,
     **defaults: bool | int | float | str,
 ) -> SimpleNamespace:
-    """Return the job's hyperparameters over the script's defaults, each of the type of its default.
+    """Return the job's hyperparameters merged over the script's defaults, each with the type of its default.
 
-    Under Everstep they come from EVERSTEP_HYPERPARAMETERS; elsewhere from `--key value` arguments. Keys without a
+    Under Everstep they come from EVERSTEP_HYPERPARAMETERS, elsewhere from `--key value` arguments. Keys without a
     default are ignored.
 
     Args:
-        variables: the environment.
-        arguments: the command line; `sys.argv` when None.
-        **defaults: `steps=200, learning_rate=3e-4`.
+        variables: environment variables.
+        arguments: command line arguments. None means `sys.argv[1:]`.
+        **defaults: for example `steps=200, learning_rate=3e-4`.
 
     Returns:
-        `.steps`, `.learning_rate` …
+        A namespace with one attribute per default: `.steps`, `.learning_rate` …
 
     Raises:
-        SessionMisuse: a value does not have the type of its default.
+        SessionMisuse: a value cannot be converted to the type of its default.
     """
     given: dict[str, object] = dict(_pairs(sys.argv[1:] if arguments is None else arguments))
     given |= json.loads(variables.get("EVERSTEP_HYPERPARAMETERS", "{}"))
@@ -98,24 +98,29 @@ def hyperparameters(
 
 
 def output_dir(variables: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory whose content is kept when the job ends, created: EVERSTEP_OUTPUT_DIR, or `output` here."""
+    """Create and return the directory whose content Everstep stores when the job ends.
+
+    The path is EVERSTEP_OUTPUT_DIR, or `output` in the working directory.
+    """
     path = Path(variables.get("EVERSTEP_OUTPUT_DIR", "output"))
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def input_dir(channel: str, variables: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory of one of the job's input channels (`InputDataConfig`), the same on every node.
+    """Return the directory of one input channel (`InputDataConfig`). The path is the same on every node.
 
     Args:
-        channel: its name.
-        variables: the environment. Outside Everstep the channel is SM_CHANNEL_<NAME>, or else `input/<name>` here.
+        channel: name of the channel.
+        variables: environment variables. Outside Everstep the directory is SM_CHANNEL_<NAME>, or else `input/<name>` in
+            the
+            working directory.
 
     Returns:
-        The directory; what is in it may be read, not written.
+        The directory. The script may read its content but must not write to it.
 
     Raises:
-        SessionMisuse: the job has no such channel.
+        SessionMisuse: the job has no channel of this name.
     """
     channels = json.loads(variables.get("EVERSTEP_INPUT_CHANNELS", "{}"))
     if channel in channels:

@@ -1,16 +1,22 @@
-"""A training session: what a script holds in its hand.
+"""The training session: the object that a script uses while it trains.
 
     session = everstep.training.init(model=model, optimizer=optimizer, data=loader)
     for batch in session.batches(until_step=10_000):
         …
     session.close()
 
-A step seen from here: `boundary` → `step_rules.decide` on the agent's word → `Snapshotter.capture` → `Copier` → the
-guard before the next change → `Captured`.
+Each step passes through these calls:
 
-Invariant: a snapshot of step k holds the state right after the k-th optimizer step: it is taken at that boundary, or in
-`close` if no batch, step or `fence` has come since; which modules train, and the generators, it has as they were when
-the loop was left, whatever an evaluation did since. Trouble with saving costs a snapshot, never training.
+1. `boundary` reads the agent's half of the page and calls `step_rules.decide`.
+2. `Snapshotter.capture` starts a `Copier` in the background.
+3. The guard waits for the copy before the next change of the state.
+4. The rank sends `Captured`.
+
+Invariant: a snapshot of step k holds the state right after the k-th optimizer step. It is taken at that boundary, or in
+`close` if no batch, step or `fence` followed the boundary. Training modes and random generators are recorded as they
+were when the loop ended, so an evaluation after the loop does not change them.
+
+A failed snapshot is skipped; training continues.
 """
 
 from __future__ import annotations
@@ -70,37 +76,47 @@ from everstep.training.step_rules import Decision, RankView, decide, decide_alon
 from everstep.training.step_watch import StepWatch
 
 LOOK_SECONDS = 0.05
-"""A rank that stands still looks at the page at least this often: `WordChanged` may be lost."""
+"""Longest pause between two reads of the page while a rank waits at a boundary.
+
+The agent's wake-up message, `WordChanged`, may be lost.
+"""
 QUIET_SECONDS = 0.25
-"""Boundaries from which nothing follows are told together, this long after the last word at most: a small part of what people or peers wait for."""
+"""Longest delay of a boundary report that needs no answer from the agent.
+
+The rank sends such reports together. The delay is short compared with how long users and peers wait.
+"""
 DRAIN_SECONDS = 5.0
-"""A script that failed is held no longer than this for a copy: 33 GiB at 0.15 s each, the slowest measured; a device may never come back."""
+"""Longest wait for a running copy when the process ends after an error.
+
+The largest measured state takes about this long: 33 GiB at 0.15 s per GiB. A limit is needed because a failed device
+may never finish.
+"""
 NOT_COMPILED = (
     "Everstep waits here for the copy of the state: compile optimizer.step() without fullgraph=True, or "
     "call it uncompiled"
 )
-"""The reason that torch.compile gives where a graph must be whole.
+"""Reason that torch.compile prints where the user requires a whole graph.
 
-Any other graph breaks at the guard, which waits in every step.
+All other compiled graphs break at the guard, so the guard waits in every step.
 """
 ENDS = (StopIteration, StopAsyncIteration, GeneratorExit)
-"""How iterators say that they are at their end."""
+"""Exceptions with which iterators report their end."""
 
 logger = logging.getLogger("everstep.training")
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What the script is told at a boundary."""
+    """The answer of `boundary` to the script."""
 
     step: int
-    """Steps finished."""
+    """Number of finished steps."""
     stop: bool
-    """All ranks stop here: leave the loop and call `close`."""
+    """True when all ranks stop at this step: the script must leave its loop and call `close`."""
 
 
 class _Half(TypedDict, total=False):
-    """What the rank has said on its page (`RankHalf`)."""
+    """Fields that the rank has set on its half of the page (`RankHalf`)."""
 
     boundary: int
     phase: Phase
@@ -114,15 +130,16 @@ class _Half(TypedDict, total=False):
 
 
 class TrainingSession:
-    """One rank's line between a training script and the service; made by `init`.
+    """One rank's session with Everstep. Scripts get it from `init`.
 
     Args:
-        state: all that the run's state is made of.
-        link: to the agent.
-        environment: of the rank.
-        copier: brings tensors into slots.
-        has_many_streams: batches are dicts, one of each loader.
-        clock: seconds, monotonic.
+        state: the rank's complete state.
+        link: connection to the agent, or `NullLink` without an agent.
+        environment: parsed environment variables of the rank.
+        copier: copies tensors into slots.
+        has_many_streams: True when the script registered its loaders by name. Batches are then dicts, one entry per
+            loader.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(
@@ -153,7 +170,7 @@ class TrainingSession:
         self._logged = DeviceNumbers(self._ring)
         self._half_lock = (
             threading.RLock()
-        )  # the training thread and the copier both write the page; a signal handler may in the middle of that
+        )  # The training thread and the copier both write the page. A signal handler may interrupt such a write.
         self._said = _Half()
         self._half = RankHalf(generation=link.generation)
         self._base = Step(0)
@@ -162,23 +179,28 @@ class TrainingSession:
         self._is_stopped = False
         self._is_closed = False
         self._has_left = False
-        """Since the last boundary a step was begun, or the script has said that it changes its state."""
+        """True when the script started a step or called `fence` since the last boundary."""
         self._progress = state.progress()
-        """At the last boundary."""
+        """Value of `RankState.progress` at the last boundary."""
         self._departure = ""
-        """Why the state that `close` finds may be another than that of the last boundary."""
+        """Why the state in `close` may differ from the last boundary. Empty if it does not; set by `close`."""
         self._handled = sys.exc_info()[1]
-        """What the script was dealing with when it began: it says nothing of how it ends."""
+        """The exception that the script was already handling when the session started.
+
+        `close` ignores this exception when it checks whether the script failed.
+        """
         self._told_blocked_seconds = 0.0
         self._told_at = -math.inf
-        """When the newest boundary was passed that the agent was told of at once."""
+        """Time of the newest boundary that the rank reported at once."""
         self._profiler: NetworkProfiler | None = None
         if (
             link.has_agent and environment.world_size > 1 and environment.local_rank == 0
-        ):  # whose idle spans are those of the node
+        ):  # The idle spans of local rank 0 represent the whole node.
             self._profiler = NetworkProfiler(self._report_spans, TorchTrace())
-        self.fence_hook = torch.compiler.disable(lambda *_: self.fence(), reason=NOT_COMPILED)  # type: ignore[no-untyped-call]
-        """`fence` for torch's hooks. Compiled code leaves its graph for it every time; traced, it would not wait."""
+        self.fence_hook = torch.compiler.disable(  # type: ignore[no-untyped-call]
+            lambda *_: self.fence(), reason=NOT_COMPILED
+        )
+        """`fence` as a hook for torch. Compiled code leaves its graph to call it; a traced hook would not wait."""
         for optimizer in state.optimizers():
             optimizer.register_step_pre_hook(self.fence_hook)
         self._step_watch = StepWatch(state.optimizers(), state.parameters(), state.companions(), self._report_fault)
@@ -186,46 +208,55 @@ class TrainingSession:
         self._is_agreed = False
         self._mapped: tuple[Arriving | Welcome, mmap.mmap] | None = None
         if link.has_agent:
-            self._snapshotter.foresee()  # slots are ready, then, before the first boundary asks for one
+            self._snapshotter.foresee()  # The slots are then ready before the first boundary needs one.
             named = link.welcome()
-            with contextlib.suppress(OSError):  # said in its place, by `restore`
+            with contextlib.suppress(OSError):  # `restore` reports this error
                 if named.base_slot_path is not None:
                     self._mapped = named, map_ahead(Path(named.base_slot_path), state.expect_restore())
 
     @property
     def step(self) -> int:
-        """The step being made: one more than the steps finished."""
+        """Number of the current step: finished steps plus one."""
         return self._boundary + 1
 
     def input_dir(self, channel: str) -> Path:
-        """Return the directory of one of the job's input channels (see `everstep.training.input_dir`, which works before `init`, too)."""
+        """Return the directory of one input channel of the job.
+
+        `everstep.training.input_dir` does the same and also works before `init`.
+        """
         return input_dir(channel)
 
     @property
     def data(self) -> Mapping[str, DataStream]:
-        """The registered loaders, each iterable over what is left of its epoch, for scripts that own the loop."""
+        """The registered loaders by name. Iterating one yields the rest of its current epoch.
+
+        Scripts with their own loop use this instead of `batches`.
+        """
         return self._state.streams
 
     @property
     def blocked_seconds(self) -> Sequence[float]:
-        """How long each of the newest snapshots held the training thread, boundary and guard together."""
+        """Seconds that each recent snapshot blocked the training thread, at the boundary and at the guard together."""
         return tuple(self._guard.blocked_seconds)
 
     def restore(self) -> int:
-        """Bring back the step that the agent names, in place.
+        """Restore, in place, the step that the agent names.
 
-        Collective, all or none; once, after everything is built and before the first forward.
+        Every rank calls this once, after the script has built everything and before the first forward pass. Either all
+        ranks restore or none does. `batches` calls it if the script has not. Further calls change nothing.
 
         Returns:
-            Steps finished: the script's loop goes on behind it. 0 when there is nothing to restore. A second call
-            changes nothing.
+            Number of finished steps, where the script's loop continues. 0 when there is nothing to restore.
 
         Raises:
-            RestoreMismatch: a rank's snapshot does not fit, or the ranks were given different steps; nothing was
-                written. Or what fitted is found to be no snapshot when all of it has come: then the model holds a part
-                of it, and the process must end.
-            AgentUnreachable: the agent went while the state was on its way, and did not come back; the model holds a
-                part of it, likewise.
+            RestoreMismatch: a rank's snapshot does not fit, or the ranks received different steps. Nothing was written.
+                In one
+            case the model is partly overwritten and the process must end: the base still arrived during the restore,
+                and
+                its end turned out to be invalid.
+            AgentUnreachable: the connection to the agent was lost during the restore and did not return in time. The
+                model may
+                be partly overwritten.
         """
         if self._is_restored:
             return self._boundary
@@ -244,14 +275,17 @@ class TrainingSession:
         return self._boundary
 
     def batches(self, until_step: int, accumulate: int = 1) -> Iterator[Any]:
-        """Yield batches across epochs, with a boundary after every step. Restores first where that has not been done.
+        """Yield batches across epochs and call `boundary` after every step.
+
+        Calls `restore` first if the script has not done so.
 
         Args:
-            until_step: steps finished at the end, those before a restart included.
-            accumulate: batches to one optimizer step. A DeepSpeed engine says itself when its step is complete.
+            until_step: finished steps at which the loop ends, steps before a restart included.
+            accumulate: batches per optimizer step. Ignored with a DeepSpeed engine, which reports itself when a step is
+                complete.
 
         Yields:
-            A batch; with loaders given by name a dict of one from each; None without any.
+            A batch. With loaders registered by name: a dict with one batch of each. Without loaders: None.
 
         Raises:
             SessionMisuse: a loader yields no batches.
@@ -259,7 +293,7 @@ class TrainingSession:
         self.restore()
         self._publish(
             target=int(until_step) if 0 < until_step <= MAX_TARGET else 0
-        )  # people want to know how long it will take
+        )  # The dashboard estimates the remaining time from this target.
         while self._boundary < until_step and not self._is_stopped:
             before, count = self._state.steps_made(), 0
             while count == 0 or not self._is_step_complete(before, count, accumulate):
@@ -270,15 +304,16 @@ class TrainingSession:
         self._state.keep_passing()
 
     def boundary(self) -> Control:
-        """Say that an optimizer step is finished.
+        """Report that an optimizer step is finished.
 
-        Every rank, once per step, after everything that belongs to it (scheduler, scaler, averages).
+        Every rank calls this once per step, after everything that belongs to the step (scheduler, scaler, averages).
+        `batches` calls it itself.
 
         Returns:
-            Where training stands, and whether to stop; all ranks are told to stop at the same step.
+            The number of finished steps, and whether to stop. All ranks stop at the same step.
 
         Raises:
-            SessionMisuse: before `restore` or after `close`.
+            SessionMisuse: the call came before `restore` or after `close`.
         """
         if not self._is_restored or self._is_closed:
             raise SessionMisuse("boundary() belongs between restore() and close()")
@@ -307,9 +342,10 @@ class TrainingSession:
         return Control(self._boundary, self._is_stopped)
 
     def fence(self) -> None:
-        """Wait for the copy in flight.
+        """Wait for the running copy.
 
-        Before the script changes registered state outside an optimizer step (weight clipping, swapped averages).
+        Call this before the script changes registered state outside an optimizer step, for example for weight clipping
+        or swapped averages.
         """
         self._has_left = True
         self._guard.reach()
@@ -318,18 +354,19 @@ class TrainingSession:
     def phase(
         self, name: Literal["train", "eval", "checkpoint", "wait"], *, limit_seconds: float | None = None
     ) -> Iterator[None]:
-        """Say what the script is doing, for as long as the context lasts: each phase has a time limit of its own.
+        """Report what the script is doing while the context lasts. Each phase has its own time limit.
 
         Args:
-            name: of the phase. `wait`: this rank stands still on purpose, at a gate that something else opens.
-            limit_seconds: nobody takes the rank for stuck before it has stood there for this long, and the job's reason
-                says that it waits; at most a day. Without it the limit is the one that was learned from the job.
+            name: the phase. `wait` means that this rank waits on purpose for something outside the job.
+            limit_seconds: the service does not treat the rank as hung before this time has passed, and the job's reason
+                says
+                that the rank waits. At most one day. None: the service uses the limit that it learned from the job.
 
         Yields:
             Nothing.
 
         Raises:
-            SessionMisuse: the limit is not above 0, or more than a day.
+            SessionMisuse: the limit is not above 0, or it is more than a day.
         """
         if limit_seconds is not None and not 0 < limit_seconds <= MAX_LIMIT_SECONDS:
             raise SessionMisuse(
@@ -343,16 +380,19 @@ class TrainingSession:
             self._publish(phase=before, limit=limit_before)
 
     def log(self, **values: float | torch.Tensor) -> None:
-        """Log numbers for the step being made. Never blocks; what a full ring cannot take is dropped and counted.
+        """Log numbers for the current step. The call never blocks; values beyond the ring's capacity are dropped and
+        counted.
 
-        The same values are accepted and refused with an agent, without one and after `close`. Only an agent keeps them.
+        Validation is the same with an agent, without an agent and after `close`. Only an agent stores the values.
 
         Args:
-            **values: numbers, or tensors of one element, which may require grad; one on a GPU is read at a later
-                boundary. NaN and infinities are logged.
+            **values: numbers or tensors of one element, which may require grad. A value on a GPU is read at a later
+                boundary.
+                NaN and infinities are logged.
 
         Raises:
-            SessionMisuse: a value is not one real number, or its name begins with `everstep/`; by name.
+            SessionMisuse: a value is not one real number, or its name begins with `everstep/`. The error names the
+                value.
         """
         if self._link.has_agent and not self._is_closed:
             self._logged.add(Step(self.step), values)
@@ -360,22 +400,25 @@ class TrainingSession:
             check_values(values)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Return this rank's live model and optimizer tensors by name: what a script may write out as its result."""
+        """Return this rank's live model and optimizer tensors by name, for a script that saves them as its result."""
         return {
             item.name: item.tensor.detach() for adapter in self._state.adapters for item in adapter.observe().tensors
         }
 
     def close(self) -> None:
-        """End the session: the last step is captured and committed if that is possible soon, then the agent is told.
+        """End the session: wait for the last step to be captured and committed, then report the end to the agent.
 
-        Idempotent.
+        The wait is limited. Further calls change nothing. A script that exits with code 0 without this call gets it at
+        exit.
 
-        Call it right behind the loop, before results are written: a snapshot taken here must still be the state of the
-        last boundary. Where the script has gone on since (a batch, an optimizer's step, `fence`), or deals with an
-        exception (on its way out through a `finally`, or caught by the `except` clause that this is called in), nothing
-        is captured, and a line says why. An evaluation in between leaves no trace if `batches` has ended, or `boundary`
-        has said to stop: it is modes and generators that it changes. A script that ends with code 0 without it gets it
-        at exit.
+        Call this right after the loop, before writing results: the snapshot taken here must still be the state of the
+        last boundary. Nothing is captured, and a warning says why, in two cases:
+
+        - The script continued after the last boundary: it fetched a batch, made an optimizer step or called `fence`.
+        - The script is handling an exception: `close` runs in a `finally` or `except` block.
+
+        An evaluation before this call is harmless if `batches` ended or `boundary` returned `stop`. Training modes and
+        generators were recorded at that moment.
         """
         if self._is_closed:
             return
@@ -392,7 +435,8 @@ class TrainingSession:
                 self._publish(phase=Phase.CLOSE, limit=0, standing=Standing.CLOSING)
                 self._nudge()
                 self._final_round()
-            elif self._snapshotter.settled != self._boundary:  # the others hear of it when this process has ended
+            elif self._snapshotter.settled != self._boundary:
+                # The other ranks learn of the failure when this process ends.
                 self._say_departure()
         self._publish(phase=Phase.CLOSE, limit=0, standing=Standing.CLOSED)
         self._nudge()
@@ -402,11 +446,14 @@ class TrainingSession:
         self._exit_watch.cancel()
 
     def _report_fault(self, error: TrainingError) -> None:
-        """Send the agent a refusal that is about to be raised."""
+        """Send the agent an error that the caller is about to raise."""
         self._link.send(RankFault(generation=self._link.generation, code=error.code, message=str(error)))
 
     def _drain(self) -> None:
-        """Let what is under way in torch come to its end: the script has failed, and torch would fall over what it finds when the process ends."""
+        """Wait for running torch calls after the script failed.
+
+        A torch call that is still running while the process exits would crash it.
+        """
         self._snapshotter.drain(DRAIN_SECONDS)
         if self._profiler is not None:
             self._profiler.close()
@@ -414,7 +461,7 @@ class TrainingSession:
     def _failure(self) -> str:
         error = sys.exc_info()[1]
         while isinstance(error, ENDS) and error is not self._handled:
-            error = error.__context__  # a generator is closed at a bad end, too
+            error = error.__context__  # A generator is also closed when an error ends the loop.
         is_end = error is None or error is self._handled or (isinstance(error, SystemExit) and error.code in (None, 0))
         return "" if is_end else f"close() was called while {type(error).__name__} is being dealt with"
 
@@ -430,7 +477,7 @@ class TrainingSession:
         logger.warning("step %d is not captured at the end: %s", self._boundary, self._departure)
 
     def _final_round(self) -> None:
-        """Stand at the last boundary until it is committed, or nothing more will come, or it has taken too long."""
+        """Wait at the last boundary until the step is committed, no commit can follow, or the time limit passes."""
         deadline = self._clock() + self._environment.final_round_seconds
         while (left := deadline - self._clock()) > 0:
             half = self._link.poll()
@@ -447,7 +494,10 @@ class TrainingSession:
         )
 
     def _await_stop(self) -> Decision:
-        """Stand at the announced stop until it is confirmed or withdrawn; an agent that restarts meanwhile, or cannot be read, is waited for."""
+        """Wait at the announced stop until the agent confirms or withdraws it.
+
+        The rank also waits while the agent restarts or its page cannot be read.
+        """
         while True:
             self._guard.reach()
             self._link.wait(LOOK_SECONDS)
@@ -456,14 +506,17 @@ class TrainingSession:
                 return decision
 
     def _attend(self) -> Decision:
-        """Look at the agent's word and act on it."""
+        """Read the agent's half of the page and act on it."""
         half = self._link.poll()
         if half is not None:
             return self._act(half)
         return decide_alone(self._view(), word) if (word := self._link.word) is not None else Decision()
 
     def _may_wait(self, decision: Decision, passed_at: float) -> bool:
-        """Say whether the agent hears of this boundary together with a later one: each word takes processor time from the step that is made then."""
+        """Return whether this boundary may be reported together with a later one.
+
+        Every report takes processor time from the running step.
+        """
         return decision.is_quiet and passed_at - self._told_at < QUIET_SECONDS
 
     def _act(self, half: AgentHalf) -> Decision:
@@ -491,7 +544,10 @@ class TrainingSession:
         )
 
     def _bring(self) -> Step:
-        """Bring the state to the step that the agent names, and return that; begun anew for as long as the agent begins anew."""
+        """Restore the step that the agent names and return its number.
+
+        Starts again whenever the agent starts to load the base again.
+        """
         while True:
             named = self._link.welcome()
             try:
@@ -504,7 +560,7 @@ class TrainingSession:
         arrival = Arrival(self._link, named)
         expected = Expected(self._environment.run, self._environment.rank, named.base_step, self._state.facts)
         read, problem = self._read(named, arrival, expected)
-        arrival.check()  # or what was read may have been half of something
+        arrival.check()  # Without this check, `read` may hold a partly overwritten slot.
         if not self._is_agreed:
             agree(named.base_step, problem)
             self._is_agreed = True
@@ -522,7 +578,10 @@ class TrainingSession:
     def _read(
         self, named: Arriving | Welcome, arrival: Arrival, expected: Expected
     ) -> tuple[tuple[mmap.mmap, Snapshot] | None, str]:
-        """Return this rank's slot and snapshot, or why there is none; neither when there is nothing to restore."""
+        """Return this rank's mapped slot and snapshot, or the reason why there is no snapshot.
+
+        Both are empty when there is nothing to restore.
+        """
         mapped, self._mapped = self._mapped, None
         if not named.base_step:
             return None, ""
@@ -548,7 +607,7 @@ class TrainingSession:
         return count >= accumulate if before is None else self._state.steps_made() != before
 
     def _nudge(self) -> None:
-        """Have the agent look at the page."""
+        """Ask the agent to read the page."""
         self._link.hint(
             Boundary(
                 generation=self._link.generation, boundary=Step(self._boundary), at_seconds=0.0, blocked_seconds=0.0
@@ -556,7 +615,7 @@ class TrainingSession:
         )
 
     def _word(self, passed_at: float) -> Boundary:
-        """Return what the agent is told of a boundary that was passed just now, and what saving took since the one before."""
+        """Return the report of the boundary just passed, with the seconds that saving blocked since the last report."""
         blocked = self._guard.total_blocked_seconds - self._told_blocked_seconds
         self._told_blocked_seconds += blocked
         return Boundary(
@@ -570,13 +629,13 @@ class TrainingSession:
         self._link.hold(IdleSpans(generation=self._link.generation, iteration_seconds=iteration_seconds, spans=spans))
 
     def _publish(self, **changes: Unpack[_Half]) -> None:
-        """Write the rank's half of the page; what is not given stays. Any thread."""
+        """Write the rank's half of the page. Fields that are not given keep their values. Safe from any thread."""
         with self._half_lock:
-            self._said.update(changes)  # one call, so that whoever comes in between loses nothing of it
+            self._said.update(changes)  # One call, so that an interrupting signal handler loses no field.
             said = None
             while (
                 said != self._said
-            ):  # again where a signal handler has published meanwhile: what it wrote was written over
+            ):  # Repeat if a signal handler published meanwhile: this thread has overwritten its fields.
                 said = self._said.copy()
                 self._half = RankHalf(self._link.generation, **said)
                 self._link.publish(self._half)

@@ -1,12 +1,13 @@
-"""Snapshots of a rank's state: from a proposed step and a granted slot to `Captured`, or to `Abandoned` and why.
+"""Snapshots of a rank's state: capture a proposed step into a slot and report `Captured` or `Abandoned`.
 
     boundary                      forward and backward              before the next optimizer step
-    observe; copy what may ──────▶ the copier copies the rest, ────▶ the guard waits for it, checks it
-    change any time; index         `Capturing` … `Captured`          (audited: all is copied at the boundary, `Captured` only now)
+    observe; copy tensors ───────▶ the copier copies the rest, ────▶ the guard waits for the copy and checks it
+    that may change any time      `Capturing` … `Captured`          (audited snapshots: everything is copied at the
+                                                                     boundary, `Captured` is sent only here)
 
-Invariant: a snapshot is reported as captured only when every byte of it is of its own step, as far as torch counts the
-changes that the training thread makes. Audits find changes that torch does not count. No failure in here reaches the
-training script.
+Invariant: the rank reports a snapshot as captured only when every byte belongs to its step. This holds for all changes
+that torch counts and the training thread makes; audits find changes that torch does not count. No failure in this
+module reaches the training script.
 """
 
 from __future__ import annotations
@@ -45,16 +46,20 @@ from everstep.training.sources import Marks, Sources
 from everstep.training.state import Observed, RankState
 
 LOOK_SECONDS = 0.25
-"""How often it is looked whether the first slots are still wanted; that they are granted is heard at once."""
+"""Longest pause between two checks whether the first slots are still wanted. A grant is noticed at once."""
 STREAMED_BYTES = 32 * 1024 * 1024
-"""Of deferred tensors, from which on the agent is told how far the copy has come: it gains 0.1 ms a MiB by that, and each word costs as much.
-Not where cores are few, and digests and streams take the copier's: on two cores with two ranks, 1 GiB each, a commit
-took 1,003 ms a GiB instead of 926, and training with little time for the copy was blocked for 186 ms instead of 5
-(medians, measured in turn)."""
+"""Smallest size of the deferred tensors for which the rank reports the progress of its copy.
+
+The agent then digests and sends chunks early. For smaller states each report costs as much as it saves. A rank with few
+cores reports no progress: digests and transfers would take the copier's core, delay the commit and block training.
+"""
 ASK_AGAIN_BOUNDARIES = 100
-"""From one look at a state that had grown beyond its node's memory to the next: it may have become smaller again."""
+"""Boundaries between two checks of a refused state: it may have become small enough for the node's memory."""
 COLD_BYTES = 8 * 1024 * 1024
-"""What was copied at the boundary the copier digests up to this size, however little it copies itself: training waits for its end."""
+"""Largest size of boundary copies that the copier digests even if it copies little itself.
+
+Training waits for the copier's end, so a larger size would block it.
+"""
 
 Told = TypeVar("Told", Capturing, Captured)
 
@@ -63,7 +68,7 @@ logger = logging.getLogger("everstep.training")
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What will be in a slot once the copies have ended."""
+    """The layout of a slot's content, valid once the copies have ended."""
 
     step: int
     slot: int
@@ -76,11 +81,11 @@ class _Written:
 
 
 class _Capture:
-    """A capture under way.
+    """A running capture.
 
     Args:
-        step: steps finished.
-        slot: the granted slot that it is written to.
+        step: number of finished steps.
+        slot: index of the granted slot that receives the snapshot.
         begun: `time.perf_counter` at the boundary.
     """
 
@@ -92,22 +97,22 @@ class _Capture:
         self._is_answered = False
 
     def claim_answer(self) -> bool:
-        """Say whether the caller is the one that reports the outcome to the agent: the first of all threads that ask."""
+        """Return True to the first thread that calls this. Only that thread reports the outcome to the agent."""
         with self._lock:
             is_first, self._is_answered = not self._is_answered, True
             return is_first
 
 
 class _Verdict:
-    """Decides once whether an unaudited snapshot is whole, and reports that once its copy has ended. Any thread.
+    """Decides once whether an unaudited snapshot is consistent, and reports it when its copy has ended. Safe from any
+    thread.
 
-    A change that began before the end of the copy is in a version only when its operation has ended. So the one look
-    that decides is made at a moment when the training thread is inside no operation: at a pause behind the copy, or at
-    the guard, whichever comes first.
+    Torch raises a tensor's version only when an operation ends. The deciding check therefore needs a moment when the
+    training thread is inside no operation: a pause after the copy, or the guard, whichever happens first.
 
     Args:
-        moved: returns the names of the tensors whose versions or addresses changed since the boundary.
-        settle: called once, with those names, and with the error that ended the copy, the look or the wait at the
+        moved: returns the names of tensors whose version or address changed since the boundary.
+        settle: called once with these names, and with the error that ended the copy, the check or the wait at the
             guard.
     """
 
@@ -116,14 +121,14 @@ class _Verdict:
     ) -> None:
         self._moved = moved
         self._settle = settle
-        self._lock = threading.RLock()  # a signal handler of the script may reach the guard in the middle of a look
+        self._lock = threading.RLock()  # A signal handler of the script may reach the guard during a check.
         self._changed: Sequence[str] | None = None
         self._error: BaseException | None = None
         self._has_ended = False
         self._is_settled = False
 
     def look(self) -> Sequence[str]:
-        """Decide, unless that was done before; return the names of the tensors that changed too early."""
+        """Decide, if no earlier call has decided. Return the names of tensors that changed too early."""
         with self._lock:
             if self._changed is None and not self._is_settled:
                 changed = self._moved()
@@ -132,13 +137,13 @@ class _Verdict:
         return self._changed or ()
 
     def fail(self, error: BaseException) -> None:
-        """Give the snapshot up: no look could be made at the guard."""
+        """Drop the snapshot because the check at the guard failed."""
         with self._lock:
             self._error = self._error or error
         self._conclude()
 
     def end_copy(self, error: BaseException | None) -> None:
-        """Take note that the copy has ended. In the copier's thread."""
+        """Record that the copy has ended. The copier's thread calls this."""
         with self._lock:
             self._has_ended = True
             self._error = self._error or error
@@ -153,11 +158,11 @@ class _Verdict:
 
 
 class _Tensors:
-    """The tensors of a plan that stay the same from boundary to boundary, sorted by when they are copied.
+    """The tensors of a plan that are the same objects at every boundary, divided by the time of their copy.
 
     Args:
-        lists: as they were observed.
-        unstable: names of those that may change before the next optimizer step after all.
+        lists: the observed lists of tensors.
+        unstable: names of tensors that changed outside an optimizer step before. They are copied at the boundary.
     """
 
     def __init__(self, lists: Sequence[list[StateTensor]], unstable: Collection[str]) -> None:
@@ -165,14 +170,14 @@ class _Tensors:
         self.unstable_count = len(unstable)
         tensors = list(enumerate(chain.from_iterable(lists)))
         is_later = [state.is_deferred and state.name not in unstable for _, state in tensors]
-        # In the plan's order, which is that of the payload: what has been copied of it is final from the front.
+        # The plan's order is the payload's order, so the payload becomes final from its beginning.
         self.later = Sources(list(compress(tensors, is_later)))
         self.later_bytes = sum(state.tensor.nbytes for state in compress(chain.from_iterable(lists), is_later))
         self.now = Sources(list(compress(tensors, map(operator.not_, is_later))))
         self.count = len(tensors)
 
     def are(self, lists: Sequence[list[StateTensor]], unstable: Collection[str]) -> bool:
-        """Say whether these are the tensors still, in the shapes that they had."""
+        """Return whether the observed lists hold the same tensors with the same shapes as before."""
         return (
             len(unstable) == self.unstable_count
             and len(lists) == len(self.lists)
@@ -183,11 +188,11 @@ class _Tensors:
 
 
 class _WarmDigests:
-    """Digests a slot's chunks behind the copy. In the copier's thread.
+    """Digests a slot's chunks right after the copy, while they are in the cache. The copier's thread uses it.
 
     Args:
         memory: the slot that is being written.
-        payload_bytes: of what will be in it.
+        payload_bytes: size of the finished payload.
     """
 
     def __init__(self, memory: SlotMemory, payload_bytes: int) -> None:
@@ -197,10 +202,10 @@ class _WarmDigests:
         self._next = 0
 
     def reach(self, final_bytes: int) -> None:
-        """Take the chunks that are whole by now.
+        """Digest the chunks that are complete now.
 
         Args:
-            final_bytes: the payload's first bytes, up to here, are not written any more.
+            final_bytes: length of the payload's prefix that no copy will write again.
         """
         while (
             self._next < chunk_count(self._payload_bytes)
@@ -211,21 +216,21 @@ class _WarmDigests:
             self._next += 1
 
     def all(self) -> bytes:
-        """Return the digests of all chunks, none of which is written any more."""
+        """Return the digests of all chunks. Call this when no copy writes to the slot any more."""
         self.reach(self._payload_bytes)
         return bytes(self._known)
 
 
 class Snapshotter:
-    """Takes snapshots of one rank. Used by the training thread; one owner: the session.
+    """Takes snapshots of one rank. The session owns it and calls it from the training thread.
 
     Args:
-        state: of the rank.
-        link: to the agent.
-        copier: brings tensors into slots.
-        guard: stands before the next change.
-        on_copying: told the step whose copier runs, and `NONE` when it has stopped; called from any thread.
-        is_crowded: there are few cores for each rank.
+        state: state of the rank.
+        link: connection to the agent.
+        copier: copies tensors into slots.
+        guard: delays the next change of the state until the copy has ended.
+        on_copying: called with the step when its copy starts, and with `NONE` when the copy ends. Any thread calls it.
+        is_crowded: True when the node has few cores per rank.
         await_pause: finds pauses of the main thread (`everstep.training.pauses`).
     """
 
@@ -249,7 +254,8 @@ class Snapshotter:
         self._on_copying = on_copying
         self._plan: CapturePlan | None = None
         self._tensors: _Tensors | None = None
-        self._mapping = threading.Lock()  # by the training thread, and once ahead of it
+        # The training thread maps slots, and so does the background thread once at the start.
+        self._mapping = threading.Lock()
         self._ahead: threading.Thread | None = None
         self._may_map = threading.Event()
         self._tell: Callable[[], None] = lambda: None
@@ -257,44 +263,48 @@ class Snapshotter:
         self._granted: SlotsGranted | None = None
         self._memories: Mapping[int, SlotMemory] = {}
         self._refused_count = 0
-        """Boundaries passed since slots were refused."""
+        """Boundaries since the agent refused slots."""
         self._ticket: CopyTicket | None = None
-        """Of the copy that was begun last."""
+        """Ticket of the newest copy."""
         self._unresumable = ""
-        """What could not be observed when it was tried last."""
+        """Why the last attempt to observe or capture the state failed. Empty if none failed."""
         self.settled = NONE
         """The step that was captured or abandoned last."""
         self.telling = NONE
-        """The step that was captured last, if the copier's thread lets the boundary's word go.
+        """The captured step whose boundary report the copier's thread sends, or `NONE`.
 
-        From the training thread it would wake the agent on
-        the core that training needs just then."""
+        A report from the training thread would wake the agent on the core that training needs at that moment.
+        """
 
     @property
     def has_slots(self) -> bool:
-        """Slots of the present plan are granted."""
+        """True when the agent has granted slots for the current plan."""
         return self._plan is not None and isinstance(self._link.slots, SlotsGranted)
 
     @property
     def obstacle(self) -> str:
-        """Why there will be no slots; empty while there may be."""
+        """Why the agent will grant no slots. Empty while it may grant some."""
         answer = self._link.slots
         return answer.reason if isinstance(answer, SlotsRefused) else self._unresumable if self._plan is None else ""
 
     def foresee(self) -> None:
-        """Ask for slots before the first boundary, where it is known what the first step of each optimizer will add to the state. Once, by `init`."""
+        """Request slots before the first boundary, if the state after each optimizer's first step is predictable.
+
+        `init` calls this once.
+        """
         self._ahead = threading.Thread(target=self._map_granted, name="everstep-slots", daemon=True)
         self._ahead.start()
-        with contextlib.suppress(Exception):  # said when it is a step that is not kept
+        with contextlib.suppress(Exception):  # `prepare` logs this error
             if (foreseen := self._state.foresee()) is not None:
                 self._request(foreseen)
 
     def begin(self, tell: Callable[[], None]) -> None:
-        """Map the first slots as soon as they are granted, and have their pages given: at a boundary that would be in the way. Once, by `restore`,
-        which does not wait for a thread to begin.
+        """Map the first slots in the background as soon as they are granted, and prefault their pages.
+
+        Mapping at a boundary would block training. `restore` calls this once and does not wait for the thread.
 
         Args:
-            tell: called first, in that thread: on few cores an agent that is woken takes the one that training needs.
+            tell: called first, in that thread. On few cores the agent's wake-up takes the core that training needs.
         """
         self._tell = tell
         self._may_map.set()
@@ -305,52 +315,55 @@ class Snapshotter:
         while not self._is_closed and self._link.slots is None:
             self._link.wait(LOOK_SECONDS)
         if not self._is_closed and isinstance(granted := self._link.slots, SlotsGranted):
-            with contextlib.suppress(OSError, ValueError):  # a capture says so, in a place where it matters
+            with contextlib.suppress(OSError, ValueError):  # a capture reports this error
                 self._map(granted)
 
     def prepare(self) -> None:
-        """Ask for slots if that has not been done, and get those that were granted ready.
+        """Request slots if none are requested, and map granted slots.
 
-        At every boundary, behind a capture.
+        The session calls this at every boundary, after a capture.
         """
         if self._plan is None:
             try:
                 self._request(self._state.observe())
-            except Exception as error:  # the script's own objects are asked for their state
+            except Exception as error:  # the script's objects run their own code
                 self._note(_reason(error))
             return
         answer = self._link.slots
         self._refused_count = self._refused_count + 1 if isinstance(answer, SlotsRefused) else 0
         if isinstance(answer, SlotsGranted):
-            with contextlib.suppress(OSError, ValueError):  # a capture says so, in a place where it matters
+            with contextlib.suppress(OSError, ValueError):  # a capture reports this error
                 self._map(answer)
         elif self._refused_count == ASK_AGAIN_BOUNDARIES:
             self._refused_count = 0
             self._ask_for_less(self._plan)
 
     def forget(self) -> None:
-        """The settled step is no longer the proposed one: if it is proposed again (in the final round), it is a new proposal."""
+        """Forget the settled step, because the agent no longer proposes it.
+
+        If the agent proposes the same step again, in the final round, that is a new proposal.
+        """
         self.settled = NONE
 
     def capture(self, step: int, slot: int) -> None:
-        """Capture the present boundary into a granted slot; returns when the script may train on.
+        """Capture the current boundary into a granted slot. Return when the script may continue to train.
 
         Args:
-            step: steps finished.
-            slot: which of the granted slots.
+            step: number of finished steps.
+            slot: index among the granted slots.
         """
         begun = time.perf_counter()
         try:
             abandoned = self._capture(_Capture(step, slot, begun))
         except Exception as error:
-            # registered at init in order, and changed since; or the script's own code fails when it is asked for its state
+            # An object changed after `init` in a way that cannot be restored, or its `state_dict` raised an error.
             abandoned = _reason(error)
             self._note(abandoned)
         if abandoned:
             self.abandon(step, abandoned)
 
     def _capture(self, capture: _Capture) -> str:
-        """Do it, or return why it cannot be done."""
+        """Start the capture, or return the reason why it is impossible."""
         observed = self._state.observe()
         if self._plan is None or not self._is_planned(observed):
             self._plan = CapturePlan.make(observed.tensors)
@@ -368,9 +381,9 @@ class Snapshotter:
         return self._write(capture, observed, self._plan, memory)
 
     def _is_planned(self, observed: Observed) -> bool:
-        """Say whether the plan is one for this state.
+        """Return whether the current plan fits this state.
 
-        Most boundaries find the very tensors of the one before, and then little is looked at.
+        Most boundaries find the same tensor objects as the boundary before; the check is then short.
         """
         assert self._plan is not None
         if self._tensors is not None and self._tensors.are(observed.lists, self._guard.unstable):
@@ -382,7 +395,8 @@ class Snapshotter:
 
     def _write(self, capture: _Capture, observed: Observed, plan: CapturePlan, memory: SlotMemory) -> str:
         if self._ticket is not None:
-            # on a device training may be ahead of the last copy, at whose end the page says that nobody is at a slot
+            # On a device, training may be ahead of the last copy. That copy clears the page's `copying` field when it
+            # ends.
             self._ticket.join()
         if self._tensors is None:
             self._tensors = _Tensors(observed.lists, self._guard.unstable)
@@ -399,17 +413,15 @@ class Snapshotter:
             self._on_copying(capture.step)
             self._copier.copy(now)
             if is_audited:
-                # Compared with a copy made later, a tensor that changed before it was copied would look as if it had
-                # not changed at all.
+                # A later copy would already contain an early change, so the audit could not find it.
                 self._copier.copy(later)
             index_bytes = memory.write_values(plan, observed.values)
             written = _Written(capture.step, capture.slot, plan.index_offset, index_bytes)
             self._fly(capture, written, plan, memory, later, marks, is_audited=is_audited)
-        except BaseException as error:  # what a driver says by torch, among others, or what a signal handler raises
+        except BaseException as error:
+            # for example a driver error raised by torch, or an exception from a signal handler
             with contextlib.suppress(Exception):
-                self._copier.start(
-                    Copies((), ()), lambda _: None
-                ).join()  # what was asked for before may still be on its way into the slot
+                self._copier.start(Copies((), ()), lambda _: None).join()  # earlier copies may still write to the slot
             self._on_copying(NONE)
             self.telling = NONE
             if not isinstance(error, Exception):
@@ -419,25 +431,25 @@ class Snapshotter:
         return ""
 
     def abandon(self, step: int, reason: str) -> None:
-        """Tell the agent that there is no snapshot of `step`."""
+        """Report to the agent that there is no snapshot of `step`."""
         self.settled = step
         self._link.send(self._abandoned(step, reason))
 
     def drain(self, limit_seconds: float) -> None:
-        """Let a copy that was begun come to its end, for so long at most, and settle it: the step may still be kept.
+        """Wait for the running copy, for at most `limit_seconds`, and report its outcome.
 
-        For a script that has failed.
+        The session calls this after the script failed. The step may still be committed.
         """
         deadline = time.monotonic() + limit_seconds
         self._end_mapping(limit_seconds)
         if self._copier.drain(max(0.0, deadline - time.monotonic())):
             with contextlib.suppress(
                 RuntimeError
-            ):  # what a driver says by torch: the state is out of reach, and so is the step
+            ):  # A driver error, raised by torch: the state cannot be read, so the step is lost.
                 self._guard.reach()
 
     def close(self) -> None:
-        """End the copier and let go of the slots."""
+        """Close the copier and unmap the slots."""
         self._end_mapping()
         self._copier.close()
         self._memories = {}
@@ -459,7 +471,7 @@ class Snapshotter:
         *,
         is_audited: bool,
     ) -> None:
-        """Start the deferred copies and put the guard before the next change."""
+        """Start the deferred copies and arm the guard."""
         assert self._tensors is not None
         sources = self._tensors.later
         is_large = self._tensors.later_bytes >= STREAMED_BYTES
@@ -471,7 +483,7 @@ class Snapshotter:
         chunks = _WarmDigests(memory, written.payload_bytes) if is_prompt and is_warm and not is_streamed else None
 
         def settle(changed: Sequence[str], error: BaseException | None) -> None:
-            # The step itself was settled when its copy was begun: on a device training may be at another one by now.
+            # The step was settled when its copy started. On a device, training may be at a later step now.
             if error is not None:
                 self._answer(capture, self._abandoned(written.step, f"the copy failed: {error}"))
             elif changed:
@@ -487,9 +499,9 @@ class Snapshotter:
         verdict = _Verdict(partial(sources.moved, marks), settle)
         has_pauses = self._has_pauses(sources)
 
-        def copied(error: BaseException | None) -> None:  # in the copier's thread
+        def copied(error: BaseException | None) -> None:  # The copier's thread calls this.
             if chunks is not None and error is None:
-                chunks.all()  # before the page says that nobody is at this slot any more
+                chunks.all()  # Digest before `on_copying(NONE)` reports on the page that the slot is no longer in use.
             self._on_copying(NONE)
             if is_audited:
                 if is_streamed and error is None:
@@ -497,7 +509,7 @@ class Snapshotter:
                 return
             verdict.end_copy(error)
             if error is None and not (has_pauses and self._await_pause(lambda: self._copier.do_later(verdict.look))):
-                self._link.let_go()  # the guard decides; the boundary's word does not wait for it
+                self._link.let_go()  # the guard decides later; the boundary report is sent now
 
         def reached(changed: Sequence[str], error: BaseException | None) -> None:
             if is_audited:
@@ -507,12 +519,13 @@ class Snapshotter:
 
         def progress(complete_count: int, piece_bytes: int) -> None:
             if is_large:
-                self._link.let_go()  # a short copy's end goes with it: the agent is woken once
+                # For a short copy, the report is sent with `Captured`, so the agent wakes up only once.
+                self._link.let_go()
             if complete_count == len(sources.positions):
                 return
             final_bytes = (
                 plan.entries[sources.positions[complete_count]].offset + piece_bytes
-            )  # what lies in between is there since the boundary
+            )  # Other bytes before this offset were copied at the boundary.
             if chunks is not None:
                 chunks.reach(final_bytes)
             elif is_streamed:
@@ -527,19 +540,23 @@ class Snapshotter:
         self._guard.arm(Flight(sources, moved, copies, ticket, reached, time.perf_counter() - capture.begun))
 
     def _has_pauses(self, sources: Sources) -> bool:
-        """Say whether a pause of the main thread shows all changes of these tensors.
+        """Return whether a pause of the main thread shows every change of these tensors.
 
-        A wrapper's are counted late: when Python code of its class has returned, in which there are pauses.
+        Torch counts a wrapper's change late: only when the Python code of its class has returned, and that code has
+        pauses.
         """
         return is_main_thread() and not sources.has_wrappers
 
     def _answer(self, capture: _Capture, message: Captured | Abandoned) -> None:
-        """Tell the agent what became of a capture, once: one that was broken off may have come to its end, or come to it yet. Any thread."""
+        """Report a capture's outcome to the agent once. Safe from any thread.
+
+        Both an interrupted capture and its copy may try to report.
+        """
         if capture.claim_answer():
             self._link.send(message)
 
     def _note(self, reason: str) -> None:
-        """Say once in the rank's output why its steps are not kept; training goes on."""
+        """Log once why the rank's steps are not kept. Training continues."""
         if reason != self._unresumable:
             self._unresumable = reason
             logger.warning("steps are not kept, and a restart goes back to the last one that was: %s", reason)
@@ -562,7 +579,7 @@ class Snapshotter:
         )
 
     def _request(self, observed: Observed) -> None:
-        """Plan for this state, and ask for slots of its size."""
+        """Plan this state and request slots of its size."""
         self._plan = CapturePlan.make(observed.tensors)
         self._tensors = None
         capacity_bytes = self._plan.capacity_bytes(observed.values)
@@ -573,18 +590,22 @@ class Snapshotter:
         )
 
     def _ask_for_less(self, refused: CapturePlan) -> None:
-        """Ask for slots once more if the state is smaller than the one whose slots were refused."""
+        """Request slots again if the state is now smaller than the state that was refused."""
         try:
             observed = self._state.observe()
             if CapturePlan.make(observed.tensors).index_offset < refused.index_offset:
                 self._request(observed)
-        except Exception as error:  # the script's own objects are asked for their state
+        except Exception as error:  # the script's objects run their own code
             self._note(_reason(error))
 
     def _map(self, granted: SlotsGranted) -> Mapping[int, SlotMemory]:
-        """Map the slots that lie ready; one that still holds an older, smaller state is made anew, and told of, before it is granted."""
+        """Map the slots whose files have the granted size.
+
+        A smaller file still holds an older, smaller state. The agent replaces the file and sends a new grant before it
+        grants that slot.
+        """
         with self._mapping:
-            if granted is not self._granted:  # the same paths may be new files
+            if granted is not self._granted:  # The agent may have replaced the files behind the same paths.
                 before, self._memories = self._memories, {}
                 for memory in before.values():
                     self._copier.release(memory)

@@ -1,7 +1,7 @@
-"""All that a run's state is made of on one rank: what the adapters hold, what the script registered, where its data stands, its generators.
+"""The complete state of one rank: models, optimizers, registered objects, data positions and random generators.
 
-Invariant: `load` of what `observe` returned brings back the same state, random draws included; what could not be
-brought back is refused when the state is first observed, before the first step.
+Invariant: `load` and `complete` of an observed state restore the same state, random draws included. The first `observe`
+runs before the first step and rejects state that cannot be restored.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from everstep.training.script import Environment
 from everstep.training.state_tree import Tree, encode
 
 FORMAT = 2
-"""Of what adapters and sessions keep in a slot's values.
+"""Version of the values that adapters and sessions store in a slot.
 
-Whoever changes that raises it: what another library has kept is refused by this, before
-anything is written."""
+Raise it whenever these values change. A restore then rejects slots of other versions before it writes anything.
+"""
 
 
 class Stateful(Protocol):
-    """A scheduler, a gradient scaler, an average of weights."""
+    """A registered object with state: a scheduler, a gradient scaler, averaged weights."""
 
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state_dict: Any) -> object: ...
@@ -42,32 +42,32 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The state of a moment."""
+    """The state at one moment."""
 
     lists: Sequence[list[StateTensor]]
-    """Live, in canonical order; the same list objects as last time where they hold the same tensors."""
+    """Live tensors in canonical order. A list object is reused as long as it holds the same tensors."""
     fresh: list[StateTensor]
-    """Behind them: tensors that are other objects from boundary to boundary (buffers that modules replace, the generators' states)."""
+    """Tensors that may be new objects at each boundary: replaced buffers, generator states. Stored behind `lists`."""
     values: bytes
-    """Encoded: they are of this moment whatever happens next."""
+    """Encoded values. Later changes of the state do not affect them."""
 
     @property
     def tensors(self) -> list[StateTensor]:
-        """All of them, in the order in which they lie in a slot."""
+        """All tensors in the order in which a slot stores them."""
         return [*chain.from_iterable(self.lists), *self.fresh]
 
 
 class RankState:
-    """One rank's whole state.
+    """The complete state of one rank.
 
     Args:
-        adapters: models and optimizers.
-        objects: whatever else was registered, by name.
+        adapters: adapters of the models and optimizers.
+        objects: other registered objects, by name.
         streams: the loaders, by name.
-        environment: of the rank.
+        environment: environment of the rank.
 
     Raises:
-        CannotResume: something in it cannot be brought back.
+        CannotResume: a part of the state cannot be restored.
     """
 
     def __init__(
@@ -82,7 +82,9 @@ class RankState:
         self.streams = streams
         self._modules = [list(root.modules()) for adapter in adapters for root in adapter.modules()]
         self._kept: dict[str, Tree] | None = None
-        """Of the moment that `keep_passing` was called in."""
+        """Training modes, data positions and generator states at the call of `keep_passing`. None: observe the current
+        ones.
+        """
         self.facts = {
             "format": str(FORMAT),
             "torch": str(torch.__version__),
@@ -101,15 +103,15 @@ class RankState:
         return [optimizer for adapter in self.adapters for optimizer in adapter.optimizers().values()]
 
     def parameters(self) -> Mapping[str, torch.Tensor]:
-        """Return every parameter that the adapters hold, by its name in a slot."""
+        """Return every parameter of the adapters by its name in a slot."""
         return {name: parameter for adapter in self.adapters for name, parameter in adapter.parameters().items()}
 
     def companions(self) -> Sequence[object]:
-        """Return everything that is kept by its own `state_dict`: what the script registered, and the schedulers of its frameworks."""
+        """Return all objects with their own `state_dict`: the script's objects and the frameworks' schedulers."""
         return [*self.objects.values(), *chain.from_iterable(adapter.schedulers() for adapter in self.adapters)]
 
     def devices(self) -> set[int]:
-        """Return the CUDA devices that its tensors lie on."""
+        """Return the indices of the CUDA devices that hold tensors of this state."""
         return {
             tensor.get_device()
             for adapter in self.adapters
@@ -118,29 +120,35 @@ class RankState:
         }
 
     def on_device(self) -> AbstractContextManager[object]:
-        """Make its CUDA device the current one: a script need not, as long as it names devices itself, and its current one is everybody's first."""
+        """Return a context that makes this rank's CUDA device the current device.
+
+        A script that always names its device may leave the current device at its default, which is the same for all
+        ranks.
+        """
         devices = self.devices()
         return torch.cuda.device(min(devices)) if devices else nullcontext()
 
     def observe(self) -> Observed:
-        """Return the state of the moment. At every captured boundary, by the training thread.
+        """Return the current state. The training thread calls this at every captured boundary.
 
         Returns:
             Live tensors and encoded values.
 
         Raises:
-            CannotResume: something in it could not be brought back.
+            CannotResume: a part of the state cannot be restored.
         """
         return self._observed([_checked(adapter) for adapter in self.adapters])
 
     def foresee(self) -> Observed | None:
-        """Return the state as it will be after the first optimizer step, with what is not there yet on the meta device; None where nobody knows.
+        """Return the predicted state after the first optimizer step, or None if it cannot be predicted.
+
+        Tensors that do not exist yet are on the meta device.
 
         Returns:
-            What `observe` will return then, or nearly so.
+            The same tensors and values that `observe` will return then, or nearly the same.
 
         Raises:
-            CannotResume: as for `observe`.
+            CannotResume: a part of the state cannot be restored.
         """
         foreseen = [adapter.foresee() for adapter in self.adapters]
         return None if None in foreseen else self._observed([state for state in foreseen if state is not None])
@@ -163,13 +171,16 @@ class RankState:
         return Observed([one for state in of_adapters for one in state.lists], fresh, values)
 
     def expect_restore(self) -> Sequence[Arena]:
-        """Set memory aside for what `load` will make anew; the caller has its pages given. Once, before `load`."""
+        """Reserve memory for the tensors that `load` will create. Called once, before `load`.
+
+        The caller prefaults the returned arenas.
+        """
         return [arena for adapter in self.adapters for arena in adapter.expect_restore()]
 
     def load(self, snapshot: Snapshot) -> None:
-        """Bring models and optimizers to a snapshot, in place, as far and as fast as it arrives.
+        """Copy a snapshot into models and optimizers, in place, while its bytes still arrive.
 
-        Local; may be done again with the same snapshot.
+        No other rank is involved. A second call with the same snapshot is allowed.
         """
         values: Any = snapshot.adapters()
         for adapter, of_adapter in zip(self.adapters, values, strict=True):
@@ -177,9 +188,9 @@ class RankState:
         snapshot.tensors.finish()
 
     def complete(self, snapshot: Snapshot) -> None:
-        """Bring everything else to it, once `load` has ended and all of it is there.
+        """Restore everything else after `load`, when the whole snapshot has arrived.
 
-        Collective: ranks rebuild what they derive from each other.
+        Collective: ranks rebuild state that they derive from each other.
         """
         tree: Any = snapshot.others()
         for adapter in self.adapters:
@@ -189,39 +200,40 @@ class RankState:
         for name, stream in self.streams.items():
             stream.load_state_dict(tree["data"][name])
         for modules, modes in zip(self._modules, tree["modes"], strict=True):
-            if len(modules) == len(modes):  # not with another wrapper around them
+            if len(modules) == len(modes):  # The counts differ when the modules are wrapped differently now.
                 for module, mode in zip(modules, modes, strict=True):
                     module.training = bool(mode)
-        rng.restore(tree["rng"])  # last: everything above may draw
+        rng.restore(tree["rng"])  # Last, because the calls above may draw random numbers.
 
     def keep_passing(self) -> None:
-        """Have modes and generators observed as they are now until the next boundary.
+        """Fix the training modes, data positions and generator states until the next boundary.
 
-        Called where the script leaves its loop, for it may evaluate
-        before it closes; again without effect.
+        The session calls this when the script leaves its loop, because an evaluation may follow before `close`. Further
+        calls have no effect.
         """
         self._kept = self._kept or self._passing()
 
     def end_step(self) -> None:
-        """A boundary is reached."""
+        """Start a new step. Called at every boundary."""
         self._kept = None
         for adapter in self.adapters:
             adapter.end_step()
 
     def progress(self) -> tuple[int | None, ...]:
-        """Return counts that grow as soon as a step is begun: steps that frameworks have made, batches that loaders have handed out."""
+        """Return counters that grow as soon as a step starts: framework steps and batches taken from loaders."""
         return (
             *(adapter.steps_made() for adapter in self.adapters),
             *(stream.handed_count for stream in self.streams.values()),
         )
 
     def steps_made(self) -> int | None:
-        """Return the framework's own count of optimizer steps, or None where only the script can tell."""
+        """Return the framework's count of optimizer steps, or None if only the script can count them."""
         return self.adapters[0].steps_made() if len(self.adapters) == 1 else None
 
     def _passing(self) -> dict[str, Tree]:
-        """Return what an evaluation changes: which modules train (a script may put some into evaluation for good), the
-        process's generators, and those of the loaders.
+        """Return the state that an evaluation changes.
+
+        This is the training mode of every module, the position of every loader, and the process's random generators.
         """
         return {
             "modes": [bytes(map(attrgetter("training"), modules)) for modules in self._modules],

@@ -1,14 +1,14 @@
-"""Plain values and tensors as bytes and back, without pickle.
+"""State trees: encode plain values and tensors as bytes and decode them, without pickle.
 
-A tree is made of None, bool, int of any size, float, complex, str, bytes, list, tuple, dict, set, torch tensors, numpy
-arrays and scalars, and torch dtypes, sizes and devices. `encode` writes it as msgpack; tensors of more than
-`INLINE_BYTES` are left out and returned beside it under their path, to be stored wherever the caller likes.
+A tree consists of None, bool, int of any size, float, complex, str, bytes, list, tuple, dict, set, torch tensors, numpy
+arrays and scalars, and torch dtypes, sizes and devices. `encode` writes it as msgpack. Tensors of more than
+`INLINE_BYTES` are returned separately under their path, and the caller stores them.
 
     plain leaf                    itself
     anything else                 [tag, …]    the tags are those of `_Tag`
 
-Invariant: `decode(encode(tree))` equals the tree, types included (a tuple stays a tuple, NaN keeps its bits, a tensor
-its kind of device), or `encode` raises: nothing is guessed. Decoding runs no code that the bytes name.
+Invariant: `decode(encode(tree))` equals the tree, types included: a tuple stays a tuple, NaN keeps its bits, a tensor
+keeps its kind of device. `encode` raises an error for all other values. Decoding runs no code that the bytes name.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ from everstep.protocol.errors import CorruptSlot
 from everstep.training.errors import CannotResume
 
 Tree: TypeAlias = object
-"""Any value that the module's text lists."""
+"""Any value that the module's docstring lists."""
 
 INLINE_BYTES = 1024
-"""Smaller tensors stand inside the bytes: their shape may change from step to step without changing where the others lie."""
+"""Largest tensor, in bytes, that is stored inside the encoded tree.
+
+The shape of such a tensor may change at every step without moving the tensors that are stored separately.
+"""
 MAX_DEPTH = 64
 PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
-"""Of tensors whose memory is their own; a buffer is of the first.
+"""Tensor classes that own their memory. Buffers have the class `torch.Tensor`.
 
-Another may have none, and call that contiguous host memory at address 0.
+Other classes may have no memory of their own, and report contiguous host memory at address 0.
 """
 
 _INT64 = range(-(2**63), 2**64)
@@ -68,25 +71,25 @@ class _Tag(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EncodedTree:
-    """A tree in two parts."""
+    """An encoded tree: its bytes and its large tensors."""
 
     data: bytes
     tensors: tuple[tuple[str, torch.Tensor], ...]
-    """(path, tensor) of what is too big to stand in `data`; live, not copied."""
+    """Path and tensor of each tensor that is too large for `data`. The tensors are live, not copied."""
 
 
 def encode(tree: Tree, path: str) -> EncodedTree:
-    """Return `tree` as bytes and the large tensors it holds. Called at every captured boundary.
+    """Return `tree` as bytes, and its large tensors. Called at every captured boundary.
 
     Args:
-        tree: the value.
+        tree: values of the types that the module's docstring lists.
         path: prefix of the tensors' names and of the place that an error names.
 
     Returns:
-        The bytes, and the tensors in the order in which they were met.
+        The bytes, and the tensors in the order of the tree.
 
     Raises:
-        CannotResume: the tree holds a value of a type that cannot be brought back; names its path.
+        CannotResume: the tree holds a value of a type that cannot be restored. The error names its path.
     """
     tensors: list[tuple[str, torch.Tensor]] = []
     plain = _encode(tree, path, tensors, 0)
@@ -94,17 +97,17 @@ def encode(tree: Tree, path: str) -> EncodedTree:
 
 
 def decode(data: bytes, tensor: Callable[[str], torch.Tensor]) -> Tree:
-    """Return the tree that `encode` made `data` of.
+    """Return the tree that `encode` turned into `data`.
 
     Args:
         data: `EncodedTree.data`.
-        tensor: gives the large tensor of a path; it is used as it is, so hand out copies of what may change.
+        tensor: returns the large tensor of a path. The tree uses the tensor itself, so return a copy if it may change.
 
     Returns:
         The tree.
 
     Raises:
-        CorruptSlot: the bytes are not such a tree.
+        CorruptSlot: the bytes are not an encoded tree.
     """
     try:
         return _decode(msgspec.msgpack.decode(data), tensor)
@@ -122,21 +125,21 @@ def decode(data: bytes, tensor: Callable[[str], torch.Tensor]) -> Tree:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return `float32` for `torch.float32`."""
+    """Return the name of a dtype without its prefix: `float32` for `torch.float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return `torch.float32` for `float32`.
+    """Return the dtype of a name: `torch.float32` for `float32`.
 
     Args:
-        name: from a slot's index or values.
+        name: name of the dtype in a slot's index or values.
 
     Returns:
         The dtype.
 
     Raises:
-        CorruptSlot: torch has no such dtype.
+        CorruptSlot: torch has no dtype of this name.
     """
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
@@ -145,27 +148,30 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def place_of(tensor: torch.Tensor) -> list[str]:
-    """Return the kind of device that a tensor lies on; nothing for host memory.
+    """Return the kind of the tensor's device, or an empty list for host memory.
 
-    Which of them is the launch's affair: a rank uses one.
+    The index of the device is left out, because a rank uses only one and each launch chooses it.
     """
     return [] if tensor.device.type == "cpu" else [tensor.device.type]
 
 
 def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of `tensor` in row-major order, uint8[bytes]; a view where it is contiguous."""
+    """Return the bytes of `tensor` in row-major order, uint8[bytes].
+
+    The result is a view if the tensor is contiguous.
+    """
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def check_dense(tensor: torch.Tensor, path: str) -> None:
-    """Refuse a tensor whose bytes are not all there is to it.
+    """Reject a tensor whose state is more than its bytes.
 
     Args:
-        tensor: to be kept.
-        path: where it was found.
+        tensor: the tensor to store.
+        path: path of the tensor, for the error.
 
     Raises:
-        CannotResume: it is sparse, quantized, or lies on the meta device.
+        CannotResume: the tensor is sparse, quantized, or on the meta device.
     """
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         raise CannotResume(path, f"a tensor of layout {tensor.layout} on {tensor.device} is not dense memory")
@@ -174,7 +180,7 @@ def check_dense(tensor: torch.Tensor, path: str) -> None:
 def _encode(value: Tree, path: str, tensors: list[tuple[str, torch.Tensor]], depth: int) -> object:
     kind = type(value)
     if value is None or kind in _LEAVES:
-        return value  # msgpack keeps a float's bits, NaN's too
+        return value  # msgpack keeps the bits of a float, also of NaN
     if kind is int:
         assert isinstance(value, int)
         return value if value in _INT64 else [_Tag.BIG_INT, hex(value)]
@@ -192,7 +198,7 @@ def _encode(value: Tree, path: str, tensors: list[tuple[str, torch.Tensor]], dep
     if kind is set or kind is frozenset:
         assert isinstance(value, (set, frozenset))
         items = [_encode(item, path, tensors, depth + 1) for item in value]
-        items.sort(key=repr)  # a set has no order of its own, and equal states must give equal bytes
+        items.sort(key=repr)  # A set has no order, and equal states must give equal bytes.
         return [_Tag.SET if kind is set else _Tag.FROZENSET, items]
     return _encode_leaf(value, path, tensors)
 

@@ -1,6 +1,9 @@
-"""What a rank does about the agent's word at a boundary: the rank's part of the step protocol (docs/design.md#rounds), pure.
+"""Step rules: what a rank does at a boundary after reading the agent's half of the page. Pure.
 
-Invariant: a proposed step is settled (captured or abandoned) at most once, and a stop is obeyed only at its very step.
+This is the rank's part of the step protocol (docs/design.md#rounds).
+
+Invariant: a rank settles a proposed step at most once, by a capture or an abandon. It stops only at the exact step of
+the announced stop.
 """
 
 from __future__ import annotations
@@ -12,51 +15,54 @@ from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, FINISHED, LATE_RE
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """What the rank knows when it looks at the word."""
+    """State of the rank at the moment it reads the agent's half of the page."""
 
     boundary: int
-    """Steps finished."""
+    """Number of finished steps."""
     base: int
-    """The step that was restored, 0 for none: it is never captured again."""
+    """The restored step, or 0. The rank never captures this step again."""
     settled: int
-    """The proposed step that was captured or abandoned, as long as it is the proposed one."""
+    """The step that the rank captured or abandoned, as long as the agent still proposes it."""
     echo_step: int = NONE
-    """The newest announced stop that was answered."""
+    """The newest announced stop that the rank answered."""
     has_slots: bool = False
     obstacle: str = ""
-    """Why no step can be captured for now; empty when one can."""
+    """Why the rank cannot capture any step now. Empty when it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do now. At most one of `capture_slot` and `abandon` is set."""
+    """What the rank does now. At most one of `capture_slot` and `abandon` is set."""
 
     capture_slot: int | None = None
     abandon: tuple[int, str] | None = None
-    """(step, reason)."""
+    """Proposed step to abandon, and the reason."""
     echo: tuple[int, int] | None = None
-    """(stop, yes or no)."""
+    """Step of the announced stop, and `ECHO_YES` or `ECHO_NO`."""
     must_wait: bool = False
-    """The stop at this very boundary is announced and not yet confirmed: stand still and look again."""
+    """True when a stop is announced for this boundary and not yet confirmed.
+
+    The rank then waits and reads the page again.
+    """
     is_stopped: bool = False
     is_quiet: bool = False
-    """Nothing follows from this boundary: the step that is proposed lies ahead.
+    """True when the proposed step lies ahead and no stop is announced.
 
-    The agent need not hear of it at once.
+    The rank may then report this boundary later.
     """
 
 
 def decide(view: RankView, half: AgentHalf) -> Decision:
-    """Return what the rank does on reading `half`.
+    """Return what the rank does after reading `half`.
 
-    Called at every boundary, and again and again while the rank stands still.
+    The session calls this at every boundary, and repeatedly while the rank waits. Equal inputs give equal decisions.
 
     Args:
         view: the rank's own state.
         half: the agent's half of the page, of this generation.
 
     Returns:
-        The decision; the same input gives the same one.
+        The decision.
     """
     capture_slot, abandon = _on_proposal(view, half)
     is_here = half.stop == view.boundary
@@ -71,15 +77,16 @@ def decide(view: RankView, half: AgentHalf) -> Decision:
 
 
 def decide_alone(view: RankView, word: AgentHalf) -> Decision:
-    """Return what the rank does without a word of the moment: nothing can be captured or answered, but what it agreed to, it keeps. Called while the
-    agent is away, or its page cannot be read.
+    """Return what the rank does while the agent is away or its page cannot be read.
+
+    Without the agent the rank captures nothing and answers no stop. It still obeys a stop that it agreed to.
 
     Args:
         view: the rank's own state.
-        word: the agent's last, of this generation.
+        word: the last half of the page that the rank read, of this generation.
 
     Returns:
-        Whether to stop here, or to stand still until the agent is back: the other ranks may have been told to stop.
+        Whether to stop here, or to wait until the agent is back because other ranks may have been told to stop.
     """
     is_here = word.stop == view.boundary
     has_agreed = view.echo_step == word.stop
@@ -90,7 +97,10 @@ def decide_alone(view: RankView, word: AgentHalf) -> Decision:
 
 
 def is_final_round_over(boundary: int, half: AgentHalf) -> bool:
-    """Say whether a rank that stands at `boundary` may leave: its step is committed, or nothing more will come."""
+    """Return whether a rank that waits at `boundary` in `close` may leave.
+
+    This is the case when its step is committed, or when no further commit can follow.
+    """
     return half.proposed == FINISHED or half.committed == boundary
 
 
@@ -103,7 +113,9 @@ def _on_proposal(view: RankView, half: AgentHalf) -> tuple[int | None, tuple[int
     if step < view.boundary:
         return None, None if half.vote_step == step else (step, LATE_REASON)
     if half.slot == NONE or not view.has_slots:
-        return None, None  # granted in time while the rank stands still, or late at the next boundary
+        # The agent may grant a slot while the rank waits. Otherwise the rank abandons the step as late at the next
+        # boundary.
+        return None, None
     return half.slot, None
 
 

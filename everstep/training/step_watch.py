@@ -1,15 +1,17 @@
-"""Refuses updates by an optimizer, scheduler or gradient scaler that the session was not given.
+"""Step watch: rejects updates by an optimizer, scheduler or gradient scaler that is not registered.
 
-The state of such an object is in no snapshot. Training looks healthy, and a resumed run silently continues with
-fresh moments, a fresh schedule or a fresh scale. So the first update raises `CannotResume`. It names the class, what
-is updated, and the argument of `init` that is missing.
+No snapshot contains the state of such an object. Training looks healthy, and a resumed run silently continues with
+fresh moments, a fresh schedule or a fresh scale. The first update therefore raises `CannotResume`. The error names the
+class, the updated parameter, and the missing argument of `init`.
 
 Torch calls one global hook before each `Optimizer.step`. Schedulers and scalers have no hook, so their `step` methods
-are wrapped while a session is open. Not noticed: an optimizer that is no `torch.optim.Optimizer`, one that updates
-copies of the parameters, and a scheduler class that is defined after `init` and overrides `step` without calling
-torch's.
+are wrapped while a session is open. Three cases are not detected:
 
-Invariant: updates of tensors that the session does not hold are never refused.
+- an optimizer that is not a `torch.optim.Optimizer`
+- an optimizer that updates copies of the parameters
+- a scheduler class that is defined after `init` and overrides `step` without calling torch's `step`
+
+Invariant: updates of tensors outside the session are never rejected.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ from everstep.training.errors import CannotResume
 
 
 class StepWatch:
-    """Watches the updates of one session's parameters, from its creation until `close`.
+    """Checks every update of one session's parameters, from creation until `close`.
 
     Args:
-        optimizers: every optimizer whose state is kept.
-        parameters: the parameters that the session holds, by name.
-        companions: everything else whose state is kept: schedulers, scalers and objects of the script.
-        report: called with the refusal before it is raised.
+        optimizers: every registered optimizer.
+        parameters: the session's parameters, by name.
+        companions: other registered objects with state: schedulers, scalers and objects of the script.
+        report: called with the error before it is raised.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class StepWatch:
         self._report = report
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._unrelated: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
-        """Optimizers that update no parameter of this session, each with its number of parameters at its check."""
+        """Optimizers that update no parameter of this session, with their parameter count at the last check."""
         _open(self)
 
     def close(self) -> None:
@@ -61,18 +63,18 @@ class StepWatch:
         _close(self)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
-        """Check one optimizer. Called before each step of any optimizer in the process.
+        """Check one optimizer. The hook calls this before each step of any optimizer in the process.
 
         Args:
-            optimizer: the one that is about to step.
+            optimizer: the optimizer that is about to step.
 
         Raises:
-            CannotResume: it updates a parameter of this session, and `init` was not given it.
+            CannotResume: the optimizer updates a parameter of this session but is not registered.
         """
         if id(optimizer) in self._optimizers:
             return
         if any(optimizer.state is kept.state for kept in self._optimizers.values()):
-            return  # a wrapper around an optimizer that is kept
+            return  # a wrapper around a registered optimizer
         if updated := self._updated_by(optimizer):
             kind = qualified_name(type(optimizer))
             self._refuse(
@@ -82,15 +84,15 @@ class StepWatch:
             )
 
     def check_scheduler(self, scheduler: LRScheduler) -> None:
-        """Check one scheduler. Called before each step of a scheduler of torch, except the one in its constructor.
+        """Check one scheduler. Wrapped schedulers call this before each step, except the step in their constructor.
 
         Args:
-            scheduler: the one that is about to step.
+            scheduler: the scheduler that is about to step.
 
         Raises:
-            CannotResume: its optimizer updates a parameter of this session, and `init` was not given the scheduler.
+            CannotResume: its optimizer updates a parameter of this session, but the scheduler is not registered.
         """
-        optimizer = getattr(scheduler, "optimizer", None)  # a scheduler of the script's own need not have one
+        optimizer = getattr(scheduler, "optimizer", None)  # a custom scheduler may have no optimizer
         if optimizer is None or getattr(scheduler, "_is_initial", False):
             return
         if any(scheduler is kept for kept in _unfolded(self._companions)):
@@ -105,14 +107,14 @@ class StepWatch:
             )
 
     def check_scaler(self, scaler: GradScaler, optimizer: Optimizer) -> None:
-        """Check one gradient scaler. Called before each of its steps.
+        """Check one gradient scaler. Wrapped scalers call this before each step.
 
         Args:
-            scaler: the one that is about to step an optimizer.
-            optimizer: the one that it steps.
+            scaler: the scaler that is about to step an optimizer.
+            optimizer: the optimizer that the scaler steps.
 
         Raises:
-            CannotResume: the optimizer updates a parameter of this session, and `init` was not given the scaler.
+            CannotResume: the optimizer updates a parameter of this session, but the scaler is not registered.
         """
         if not scaler.is_enabled() or any(scaler is kept for kept in self._companions):
             return
@@ -125,7 +127,7 @@ class StepWatch:
             )
 
     def _updated_by(self, optimizer: Optimizer) -> str:
-        """Return the name of a parameter of this session that an optimizer updates; empty if there is none."""
+        """Return the name of a session parameter that the optimizer updates, or an empty string."""
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         if self._unrelated.get(optimizer) == count:
             return ""
@@ -144,14 +146,14 @@ class StepWatch:
 
 
 def check_bound(companions: Mapping[str, object], optimizers: Collection[Optimizer]) -> None:
-    """Refuse a registered scheduler whose optimizer is not registered. Called by `init`.
+    """Reject a registered scheduler whose optimizer is not registered. `init` calls this.
 
     Args:
-        companions: schedulers and other objects whose state is kept, by name.
-        optimizers: the optimizers whose state is kept.
+        companions: registered schedulers and other objects, by name.
+        optimizers: the registered optimizers.
 
     Raises:
-        CannotResume: the learning rate that the scheduler continues from is in no snapshot.
+        CannotResume: no snapshot would contain the learning rate from which the scheduler continues.
     """
     kept = [optimizer for optimizer in (*optimizers, *companions.values()) if isinstance(optimizer, Optimizer)]
     for name, companion in companions.items():
@@ -167,7 +169,7 @@ def check_bound(companions: Mapping[str, object], optimizers: Collection[Optimiz
 
 
 def _unfolded(companions: Collection[object]) -> Iterator[object]:
-    """Yield objects, and the schedulers that they consist of (`SequentialLR`) or wrap (Accelerate)."""
+    """Yield objects and the schedulers inside them: parts of a `SequentialLR`, or schedulers that Accelerate wraps."""
     for companion in companions:
         yield companion
         parts = [*getattr(companion, "_schedulers", ()), getattr(companion, "scheduler", None)]
@@ -175,15 +177,15 @@ def _unfolded(companions: Collection[object]) -> Iterator[object]:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """Return the address of the memory of this rank behind a tensor; 0 if it has none."""
+    """Return the address of the local memory of a tensor, or 0 if it has none."""
     return getattr(tensor, "_local_tensor", tensor).untyped_storage().data_ptr()
 
 
 _watches: tuple[StepWatch, ...] = ()
-"""The open ones. Replaced as a whole: a hook may run meanwhile."""
+"""The open watches. The tuple is replaced, never changed, because a hook may iterate over it."""
 _handle: RemovableHandle | None = None
 _wrapped: list[tuple[type, Callable[..., Any]]] = []
-"""(class, its own `step`) of what is wrapped while a watch is open."""
+"""Wrapped classes, each with its original `step`."""
 
 
 def _open(watch: StepWatch) -> None:
