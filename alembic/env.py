@@ -1,4 +1,6 @@
-"""Alembic's entry: runs migrations on the connection that `control_plane.db.schema` hands over, or on alembic.ini's URL for a developer."""
+"""Alembic's entry: runs migrations on the connection that `control_plane.db.schema` hands over, or on alembic.ini's URL
+for a developer.
+"""
 
 from __future__ import annotations
 

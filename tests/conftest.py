@@ -30,13 +30,17 @@ settings.load_profile("everstep")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep pytest-randomly from importing DeepSpeed, which registers a seeder with it: seconds at every start, also of tests without torch."""
+    """Keep pytest-randomly from importing DeepSpeed, which registers a seeder with it: seconds at every start, also of
+    tests without torch.
+    """
     pytest_randomly.entrypoint_reseeds = [_seed_torch]
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Outside of the whole matrix run so many cases of a `sampled` test, drawn anew each time; pytest-randomly prints the seed, and -p repeats it."""
+    """Outside of the whole matrix run so many cases of a `sampled` test, drawn anew each time; pytest-randomly prints
+    the seed, and -p repeats it.
+    """
     if "not full" not in config.getoption("markexpr"):
         return
     draw = random.Random(config.getoption("randomly_seed"))
@@ -54,7 +58,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Take what collecting has made out of the garbage collector's sight: it all stays, and every full collection would look through it again."""
+    """Take what collecting has made out of the garbage collector's sight: it all stays, and every full collection would
+    look through it again.
+    """
     gc.collect()
     gc.freeze()
 
@@ -101,7 +107,9 @@ def empty_database_url(engine: str, request: pytest.FixtureRequest, tmp_path: Pa
 
 @pytest.fixture(scope="session", autouse=True)
 def recorded_calls() -> Iterator[list[str]]:
-    """Hold every call of AWS that this process makes against what AWS documents, stubbed calls too; botocore itself checks types only."""
+    """Hold every call of AWS that this process makes against what AWS documents, stubbed calls too; botocore itself
+    checks types only.
+    """
     from botocore.client import BaseClient
 
     from infra.local_cloud.documented import undocumented
@@ -121,7 +129,9 @@ def recorded_calls() -> Iterator[list[str]]:
 
 @pytest.fixture(autouse=True)
 def undocumented_calls(recorded_calls: list[str]) -> Iterator[list[str]]:
-    """Fail a test during which the process asked AWS for what AWS does not document; a test that means to do so clears the list."""
+    """Fail a test during which the process asked AWS for what AWS does not document; a test that means to do so clears
+    the list.
+    """
     recorded_calls.clear()
     yield recorded_calls
     assert not recorded_calls, f"AWS would refuse these calls: {'; '.join(recorded_calls)}"

@@ -6,7 +6,8 @@ import socket
 
 
 class ReservedPort:
-    """A TCP port that the kernel gives nobody else while this is open, and that who is told of it can listen on, on any address.
+    """A TCP port that the kernel gives nobody else while this is open, and that who is told of it can listen on, on any
+    address.
 
     Linux lets a second socket bind the port when both have SO_REUSEADDR and none listens yet (torch's store has it); a
     port that it chooses itself, to bind or to connect, is never one that is bound already. A port that was merely free

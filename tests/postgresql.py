@@ -1,6 +1,7 @@
-"""A PostgreSQL of the tests' own, from the programs that the machine has; with `engine` of `tests/conftest.py` a test runs on it as on SQLite.
+"""A PostgreSQL of the tests' own, from the programs that the machine has; with `engine` of `tests/conftest.py` a test
+runs on it as on SQLite.
 
-    tests ──stdin──▶ sh ──▶ initdb, postgres -k DIRECTORY        no TCP port: a unix socket in a directory that only its user may open
+    tests ──stdin──▶ sh ──▶ initdb, postgres -k DIRECTORY    a unix socket that only its user may open, no TCP port
                      └ when that ends, however the tests do: stops postgres, waits for it, removes the directory
 
 PostgreSQL refuses to run as root, so that root's tests run it as `postgres`, or `nobody`.
@@ -46,7 +47,9 @@ cd / && rm -rf "$directory"
 
 
 def programs() -> Path:
-    """Return the folder of PostgreSQL's programs, which Debian keeps off the path; the newest, where there are several."""
+    """Return the folder of PostgreSQL's programs, which Debian keeps off the path; the newest, where there are
+    several.
+    """
     on_path = shutil.which("initdb")
     found = [Path(on_path).resolve().parent] if on_path is not None else []
     found += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: -int(path.parts[4]))
@@ -89,7 +92,9 @@ class PostgreSql:
 
     @contextmanager
     def database(self, *, is_migrated: bool = True) -> Iterator[str]:
-        """The URL of a database of its own, with the newest schema or without tables; dropped at the end with whoever is still connected to it."""
+        """The URL of a database of its own, with the newest schema or without tables; dropped at the end with whoever
+        is still connected to it.
+        """
         url = self._new_database(self._migrated() if is_migrated else "template1")
         try:
             yield url
@@ -117,7 +122,9 @@ class PostgreSql:
         self._keeper.wait(30)
 
     def _migrated(self) -> str:
-        """Return the name of a database with the newest schema that others are copied from: migrating takes longer than most tests."""
+        """Return the name of a database with the newest schema that others are copied from: migrating takes longer than
+        most tests.
+        """
         if not self._template:
             database = Database(self._new_database("template1"))
             schema.migrate(database)

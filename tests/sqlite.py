@@ -1,4 +1,6 @@
-"""SQLite files with the newest schema: migrated once in a process and then copied, since migrating takes longer than most tests."""
+"""SQLite files with the newest schema: migrated once in a process and then copied, since migrating takes longer than
+most tests.
+"""
 
 from __future__ import annotations
 

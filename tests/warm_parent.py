@@ -1,4 +1,5 @@
-"""A process that has imported torch and DeepSpeed once and forks ranks on request: importing takes longer than most tests.
+"""A process that has imported torch and DeepSpeed once and forks ranks on request: importing takes longer than most
+tests.
 
 One JSON line in, one out:
 

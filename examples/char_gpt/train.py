@@ -40,7 +40,9 @@ settings = everstep.training.hyperparameters(
 
 
 class StandardLibrary(Dataset):
-    """Windows of text from the standard library's top-level modules, in alphabetical order: the same bytes on every node."""
+    """Windows of text from the standard library's top-level modules, in alphabetical order: the same bytes on every
+    node.
+    """
 
     def __init__(self, context: int, size: int):
         text = bytearray()

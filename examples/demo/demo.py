@@ -1,4 +1,5 @@
-"""The main job: a training run that loses a process, an instance and a whole group, and ends bit for bit as if nothing had happened.
+"""The main job: a training run that loses a process, an instance and a whole group, and ends bit for bit as if nothing
+had happened.
 
 Everything goes through public faces: the Everstep API for the job, plain boto3 for the cloud. `make demo` runs it; the
 report is `.everstep/demo/report.json`. With KEEP=1 in the environment the cluster stays up afterwards, until it is
@@ -169,7 +170,9 @@ class Demo:
         self.say(f"[red]terminated[/] instance {victim}")
 
     def terminate_group(self, job: str, base: int, newcomer: str) -> None:
-        """Wait for a checkpoint beyond `base`, then terminate both holders of one shard at once, neither of them the newcomer."""
+        """Wait for a checkpoint beyond `base`, then terminate both holders of one shard at once, neither of them the
+        newcomer.
+        """
 
         def checkpointed(_: dict[str, Any]) -> bool:
             last = self.client.describe_protection(TrainingJobName=job).get("LastCheckpoint")

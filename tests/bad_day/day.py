@@ -1,4 +1,5 @@
-"""A bad day from its beginning to its end: a fleet, three jobs, a plan of strikes; and all that was seen of it, for `rules` to judge.
+"""A bad day from its beginning to its end: a fleet, three jobs, a plan of strikes; and all that was seen of it, for
+`rules` to judge.
 
 two jobs fill the fleet; a third of higher priority has to wait until one of them has ended
 each trains the same small script; undisturbed runs of it are made first, outside Everstep
@@ -40,7 +41,9 @@ CONNECT_SECONDS: Final = 300.0
 BEGIN_SECONDS: Final = 240.0
 """How long a job of those that fill the fleet may take to get its nodes, and then to commit a step."""
 STEP_SECONDS: Final = 0.11
-"""The least that a step takes: about what it takes on a busy machine of two cores, so jobs are not over sooner on a quick one."""
+"""The least that a step takes: about what it takes on a busy machine of two cores, so jobs are not over sooner on a
+quick one.
+"""
 SHARES: Final = (("early", 0.4, 0), ("long", 1.0, 0), ("urgent", 0.6, 10))
 """Name, part of the day that its steps take at least, priority.
 

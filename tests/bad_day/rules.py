@@ -1,17 +1,15 @@
-"""What must hold on the worst of days.
+"""The rules of a bad day: pure functions of what was observed, which return sentences about violations.
 
-Each rule is a pure function of what was seen, and says in sentences what it found to be wrong.
-
-one job per node           no two generations of ranks, of one job or of two, ever made steps on a node at the same time
-decided before it ended    no instance ended unless a strike ended it, or Everstep had said so of it by name before it asked AWS to
-evidence                   no node was given up for silence while its own ranks made steps
-steady capacity            desired capacity turns round only where a node was taken out of use, each such decision excusing one turn
-bit-identical              every rank left what an undisturbed run leaves
-ledgers                    buckets add up to the wall time, phases to the interruption, lost steps to the steps in the ranks' own traces
-enough                     as many strikes took effect as were promised, of every kind, during recoveries, and on two jobs in the same second
-lost steps                 at most three an incident from memory, a checkpoint's interval from S3
+one job per node           two generations of ranks, of one job or of two, never make steps on one node at one time
+decided before it ended    an instance ends only by a strike, or after Everstep recorded its decision by name
+evidence                   a node that Everstep gave up as silent made no steps with its own ranks meanwhile
+steady capacity            desired capacity turns only where a node was taken out of use: one turn per decision
+bit-identical              every rank leaves what an undisturbed run leaves
+ledgers                    buckets add up to wall time, phases to the interruption, lost steps to the ranks' traces
+enough                     as many strikes took effect as promised: each kind, during recoveries, on two jobs at once
+lost steps                 at most three per incident from memory, at most a checkpoint's interval from S3
 ettr                       not below the figure that follows from the strikes
-ended well                 those that fill the fleet began; all jobs completed; the one of higher priority waited its turn
+ended well                 all jobs completed, and the job of higher priority waited its turn
 """
 
 from __future__ import annotations
@@ -35,11 +33,15 @@ RECOVERIES_HIT_PER_MINUTE: Final = 0.5
 CAUSE_REACH_SECONDS: Final = 45.0
 """How long after its cause a turn of desired capacity may come: longer while AWS throttles."""
 CONTROL_PLANE_AWAY_SECONDS: Final = 15.0
-"""Between its end and the checkpoint that it has made up for: it starts in three seconds, five on a busy machine, and hears from its agents first."""
+"""Between its end and the checkpoint that it has made up for: it starts in three seconds, five on a busy machine, and
+hears from its agents first.
+"""
 FLAP_SECONDS: Final = 120.0
 """Two turns further apart than this are no flapping."""
 SILENT_STEPS: Final = 2
-"""Steps that a node's own rank may have made after its last word: those under way when its line broke (counter-evidence, docs/design.md#failures)."""
+"""Steps that a node's own rank may have made after its last word: those under way when its line broke
+(counter-evidence, docs/design.md#failures).
+"""
 MEMORY_STEPS: Final = 3
 LEDGER_SECONDS: Final = 2e-6
 """Buckets are exact microseconds; the sum of a dozen floats is not."""
@@ -53,7 +55,8 @@ COST_SECONDS: Final = {
     "checks": 1.0,
     "throttle": 1.0,
 }
-"""The most that one strike may keep one job from training, on the average: about four times what it took on a quiet machine of two cores, twice what
+"""The most that one strike may keep one job from training, on the average: about four times what it took on a quiet
+machine of two cores, twice what
 it took on a busy one. The figure for ETTR follows from these."""
 
 _Rule = Callable[[Day], list[str]]
@@ -302,7 +305,9 @@ def lost_steps(day: Day) -> list[str]:
 
 
 def _has_missed_a_checkpoint(incident: Incident, strikes: Iterable[Strike]) -> bool:
-    """Whether the control plane, which has checkpoints made, may have been away when one was due, or have just been back."""
+    """Whether the control plane, which has checkpoints made, may have been away when one was due, or have just been
+    back.
+    """
     return any(
         0 <= incident.failed_at - strike.at < CONTROL_PLANE_AWAY_SECONDS
         for strike in strikes
@@ -358,7 +363,8 @@ RULES: Final[dict[str, _Rule]] = {
 
 
 def expected_ettr(strikes: Iterable[Strike], wall_seconds: float) -> float:
-    """Return the least ETTR that a day with these strikes may have: 1 − Σ cost of each strike ÷ Σ wall seconds of all jobs, queueing excluded.
+    """Return the least ETTR that a day with these strikes may have: 1 − Σ cost of each strike ÷ Σ wall seconds of all
+    jobs, queueing excluded.
 
     A strike costs at most one job, except the control plane's, which cost none that trains. What lasts longer costs no
     more: a node that is cut off is replaced. Each job may take the cost of one instance to start.

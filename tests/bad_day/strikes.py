@@ -1,4 +1,6 @@
-"""Lets each line of a plan happen, and sees whether it did: a pid that is gone, a state that AWS tells, packets that a line dropped."""
+"""Lets each line of a plan happen, and sees whether it did: a pid that is gone, a state that AWS tells, packets that a
+line dropped.
+"""
 
 from __future__ import annotations
 
@@ -192,7 +194,9 @@ class Strikes:
         return self._watch.states.get(node) in GONE or node in self._watch.ended
 
     def _see_gone(self, pid: int, what: str) -> str:
-        """Look for the end of a process that has just been killed: there is no such process, or its pid is a later one's."""
+        """Look for the end of a process that has just been killed: there is no such process, or its pid is a later
+        one's.
+        """
         killed = identify(pid)
         return self._see(lambda: not _is_alive(killed), f"{what}: pid {pid} is gone")
 

@@ -1,4 +1,6 @@
-"""A bad day in its short form; in its long one, and without one safeguard after the other, as part of the whole matrix."""
+"""A bad day in its short form; in its long one, and without one safeguard after the other, as part of the whole
+matrix.
+"""
 
 from __future__ import annotations
 

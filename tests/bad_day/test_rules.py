@@ -61,7 +61,9 @@ def start(name: str, node_count: int = 2, committed_step: int = 3, status: str =
 
 
 def never_begun(waits: Start) -> Day:
-    """A day that ended when one of the two that fill the fleet had been waited for in vain: the other went on meanwhile."""
+    """A day that ended when one of the two that fill the fleet had been waited for in vain: the other went on
+    meanwhile.
+    """
     unfinished = {"status": "InProgress", "ended_at": None, "result": []}
     jobs = [job("early", **unfinished), job("long", **unfinished, accounting_seconds={}, accounted_until=None)]
     return replace(well(), is_temptation=True, strikes=[], jobs=jobs, starts=[start("early"), waits])

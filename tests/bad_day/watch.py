@@ -1,4 +1,5 @@
-"""Looks at the cluster from outside for as long as a bad day lasts: what AWS says of instances, and who works for which job.
+"""Looks at the cluster from outside for as long as a bad day lasts: what AWS says of instances, and who works for which
+job.
 
 Invariant: looks only, and reads nothing but AWS's answers and the public API. What cannot be read for a while is read
 again.

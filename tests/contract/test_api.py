@@ -618,48 +618,148 @@ def summary() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("waiter", "operation", "looks", "is_failure"),
     [
-        ("training_job_running", "DescribeTrainingJob", [{"SecondaryStatus": "Pending"}, {"SecondaryStatus": "Training"}], False),
-        ("training_job_running", "DescribeTrainingJob", [{"SecondaryStatus": "Pending"}, {"TrainingJobStatus": "Failed"}], True),
+        (
+            "training_job_running",
+            "DescribeTrainingJob",
+            [{"SecondaryStatus": "Pending"}, {"SecondaryStatus": "Training"}],
+            False,
+        ),
+        (
+            "training_job_running",
+            "DescribeTrainingJob",
+            [{"SecondaryStatus": "Pending"}, {"TrainingJobStatus": "Failed"}],
+            True,
+        ),
         (
             "training_job_recovered",
             "DescribeTrainingJob",
-            [{"SecondaryStatus": "Restarting", "OpenIncidentCount": 1}, {"SecondaryStatus": "Training", "OpenIncidentCount": 1},
-             {"SecondaryStatus": "Training", "OpenIncidentCount": 0}],
+            [
+                {"SecondaryStatus": "Restarting", "OpenIncidentCount": 1},
+                {"SecondaryStatus": "Training", "OpenIncidentCount": 1},
+                {"SecondaryStatus": "Training", "OpenIncidentCount": 0},
+            ],
             False,
         ),
-        ("training_job_recovered", "DescribeTrainingJob", [{"OpenIncidentCount": 1, "TrainingJobStatus": "Failed"}], True),
-        ("training_job_recovered", "DescribeTrainingJob", [{"OpenIncidentCount": 1, "TrainingJobStatus": "Completed"}], False),
-        ("training_job_completed_or_stopped", "DescribeTrainingJob", [{"TrainingJobStatus": "InProgress", "AssignedNodeCount": 0},
-         {"TrainingJobStatus": "Stopped", "AssignedNodeCount": 2}, {"TrainingJobStatus": "Stopped", "AssignedNodeCount": 0}], False),
+        (
+            "training_job_recovered",
+            "DescribeTrainingJob",
+            [{"OpenIncidentCount": 1, "TrainingJobStatus": "Failed"}],
+            True,
+        ),
+        (
+            "training_job_recovered",
+            "DescribeTrainingJob",
+            [{"OpenIncidentCount": 1, "TrainingJobStatus": "Completed"}],
+            False,
+        ),
+        (
+            "training_job_completed_or_stopped",
+            "DescribeTrainingJob",
+            [
+                {"TrainingJobStatus": "InProgress", "AssignedNodeCount": 0},
+                {"TrainingJobStatus": "Stopped", "AssignedNodeCount": 2},
+                {"TrainingJobStatus": "Stopped", "AssignedNodeCount": 0},
+            ],
+            False,
+        ),
         ("training_job_completed_or_stopped", "DescribeTrainingJob", [{"TrainingJobStatus": "Failed"}], True),
-        ("training_job_paused", "DescribeTrainingJob", [{"SecondaryStatus": "Pausing"}, {"SecondaryStatus": "Paused"}], False),
-        ("training_job_paused", "DescribeTrainingJob", [{"SecondaryStatus": "Stopping", "TrainingJobStatus": "Stopping"}], True),
+        (
+            "training_job_paused",
+            "DescribeTrainingJob",
+            [{"SecondaryStatus": "Pausing"}, {"SecondaryStatus": "Paused"}],
+            False,
+        ),
+        (
+            "training_job_paused",
+            "DescribeTrainingJob",
+            [{"SecondaryStatus": "Stopping", "TrainingJobStatus": "Stopping"}],
+            True,
+        ),
         (
             "fleet_ready",
             "DescribeFleet",
-            [{"FleetStatus": "active", "DesiredNodeCount": 0, "ConnectedNodeCount": 0, "MinNodeCount": 0, "SpareCount": 1},
-             {"FleetStatus": "active", "DesiredNodeCount": 3, "ConnectedNodeCount": 2, "MinNodeCount": 0, "SpareCount": 1},
-             {"FleetStatus": "active", "DesiredNodeCount": 3, "ConnectedNodeCount": 3, "MinNodeCount": 0, "SpareCount": 1}],
+            [
+                {
+                    "FleetStatus": "active",
+                    "DesiredNodeCount": 0,
+                    "ConnectedNodeCount": 0,
+                    "MinNodeCount": 0,
+                    "SpareCount": 1,
+                },
+                {
+                    "FleetStatus": "active",
+                    "DesiredNodeCount": 3,
+                    "ConnectedNodeCount": 2,
+                    "MinNodeCount": 0,
+                    "SpareCount": 1,
+                },
+                {
+                    "FleetStatus": "active",
+                    "DesiredNodeCount": 3,
+                    "ConnectedNodeCount": 3,
+                    "MinNodeCount": 0,
+                    "SpareCount": 1,
+                },
+            ],
             False,
         ),
         (
             "fleet_ready",
             "DescribeFleet",
-            [{"FleetStatus": "active", "DesiredNodeCount": 0, "ConnectedNodeCount": 0, "MinNodeCount": 2, "SpareCount": 0},
-             {"FleetStatus": "active", "DesiredNodeCount": 0, "ConnectedNodeCount": 0, "MinNodeCount": 0, "SpareCount": 0}],
+            [
+                {
+                    "FleetStatus": "active",
+                    "DesiredNodeCount": 0,
+                    "ConnectedNodeCount": 0,
+                    "MinNodeCount": 2,
+                    "SpareCount": 0,
+                },
+                {
+                    "FleetStatus": "active",
+                    "DesiredNodeCount": 0,
+                    "ConnectedNodeCount": 0,
+                    "MinNodeCount": 0,
+                    "SpareCount": 0,
+                },
+            ],
             False,
         ),
-        ("fleet_ready", "DescribeFleet", [{"FleetStatus": "frozen", "DesiredNodeCount": 3, "ConnectedNodeCount": 3}], True),
-        ("drills_over", "DescribeTrainingJob", [{"OpenDrillId": "drill-1"}, {"TrainingJobStatus": "InProgress"}], False),
-        ("checkpoint_available", "ListCheckpoints", [{"Checkpoints": []}, {"Checkpoints": [{"Status": "Uploading"}]},
-         {"Checkpoints": [{"Status": "Uploading"}, {"Status": "Complete"}], "TrainingJobStatus": "Failed"}], False),
+        (
+            "fleet_ready",
+            "DescribeFleet",
+            [{"FleetStatus": "frozen", "DesiredNodeCount": 3, "ConnectedNodeCount": 3}],
+            True,
+        ),
+        (
+            "drills_over",
+            "DescribeTrainingJob",
+            [{"OpenDrillId": "drill-1"}, {"TrainingJobStatus": "InProgress"}],
+            False,
+        ),
+        (
+            "checkpoint_available",
+            "ListCheckpoints",
+            [
+                {"Checkpoints": []},
+                {"Checkpoints": [{"Status": "Uploading"}]},
+                {"Checkpoints": [{"Status": "Uploading"}, {"Status": "Complete"}], "TrainingJobStatus": "Failed"},
+            ],
+            False,
+        ),
         *(
-            ("checkpoint_available", "ListCheckpoints", [{"Checkpoints": [{"Status": "Requested"}], "TrainingJobStatus": "Stopping"},
-             {"Checkpoints": [{"Status": "Requested"}], "TrainingJobStatus": status}], True)
+            (
+                "checkpoint_available",
+                "ListCheckpoints",
+                [
+                    {"Checkpoints": [{"Status": "Requested"}], "TrainingJobStatus": "Stopping"},
+                    {"Checkpoints": [{"Status": "Requested"}], "TrainingJobStatus": status},
+                ],
+                True,
+            )
             for status in ("Completed", "Failed", "Stopped")
         ),
     ],
-)  # fmt: skip
+)
 def test_waiters_wait_for_what_they_say(waiter, operation, looks, is_failure):
     client = everstep.client("http://127.0.0.1:1", "t")
     asked: list[dict[str, Any]] = []

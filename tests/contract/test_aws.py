@@ -1,4 +1,6 @@
-"""What an agent asks of AWS besides its object store: one suite, run against the stand-in in memory and against AWS's protocols, spoken to moto."""
+"""What an agent asks of AWS besides its object store: one suite, run against the stand-in in memory and against AWS's
+protocols, spoken to moto.
+"""
 
 from __future__ import annotations
 

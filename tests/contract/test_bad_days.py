@@ -1,4 +1,6 @@
-"""The served AWS on a bad day, seen as its customers see it: through boto3, the queue, the metadata service and the processes."""
+"""The served AWS on a bad day, seen as its customers see it: through boto3, the queue, the metadata service and the
+processes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whatever is sent, the service answers as its contract says: requests made up from the OpenAPI document, and bad ones that no document knows.
+"""Whatever is sent, the service answers as its contract says: requests made up from the OpenAPI document, and bad ones
+that no document knows.
 
 In process, over the real application on loopback; the same requests every time.
 """

@@ -1,4 +1,5 @@
-"""The served local AWS refuses everyone without the cluster's key: other users of the machine, and web pages in a browser on it.
+"""The served local AWS refuses everyone without the cluster's key: other users of the machine, and web pages in a
+browser on it.
 
 User data runs as whoever started the cluster, root included. The attack is one unsigned RunInstances.
 """

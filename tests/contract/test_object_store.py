@@ -1,4 +1,6 @@
-"""What every object store must do: one suite, run against the one in memory and against S3's protocol, spoken over HTTP to moto."""
+"""What every object store must do: one suite, run against the one in memory and against S3's protocol, spoken over HTTP
+to moto.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The dashboard over the seeded world, for people: `python -m tests.dashboard [--seed N] [--port N] [--recorded] [--pictures DIRECTORY]`.
+"""The dashboard over the seeded world, for people: `python -m tests.dashboard [--seed N] [--port N] [--recorded]
+[--pictures DIRECTORY]`.
 
 It is built once, with `make web`.
 

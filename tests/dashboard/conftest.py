@@ -1,4 +1,5 @@
-"""One seeded world for all tests of the dashboard that let something happen, because it takes longer to make than they do; the recorded incidents,
+"""One seeded world for all tests of the dashboard that let something happen, because it takes longer to make than they
+do; the recorded incidents,
 with names and figures of a fresh seed each time; and a browser for each module.
 
 Playwright holds the thread's event loop while a browser is open: tests of other packages that run in between, in random

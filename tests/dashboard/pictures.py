@@ -1,4 +1,6 @@
-"""Pictures of the dashboard for README and docs, as a person sees it: the recorded incidents, and every page over the seeded world."""
+"""Pictures of the dashboard for README and docs, as a person sees it: the recorded incidents, and every page over the
+seeded world.
+"""
 
 from __future__ import annotations
 

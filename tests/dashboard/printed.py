@@ -1,4 +1,5 @@
-"""What the ranks of the story printed, where their agents put it: chunks by node for the merged log, and each stream for itself.
+"""What the ranks of the story printed, where their agents put it: chunks by node for the merged log, and each stream
+for itself.
 
 Nothing is timed: the lines of a launch lie evenly between its start and its end, with what a rank said last at the very
 end. A node that was lost takes its newest lines with it, and has not said that nothing follows.

@@ -73,7 +73,9 @@ class Stage:
         )
 
     def train(self) -> str:
-        """Let the job train until there is something to lose; return the node of one of its ranks that does not coordinate."""
+        """Let the job train until there is something to lose; return the node of one of its ranks that does not
+        coordinate.
+        """
         self.submit()
         seen = self.wait(
             f"committed step {STEPS_BEFORE}", lambda seen: seen["CommittedStep"] >= STEPS_BEFORE and self.is_protected()

@@ -1,4 +1,5 @@
-"""What a real control plane has stored of one incident, as a file that people can review: rows of its tables, and what the ranks printed.
+"""What a real control plane has stored of one incident, as a file that people can review: rows of its tables, and what
+the ranks printed.
 
     recordings/<story>.json     written by `tests/dashboard/record.py`, one story each: one fleet, one job
 
@@ -36,9 +37,22 @@ from everstep.protocol.plan import GenerationPlan, ObjectReference
 
 FOLDER: Final = Path(__file__).parent / "recordings"
 KEPT: Final = (
-    "fleet", "node", "notice", "implication", "job", "generation", "revision", "shard", "replica", "checkpoint", "incident",
-    "metric_log", "metric", "metric_chunk", "event",
-)  # fmt: skip
+    "fleet",
+    "node",
+    "notice",
+    "implication",
+    "job",
+    "generation",
+    "revision",
+    "shard",
+    "replica",
+    "checkpoint",
+    "incident",
+    "metric_log",
+    "metric",
+    "metric_chunk",
+    "event",
+)
 LEFT_OUT: Final = frozenset({"lease_owner", "lease_counter", "memo", "request_digest"})
 """Columns that nobody reads but the loop, and the one that identifies a client's request."""
 
@@ -72,7 +86,9 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordingStale(Exception):
-    """A recording was made with other tables or messages than these; the message says what differs and how to record it anew."""
+    """A recording was made with other tables or messages than these; the message says what differs and how to record it
+    anew.
+    """
 
 
 _FILE: Final = msgspec.json.Decoder(Recording)

@@ -1,4 +1,6 @@
-"""The recorded incidents in an empty database, with other names, times and figures; its clock stands where the recordings end."""
+"""The recorded incidents in an empty database, with other names, times and figures; its clock stands where the
+recordings end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A control plane with a past: five incidents and a queue, made by the real decisions and loops over the simulated fleet, the same every time.
+"""A control plane with a past: five incidents and a queue, made by the real decisions and loops over the simulated
+fleet, the same every time.
 
 Nothing here writes an incident, an event or a sentence: agents misbehave, AWS has no capacity, the control plane
 sleeps, and what a page can show of it is what the loops stored. Names and figures come from a seed, so that no test can

@@ -1,4 +1,5 @@
-"""A past behind the real application on loopback, recorded or of a simulated world: what the dashboard's tests, its pictures, its measurements and
+"""A past behind the real application on loopback, recorded or of a simulated world: what the dashboard's tests, its
+pictures, its measurements and
 people look at."""
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Pure.
 
-    names      of the job, its fleet, group and bucket, zone and type; ids and addresses of nodes, of agents and of the run
+    names      job, fleet, group, bucket, zone and type; ids and addresses of nodes, agents and the run
     times      the story ends at another moment and went `pace` times as slowly
     figures    `pace` goes for all seconds, `step_factor` for all steps, the fleet's price for all dollars
 

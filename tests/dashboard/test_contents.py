@@ -1,4 +1,6 @@
-"""What the pages say, in a real Chromium, held against what the API answers: tabs, lists, charts, and what is there when nothing is."""
+"""What the pages say, in a real Chromium, held against what the API answers: tabs, lists, charts, and what is there
+when nothing is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Pages that have much to show, in a real Chromium: 500 jobs, 256 nodes, a week of events (`tests/dashboard/many.py`)."""
+"""Pages that have much to show, in a real Chromium: 500 jobs, 256 nodes, a week of events
+(`tests/dashboard/many.py`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The buttons that change a job, a fleet or the session, each pressed once in a real Chromium, and what the page says of it held against the API."""
+"""The buttons that change a job, a fleet or the session, each pressed once in a real Chromium, and what the page says
+of it held against the API.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The dashboard in a real Chromium, over the real application and a past that the real decisions made (`tests/dashboard`).
+"""The dashboard in a real Chromium, over the real application and a past that the real decisions made
+(`tests/dashboard`).
 
 What a page says is held against what the API answers, never against literals: names and figures of the story come from
 its seed.
@@ -84,7 +85,9 @@ STANCES: tuple[tuple[Literal["light", "dark"], tuple[int, int], dict[str, Any]],
     ("dark", DESKTOP, {}),
     ("dark", PHONE, {"runOnly": ["color-contrast", "scrollable-region-focusable"]}),
 )
-"""How every page is looked at, one after the other: all rules in both schemes, and on a phone those that another width can break."""
+"""How every page is looked at, one after the other: all rules in both schemes, and on a phone those that another width
+can break.
+"""
 
 
 def test_every_page_is_clean_for_axe_and_fits_its_width(browser: Browser, seeded: Seeded, api: httpx.Client) -> None:
@@ -155,7 +158,9 @@ def test_what_is_typed_before_the_search_is_there_is_not_lost(desk: Page, seeded
 
 
 def test_an_enter_counts_while_answers_are_on_their_way_and_no_longer(desk: Page, seeded: Seeded) -> None:
-    """Whoever typed a name that nothing has, and goes on looking, is not thrown to a page when something of that name comes."""
+    """Whoever typed a name that nothing has, and goes on looking, is not thrown to a page when something of that name
+    comes.
+    """
     name, listed = seeded.story.partition, "**/v1/training-jobs?*"
     held: list[Route] = []
     is_held, is_there = False, False
@@ -236,7 +241,9 @@ def test_a_session_that_has_ended_leads_to_the_sign_in_and_back(browser: Browser
 
 
 def test_what_happens_is_shown_at_once(browser: Browser, seeded: Seeded) -> None:
-    """The page's clock moves less than any interval at which it asks: what it shows, the stream of events has told it."""
+    """The page's clock moves less than any interval at which it asks: what it shows, the stream of events has told
+    it.
+    """
     story = seeded.story
     with signed_in(browser, seeded) as page:
         page.clock.install()

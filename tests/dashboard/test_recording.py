@@ -1,4 +1,6 @@
-"""Recordings: what is loaded is what was stored, and a shuffled one is the same story in other names, times and figures."""
+"""Recordings: what is loaded is what was stored, and a shuffled one is the same story in other names, times and
+figures.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ from tests.unit.control_plane.loop.world import BUCKET, World
 
 SEEDS = st.integers(0, 2**32)
 RULED = re.compile(
-    r"\b(?:i|nn|inc|tok)-[0-9a-f-]+|\bstep(?: beyond)? \d+|\d+ steps?\b|[\d.]+ s\b|\d\d:\d\d:\d\d UTC|us-east-1a|c7i\.2xlarge|EC2|\bs3\b|(?i:gpu|xid) \d+|s3://\S+"
+    r"\b(?:i|nn|inc|tok)-[0-9a-f-]+|\bstep(?: beyond)? \d+|\d+ steps?\b|[\d.]+ s\b|\d\d:\d\d:\d\d UTC|us-east-1a"
+    r"|c7i\.2xlarge|EC2|\bs3\b|(?i:gpu|xid) \d+|s3://\S+"
     r"|(?:rank|generation|code|signal) \d+|NVIDIA H100 80GB HBM3"
     r"|error \(\d+\)|\d+ (?:nodes?|instances?|spares|ranks|copies|shards|replaced|times|failures|alike)\b|[\d,]+ bytes"
 )

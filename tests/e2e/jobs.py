@@ -1,4 +1,5 @@
-"""Jobs of the end-to-end tests: submitted through the public API, hurt on purpose, and held against an undisturbed run of the same script.
+"""Jobs of the end-to-end tests: submitted through the public API, hurt on purpose, and held against an undisturbed run
+of the same script.
 
 Waiting is polling the API, as a user would; patience is for a busy machine, nothing here measures time.
 """
@@ -139,7 +140,9 @@ class Workplace:
         return told.stdout
 
     def wait_all_connected(self, node_ids: Iterable[str]) -> None:
-        """Wait until the control plane has an agent of each of these nodes on its line; right after a kill it may not have missed it yet."""
+        """Wait until the control plane has an agent of each of these nodes on its line; right after a kill it may not
+        have missed it yet.
+        """
 
         def are_connected() -> bool:
             nodes = {node["NodeId"]: node for node in self.client.list_nodes()["Nodes"]}

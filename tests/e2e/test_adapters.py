@@ -1,4 +1,5 @@
-"""Each way to train, at 2, 3, 4 and 5 ranks, with one rank killed in mid-training: bit for bit where an undisturbed run ends.
+"""Each way to train, at 2, 3, 4 and 5 ranks, with one rank killed in mid-training: bit for bit where an undisturbed run
+ends.
 
 Two ranks prove nothing about the order of sums; four are two nodes with two ranks each, three keep three copies, five
 lie in a mixed placement.
@@ -11,7 +12,9 @@ import pytest
 from tests.e2e.jobs import SHAPES, Shape, Workplace, assert_identical, assert_incident
 
 STEPS = 16
-"""Ranks stand after step 6 until a commit was seen and after step 14 for ever: the kill falls between, while they train."""
+"""Ranks stand after step 6 until a commit was seen and after step 14 for ever: the kill falls between, while they
+train.
+"""
 FIRST, LAST = "1:6", "1:14"
 PACE_SECONDS = 0.1
 """Slow enough for a busy machine to commit within three steps."""

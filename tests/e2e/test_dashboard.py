@@ -1,4 +1,6 @@
-"""The dashboard in a real Chromium over a real control plane and the local cloud: a job's life, all of it from its pages."""
+"""The dashboard in a real Chromium over a real control plane and the local cloud: a job's life, all of it from its
+pages.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def watch(page: Page, job: Job) -> None:
 
 
 def restart(page: Page, place: Workplace) -> None:
-    """A control plane that is killed and comes back: the page says so, and the stream goes on after the last event that was read."""
+    """A control plane that is killed and comes back: the page says so, and the stream goes on after the last event that
+    was read.
+    """
     expect(page.get_by_text("Live")).to_be_visible()
     place.cluster.kill_control_plane()
     expect(page.get_by_text("No events")).to_be_visible()

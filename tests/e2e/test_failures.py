@@ -1,4 +1,6 @@
-"""What may happen to a ZeRO-3 job on its way, one thing at a time; always: bit for bit where an undisturbed run ends, and the fault really fired."""
+"""What may happen to a ZeRO-3 job on its way, one thing at a time; always: bit for bit where an undisturbed run ends,
+and the fault really fired.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,9 @@ def test_a_second_instance_is_lost_during_the_recovery(start: Callable[..., Job]
 
 
 def test_a_rank_is_killed_in_the_middle_of_a_capture(start: Callable[..., Job]) -> None:
-    """The first captures are audited: they end only at the next guard, and ranks that stand before it are in the middle of one."""
+    """The first captures are audited: they end only at the next guard, and ranks that stand before it are in the middle
+    of one.
+    """
     victim = 2
     job = start(PAIRS, holds=tuple(f"1:{step}" for step in range(1, STEPS)))
     job.reference()
@@ -145,7 +149,9 @@ def test_a_rank_is_killed_in_the_middle_of_a_capture(start: Callable[..., Job]) 
 
 
 def test_all_survivors_are_stopped_although_none_of_them_notices(place: Workplace, start: Callable[..., Job]) -> None:
-    """They stand between two steps, in no collective that could break: nothing but Everstep ends them, and nobody else is told to have failed."""
+    """They stand between two steps, in no collective that could break: nothing but Everstep ends them, and nobody else
+    is told to have failed.
+    """
     shape = Shape(nodes=3, ranks_per_node=2)
     job = start(shape, holds=(FIRST,), adapter="plain")
     in_mid_training(job)
@@ -239,7 +245,9 @@ def test_the_control_plane_is_killed_and_comes_back(place: Workplace, start: Cal
 
 @pytest.mark.parametrize("whose", ["coordinator", "member"])
 def test_an_agent_is_killed_and_comes_back(place: Workplace, start: Callable[..., Job], whose: str) -> None:
-    """Steps that advance prove the ranks alive for as long as the node is silent; the next agent takes over slots, ranks and rounds."""
+    """Steps that advance prove the ranks alive for as long as the node is silent; the next agent takes over slots,
+    ranks and rounds.
+    """
     job = start(PAIRS, holds=(FIRST,), steps=100, pace_seconds=0.08)
     in_mid_training(job)
     ranks = place.rank_processes()

@@ -1,4 +1,5 @@
-"""What the local cloud lets happen, through the commands that people use, to jobs in mid-training: what Everstep says of it, and the same end.
+"""What the local cloud lets happen, through the commands that people use, to jobs in mid-training: what Everstep says
+of it, and the same end.
 
 Here are the kinds of faults that no story of the other modules is about: warnings of AWS, a host that dies without a
 word, launches that do not come, memory that is taken or wrong. Several happen to one job where they do it little harm.
@@ -20,7 +21,9 @@ FIRST, SECOND = "1:6", "2:12"
 WIDTH = 680
 """Makes 6 MB of parameters and optimizer state a rank."""
 MEMORY_MIB, LEFT_MIB = 128, 4
-"""A node's tmpfs has room for slots (`NODE_MEMORY_BYTES`) and 64 MiB for ranks' pages; what is left suffices for pages alone."""
+"""A node's tmpfs has room for slots (`NODE_MEMORY_BYTES`) and 64 MiB for ranks' pages; what is left suffices for pages
+alone.
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +58,9 @@ def spares_of(place: Workplace, job: Job) -> set[str]:
 
 
 def test_launches_that_do_not_come_and_advice_that_comes_twice(place: Workplace) -> None:
-    """Nothing of this interrupts training: what AWS holds back is said in its words, and what it suspended is lifted where a person's is not."""
+    """Nothing of this interrupts training: what AWS holds back is said in its words, and what it suspended is lifted
+    where a person's is not.
+    """
     job = in_training(place, "held-up", SECOND)
     nodes = job.describe()["NodeIds"]
     advised, victim, spares = nodes[0], nodes[3], spares_of(place, job)
@@ -103,7 +108,9 @@ def resumed(place: Workplace) -> int:
 
 
 def test_ranks_leave_before_aws_takes_their_instances(place: Workplace) -> None:
-    """A retirement, the end of a capacity block and an end that a hook still holds: ranks stop where all agree, and no step is made twice."""
+    """A retirement, the end of a capacity block and an end that a hook still holds: ranks stop where all agree, and no
+    step is made twice.
+    """
     job = in_training(place, "announced", steps=60)
     retired, reserved, ended = (job.node_of(rank) for rank in range(3))
     place.fault("maintenance", retired, "--after", PATIENCE_SECONDS)
@@ -144,7 +151,9 @@ def test_a_host_dies_without_a_word_of_aws(place: Workplace) -> None:
 
 
 def test_a_holders_replica_is_corrupt_when_it_is_needed(place: Workplace) -> None:
-    """The owner is gone, and the only other copy does not hash to its digest: nothing of it is restored, the checkpoint is."""
+    """The owner is gone, and the only other copy does not hash to its digest: nothing of it is restored, the checkpoint
+    is.
+    """
     interval = 4
     job = in_training(place, "corrupt", request={"CheckpointConfig": {"EverySteps": interval}})
     job.wait("a checkpoint", lambda _: job.protection().get("LastCheckpoint"))

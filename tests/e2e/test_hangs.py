@@ -60,7 +60,9 @@ def test_a_stopped_rank_is_found_and_all_restart_in_place(place: Workplace) -> N
 
 
 def test_a_rank_that_waits_for_ever_is_found_by_stacks_that_do_not_change(place: Workplace) -> None:
-    """Nobody is stopped by a signal: one rank waits for what never comes, and all others sit in a collective that it never enters."""
+    """Nobody is stopped by a signal: one rank waits for what never comes, and all others sit in a collective that it
+    never enters.
+    """
     shape, steps = SHAPES[4], 20
     place.reference(shape, {"steps": str(steps)})
     job = place.submit("deadlock", shape, steps=steps, pace_seconds=0.1, waits_after=12)

@@ -1,4 +1,6 @@
-"""The whole life of a job by three clients that know the model and the documents alone: boto3, the AWS CLI, the command line (examples/lives)."""
+"""The whole life of a job by three clients that know the model and the documents alone: boto3, the AWS CLI, the command
+line (examples/lives).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Lives of jobs that end otherwise than completed, wait for each other, or are refused; and what they leave to be read."""
+"""Lives of jobs that end otherwise than completed, wait for each other, or are refused; and what they leave to be
+read.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ def test_what_is_refused_creates_nothing(place: Workplace, field: str, wrong: di
 
 
 def test_jobs_wait_for_each_other_in_order(place: Workplace) -> None:
-    """The group can hold six instances: five are taken, three jobs wait, one of them gives up, and one does not fit beside the one before it."""
+    """The group can hold six instances: five are taken, three jobs wait, one of them gives up, and one does not fit
+    beside the one before it.
+    """
     with room_for(place, 6):
         first = place.submit("queue-first", SHAPES[5], adapter="plain", steps=10, holds=("1:4",))
         first.wait_standing("1:4")

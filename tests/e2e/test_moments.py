@@ -1,4 +1,5 @@
-"""A process dies, or stands still, in the middle of what it does for a step or a recovery; always: it was there, once, and bit for bit the same end.
+"""A process dies, or stands still, in the middle of what it does for a step or a recovery; always: it was there, once,
+and bit for bit the same end.
 
 The cluster's processes load `fault_points`; product code has no part in it. Where somebody dies, every shard is larger
 than one chunk, so that the first chunk is not the last. Deadlines are long: an agent that its machine starts again is
@@ -131,7 +132,9 @@ def test_an_agent_dies_while_steps_are_kept(
 def test_an_agent_stands_still_in_the_middle_of_a_snapshot(
     place: Workplace, dies: Callable[..., Path], request: pytest.FixtureRequest
 ) -> None:
-    """A stopped process keeps its lines open: its holders' and owners' lines are silent, its ranks train on, and nobody is restarted."""
+    """A stopped process keeps its lines open: its holders' and owners' lines are silent, its ranks train on, and nobody
+    is restarted.
+    """
     job = in_mid_training(place, request.node.name, Shape(nodes=2), steps=LONG_STEPS, pace_seconds=LONG_PACE_SECONDS)
     seen = job.describe()
     (node,) = set(seen["NodeIds"]) - {seen["CoordinatorNodeId"]}
@@ -181,7 +184,9 @@ def states_on(node: str, rank: int) -> set[SlotState]:
 def test_an_agent_dies_while_ranks_are_restarted(
     place: Workplace, job: Job, dies: Callable[..., Path], moment: Moment
 ) -> None:
-    """A rank was killed; the agent of the other node dies in the middle of the recovery, and the next one finishes it."""
+    """A rank was killed; the agent of the other node dies in the middle of the recovery, and the next one finishes
+    it.
+    """
     node = job.node_of(0)
     agent = place.agent_pid(node)
     armed = dies(moment, node)

@@ -1,4 +1,5 @@
-"""What copies, digests and moves many bytes lets go of the interpreter's lock meanwhile: training, and an agent's loop, go on.
+"""What copies, digests and moves many bytes lets go of the interpreter's lock meanwhile: training, and an agent's loop,
+go on.
 
 No time is measured. Under a switch interval that no test outlives, a thread gets the lock only when the one that has it
 lets go of it by itself. Whoever calls again and again what holds the lock is never interrupted, however long that
@@ -119,7 +120,9 @@ def test_others_run_while_many_bytes_are(work: Callable[[], Work]) -> None:
 
 @contextmanager
 def line_to(*command: str, end: str) -> Iterator[socket.socket]:
-    """Have a connection whose other end is a program's standard input or output: another process, which needs no lock of this one."""
+    """Have a connection whose other end is a program's standard input or output: another process, which needs no lock
+    of this one.
+    """
     line, far = socket.socketpair()
     with line, far:
         program = subprocess.Popen(command, **{"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, end: far})  # type: ignore[call-overload]

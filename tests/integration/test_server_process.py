@@ -70,7 +70,9 @@ def command(directory: Path, cloud: str, *more: str) -> list[str]:
 
 
 def start(directory: Path, cloud: str, *more: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
-    """Start a server and return it with its ready file's content; reading its log to the announcement is waiting for it."""
+    """Start a server and return it with its ready file's content; reading its log to the announcement is waiting for
+    it.
+    """
     (directory / "ready.json").unlink(missing_ok=True)
     process = subprocess.Popen(command(directory, cloud, *more), cwd=directory, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

@@ -1,4 +1,6 @@
-"""The supervisor with a real shim and real processes: starts, exits, kills, adoption, and what happens when each of them dies."""
+"""The supervisor with a real shim and real processes: starts, exits, kills, adoption, and what happens when each of
+them dies.
+"""
 
 from __future__ import annotations
 
@@ -565,7 +567,9 @@ print(int(os.read(read, 20)), flush=True)
 print("up", flush=True)
 signal.pause()
 """
-"""A grandchild in a session of its own, whose parent has ended: after its shim's death nobody could say whose it was."""
+"""A grandchild in a session of its own, whose parent has ended: after its shim's death nobody could say whose it was.
+
+"""
 
 
 async def test_what_a_dead_shim_had_below_it_is_fenced_by_its_cgroup(cold: Bench) -> None:
@@ -606,7 +610,9 @@ async def test_where_there_are_no_cgroups_children_are_found_and_that_is_said(
 
 
 def break_record(bench: Bench, rank: int = 0) -> Path:
-    """Make every attempt to write the record of a rank fail, whoever tries; returns the folder that stands in the way."""
+    """Make every attempt to write the record of a rank fail, whoever tries; returns the folder that stands in the
+    way.
+    """
     obstacle = bench.state / "ranks" / f"{RUN}.1.{rank}.new"
     obstacle.mkdir(parents=True)
     return obstacle

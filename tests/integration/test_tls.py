@@ -1,4 +1,6 @@
-"""A server with a certificate: everybody who speaks to it verifies whom they speak to, and nobody sends a token in the clear to another machine."""
+"""A server with a certificate: everybody who speaks to it verifies whom they speak to, and nobody sends a token in the
+clear to another machine.
+"""
 
 from __future__ import annotations
 

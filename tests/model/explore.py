@@ -1,4 +1,6 @@
-"""How a model is searched: every interleaving breadth first, long random walks, and a fair schedule that must reach its end."""
+"""How a model is searched: every interleaving breadth first, long random walks, and a fair schedule that must reach its
+end.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +147,9 @@ def walk(
 
 
 class Driver(Generic[W]):
-    """Leads a model along a story: what the story names happens when it says so, everything else in a fair random order in between."""
+    """Leads a model along a story: what the story names happens when it says so, everything else in a fair random order
+    in between.
+    """
 
     def __init__(self, model: Searchable[W], *, seed: int = 0, weights: Mapping[str, float]) -> None:
         """Begin at the model's first world.

@@ -1,4 +1,5 @@
-"""The models of the rounds with reports and announcements that travel over a tree of agents, through nodes that remember what they passed on.
+"""The models of the rounds with reports and announcements that travel over a tree of agents, through nodes that
+remember what they passed on.
 
 Everything but the rounds' messages is `tests.model.step_protocol` or `tests.model.stop_agreement`. A report of a rank
 goes from relay to relay, an announcement too; a node may have a line to any node above it, to several one after the

@@ -102,11 +102,15 @@ class Rules:
     starts_committed: bool = False
     """A new generation treats its base as committed."""
     tells_committed: bool = True
-    """The first message of a stream says what is committed; else a holder goes by what its own coordinator line has brought."""
+    """The first message of a stream says what is committed; else a holder goes by what its own coordinator line has
+    brought.
+    """
     ends_sealed: bool = True
     """A shard is said to be complete when its owner has sealed it; else when its rank has written it."""
     committed: Callable[[recovery.Path, Step, Iterable[tuple[Generation, Step]]], Step] = recovery.newest_committed
-    """Which C the control plane plans with: from its own record, which lags, and from the pages of the nodes that promised."""
+    """Which C the control plane plans with: from its own record, which lags, and from the pages of the nodes that
+    promised.
+    """
 
 
 class Model:
@@ -306,7 +310,9 @@ class Model:
                     yield ("hear", seat, coordinator.committed, coordinator.proposed), heard
 
     def _released(self, world: World, rank: int) -> World:
-        """A rank that closes looks at its page before the agent's next report is answered: a step proposed once more is a new proposal."""
+        """A rank that closes looks at its page before the agent's next report is answered: a step proposed once more is
+        a new proposal.
+        """
         process = world.processes[rank]
         outcome = process.outcome
         if (
@@ -339,7 +345,9 @@ class Model:
         return pinned._replace(begun=put(world.begun, rank, step))
 
     def _upload_moves(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
-        """An upload ends, fails, or is cancelled for the final step; a failed one is not tried again for the same step."""
+        """An upload ends, fails, or is cancelled for the final step; a failed one is not tried again for the same
+        step.
+        """
         step = self.pinned(world, rank)
         if step == NONE:
             return
@@ -425,7 +433,9 @@ class Model:
         return world._replace(best=step if all(counted) else world.best, owed=counted)
 
     def _spoilt_at(self, world: World, rank: int, step: int) -> set[int]:
-        """Return the seats that have lost a step behind their true word for it: memory that fails is a loss like any other."""
+        """Return the seats that have lost a step behind their true word for it: memory that fails is a loss like any
+        other.
+        """
         content = self.content(world, step)
         return {
             seat
@@ -467,7 +477,9 @@ class Model:
         )
 
     def _regain(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
-        """An owner that was restarted and no longer has the base fetches it from a holder, as `Member._regain_base` does."""
+        """An owner that was restarted and no longer has the base fetches it from a holder, as `Member._regain_base`
+        does.
+        """
         shard, base = world.shards[rank], Content(Generation(world.origin), Step(world.base))
         if not self._lacks_base(world, rank):
             return
@@ -483,7 +495,9 @@ class Model:
 
     @staticmethod
     def _lacks_base(world: World, rank: int) -> bool:
-        """Say whether an owner has to fetch the base again: until then it has no lines to its holders (`Member._supply_regained`)."""
+        """Say whether an owner has to fetch the base again: until then it has no lines to its holders
+        (`Member._supply_regained`).
+        """
         shard = world.shards[rank]
         return bool(world.base) and shard.committed == NONE and world.base not in shard.sealed
 
@@ -701,7 +715,9 @@ class Model:
         return self._stream(world, rank, holder, stream._replace(phase=Phase.TAKEN, slot=index))
 
     def _sent(self, world: World, rank: int, holder: int) -> World:
-        """All has left; or the owner's slot was granted anew in the meantime, or its capture was given up, and the shard is cancelled."""
+        """All has left; or the owner's slot was granted anew in the meantime, or its capture was given up, and the
+        shard is cancelled.
+        """
         stream = world.streams[rank][holder]
         is_whole = self.has(world, rank, 0, self.content(world, stream.step))
         if is_whole or (not self.rules.ends_sealed and self._is_followed(world, rank, stream.step)):
@@ -767,7 +783,9 @@ class Model:
                         yield ("part", *lost), self._lost(world, frozenset(lost), is_unreachable=True)
 
     def _spoiled(self, world: World, seat: int) -> Iterator[tuple[Event, World]]:
-        """A restarted agent finds a slot whose header does not hold, as long as the shard keeps another node that owes it."""
+        """A restarted agent finds a slot whose header does not hold, as long as the shard keeps another node that owes
+        it.
+        """
         for rank, row in enumerate(self.holders):
             if seat in row and world.owed[rank] - {seat}:
                 holder = row.index(seat)
@@ -791,7 +809,9 @@ class Model:
         return shard.vote is Vote.ACKED and content == self.content(world, shard.proposed)
 
     def _restarted(self, world: World, seat: int) -> World:
-        """The agent of a node starts anew: page and slots are what it finds, every line is gone, and the coordinator asks everybody."""
+        """The agent of a node starts anew: page and slots are what it finds, every line is gone, and the coordinator
+        asks everybody.
+        """
         for rank in self.ranks:
             owner = self.seat_of(rank)
             for holder, at in enumerate(self.holders[rank]):
@@ -842,7 +862,9 @@ class Model:
         return world
 
     def _lost(self, world: World, lost: frozenset[int], *, is_unreachable: bool = False) -> World:
-        """Nodes are gone (or only out of reach, with all that they hold); everybody else will be asked for a promise."""
+        """Nodes are gone (or only out of reach, with all that they hold); everybody else will be asked for a
+        promise.
+        """
         for rank in self.ranks:
             for holder, seat in enumerate(self.holders[rank]):
                 if holder and {self.seat_of(rank), seat} & lost:
@@ -978,12 +1000,16 @@ class Model:
         )
 
     def _page_commit(self, world: World, seat: int) -> tuple[int, int]:
-        """Return the generation and C that a node reports from its pages; C is -1 on pages that Load has cleared, or a newcomer has made."""
+        """Return the generation and C that a node reports from its pages; C is -1 on pages that Load has cleared, or a
+        newcomer has made.
+        """
         committed = max(world.shards[rank].committed for rank in self.ranks_of(seat))
         return world.generation, NONE if seat in world.cleared else committed
 
     def _origin(self, world: World, chosen: recovery.Restore) -> int:
-        """Return the generation that captured the base: one and the same for all ranks, and on the path of what was started last."""
+        """Return the generation that captured the base: one and the same for all ranks, and on the path of what was
+        started last.
+        """
         origins = {source.origin_generation for sources in chosen.sources for source in sources}
         if (
             any(not on_path(self.path(world), Content(origin, chosen.base_step)) for origin in origins)
@@ -1020,7 +1046,9 @@ class Model:
         )
 
     def _mismatched(self, world: World, restore: Restore, plan: Plan, seat: int) -> World:
-        """What the plan names does not verify: memory has failed, so nothing is owed any more; a new generation goes on from an older base."""
+        """What the plan names does not verify: memory has failed, so nothing is owed any more; a new generation goes on
+        from an older base.
+        """
         refused = world.refused | {(self.ranks_of(seat)[0], plan.origin, plan.base)}
         owed = tuple(frozenset(row) for row in self.holders)
         return self._lost(world._replace(refused=refused, best=0, owed=owed, restore=restore), frozenset())
@@ -1028,7 +1056,8 @@ class Model:
     # -- what must hold
 
     def check(self, world: World) -> None:
-        """Whatever nodes are lost next, if every shard keeps one that owes it, the others hold a common step at least as new as any commit.
+        """Whatever nodes are lost next, if every shard keeps one that owes it, the others hold a common step at least
+        as new as any commit.
 
         Raises:
             Violation: not so.
@@ -1067,7 +1096,9 @@ class Model:
         return [lost for size in range(self.shape.nodes) for lost in combinations(self.seats, size)]
 
     def is_done(self, world: World) -> bool:
-        """Say whether nothing needs to happen any more: every rank is at the last step, and the final round is over where ranks close."""
+        """Say whether nothing needs to happen any more: every rank is at the last step, and the final round is over
+        where ranks close.
+        """
         if self.shape.every_steps and not (
             world.coordinator.is_finished and all(process.is_closing for process in world.processes)
         ):

@@ -1,4 +1,5 @@
-"""Explicit-state model of the agreed stop and the end of training, decided by the real `Coordinator`, `Shard` and rank rules.
+"""Explicit-state model of the agreed stop and the end of training, decided by the real `Coordinator`, `Shard` and rank
+rules.
 
 The rules: docs/design.md#agreed-stop.
 
@@ -186,7 +187,9 @@ class Model:
         yield from self._around(world)
 
     def _at_once(self, world: World) -> World:
-        """What concerns one node alone happens at once, unless the model is fine: grants, and what a rank that stands sees on its page."""
+        """What concerns one node alone happens at once, unless the model is fine: grants, and what a rank that stands
+        sees on its page.
+        """
         while True:
             stepped = world
             for rank in self.ranks:
@@ -446,7 +449,8 @@ class Model:
     # -- what must hold
 
     def check(self, world: World) -> None:
-        """All who stop stop at one step, which nobody has passed; who has left undisturbed has left with everything committed.
+        """All who stop stop at one step, which nobody has passed; who has left undisturbed has left with everything
+        committed.
 
         Raises:
             Violation: not so.

@@ -1,4 +1,6 @@
-"""The step protocol and the agreed stop hold over a tree of agents that remember, restart and are passed over; bugs that a tree invites are found."""
+"""The step protocol and the agreed stop hold over a tree of agents that remember, restart and are passed over; bugs
+that a tree invites are found.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Stories that the step protocol must survive, told event by event; what they do not name happens in a fair random order in between."""
+"""Stories that the step protocol must survive, told event by event; what they do not name happens in a fair random
+order in between.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ def test_a_holder_returns_however_many_steps_are_made_while_it_is_sent_one(seed:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_stale_stream_arrives_late(seed: int) -> None:
-    """All bytes of a replica are in the holder's socket when its owner dies: it may still be sealed, and must not do harm."""
+    """All bytes of a replica are in the holder's socket when its owner dies: it may still be sealed, and must not do
+    harm.
+    """
     story = drive(2, 2, seed=seed)
     story.until(lambda world: world.streams[0][1].phase is Phase.SENT)
     stale = story.world.streams[0][1].step
@@ -137,7 +141,9 @@ def test_a_second_failure_between_prepare_and_start(moment: str, second: tuple[i
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_mismatch_walks_back(seed: int) -> None:
-    """The base does not verify on one node: a new generation goes on from the step before, which the keep lists have saved."""
+    """The base does not verify on one node: a new generation goes on from the step before, which the keep lists have
+    saved.
+    """
     story = drive(2, 2, seed=seed)
     commits(story, 2)
     before = story.world.best
@@ -214,7 +220,9 @@ def test_a_node_is_lost_in_every_state(seat: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_inventories_of_a_node_that_was_only_unreachable(seed: int) -> None:
-    """It comes back with slots of a history that has been given up: they are listed, and none of them is taken for the present."""
+    """It comes back with slots of a history that has been given up: they are listed, and none of them is taken for the
+    present.
+    """
     story = drive(2, 2, seed=seed)
     story.until(lambda world: len(steps_at_owner(world, 1)) == 2)
     story.do("part", 1)
@@ -297,7 +305,9 @@ def _second_loss(rules: Rules) -> Driver[World]:
 
 
 def test_a_holder_that_is_not_told_c_overwrites_it() -> None:
-    """Why the first message of a stream says C: the holder's own line to the coordinator may be slower than the stream."""
+    """Why the first message of a stream says C: the holder's own line to the coordinator may be slower than the
+    stream.
+    """
 
     def tell(rules: Rules) -> None:
         story = drive(2, 2, rules=rules)
@@ -401,7 +411,9 @@ def test_a_holder_that_lost_a_slot_revokes_its_acknowledgement(bug: str | None) 
 
 
 def _returns_with_a_history_given_up(seed: int, rules: Rules) -> None:
-    """Node 1 alone has step w; it is out of reach, training goes back to before w, makes it again, and node 1 returns with the old one."""
+    """Node 1 alone has step w; it is out of reach, training goes back to before w, makes it again, and node 1 returns
+    with the old one.
+    """
     story = drive(2, 2, seed=seed, rules=rules)
     story.until(lambda world: world.streams[1][1].phase is Phase.BEGUN and world.streams[1][1].step > world.best)
     story.do("part", 1)

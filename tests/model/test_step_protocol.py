@@ -1,4 +1,6 @@
-"""The step protocol holds under every interleaving that fits, and under long random ones; every planted bug is found."""
+"""The step protocol holds under every interleaving that fits, and under long random ones; every planted bug is
+found.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def test_every_interleaving_of_more_in_mid_training(nodes: int, copies: int, ste
 
 
 def follow(shape: Shape, seeds: range, *, is_steady: bool, length: int = 250) -> Explored:
-    """Walk at random, then let everything settle: what was dropped must return, and C must pass where training stood."""
+    """Walk at random, then let everything settle: what was dropped must return, and C must pass where training
+    stood.
+    """
     seen = Explored()
     for seed in seeds:
         start = (
@@ -68,7 +72,9 @@ def follow(shape: Shape, seeds: range, *, is_steady: bool, length: int = 250) ->
 
 
 def has_lost_its_base(shape: Shape, world: World) -> bool:
-    """Say whether all of a shard's holders have lost the base before it was committed: nothing is kept then until the next generation."""
+    """Say whether all of a shard's holders have lost the base before it was committed: nothing is kept then until the
+    next generation.
+    """
     model, base = Model(shape), Step(world.base)
     is_at_stake = world.restore is None and world.base and world.coordinator.committed == NONE
     content = model.content(world, base)
@@ -104,7 +110,9 @@ def test_random_walks_of_nodes_with_two_ranks(nodes: int) -> None:
 
 
 def test_every_interleaving_of_nodes_with_two_ranks() -> None:
-    """Without replicas: the other interleavings of two ranks per node are too many, and random walks take their place."""
+    """Without replicas: the other interleavings of two ranks per node are too many, and random walks take their
+    place.
+    """
     start = steady(2, 1, ranks_per_node=2)
     seen = every_interleaving(Model(Shape(2, 1, later(start, 0), 1, ranks_per_node=2), start=start))
     assert {"lose", "restart", "promise", "plan", "load", "start"} <= set(seen)
@@ -154,7 +162,9 @@ def test_random_walks_with_uploads(shape: Shape, count: int) -> None:
 
 
 def test_an_upload_fails_or_ends_with_its_node() -> None:
-    """The final step is committed after both: a failed upload, and a node that dies while it uploads, free their slots."""
+    """The final step is committed after both: a failed upload, and a node that dies while it uploads, free their
+    slots.
+    """
     for fault in ("upload fails", "lose"):
         driver = Driver(Model(Shape(2, 2, 6, 1, every_steps=1), is_fine=True), weights={**SLOWLY, "uploaded": 0.0})
         driver.until(lambda world: driver.model.pinned(world, 1) != NONE)  # type: ignore[attr-defined]  # noqa: B023
@@ -195,7 +205,9 @@ class UntilStarted(Model):
 
 
 def partly_sealed(nodes: int) -> World:
-    """Return a world whose ranks have just crashed: every owner holds the proposed step, and a holder still has C and the step before C."""
+    """Return a world whose ranks have just crashed: every owner holds the proposed step, and a holder still has C and
+    the step before C.
+    """
 
     def is_partly_sealed(world: World) -> bool:
         step = world.coordinator.proposed
@@ -217,7 +229,9 @@ def partly_sealed(nodes: int) -> World:
 
 
 def test_a_loss_during_a_restore_with_a_control_plane_that_lags() -> None:
-    """The control plane's record of C lags by every possible number of commits, and the next loss comes at every moment of the restore."""
+    """The control plane's record of C lags by every possible number of commits, and the next loss comes at every moment
+    of the restore.
+    """
     start = partly_sealed(2)
     shape = Shape(2, 2, later(start, 0), start.faults + 1)
     seen = every_interleaving(UntilStarted(shape, start=start))

@@ -1,4 +1,6 @@
-"""Every rank stops after the same step, everybody leaves, and nobody waits for ever: under every interleaving that fits, and long random ones."""
+"""Every rank stops after the same step, everybody leaves, and nobody waits for ever: under every interleaving that
+fits, and long random ones.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,9 @@ def test_an_answer_to_an_older_stop_is_not_taken_for_one_to_a_newer_of_the_same_
 
 
 def test_the_last_step_is_committed_although_it_was_captured_for_its_first_proposal() -> None:
-    """The coordinator's agent restarts when one rank has captured the last step and its agent has not heard it yet: it is proposed once more."""
+    """The coordinator's agent restarts when one rank has captured the last step and its agent has not heard it yet: it
+    is proposed once more.
+    """
     story = Driver(Model(Options(2, 1, restarts=1, may_stop=False, is_fine=True)), weights={})
     both = ["send report", "report", "announce", "hear"]
     for name in ("go", "boundary", "close", *both, "grant"):

@@ -96,7 +96,9 @@ class Restore(NamedTuple):
     inventories: tuple[tuple[tuple[int, Content], ...] | None, ...]
     """Per seat: its frozen inventory (rank, content) once it has promised the newest generation."""
     quiet: frozenset[int] = frozenset()
-    """Seats that have promised any generation since the last start: nothing of the old one is acted on there any more."""
+    """Seats that have promised any generation since the last start: nothing of the old one is acted on there any more.
+
+    """
     plan: Plan | None = None
     loaded: tuple[bool, ...] = ()
 

@@ -1,4 +1,6 @@
-"""The control plane reads the wall clock in one place: ages and deadlines elsewhere would move when the wall clock is stepped."""
+"""The control plane reads the wall clock in one place: ages and deadlines elsewhere would move when the wall clock is
+stepped.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""msgspec reads a class at its first use; two threads at once would crash the process, so first uses happen at import (`codec.resolve`)."""
+"""msgspec reads a class at its first use; two threads at once would crash the process, so first uses happen at import
+(`codec.resolve`).
+"""
 
 from __future__ import annotations
 

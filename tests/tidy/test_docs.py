@@ -139,7 +139,9 @@ def tracked() -> tuple[str, ...]:
 
 
 def is_symbol(name: str) -> bool:
-    """Say whether a code span means a name of ours: dotted, called, or in CamelCase; but no file, option or message of AWS."""
+    """Say whether a code span means a name of ours: dotted, called, or in CamelCase; but no file, option or message of
+    AWS.
+    """
     if FILE.fullmatch(name) or not SYMBOL.fullmatch(name) or name.partition(".")[0] in EXTERNAL:
         return False
     return "." in name or name.endswith("()") or bool(re.fullmatch(r"(?:[A-Z][a-z0-9]+){2,}", name))
@@ -163,7 +165,9 @@ def defined_in(path: str) -> frozenset[str]:
 
 @cache
 def names() -> frozenset[str]:
-    """Every module, class, function, attribute and field of the packages, and the PascalCase names that the API makes of them."""
+    """Every module, class, function, attribute and field of the packages, and the PascalCase names that the API makes
+    of them.
+    """
     found: set[str] = set(PACKAGES)
     for path in (*modules(), *(ROOT / package / "__init__.py" for package in PACKAGES)):
         found |= {path.stem, path.parent.name}

@@ -1,4 +1,6 @@
-"""Lines of Markdown have at most 120 columns, except in tables and code, and where a link or a code span cannot be broken."""
+"""Lines of Markdown have at most 120 columns, except in tables and code, and where a link or a code span cannot be
+broken.
+"""
 
 from __future__ import annotations
 

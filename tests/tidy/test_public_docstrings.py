@@ -112,7 +112,9 @@ def definitions(body: list[ast.stmt]) -> Iterator[Definition]:
 
 
 def promised(folder: Path, scope: ast.ClassDef) -> frozenset[str]:
-    """Return the methods that are described for `scope` where its interface is: in a Protocol of the same folder, or in a base class there."""
+    """Return the methods that are described for `scope` where its interface is: in a Protocol of the same folder, or in
+    a base class there.
+    """
     bases = {ast.unparse(base) for base in scope.bases}
     return frozenset(
         name

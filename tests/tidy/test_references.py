@@ -1,4 +1,6 @@
-"""Every reference in code and documents leads to something in this repository: decisions, pages, sections, files, rules."""
+"""Every reference in code and documents leads to something in this repository: decisions, pages, sections, files,
+rules.
+"""
 
 from __future__ import annotations
 

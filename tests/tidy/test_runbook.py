@@ -1,4 +1,6 @@
-"""The runbook has a section for everything that the dashboard sends somebody there for, and the dashboard has words for every cause and status."""
+"""The runbook has a section for everything that the dashboard sends somebody there for, and the dashboard has words for
+every cause and status.
+"""
 
 from __future__ import annotations
 

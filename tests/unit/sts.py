@@ -1,4 +1,5 @@
-"""An STS of one region that verifies signatures: AWS Signature Version 4, as AWS documents it, over what was really received.
+"""An STS of one region that verifies signatures: AWS Signature Version 4, as AWS documents it, over what was really
+received.
 
 moto's STS believes whatever comes. This one knows a few keys, computes the signature of the request that it got, and
 answers GetCallerIdentity alone to whom it fits. It notes every request, so that a test can say what was asked for and

@@ -1,4 +1,5 @@
-"""A small training run that takes its time and tells of every boundary: three gloo ranks average the gradients of a small network.
+"""A small training run that takes its time and tells of every boundary: three gloo ranks average the gradients of a
+small network.
 
 It runs alike under Everstep and alone. No step takes less than `step_seconds`.
 With `trace`, a folder, each rank appends a line there for every boundary, by its own clocks.

@@ -1,4 +1,6 @@
-"""What the recorded jobs train: a small network on made-up sentences, as slowly as it is told to; what rank 0 reads for one step may lack labels."""
+"""What the recorded jobs train: a small network on made-up sentences, as slowly as it is told to; what rank 0 reads for
+one step may lack labels.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Moments at which an agent or a rank of the cluster under test dies, or stands still, each once, when a test has armed it.
+"""Moments at which an agent or a rank of the cluster under test dies, or stands still, each once, when a test has armed
+it.
 
-    <folder>/<moment> @ <who>              armed: who is the instance of an agent, or `rank <r>`; holds the signal's number
+    <folder>/<moment> @ <who>              armed: the instance of an agent, or `rank <r>`; holds the signal's number
     <folder>/<moment> @ <who> was <pid>    fired: that process has renamed it and sends itself the signal
 
 Product code knows nothing of this. `install` wraps a few functions of it while their modules are imported; an armed
@@ -120,7 +121,9 @@ def _is_ours(slot: Path) -> bool:
 
 
 def _transfers(module: Any) -> None:
-    """The first chunk that has left, the first that has come: the kind of session is that of the task which began the transfer."""
+    """The first chunk that has left, the first that has come: the kind of session is that of the task which began the
+    transfer.
+    """
     send_shard, receive_shard, send_chunks = module.send_shard, module.receive_shard, module.send_chunks
     incoming = module.IncomingShard
     begin, land = incoming.__init__, incoming.land

@@ -1,4 +1,6 @@
-"""Python imports this at its start wherever this folder is on PYTHONPATH: the processes of a cluster that dies at moments of a test's choice."""
+"""Python imports this at its start wherever this folder is on PYTHONPATH: the processes of a cluster that dies at
+moments of a test's choice.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A small deterministic training run with everything that a resume could get wrong: batch norm, dropout, an embedding, a schedule, data in mid-epoch.
+"""A small deterministic training run with everything that a resume could get wrong: batch norm, dropout, an embedding,
+a schedule, data in mid-epoch.
 
 It runs alike under Everstep and alone. A test makes it stand at a moment of its choice: while the file `<gate>/hold
 1:8` exists, in generation 1 between steps 8 and 9. Each rank leaves the digest of every tensor, every loss as

@@ -1,4 +1,5 @@
-"""An agent in a thread, for tests: real socket, real pages, real slot files; its rounds are those of one node without peers.
+"""An agent in a thread, for tests: real socket, real pages, real slot files; its rounds are those of one node without
+peers.
 
 It proposes, waits until every rank has captured or one has abandoned, seals, commits, proposes again. `hold` keeps it
 from proposing, `finish` answers ranks that stand still.

@@ -193,7 +193,9 @@ def ddp(bucket_cap_mb: float = 0.001, static_graph: bool = False, compress: bool
 
 
 class Branches(nn.Module):
-    """Two ways from input to output, of which a step takes one: half of the parameters get no gradient, other ones on other steps."""
+    """Two ways from input to output, of which a step takes one: half of the parameters get no gradient, other ones on
+    other steps.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -510,7 +512,9 @@ def momentum_encoder() -> Scenario:
 
 
 def kept_gradients() -> Scenario:
-    """set_to_none=False, a frozen layer, a branch that is used only in the first steps: a zero gradient is not no gradient."""
+    """set_to_none=False, a frozen layer, a branch that is used only in the first steps: a zero gradient is not no
+    gradient.
+    """
     model = nn.ModuleDict(
         {"body": network(), "side": nn.Linear(1, 1), "never": nn.Linear(1, 1), "frozen": nn.Linear(1, 1)}
     )

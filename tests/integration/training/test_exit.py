@@ -1,4 +1,6 @@
-"""Scripts that fail while something is under way in torch: in processes of their own, for it is how they end that is looked at."""
+"""Scripts that fail while something is under way in torch: in processes of their own, for it is how they end that is
+looked at.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ from everstep.training import copier
 copies, copy_now = threading.Event(), copier.copy_now
 
 def copy_often(these):
-    if these.targets and threading.current_thread().name == "everstep-copier":  # nothing is left to copy beside training where it is audited
+    if these.targets and threading.current_thread().name == "everstep-copier":
         copies.set()
         for _ in range(20):
             copy_now(these)

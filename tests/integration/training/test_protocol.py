@@ -1150,7 +1150,9 @@ class LateDevice:
 def test_a_device_ends_its_copy_when_the_next_step_was_asked_for_long_ago(
     tmp_path: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch, is_meddled: bool
 ) -> None:
-    """What the host has asked for behind the guard comes behind the copy; what was changed before the guard may have come before it."""
+    """What the host has asked for behind the guard comes behind the copy; what was changed before the guard may have
+    come before it.
+    """
     device = LateDevice()
     copier = CudaCopier(device)
     monkeypatch.setattr("everstep.training.registration._copier", lambda *_: copier)
@@ -1251,7 +1253,9 @@ def test_a_parameter_that_is_given_other_memory_is_captured_from_there(tmp_path:
 
 
 def test_what_the_network_leaves_idle_is_told_with_the_words_of_boundaries(tmp_path: Path, begin: Begin) -> None:
-    """The agent is not woken for it, on the core that training needs just then; and unlike such a word it waits for an agent that takes nothing."""
+    """The agent is not woken for it, on the core that training needs just then; and unlike such a word it waits for an
+    agent that takes nothing.
+    """
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent)
         link = session._link

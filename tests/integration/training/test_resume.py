@@ -1,4 +1,6 @@
-"""Each way to train, killed in mid-run and resumed from a snapshot in fresh processes, ends bit for bit where an undisturbed run ends."""
+"""Each way to train, killed in mid-run and resumed from a snapshot in fresh processes, ends bit for bit where an
+undisturbed run ends.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A test's own view of the machine: a mount namespace that one thread has entered, in which this Python is open to every user."""
+"""A test's own view of the machine: a mount namespace that one thread has entered, in which this Python is open to
+every user.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Two jobs on one fleet without loops, database or cloud: the two `decide`s, agents that keep their word, and anything that can happen to them.
+"""Two jobs on one fleet without loops, database or cloud: the two `decide`s, agents that keep their word, and anything
+that can happen to them.
 
 What the shells would store is kept here in plain values; what they would send is handed to the agents, or lost on the
 way.
@@ -114,7 +115,9 @@ class SimulatedJob:
     started: set[Generation] = field(default_factory=set)
     checkpoints: list[CheckpointRecord] = field(default_factory=list)
     committed: int = -1
-    """The newest step that every holder of every shard had at once, on the present path: what must not be lost lightly."""
+    """The newest step that every holder of every shard had at once, on the present path: what must not be lost lightly.
+
+    """
     advanced_at: float = 0.0
     """When its ranks last made two boundaries in one go."""
 
@@ -760,7 +763,9 @@ class Simulation:
         agent.run, agent.slots, agent.plan, agent.boundary, agent.exits = None, {}, None, {}, {}
 
     def settle(self, limit: int = 400) -> None:
-        """Let nothing more happen, and what AWS has announced happen now or never: whatever still runs has to run again soon."""
+        """Let nothing more happen, and what AWS has announced happen now or never: whatever still runs has to run again
+        soon.
+        """
         self.cut.clear()
         self.deaf.clear()
         self.unplugged.clear()

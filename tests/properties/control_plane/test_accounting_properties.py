@@ -46,7 +46,9 @@ def reread(job: JobRecord) -> JobRecord:
 
 
 def wall(job: JobRecord) -> int:
-    """Return the microseconds between the job's creation and where its ledger stands, as the database's moments have them."""
+    """Return the microseconds between the job's creation and where its ledger stands, as the database's moments have
+    them.
+    """
     passed = at(accounting.accounted_until(job)) - at(job.created_at)
     return (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds
 

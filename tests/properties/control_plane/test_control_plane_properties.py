@@ -1,4 +1,5 @@
-"""Whatever happens to a fleet and its jobs: generations grow, nobody has two jobs, plans are sound, and quiet brings training back.
+"""Whatever happens to a fleet and its jobs: generations grow, nobody has two jobs, plans are sound, and quiet brings
+training back.
 
 The invariants are asserted inside the simulation, at every pass; here is what may happen, in any order.
 """

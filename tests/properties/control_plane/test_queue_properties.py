@@ -32,7 +32,9 @@ def waiting(name: str, count: int, priority: int = 0) -> FleetJob:
 
 
 def starts(jobs: Sequence[FleetJob], lengths: dict[RunId, int], capacity: int = CAPACITY) -> dict[RunId, int]:
-    """Return when each job starts in a fleet where each runs for its length; those that run already are as old as they are."""
+    """Return when each job starts in a fleet where each runs for its length; those that run already are as old as they
+    are.
+    """
     began = {job.run: 0 for job in jobs if job.state is JobState.RUNNING}
     live = list(jobs)
     for now in range(1_000):

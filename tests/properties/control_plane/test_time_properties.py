@@ -1,4 +1,5 @@
-"""Where a job's time went, held against the ranks' own stamps: launches, faults, pauses, hangs and control planes that are away, in any order.
+"""Where a job's time went, held against the ranks' own stamps: launches, faults, pauses, hangs and control planes that
+are away, in any order.
 
 The oracle knows the stamp of every step and the moment at which the story stopped the ranks. It reads nothing that the
 control plane has decided.
@@ -21,7 +22,9 @@ from everstep.protocol.ids import Generation
 from tests.properties.control_plane.simulated import SimulatedJob, Simulation
 
 SECONDS_PER_FAULT = 6.0
-"""A lost instance is dated by the last words that anybody heard, reports and passes come once a second, and a lease is three seconds."""
+"""A lost instance is dated by the last words that anybody heard, reports and passes come once a second, and a lease is
+three seconds.
+"""
 
 Event = tuple[str, int]
 EVENTS = st.one_of(
@@ -108,7 +111,9 @@ class Stamped(Simulation):
                 self.restart(amount)
 
     def trained_seconds(self) -> float:
-        """Return how long ranks made steps that none had made before, by their stamps and by when the story stopped them."""
+        """Return how long ranks made steps that none had made before, by their stamps and by when the story stopped
+        them.
+        """
         total, reached = 0.0, 0
         for launch in self.launches.values():
             new = [at for step, at in launch.stamps.items() if step > launch.base and step >= reached]

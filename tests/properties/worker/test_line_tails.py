@@ -1,4 +1,6 @@
-"""Whatever breaks between an owner and its holder, the holder has every line of a step that it has acknowledged, as far as its memory goes."""
+"""Whatever breaks between an owner and its holder, the holder has every line of a step that it has acknowledged, as far
+as its memory goes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Strays over whole relaunches on nodes whose memory is sized exactly: no second loss costs a step, and nobody waits for ever.
+"""Strays over whole relaunches on nodes whose memory is sized exactly: no second loss costs a step, and nobody waits
+for ever.
 
 The real placement, the real choice of the base and the real rule act on simulated nodes. Owners sealed step 10 when a
 node was lost. Either step 9 is committed, and each holder may have sealed step 10 or not; or all have, and owners

@@ -37,7 +37,9 @@ def test_a_line_says_when_it_came(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def _begun(
     monkeypatch: pytest.MonkeyPatch, loads: list[float], *, is_patient: bool = True
 ) -> tuple[Begun, list[float]]:
-    """A run that begins on a machine of two cores whose load is, look by look, the next of these; and how long it waited each time."""
+    """A run that begins on a machine of two cores whose load is, look by look, the next of these; and how long it
+    waited each time.
+    """
     seen, waited = iter(loads), list[float]()
     monkeypatch.setattr(Machine, "observe", lambda: replace(MACHINE, cores=2, load_average=(next(seen), 0.0, 0.0)))
     monkeypatch.setattr(signal, "signal", lambda *_: None)

@@ -1,4 +1,6 @@
-"""The data plane's harness: samples become figures, figures verdicts, verdicts a report; and the measured loop measures what it should."""
+"""The data plane's harness: samples become figures, figures verdicts, verdicts a report; and the measured loop measures
+what it should.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +173,9 @@ def test_a_moved_floor_makes_its_rows_inconclusive_whatever_they_say() -> None:
 
 
 def test_the_floor_of_a_row_is_the_sum_that_its_limit_is_made_of() -> None:
-    """A digest that moves by half is little beside what it is added to; a sum that stands still may be of two that moved."""
+    """A digest that moves by half is little beside what it is added to; a sum that stands still may be of two that
+    moved.
+    """
     half_more = floor(31.0, 31.0, 46.5)
     found = verdicts(floors={**FLOORS, "digest": half_more})["commit"]
     assert found.floor_moved_ratio == pytest.approx(15.5 / (460 + 31))
@@ -379,7 +383,9 @@ def launches(
     verified: tuple[bool, bool, bool] = (True, True, True),
     spread: float = 0.0,
 ) -> list[char_gpt.Launch]:
-    """Ten cycles in each of three launches: mean seconds of a step in each system's blocks, of which Everstep's vary by `spread`."""
+    """Ten cycles in each of three launches: mean seconds of a step in each system's blocks, of which Everstep's vary by
+    `spread`.
+    """
     found = []
     for alone, is_equal in zip(nobody, verified, strict=True):
         blocks = []

@@ -1,4 +1,6 @@
-"""The benchmark of a device: what it measures runs here on a device that does nothing before it must, and verdicts follow from figures."""
+"""The benchmark of a device: what it measures runs here on a device that does nothing before it must, and verdicts
+follow from figures.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The pure parts of the interleaving benchmark: turns, statistics, verdicts, report; and that it leaves nothing behind."""
+"""The pure parts of the interleaving benchmark: turns, statistics, verdicts, report; and that it leaves nothing
+behind.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ MACHINE = Machine(
 
 
 def recorded(seconds: dict[Scheme, float] = SECONDS, *, late: int = 0, left_out: int = 0, case: Case = CASE) -> Figure:
-    """What a run of these iteration times is; Everstep's first `left_out` snapshots are never begun, its next `late` ones end late."""
+    """What a run of these iteration times is; Everstep's first `left_out` snapshots are never begun, its next `late`
+    ones end late.
+    """
     rank: list[dict[str, Any]] = [{"spans": [[0.0, 0.3, 0.0], [0.5, 0.1, 0.0]], "iteration_seconds": 1.0}]
     sent: list[dict[str, Any]] = []
     number = 0
@@ -111,7 +115,9 @@ def test_a_case_settles_under_everstep_before_anything_is_measured() -> None:
 
 
 class Fleet:
-    """Nodes whose snapshots make iterations longer by so much for as long as they are on their way: until so many boundaries have passed."""
+    """Nodes whose snapshots make iterations longer by so much for as long as they are on their way: until so many
+    boundaries have passed.
+    """
 
     def __init__(self, folder: Path, *, extra: float, lasts: int, idle: float = 0.0) -> None:
         self.wires = [Wire(10_000_000.0) for _ in range(3)]

@@ -1,4 +1,6 @@
-"""Connections that show no token: however many there are and however slow, the server answers whoever sends its request at once."""
+"""Connections that show no token: however many there are and however slow, the server answers whoever sends its request
+at once.
+"""
 
 from __future__ import annotations
 

@@ -632,7 +632,9 @@ CREATE = ("fleets", "create", "--name", "main", "--auto-scaling-group", "g")
 
 
 def creating(*changes: dict) -> tuple[Callable[..., dict], list[bool]]:
-    """A service that makes a fleet of a group, these things of it being changed; and whether each call was a dry run."""
+    """A service that makes a fleet of a group, these things of it being changed; and whether each call was a dry
+    run.
+    """
     asked: list[bool] = []
 
     def create(DryRun=False, ExpectedChanges=None, **_):

@@ -1,4 +1,6 @@
-"""What `everstep configure` leaves behind, and that plain boto3 and the AWS CLI speak to the service with nothing else."""
+"""What `everstep configure` leaves behind, and that plain boto3 and the AWS CLI speak to the service with nothing
+else.
+"""
 
 from __future__ import annotations
 

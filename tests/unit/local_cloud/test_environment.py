@@ -74,7 +74,9 @@ def recorder() -> Any:
 
 @pytest.fixture
 def poison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> dict[str, str]:
-    """A user who works with real AWS: files, variables, a proxy; every trap leads to the recorder's port on another name."""
+    """A user who works with real AWS: files, variables, a proxy; every trap leads to the recorder's port on another
+    name.
+    """
     home = tmp_path / "home"
     (home / ".aws").mkdir(parents=True)
     trap = "http://trap.invalid:1"

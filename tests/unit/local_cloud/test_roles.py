@@ -57,9 +57,26 @@ def test_a_role_has_a_job_a_part_and_a_number() -> None:
 
 @pytest.mark.parametrize(
     "target",
-    ["job", "job 0", "job 0 node", "job 0 node -1", "job 0 nodes 1", "job0 node 1", "Job 0 node 1", "job x node 1", "last node 1", "node 1", " 1",
-     "i-", "job 0 node 1 ", "job 0 node 1\n", "job \u0662 node 1", "\u0662", "-1"],
-)  # fmt: skip
+    [
+        "job",
+        "job 0",
+        "job 0 node",
+        "job 0 node -1",
+        "job 0 nodes 1",
+        "job0 node 1",
+        "Job 0 node 1",
+        "job x node 1",
+        "last node 1",
+        "node 1",
+        " 1",
+        "i-",
+        "job 0 node 1 ",
+        "job 0 node 1\n",
+        "job \u0662 node 1",
+        "\u0662",
+        "-1",
+    ],
+)
 def test_what_is_no_target_is_told_what_to_write(target: str) -> None:
     with pytest.raises(
         FaultRefused, match=r'is no target: write an instance id, a number .* or a role: "job 0 node 2"'

@@ -81,7 +81,9 @@ def test_what_is_cut_is_refused(tensors: Tensors, data: st.DataObject) -> None:
 @given(st.data())
 @settings(max_examples=200)
 def test_a_changed_header_is_refused_or_says_itself_what_it_is(data: st.DataObject) -> None:
-    """A flipped bit of the header raises nothing but the typed error; where it is not noticed, the payload's size and digest still decide."""
+    """A flipped bit of the header raises nothing but the typed error; where it is not noticed, the payload's size and
+    digest still decide.
+    """
     payload, whole = to_object(
         [("weight", "float32", (2, 3), bytes(range(24))), ("flag", "bool", (1,), b"\1")], b"values", 64
     )

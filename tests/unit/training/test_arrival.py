@@ -1,4 +1,6 @@
-"""A rank that copies what has arrived of its base: an agent that says its next word whenever the rank looks, and no clock."""
+"""A rank that copies what has arrived of its base: an agent that says its next word whenever the rank looks, and no
+clock.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The copier of device memory against a device that does nothing before it must: streams are lists of work, run when somebody waits."""
+"""The copier of device memory against a device that does nothing before it must: streams are lists of work, run when
+somebody waits.
+"""
 
 from __future__ import annotations
 
@@ -442,7 +444,9 @@ def test_no_copy_lies_across_what_is_registered_by_itself(
 def test_what_the_boundary_copies_is_cut_before_the_first_piece_is_registered(
     memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look and the copy, the copier's thread may register a piece: it must lie all within or all without."""
+    """Between the look and the copy, the copier's thread may register a piece: it must lie all within or all
+    without.
+    """
     monkeypatch.setattr(cuda_copier, "REGISTERED_BYTES", HEADER_BYTES + 100)
     slot, views = memory
     device = FakeDevice()
@@ -610,7 +614,9 @@ def test_more_small_tensors_than_the_buffer_holds_are_gathered_in_turns(tmp_path
 
 
 def test_what_lies_between_two_runs_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between them lie what the host copies, and what is large; all small ones are brought together in one call all the same."""
+    """Between them lie what the host copies, and what is large; all small ones are brought together in one call all the
+    same.
+    """
     monkeypatch.setattr(cuda_copier, "SMALL_BYTES", 1024)
     small, (first, second) = small_tensors(6), (torch.tensor(7.0), torch.tensor([8.0]))
     tensors = [*small[:2], first, *small[2:4], torch.arange(1000.0), *small[4:], second]
@@ -670,7 +676,9 @@ def test_a_large_tensor_that_is_not_contiguous_goes_through_the_buffer_in_parts(
 
 
 def test_gaps_do_not_count_as_copied_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen times as many bytes leave the device as there are in the tensors: there are marks for the tensors only."""
+    """Sixteen times as many bytes leave the device as there are in the tensors: there are marks for the tensors
+    only.
+    """
     monkeypatch.setattr(cuda_copier, "MARKS", 3)
     tensors = [torch.tensor(float(number)) for number in range(300)]
     _, views, _ = one_slot(tmp_path, tensors)

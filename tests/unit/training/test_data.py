@@ -67,7 +67,9 @@ class Alternating:
 
 
 class Episodes:
-    """A batch sampler that draws as it goes from the process's generators, as training does, and remembers what it has given."""
+    """A batch sampler that draws as it goes from the process's generators, as training does, and remembers what it has
+    given.
+    """
 
     def __init__(self, begin_lazy: int = 0) -> None:
         self.begin_lazy = begin_lazy

@@ -1,4 +1,6 @@
-"""Options of DeepSpeed that are not known to come back are refused by name; engines are stood in for by objects of the same class name."""
+"""Options of DeepSpeed that are not known to come back are refused by name; engines are stood in for by objects of the
+same class name.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def test_what_is_not_known_is_refused_by_name(changes: dict[str, Any], name: str
 
 
 class Powers:
-    """What DeepSpeed's CPU Adam keeps in C++: 32-bit powers of its betas, multiplied up while steps come one by one, taken anew else."""
+    """What DeepSpeed's CPU Adam keeps in C++: 32-bit powers of its betas, multiplied up while steps come one by one,
+    taken anew else.
+    """
 
     def __init__(self) -> None:
         self.betas: tuple[np.float32, ...] = (np.float32(0.5), np.float32(0.5))

@@ -1,4 +1,6 @@
-"""Numbers that are logged before their device has worked them out, against the device that does nothing before it must."""
+"""Numbers that are logged before their device has worked them out, against the device that does nothing before it
+must.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def test_records_stay_in_the_order_in_which_they_were_logged(script: Script) -> 
 
 
 def test_a_graph_that_is_captured_contains_nothing_of_what_is_logged(script: Script) -> None:
-    """To copy, to record an event or to ask one would spoil it, and what is logged is worked out when it is replayed."""
+    """To copy, to record an event or to ask one would spoil it, and what is logged is worked out when it is
+    replayed.
+    """
     script.numbers.add(Step(1), {"loss": torch.tensor(1.0)})
     script.device.catch_up()
     before = list(script.device.calls)

@@ -83,7 +83,9 @@ def test_a_buffer_that_comes_late_and_cannot_be_kept_ends_the_snapshots_and_noth
 
 
 def test_what_is_kept_is_of_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who keeps something else, or in another way, raises the number: an earlier library's step is refused by it, and by nothing else."""
+    """Who keeps something else, or in another way, raises the number: an earlier library's step is refused by it, and
+    by nothing else.
+    """
     monkeypatch.setattr(deepspeed, "_version", lambda: "0")
     state = RankState(_adapters({"beside": small()}, {}, {"": make_engine()}, ()), {}, {}, Environment.read({}))
     values = msgspec.msgpack.decode(state.observe().values, type=SlotValues)

@@ -1,4 +1,5 @@
-"""A snapshot that a change reached is never reported as captured, in whichever order training, its copy and the looks at versions come.
+"""A snapshot that a change reached is never reported as captured, in whichever order training, its copy and the looks
+at versions come.
 
 Every test makes the parts of an in-place operation by hand: it writes memory, and its end is counted by torch. The
 copier is one that copies a half when the test says so. All orders of both are tried, on the real `Snapshotter`, `Guard`
@@ -75,7 +76,9 @@ class Steps(CopyTicket):
 
 
 class StepCopier:
-    """A copier, its thread's later work, and pauses of the training thread, each of which happens when the test says so."""
+    """A copier, its thread's later work, and pauses of the training thread, each of which happens when the test says
+    so.
+    """
 
     is_prompt = True
 

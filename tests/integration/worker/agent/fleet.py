@@ -1,4 +1,5 @@
-"""Real agents in one event loop: real slots on tmpfs, real TCP, real rounds; beside them a control plane, ranks and a shim in the test's hand.
+"""Real agents in one event loop: real slots on tmpfs, real TCP, real rounds; beside them a control plane, ranks and a
+shim in the test's hand.
 
 A rank here is an object whose steps are made one at a time. Its state at step k is a function of (rank, k), so whatever
 any agent holds can be checked byte for byte.
@@ -591,7 +592,9 @@ class Fleet:
         return all(rank.word.committed >= step for rank in self.ranks)
 
     def make_plan(self) -> GenerationPlan:
-        """Every shard on its owner's node and, as a rule, the next one; the base is the newest step that every rank can get."""
+        """Every shard on its owner's node and, as a rule, the next one; the base is the newest step that every rank can
+        get.
+        """
         count = len(self.nodes) * self.per_node
         found: dict[int, dict[Step, list[ShardSource]]] = {rank: {} for rank in range(count)}
         for index, node in enumerate(self.nodes):

@@ -43,7 +43,9 @@ def sealed_steps(fleet: Fleet, rank: int) -> set[int]:
 
 
 async def half_captured(fleet: Fleet) -> int:
-    """Train a little, then have every rank stand in the middle of a capture whose beginning its holder has; return the step."""
+    """Train a little, then have every rank stand in the middle of a capture whose beginning its holder has; return the
+    step.
+    """
     await fleet.launch()
     await fleet.train(2)
     for rank in fleet.ranks:

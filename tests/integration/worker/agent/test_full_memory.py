@@ -1,4 +1,6 @@
-"""A tmpfs that something else has filled: it passes, so it fails no job for good, and nobody waits for a node that cannot load."""
+"""A tmpfs that something else has filled: it passes, so it fails no job for good, and nobody waits for a node that
+cannot load.
+"""
 
 from __future__ import annotations
 

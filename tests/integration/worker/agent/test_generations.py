@@ -92,7 +92,9 @@ async def test_steps_are_committed_and_come_back(fleet: Fleet) -> None:
 
 
 async def test_slots_of_own_ranks_are_made_near_their_gpus(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine need not have such a memory node: then the kernel refuses, and the slots lie where they always did."""
+    """This machine need not have such a memory node: then the kernel refuses, and the slots lie where they always
+    did.
+    """
     monkeypatch.setattr(worker.agent.agent, "gpu_nodes", lambda: (1,))
     await fleet.nodes[0].stop()
     fleet.nodes[0].start()
@@ -175,7 +177,9 @@ async def test_a_flipped_bit_is_never_restored(fleet: Fleet) -> None:
 
 
 async def test_the_ranks_of_a_node_are_loaded_side_by_side(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One node has lost the shard of its first rank, and all it has of the second is verified before the first one's comes: sources stay in order."""
+    """One node has lost the shard of its first rank, and all it has of the second is verified before the first one's
+    comes: sources stay in order.
+    """
     fleet.per_node = 2
     await fleet.launch()
     await fleet.train(4)
@@ -356,7 +360,9 @@ async def test_a_rank_that_ends_before_the_start_is_reported_at_once(fleet: Flee
 
 
 async def test_restarted_while_both_slots_of_its_rank_were_being_written(fleet: Fleet) -> None:
-    """It died in the middle of fetching its base: what half of it lies in is nobody's any more, and the next agent fetches again."""
+    """It died in the middle of fetching its base: what half of it lies in is nobody's any more, and the next agent
+    fetches again.
+    """
     await fleet.launch()
     await fleet.train(3)
     await fleet.prepare()

@@ -1,4 +1,6 @@
-"""What ranks print, through real agents: shipped, passed on while somebody follows, and numbered the same by an agent that was restarted."""
+"""What ranks print, through real agents: shipped, passed on while somebody follows, and numbered the same by an agent
+that was restarted.
+"""
 
 from __future__ import annotations
 

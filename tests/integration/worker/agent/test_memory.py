@@ -1,4 +1,5 @@
-"""What a node really uses for slots and buffers while steps are kept, against what admission counts before a job may have them.
+"""What a node really uses for slots and buffers while steps are kept, against what admission counts before a job may
+have them.
 
 The three agents and their scripted ranks are one process, whose own memory is looked at by the kernel's high-water
 mark: what was there for a moment counts, too. The ranks' states lie in one buffer that was there before.

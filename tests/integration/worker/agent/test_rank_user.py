@@ -1,4 +1,6 @@
-"""What agents open to the user that their ranks have: a rank's own slots, its page, the socket and the way there; not what they hold for others."""
+"""What agents open to the user that their ranks have: a rank's own slots, its page, the socket and the way there; not
+what they hold for others.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What ranks are given besides their state, on real agents: there before a rank starts, or the generation is not loaded and says why."""
+"""What ranks are given besides their state, on real agents: there before a rank starts, or the generation is not loaded
+and says why.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The rule against a metadata service that answers, in a network of the test's own: one user is refused, everybody else is served."""
+"""The rule against a metadata service that answers, in a network of the test's own: one user is refused, everybody else
+is served.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def own_network() -> int:
 
 
 def serve(family: int, address: str) -> socket.socket:
-    """Answer every request at an address of the calling thread's network, in a thread, until the socket is shut down."""
+    """Answer every request at an address of the calling thread's network, in a thread, until the socket is shut
+    down.
+    """
     listener = socket.create_server((address, 80), family=family)
 
     def answer() -> None:

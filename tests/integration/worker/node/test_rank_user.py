@@ -175,7 +175,9 @@ class Machine:
         )
 
     def plan(self, script: str) -> tuple[GenerationPlan, Path]:
-        """Put a script where `Member` does; as strict as its author may have packed it, and under the local cloud's umask."""
+        """Put a script where `Member` does; as strict as its author may have packed it, and under the local cloud's
+        umask.
+        """
         data = script.encode()
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
@@ -278,7 +280,9 @@ def test_a_rank_has_what_it_needs_and_nothing_else(is_warm: bool) -> None:
 
 
 async def sent_is_the_ranks_alone(made: Machine, plan: GenerationPlan) -> None:
-    """The rank has left a link to the agent's promise, and somebody else's file lies among its own: only what is its own is sent."""
+    """The rank has left a link to the agent's promise, and somebody else's file lies among its own: only what is its
+    own is sent.
+    """
     folder = made.files().output_dir
     os.link(made.state / "promise", folder / "linked")
     told = await RankLogs(made.state, made.objects, USER).upload_all(plan, plan.nodes[0])
@@ -291,7 +295,9 @@ async def sent_is_the_ranks_alone(made: Machine, plan: GenerationPlan) -> None:
 
 
 def test_looks_at_a_rank_and_commands_beside_it_run_on() -> None:
-    """A warm rank has changed its user without an exec, which closes it to everybody: it is opened again to those that are to look."""
+    """A warm rank has changed its user without an exec, which closes it to everybody: it is opened again to those that
+    are to look.
+    """
 
     async def body(disk: Path, tmpfs: Path) -> None:
         async with machine(disk, tmpfs, is_warm=True) as made:
@@ -358,7 +364,9 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 
 
 def identities(folder: Path) -> dict[Path, tuple[int, ...]]:
-    """Return all that a write, a chmod or a new file would change; when something was read last is not among it: to copy is to read."""
+    """Return all that a write, a chmod or a new file would change; when something was read last is not among it: to
+    copy is to read.
+    """
     stats = {path: path.stat() for path in folder.rglob("*")}
     return {
         path: (each.st_ino, each.st_mode, each.st_uid, each.st_gid, each.st_size, each.st_mtime_ns, each.st_ctime_ns)
@@ -520,7 +528,9 @@ def test_no_process_of_a_jobs_user_outlives_it(how: str) -> None:
 
 @pytest.mark.security
 def test_a_process_of_one_job_reads_nothing_of_anothers(tmp_path: Path) -> None:
-    """What is left of job A looks for the secrets in the environment of job B's rank, as the repository's review did."""
+    """What is left of job A looks for the secrets in the environment of job B's rank, as the repository's review
+    did.
+    """
     users = RankUser(61_252, 61_252, uid_count=2)
     one, other = (user_of(RunId(name), tmp_path, users) for name in ("a", "b"))
     assert one is not None

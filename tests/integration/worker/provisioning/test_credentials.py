@@ -1,4 +1,6 @@
-"""Keys of a role for ranks: asked for by a real AWS SDK, over loopback, with the variables that a rank has and nothing else."""
+"""Keys of a role for ranks: asked for by a real AWS SDK, over loopback, with the variables that a rank has and nothing
+else.
+"""
 
 from __future__ import annotations
 

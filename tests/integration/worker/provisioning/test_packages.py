@@ -1,4 +1,6 @@
-"""What a requirements.txt asks for, installed by the real pip from wheels beside it: once, in a layer, whole or not at all."""
+"""What a requirements.txt asks for, installed by the real pip from wheels beside it: once, in a layer, whole or not at
+all.
+"""
 
 from __future__ import annotations
 

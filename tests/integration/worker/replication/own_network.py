@@ -1,4 +1,6 @@
-"""Networks of a test's own, in namespaces that single threads have entered: a loopback whose speed it can choose, and two nodes with two cables."""
+"""Networks of a test's own, in namespaces that single threads have entered: a loopback whose speed it can choose, and
+two nodes with two cables.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def may_have_one() -> bool:
 
 
 def in_own_network(body: Callable[[OwnLoopback], Awaitable[None]]) -> None:
-    """Run a test's body on a loop in a thread of its own, whose sockets, threads and children all belong to the new namespace.
+    """Run a test's body on a loop in a thread of its own, whose sockets, threads and children all belong to the new
+    namespace.
 
     Args:
         body: is given the namespace's loopback, up.
@@ -74,7 +77,8 @@ def readdress(card: str, address: str) -> None:
 
 
 def on_two_nodes(*bodies: Callable[[], Awaitable[None]]) -> None:
-    """Run two bodies, each on a loop in a thread of its own, on nodes whose cards lie in one network: a cable each joins e0 to e0 and e1 to e1.
+    """Run two bodies, each on a loop in a thread of its own, on nodes whose cards lie in one network: a cable each
+    joins e0 to e0 and e1 to e1.
 
     A card answers for its own address alone, as in a VPC, so that what leaves by the wrong one arrives nowhere.
 

@@ -1,4 +1,6 @@
-"""Two nodes on loopback: an owner with one shard and a holder, with real sessions, slots on tmpfs, and nothing else of an agent."""
+"""Two nodes on loopback: an owner with one shard and a holder, with real sessions, slots on tmpfs, and nothing else of
+an agent.
+"""
 
 from __future__ import annotations
 
@@ -227,7 +229,9 @@ class Pair:
         self.shard.apply(self.shard.core.hear(Step(committed), Step(proposed)))
 
     async def until(self, reached: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Wait until the owner's shard is as it should be; the limit is for what hangs: a slow link alone holds a test for 15 s."""
+        """Wait until the owner's shard is as it should be; the limit is for what hangs: a slow link alone holds a test
+        for 15 s.
+        """
         async with asyncio.timeout(seconds):
             while not reached():
                 await self.shard.changed.wait(self.shard.changed.version, 0.05)

@@ -1,4 +1,6 @@
-"""Shards that are sent while they are still being captured: range by range, cut off in the middle, given up, taken up again."""
+"""Shards that are sent while they are still being captured: range by range, cut off in the middle, given up, taken up
+again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Replicas between two nodes: announced, asked for, sent, verified, acknowledged, taken up again, dropped and taken back."""
+"""Replicas between two nodes: announced, asked for, sent, verified, acknowledged, taken up again, dropped and taken
+back.
+"""
 
 from __future__ import annotations
 
@@ -464,7 +466,9 @@ async def test_a_cancelled_shard_is_no_snapshot_and_the_next_one_comes_through(p
 
 
 async def test_a_slot_granted_anew_while_it_is_being_sent(make: Callable[..., Pair]) -> None:
-    """The streams of 1 stand in mid-chunk behind a full socket when the slot is granted for 2: 1 is nowhere sealed, 2 is."""
+    """The streams of 1 stand in mid-chunk behind a full socket when the slot is granted for 2: 1 is nowhere sealed, 2
+    is.
+    """
     pair = make(payload_bytes=8 << 20, memory_bytes=1 << 26, holder_memory_bytes=1 << 26)
     pair.listen()
     gate, begun = asyncio.Event(), asyncio.Event()
@@ -576,7 +580,9 @@ async def test_a_step_that_is_damaged_in_its_own_slot_is_given_up_and_costs_no_h
 async def test_a_card_that_cannot_be_reached_takes_no_stream_from_those_that_can(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its stream ended the session and each that was opened again: the holder was out of reach although the first card worked."""
+    """Its stream ended the session and each that was opened again: the holder was out of reach although the first card
+    worked.
+    """
     dialler = OneCard(pair)
     sender = dialler.sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
     sender.stream_count = StreamCount(limit=4, count=4)
@@ -594,7 +600,9 @@ async def test_a_card_that_cannot_be_reached_takes_no_stream_from_those_that_can
 async def test_a_card_that_was_out_of_reach_has_its_streams_in_the_next_session(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that failed once, while the holder's agent restarted, left all that was sent in that generation to one stream."""
+    """One that failed once, while the holder's agent restarted, left all that was sent in that generation to one
+    stream.
+    """
     monkeypatch.setattr(sending, "TELLING_BYTES", 0)  # every transfer tells of the link
     dialler = OneCard(pair)
     sender = dialler.sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
@@ -639,7 +647,9 @@ async def test_a_fetch_goes_over_the_cards_that_can_be_reached(
 
 
 async def test_a_holder_has_acknowledged_what_it_was_sent_however_long_its_streams_took(pair: Pair) -> None:
-    """While the stream is dialled the slot of 1 is granted for 3: the holder gets 3, and nobody says of it that it has 1."""
+    """While the stream is dialled the slot of 1 is granted for 3: the holder gets 3, and nobody says of it that it has
+    1.
+    """
     dialler = Slow(pair)
     pair.hear(-1, 1)
     await pair.capture(1)
@@ -1055,7 +1065,9 @@ async def test_a_holder_is_called_slow_until_a_shard_of_its_own_was_not(
 
 
 class Waiting:
-    """A pacer of a clock that stands still but where it holds a piece back: the first for a moment, the second for its turn, the third not at all."""
+    """A pacer of a clock that stands still but where it holds a piece back: the first for a moment, the second for its
+    turn, the third not at all.
+    """
 
     chunk_bytes = CHUNK
 

@@ -37,7 +37,8 @@ RARELY_SECONDS = 36_000.0
 
 
 class Wire:
-    """A pair's dialler whose first stream is reset, both ways, once so much of it has arrived; those after it are whole.
+    """A pair's dialler whose first stream is reset, both ways, once so much of it has arrived; those after it are
+    whole.
 
     Args:
         pair: whose nodes it lies between.
@@ -92,7 +93,9 @@ class Wire:
                     return
 
     async def _arrived(self) -> None:
-        """Wait until the holder has verified the chunks before the one that is reset, and taken what has come of that one from the kernel."""
+        """Wait until the holder has verified the chunks before the one that is reset, and taken what has come of that
+        one from the kernel.
+        """
         (owner,) = self._pair.receiver._open.values()
         assert owner.receiver is not None
         incoming, (line,) = owner.receiver.current, owner.streams.lines

@@ -1,4 +1,6 @@
-"""Rounds over real lines, flat and over a deeper tree: reports up, announcements down, newest only; whoever breaks off is taken up again."""
+"""Rounds over real lines, flat and over a deeper tree: reports up, announcements down, newest only; whoever breaks off
+is taken up again.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ pytestmark = pytest.mark.integration
 
 
 class Node:
-    """An agent with one rank, as far as rounds need it; it votes as soon as it hears of a step unless it is told to wait."""
+    """An agent with one rank, as far as rounds need it; it votes as soon as it hears of a step unless it is told to
+    wait.
+    """
 
     def __init__(self, network: Network, number: int) -> None:
         self.network = network
@@ -529,7 +533,9 @@ async def test_neighbours_that_have_nothing_to_say_are_not_silent_and_one_that_i
 
 
 async def test_a_node_with_nothing_to_say_is_heard_however_often_it_looks() -> None:
-    """Each empty word from below, or whatever else no report tells, began the time to the next word of its own anew: it fell silent above."""
+    """Each empty word from below, or whatever else no report tells, began the time to the next word of its own anew: it
+    fell silent above.
+    """
     deadline = 1.0
     made = Network(2, deadline_seconds=deadline)
     first, second = made.nodes

@@ -118,7 +118,9 @@ class Service:
 
 @contextmanager
 def refused(code: str, match: str | None = None):
-    """A block that is refused with this code, by the service or already by the client; what was said is the value of what it gives."""
+    """A block that is refused with this code, by the service or already by the client; what was said is the value of
+    what it gives.
+    """
     with pytest.raises(ServiceFailed, match=match) as caught, failures.translated():
         yield caught
     assert caught.value.code == code
@@ -126,7 +128,9 @@ def refused(code: str, match: str | None = None):
 
 @contextmanager
 def impatient(service: Service, seconds: float) -> Iterator[None]:
-    """Let the envelope that serves wait no longer than this; it is in the stack of middleware that was built with the first request."""
+    """Let the envelope that serves wait no longer than this; it is in the stack of middleware that was built with the
+    first request.
+    """
     layer: Any = service.app.middleware_stack
     while not isinstance(layer, envelope.Envelope):
         layer = getattr(layer, "app", None) or layer._app

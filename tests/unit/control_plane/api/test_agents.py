@@ -137,7 +137,9 @@ async def test_of_two_that_join_as_one_node_only_the_first_to_report_stays(servi
 
 @pytest.mark.security
 async def test_a_node_that_shows_a_session_has_joined(service, token, node):
-    """Its welcome came, its first report was lost: it connects again with the session, and nobody joins in its place."""
+    """Its welcome came, its first report was lost: it connects again with the session, and nobody joins in its
+    place.
+    """
     async with line(service, token) as opened:
         session = (await join(opened, node)).session_token
     async with line(service, token) as thief:

@@ -1,4 +1,6 @@
-"""What a project's submitters may name of AWS, and which sources and priorities are theirs: what an administrator gave the project, nothing else."""
+"""What a project's submitters may name of AWS, and which sources and priorities are theirs: what an administrator gave
+the project, nothing else.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Instances show who they are by what their role signs: the whole exchange, with an STS that verifies signatures, and every way to cheat in it."""
+"""Instances show who they are by what their role signs: the whole exchange, with an STS that verifies signatures, and
+every way to cheat in it.
+"""
 
 from __future__ import annotations
 

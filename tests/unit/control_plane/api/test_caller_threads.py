@@ -1,4 +1,6 @@
-"""What people read and upload waits for S3 in threads of its own; the loops, the agents' door and sign-in have theirs."""
+"""What people read and upload waits for S3 in threads of its own; the loops, the agents' door and sign-in have
+theirs.
+"""
 
 from __future__ import annotations
 

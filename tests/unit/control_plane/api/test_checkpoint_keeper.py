@@ -1,4 +1,6 @@
-"""Checkpoints beyond what a job keeps go by themselves; what is pinned, newest or needed stays; a death in between is made good."""
+"""Checkpoints beyond what a job keeps go by themselves; what is pinned, newest or needed stays; a death in between is
+made good.
+"""
 
 from __future__ import annotations
 

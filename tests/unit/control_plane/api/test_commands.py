@@ -1,4 +1,6 @@
-"""Programs beside ranks, over HTTP: who may, where, what the history says, and what becomes of a request that comes twice."""
+"""Programs beside ranks, over HTTP: who may, where, what the history says, and what becomes of a request that comes
+twice.
+"""
 
 from __future__ import annotations
 

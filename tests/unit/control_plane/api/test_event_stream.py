@@ -270,7 +270,10 @@ def test_a_reader_that_reads_nothing_is_cut_off_and_comes_back_where_it_was(serv
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         line.connect((host, int(port)))
         line.sendall(
-            f"GET {STREAM}?AfterEventId=0 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {service.admin_token}\r\n\r\n".encode()
+            (
+                f"GET {STREAM}?AfterEventId=0 HTTP/1.1\r\nHost: x\r\n"
+                f"Authorization: Bearer {service.admin_token}\r\n\r\n"
+            ).encode()
         )
         messages = [f"{number} {'x' * 1_000_000}" for number in range(12)]
         append(service, *messages)
@@ -304,7 +307,9 @@ def test_nothing_is_looked_at_while_nobody_follows(service, http) -> None:
 
 
 async def test_what_was_written_between_a_look_and_a_page_comes_once(service) -> None:
-    """A follower that is behind reads the table itself, and finds there what the last look at it had not: its position is behind that, too."""
+    """A follower that is behind reads the table itself, and finds there what the last look at it had not: its position
+    is behind that, too.
+    """
     ids = append(service, "one", "two", "three")
     made = feed(service)
     made._newest, made._complete_after = ids[1], ids[1]  # the look came before the third

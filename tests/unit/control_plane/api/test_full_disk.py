@@ -1,4 +1,6 @@
-"""A full disk is named to the caller, on jobs and in the service's health; all of it ends by itself once there is space."""
+"""A full disk is named to the caller, on jobs and in the service's health; all of it ends by itself once there is
+space.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What callers of ListTrainingJobs can ask for; how it is found is in `tests/unit/control_plane/db/test_job_lists.py`."""
+"""What callers of ListTrainingJobs can ask for; how it is found is in
+`tests/unit/control_plane/db/test_job_lists.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Names of jobs and fleets: they become path components, tags and keys, so the pattern is all that stands before those."""
+"""Names of jobs and fleets: they become path components, tags and keys, so the pattern is all that stands before
+those.
+"""
 
 from __future__ import annotations
 

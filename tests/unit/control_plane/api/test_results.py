@@ -1,4 +1,6 @@
-"""What a job leaves: logs, outputs, protection, checkpoints, incidents, metrics, as the loops and agents would leave it."""
+"""What a job leaves: logs, outputs, protection, checkpoints, incidents, metrics, as the loops and agents would leave
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Sign-in for browsers: a token becomes a cookie, and the cookie opens what the token opens, for this site's own pages."""
+"""Sign-in for browsers: a token becomes a cookie, and the cookie opens what the token opens, for this site's own
+pages.
+"""
 
 from __future__ import annotations
 

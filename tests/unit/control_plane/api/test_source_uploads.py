@@ -1,4 +1,6 @@
-"""Sources that go straight into S3: an object store that signs addresses, and the HTTP server behind them, which can fail in every way."""
+"""Sources that go straight into S3: an object store that signs addresses, and the HTTP server behind them, which can
+fail in every way.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class SigningStore(MemoryObjectStore):
         self.signed: dict[str, tuple[ObjectReference, str, int]] = {}
         """Key, checksum and length, by the address's signature."""
         self.answers: list[int | str] = []
-        """What comes first: a status, `cut` (the connection ends in the middle), `lost` (all is taken, and no answer comes)."""
+        """What comes first: a status, `cut` (the connection ends in the middle), `lost` (all is taken, and no answer
+        comes).
+        """
         self.asked: list[dict[str, str]] = []
         self.is_lax = False
         """Takes any bytes."""

@@ -1,4 +1,6 @@
-"""What holds for every operation, whatever it does: the token comes before the body, and each answer carries the security headers."""
+"""What holds for every operation, whatever it does: the token comes before the body, and each answer carries the
+security headers.
+"""
 
 from __future__ import annotations
 

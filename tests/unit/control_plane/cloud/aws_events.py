@@ -90,7 +90,8 @@ def block_end(reservation: str = "cr-1", end: str = "2026-03-01T12:40:00Z") -> s
 
 def health(category: str = "scheduledChange") -> str:
     detail = {
-        "eventArn": "arn:aws:health:us-west-2::event/EC2/AWS_EC2_INSTANCE_RETIREMENT_SCHEDULED/AWS_EC2_INSTANCE_RETIREMENT_SCHEDULED_1",
+        "eventArn": "arn:aws:health:us-west-2::event/EC2/AWS_EC2_INSTANCE_RETIREMENT_SCHEDULED/"
+        "AWS_EC2_INSTANCE_RETIREMENT_SCHEDULED_1",
         "service": "EC2",
         "eventTypeCode": "AWS_EC2_PERSISTENT_INSTANCE_RETIREMENT_SCHEDULED",
         "eventTypeCategory": category,

@@ -1,4 +1,6 @@
-"""The generator on small documents: what each thing becomes, and that nothing that it cannot say is left out in silence."""
+"""The generator on small documents: what each thing becomes, and that nothing that it cannot say is left out in
+silence.
+"""
 
 from __future__ import annotations
 

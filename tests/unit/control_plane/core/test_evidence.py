@@ -159,7 +159,9 @@ def test_steps_after_its_last_word_spoke_for_a_node_that_is_given_up(stepped_at:
 
 
 def test_a_silence_is_followed_before_it_counts() -> None:
-    """Steps that advance in the last third of the lease are known when it is over: a node whose agent alone has died is not given up."""
+    """Steps that advance in the last third of the lease are known when it is over: a node whose agent alone has died is
+    not given up.
+    """
     (followed,) = track((), node(silent_seconds=2.1), 5)
     assert judge(node(silent_seconds=2.1), followed, out_of_view=True).standing is Standing.ALIVE
     (renewed,) = track((followed,), node(silent_seconds=3.2), 9)

@@ -369,7 +369,9 @@ def test_members_beyond_desired_capacity_are_ended_without_it() -> None:
 
 
 def test_a_deleted_fleet_keeps_what_its_group_must_have_and_says_who_can_change_that() -> None:
-    """AWS refuses to take capacity below MinSize, and without that another instance would come for each that is ended."""
+    """AWS refuses to take capacity below MinSize, and without that another instance would come for each that is
+    ended.
+    """
     observed = seen([row("i1"), row("i2")], [], desired=2)
     bound = decide(replace(observed, group=replace(observed.group, min_size=1)), replace(SPEC, is_deleting=True))
     assert ends(bound) == [("i2", True)]

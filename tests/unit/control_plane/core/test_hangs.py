@@ -87,7 +87,9 @@ def test_limits_are_learned_above_a_floor(phase: str, expected: hangs.Limits) ->
 
 
 def test_a_first_step_that_hangs_again_is_restarted_after_the_time_of_a_step() -> None:
-    """The resumed generation stands at the step that hung before: `first_step` by then, with a limit of 900 s before it was learned."""
+    """The resumed generation stands at the step that hung before: `first_step` by then, with a limit of 900 s before it
+    was learned.
+    """
     suspicion = Suspicion(since=NOW - 95, began_at=NOW - 50, number=1, asked_at=NOW - 50, is_answered=True)
     four = tuple(status(rank, still=95.0, phase="first_step") for rank in range(4))
     asked = watch(reports(*four, looks=tuple(look(rank, 1) for rank in range(4))), suspicion)

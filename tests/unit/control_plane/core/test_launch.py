@@ -1,4 +1,6 @@
-"""Which committed step a launch goes by: the newest that the record or any node's report shows, on the path of the newest started generation."""
+"""Which committed step a launch goes by: the newest that the record or any node's report shows, on the path of the
+newest started generation.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Who is left, when, and whether a checkpoint is waited for, case by case; whole stories are in the golden incidents."""
+"""Who is left, when, and whether a checkpoint is waited for, case by case; whole stories are in the golden
+incidents.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,9 @@ def test_probabilities_against_brute_force(count: int) -> None:
 
 @pytest.mark.parametrize(("copies", "lost", "fatal"), [(2, 2, 5000), (3, 3, 3332 + 4)])
 def test_ten_thousand_nodes(copies: int, lost: int, fatal: int) -> None:
-    """Of m lost nodes exactly the groups themselves are fatal; 10,000 nodes in threes end with a ring of four, which has four fatal sets."""
+    """Of m lost nodes exactly the groups themselves are fatal; 10,000 nodes in threes end with a ring of four, which
+    has four fatal sets.
+    """
     assert placement.recovery_probability(10_000, copies, lost) == float(1 - Fraction(fatal, comb(10_000, lost)))
 
 

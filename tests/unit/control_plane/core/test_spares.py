@@ -106,7 +106,9 @@ def test_the_bound_holds_for_many_failures_too(seen: int) -> None:
 
 
 def test_the_formula_is_what_a_simulated_fleet_does() -> None:
-    """Poisson failures, replacements that take anything between a minute and twenty: how often one of two spares was free."""
+    """Poisson failures, replacements that take anything between a minute and twenty: how often one of two spares was
+    free.
+    """
     rng = random.Random(7)  # a simulation, not a secret
     between, mean, spare_count = 700.0, 420.0, 2
     now, free, under_way = 0.0, 0, list[float]()

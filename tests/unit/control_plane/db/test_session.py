@@ -242,7 +242,9 @@ def test_connections_that_were_cut_are_made_again(database: Database, postgresql
 
 
 def test_what_ranks_print_can_be_stored_whatever_it_is(database: Database) -> None:
-    """A reason has the last lines of a rank that failed; a pass that could not be stored would be made again for ever."""
+    """A reason has the last lines of a rank that failed; a pass that could not be stored would be made again for
+    ever.
+    """
     with database.write() as session:
         tags = {"a": "1\x00", "b": "\\u0000"}
         jobs.create(session, new_job(reason="x" * 5_000 + "\x00\x1b", tags=tags), NOW)

@@ -279,7 +279,9 @@ async def test_a_spare_has_the_source_of_the_job_that_it_may_be_given_to(world: 
 
 
 async def test_time_and_money_of_a_job_and_its_fleet(world: World) -> None:
-    """Two nodes are lost at once with one spare there: three nodes stand still until the second one has booted, then four."""
+    """Two nodes are lost at once with one spare there: three nodes stand still until the second one has booted, then
+    four.
+    """
     with world.database.write() as session:
         fleets.set_wanted(session, "main", price_usd_per_hour=36.0)
     world.submit()
@@ -324,7 +326,9 @@ async def test_time_and_money_of_a_job_and_its_fleet(world: World) -> None:
 async def test_a_loss_during_the_control_planes_absence_began_when_the_other_ranks_missed_the_node(
     world: World,
 ) -> None:
-    """AWS says at once that the instance has ended; since when training stood still, agents say that come back a moment later."""
+    """AWS says at once that the instance has ended; since when training stood still, agents say that come back a moment
+    later.
+    """
     world.submit()
     await world.running()
     await world.train(5)

@@ -688,7 +688,9 @@ async def test_of_two_faulty_nodes_the_one_that_holds_nothing_alone_is_left(worl
 
 
 async def test_what_was_rebooted_in_a_recovery_is_taken_back_by_it(world: World) -> None:
-    """No other node can be had: the job goes on with the two that it has left, whether the stop to leave one was agreed upon before or not."""
+    """No other node can be had: the job goes on with the two that it has left, whether the stop to leave one was agreed
+    upon before or not.
+    """
     world.submit()
     await world.running()
     asked, faulty = world.team()[:2]

@@ -159,7 +159,9 @@ async def test_a_hook_s_time_runs_from_its_first_sight_also_for_a_server_that_co
 async def test_an_end_that_a_hook_is_about_to_hold_is_a_notice_already(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Auto Scaling calls a member Terminating before it is Terminating:Wait, for minutes where a load balancer drains it."""
+    """Auto Scaling calls a member Terminating before it is Terminating:Wait, for minutes where a load balancer drains
+    it.
+    """
     describe = world.operator.describe_group
     world.submit()
     await world.running()

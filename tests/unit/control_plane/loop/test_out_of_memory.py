@@ -1,4 +1,6 @@
-"""A rank that ran out of memory: users read it in the incident and in the job's reason, and no node is blamed for it."""
+"""A rank that ran out of memory: users read it in the incident and in the job's reason, and no node is blamed for
+it.
+"""
 
 from __future__ import annotations
 

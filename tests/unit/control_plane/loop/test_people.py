@@ -1,4 +1,6 @@
-"""What people ask for while a job trains: nodes are left without losing a step, and a job that is taken over is let be."""
+"""What people ask for while a job trains: nodes are left without losing a step, and a job that is taken over is let
+be.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A fleet in one process, for tests of the loops: the real runner, database and decisions over a fake cloud and agents that keep their word.
+"""A fleet in one process, for tests of the loops: the real runner, database and decisions over a fake cloud and agents
+that keep their word.
 
 Time is virtual and moves by `tick`. An agent here does what the wire says: promises durably, lists its slots, loads,
 starts, halts, reports. Training is simulated step by step: at a boundary every holder of a running generation's plan
@@ -74,7 +75,8 @@ T = TypeVar("T")
 
 
 class InTurn(ThreadPoolExecutor):
-    """What an event loop gives to threads is done at once, in the order in which it was given: handing it over and back takes a sixth of a test.
+    """What an event loop gives to threads is done at once, in the order in which it was given: handing it over and back
+    takes a sixth of a test.
 
     A world whose time is virtual waits for all of it anyway. On PostgreSQL the tests keep the threads.
     """
@@ -116,7 +118,9 @@ class Agent:
     """What the instance's own metadata announces."""
     uploads: tuple[UploadedShard, ...] = ()
     leaves_much: bool = False
-    """When its ranks have ended well, what they leave is still on its way to S3: until that is over it says that they run."""
+    """When its ranks have ended well, what they leave is still on its way to S3: until that is over it says that they
+    run.
+    """
     has_decided: bool = False
     """The last round of its ranks is decided: they have not ended, and will train no more."""
     restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
@@ -131,7 +135,9 @@ class Agent:
     phase_of: dict[Rank, str] = field(default_factory=dict)
     limit_of: dict[Rank, float] = field(default_factory=dict)
     wall_ahead_seconds: float = 0.0
-    """How far the wall clock of its node is ahead of the world's time: its Unix stamps are off by that, the ages that it measures are not."""
+    """How far the wall clock of its node is ahead of the world's time: its Unix stamps are off by that, the ages that
+    it measures are not.
+    """
     stamp: Callable[[int], float] | None = None
     """When its ranks passed a boundary, Unix seconds; None: they do not tell."""
     longest: dict[str, float] = field(default_factory=lambda: {"train": 1.0, "first_step": 2.0})
@@ -261,7 +267,9 @@ class Agent:
         return max(max(self.boundary.values(), default=-1) - (not self.has_ended_well), -1)
 
     def seen(self, rank: Rank, holder: NodeId) -> tuple[Step, float]:
-        """Return the newest step that a holder is known to hold, and since when: what it held last, where it cannot be reached."""
+        """Return the newest step that a holder is known to hold, and since when: what it held last, where it cannot be
+        reached.
+        """
         before = self.verified.get((rank, holder), (Step(-1), 0.0))
         if not self.world.serves(holder) or not self.world.serves(self.node_id):
             return before
@@ -562,7 +570,9 @@ class World:
         self.database.close()
 
     def reboot(self, node_id: NodeId) -> None:
-        """Take an agent away for as long as a boot takes; what was in memory is gone, and the fault with it unless the world is a bad one."""
+        """Take an agent away for as long as a boot takes; what was in memory is gone, and the fault with it unless the
+        world is a bad one.
+        """
         agent = self.agents.pop(node_id)
         agent.disconnect()
         self.reboots[node_id] = self.now + timedelta(seconds=self.boot_seconds)
@@ -623,7 +633,9 @@ class World:
             return incidents.page(session, incidents.IncidentFilter(job_name=name), after=None, limit=100)
 
     def failures(self) -> tuple[int, int, int]:
-        """Of the fleet's incidents: how many there are, how many were failures, and how many nodes its spares had to make good."""
+        """Of the fleet's incidents: how many there are, how many were failures, and how many nodes its spares had to
+        make good.
+        """
         with self.database.read() as session:
             totals = incidents.totals(session, fleet_name=FLEET)
         self.runner.observer._histories.clear()  # up to a minute old

@@ -1,4 +1,6 @@
-"""The line to the control plane, from a node whose disk takes nothing any more, or has a session that is good for nothing."""
+"""The line to the control plane, from a node whose disk takes nothing any more, or has a session that is good for
+nothing.
+"""
 
 from __future__ import annotations
 

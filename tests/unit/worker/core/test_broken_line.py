@@ -1,4 +1,6 @@
-"""A line that breaks now and then costs a moment; one that breaks in a row of transfers is told until a step has arrived whole."""
+"""A line that breaks now and then costs a moment; one that breaks in a row of transfers is told until a step has
+arrived whole.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from worker.core.broken_line import CUTS, BrokenLine
 
 
 def cut(count: int) -> BrokenLine:
-    """A line on which so many transfers were cut short, the last of them of step 10, and of each step the rest has arrived."""
+    """A line on which so many transfers were cut short, the last of them of step 10, and of each step the rest has
+    arrived.
+    """
     line = BrokenLine()
     for left in reversed(range(count)):
         step = Step(10 - left)

@@ -173,7 +173,9 @@ def test_with_all_four_lines_corrected_the_printed_algorithm_is_ours() -> None:
 
 
 def test_defect_1_a_chunk_is_charged_for_what_is_left() -> None:
-    """Line 17 subtracts f(remaining bytes): the first of many chunks uses up a span that has room for five, and the last costs nothing."""
+    """Line 17 subtracts f(remaining bytes): the first of many chunks uses up a span that has room for five, and the
+    last costs nothing.
+    """
     theirs = as_printed((3.0, 3.0), 400, 2, Printed(cost_of_the_rest=True))
     ours = corrected((3.0, 3.0), 400, 2)
     assert [size for span, size in theirs if span == 0] == [50]
@@ -265,7 +267,9 @@ def assert_each_byte_once(chunks: Sequence[ScheduledChunk], size: int, copies: i
 
 @given(lengths=lengths_lists, chunk=st.integers(1, 300))
 def test_chunk_by_chunk_the_pacer_finds_what_partition_plans(lengths: list[float], chunk: int) -> None:
-    """Sending whole chunks one after the other at their openings puts as many into each span as Algorithm 2 does with whole buffers."""
+    """Sending whole chunks one after the other at their openings puts as many into each span as Algorithm 2 does with
+    whole buffers.
+    """
     link, profiled = Link(100.0), spans(*lengths)
     windows = [usable(span, 0.8) for span in profiled]
     at, found = 0.0, 0

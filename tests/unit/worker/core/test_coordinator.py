@@ -104,7 +104,9 @@ def test_a_step_is_never_proposed_twice() -> None:
 
 
 def test_after_one_late_round_every_step_is_proposed_again_soon() -> None:
-    """It was every second one for 32 rounds: a first step that was late for once cost a model of 40 steps half of its commits."""
+    """It was every second one for 32 rounds: a first step that was late for once cost a model of 40 steps half of its
+    commits.
+    """
     core = begun().report(*both(2, NONE, 1, Vote.ABANDON, is_late=True))
     proposed = [core.proposed]
     while core.committed < 20:

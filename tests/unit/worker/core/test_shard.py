@@ -100,7 +100,9 @@ def test_a_dropped_holder_does_not_return_after_the_vote() -> None:
 
 
 def test_a_dropped_holder_does_not_return_by_what_it_acknowledged_before() -> None:
-    """It sealed w, fell silent, and w became C: votes on the next step would wait for it for one more holder deadline."""
+    """It sealed w, fell silent, and w became C: votes on the next step would wait for it for one more holder
+    deadline.
+    """
     dropped = committed().seal(step(8)).acknowledge(A, step(8)).acknowledge(B, step(8)).drop(B).hear(step(8), step(9))
     assert dropped.awaited == {A}
     assert dropped.seal(step(9)).acknowledge(A, step(9)).vote is Vote.ACKED
@@ -145,7 +147,9 @@ def test_an_inventory_brings_a_dropped_holder_back() -> None:
 
 
 def test_who_answers_again_is_waited_for_until_it_has_returned() -> None:
-    """Each commit without it gave the slot of what it was being sent to the next step: where sending takes longer than a step it never returned."""
+    """Each commit without it gave the slot of what it was being sent to the next step: where sending takes longer than
+    a step it never returned.
+    """
     back = committed().drop(B).acknowledge(A, step(8)).answer(B).inventory(B, frozenset())
     waiting = back.seal(step(8))
     assert (waiting.view, waiting.returning, waiting.vote) == ({A}, {B}, Vote.NONE)
@@ -161,7 +165,9 @@ def test_who_answers_again_and_falls_silent_again_is_not_waited_for() -> None:
 
 
 def test_a_snapshot_is_under_way_until_all_shards_of_the_job_are_with_their_holders() -> None:
-    """The others still send when the own shard is there: what iterations take then was held to be what they take without a snapshot."""
+    """The others still send when the own shard is there: what iterations take then was held to be what they take
+    without a snapshot.
+    """
     quiet = committed().acknowledge(A, step(7)).acknowledge(B, step(7))
     sending = quiet.seal(step(8)).acknowledge(A, step(8))
     sent = sending.acknowledge(B, step(8))
@@ -243,7 +249,9 @@ def test_a_forgotten_slot_is_not_sent() -> None:
 
 
 def test_what_is_captured_a_second_time_is_acknowledged_a_second_time() -> None:
-    """The last step of a training may be: what changed since the first time was held by nobody but its owner, and counted as committed."""
+    """The last step of a training may be: what changed since the first time was held by nobody but its owner, and
+    counted as committed.
+    """
     first = committed().seal(step(8)).acknowledge(A, step(8)).hear(step(7), NONE)  # another rank was late
     again = first.hear(step(7), step(9)).forget(step(8)).hear(step(7), step(8)).seal(step(8)).acknowledge(B, step(8))
     assert (again.vote, again.wanted(A)) == (Vote.NONE, 8)

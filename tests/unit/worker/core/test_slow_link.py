@@ -52,7 +52,9 @@ def test_one_that_is_sound_again_stays_without_a_limit() -> None:
 
 @pytest.mark.parametrize(("then", "limit"), [(10e6, 5e6), (30e6, 15e6), (1.1 * SOUND, None)])
 def test_one_that_carries_much_more_for_a_moment_is_looked_at_once_more(then: float, limit: float | None) -> None:
-    """What the kernel's buffers took, or the end of its timers; a link that is better than it was has a higher limit, one that is sound has none."""
+    """What the kernel's buffers took, or the end of its timers; a link that is better than it was has a higher limit,
+    one that is sound has none.
+    """
     moment = after(after(FOUND, FIRST_RETRY_SECONDS, 5e6), 2 * LOOK_SECONDS, 40e6)
     assert (moment.carries, moment.limit) == (10e6, None)
     assert after(moment, 2 * LOOK_SECONDS, then).limit == (pytest.approx(limit) if limit else None)

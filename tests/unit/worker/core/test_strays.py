@@ -14,7 +14,9 @@ OLDER, BASE = Content(Generation(1), Step(9)), Content(Generation(1), Step(10))
 
 
 def loaded(*, is_doubled: bool = False) -> Strays:
-    """Return the rule of a node whose strays are steps 9 and 10; the owner of the stray has the base of another rank alone."""
+    """Return the rule of a node whose strays are steps 9 and 10; the owner of the stray has the base of another rank
+    alone.
+    """
     doubled = {(STRAY, OLDER): frozenset({SIBLING})} if is_doubled else {}
     return Strays(placed=frozenset({PLACED}), base=Step(10), needed=frozenset({Step(9)}), doubled=doubled).loaded()
 

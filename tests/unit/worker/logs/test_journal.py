@@ -49,7 +49,9 @@ def bench(tmp_path: Path) -> Bench:
 
 @contextlib.contextmanager
 def files_end_at(size: int) -> Iterator[None]:
-    """Let every write of this process beyond a file's first bytes fail, the one that reaches over them after a part, as on a disk that fills up."""
+    """Let every write of this process beyond a file's first bytes fail, the one that reaches over them after a part, as
+    on a disk that fills up.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -291,7 +291,9 @@ async def test_what_ranks_print_last_is_kept_where_the_journal_has_no_room_for_a
 
 @pytest.mark.parametrize("is_the_next_agent", [False, True])
 async def test_nothing_is_behind_the_end_of_a_journal(tmp_path: Path, is_the_next_agent: bool) -> None:
-    """A process that has got away from its rank prints on; readers take what ends otherwise for a journal that is not whole."""
+    """A process that has got away from its rank prints on; readers take what ends otherwise for a journal that is not
+    whole.
+    """
     bench = Bench(tmp_path)
     ships, _ = shipper(bench)
     bench.files(0).stdout.write_text("one\n")

@@ -79,7 +79,9 @@ class Node:
         self.traffic.boundary(Rank(rank), message, MOVING, is_sending=sending)
 
     def try_pacing(self, gained: float = 0.1) -> None:
-        """Keep steps until it is known whether pacing pays; an iteration in which nothing waits takes so much longer than one in which chunks do."""
+        """Keep steps until it is known whether pacing pays; an iteration in which nothing waits takes so much longer
+        than one in which chunks do.
+        """
         while self.traffic.trial.verdict is None:
             self.iterate(1.0 if isinstance(self.pacer.current, SpanPacer) else 1.0 + gained, captured=True)
 
@@ -92,7 +94,9 @@ class Node:
             self.iterate(1.0 if is_paced else 1.1, captured=not was_late, sending=is_late)
 
     def transfers(self, seconds: float = 0.1, *, at_once: int = 1) -> None:
-        """Send a million bytes in so many seconds, often enough to know the link; or in so many each, when several go at once."""
+        """Send a million bytes in so many seconds, often enough to know the link; or in so many each, when several go
+        at once.
+        """
         self.wire.bytes_per_second = 1_000_000 / seconds
         for _ in range(ENOUGH_TRANSFERS):
             self.wire.carry(*[1_000_000] * at_once)
@@ -305,7 +309,9 @@ def test_a_node_is_ready_to_pace_what_others_pace() -> None:
 
 
 def test_a_node_goes_by_what_the_coordinator_announces_and_not_by_what_it_finds() -> None:
-    """By its own budget, which nobody obeys, and its own trial two nodes went different ways, and half of the steps were not kept."""
+    """By its own budget, which nobody obeys, and its own trial two nodes went different ways, and half of the steps
+    were not kept.
+    """
 
     def work() -> None:
         node = Node.profiled()

@@ -1,4 +1,6 @@
-"""The options of a line, as the kernel has them; and that a line ends when the other end's kernel falls silent is the kernel's part."""
+"""The options of a line, as the kernel has them; and that a line ends when the other end's kernel falls silent is the
+kernel's part.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,9 @@ def test_whether_forks_could_use_cuda_is_asked_of_one(is_spoilt: bool, monkeypat
 
 
 def test_imports_ask_nvml_whether_there_is_a_device_and_ranks_do_not_hear_of_it(tmp_path: Path) -> None:
-    """Torch asks the driver otherwise, as it is imported where there is a toolkit, and no rank that is forked could use CUDA."""
+    """Torch asks the driver otherwise, as it is imported where there is a toolkit, and no rank that is forked could use
+    CUDA.
+    """
     (tmp_path / "noting.py").write_text("import os\nprint(os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'])\n")
     code = (
         "import os\nfrom worker.ranks.shim.preload import "

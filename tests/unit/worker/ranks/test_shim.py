@@ -42,7 +42,9 @@ def record(rank: int, generation: int = 1, end: RankEnd | None = None) -> RankRe
 
 
 def test_a_tree_is_descendants_and_session_and_the_descendants_of_the_session() -> None:
-    """10 shim ─ 20 rank (own session) ─ 21 ─ 22 (own session); 30 was orphaned in the rank's session; 31 is its child; 40 is another rank."""
+    """10 shim ─ 20 rank (own session) ─ 21 ─ 22 (own session); 30 was orphaned in the rank's session; 31 is its child;
+    40 is another rank.
+    """
     processes = [
         process(10, 1, 10),
         process(20, 10, 20),
@@ -174,7 +176,9 @@ def test_a_line_keeps_what_the_other_side_does_not_read_yet() -> None:
 
 
 def test_a_process_of_another_user_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank's `sudo` is one, for an agent that is not root: the shim would end of it, and all other ranks with the shim."""
+    """A rank's `sudo` is one, for an agent that is not root: the shim would end of it, and all other ranks with the
+    shim.
+    """
     sent = []
 
     def kill(pid: int, number: int) -> None:

@@ -1,4 +1,6 @@
-"""When chunks leave: on a loop whose clock jumps to the next timer, so that hours pass at once and every time is exact."""
+"""When chunks leave: on a loop whose clock jumps to the next timer, so that hours pass at once and every time is
+exact.
+"""
 
 from __future__ import annotations
 
@@ -202,7 +204,9 @@ def test_the_time_until_the_holder_has_verified_the_last_bytes_belongs_to_the_tr
 
 
 def test_a_measurement_begins_and_ends_with_nobody_under_way() -> None:
-    """The second begins in the middle of the first and ends after it; the third begins with the first, and sends long after both."""
+    """The second begins in the middle of the first and ends after it; the third begins with the first, and sends long
+    after both.
+    """
     wire = Wire(1e6)
     for _ in range(ENOUGH_TRANSFERS):
         first, second, third = wire.queue(), wire.queue(), wire.queue()

@@ -119,7 +119,9 @@ async def test_a_link_that_seems_slow_is_treated_as_one_before_it_is_called_so(
 
 @pytest.mark.parametrize("count", [1, 12])
 async def test_a_link_that_many_share_is_suspected_and_called_slow_no_later_and_with_its_rate(count: int) -> None:
-    """A second that twelve shared was a twelfth of one: each was called slow, with "0 MB/s", before anybody had suspected the link."""
+    """A second that twelve shared was a twelfth of one: each was called slow, with "0 MB/s", before anybody had
+    suspected the link.
+    """
     wire = Wire(0.05 * FLOW_BYTES_PER_SECOND)
     shards = [create_autospec(OwnedShard) for _ in range(count)]
     senders = [sender(wire, shard) for shard in shards]

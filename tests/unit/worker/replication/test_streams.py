@@ -1,4 +1,6 @@
-"""The queue of a transfer's wanted chunks, shared by the threads of its streams; and what its receiver says of those that come."""
+"""The queue of a transfer's wanted chunks, shared by the threads of its streams; and what its receiver says of those
+that come.
+"""
 
 from __future__ import annotations
 
@@ -328,7 +330,9 @@ async def test_who_follows_is_told_of_the_last_chunk_before_the_shard_counts_as_
 
 @pytest.mark.parametrize("count", [1, 8])
 async def test_what_the_kernel_holds_back_of_a_stream_it_lets_go_soon(count: int) -> None:
-    """It sends 64 KiB at once, and nothing more before they have had their time, whatever the limit has become since."""
+    """It sends 64 KiB at once, and nothing more before they have had their time, whatever the limit has become
+    since.
+    """
     streams = Streams()
     for _ in range(count):
         streams.add(socket.socket())

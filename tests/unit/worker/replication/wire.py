@@ -1,4 +1,6 @@
-"""A link without a network: its clock moves as it carries, and the transfers that go over it at once share it evenly."""
+"""A link without a network: its clock moves as it carries, and the transfers that go over it at once share it
+evenly.
+"""
 
 from __future__ import annotations
 

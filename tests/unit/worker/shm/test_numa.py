@@ -1,4 +1,6 @@
-"""Where pages of slots are asked to lie; the kernel's answers are a fake's, but for one that must hold on any machine."""
+"""Where pages of slots are asked to lie; the kernel's answers are a fake's, but for one that must hold on any
+machine.
+"""
 
 from __future__ import annotations
 

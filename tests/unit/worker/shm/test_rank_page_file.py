@@ -1,4 +1,6 @@
-"""The page as the agent maps it: it outlives the agent, not the generation, and a half that was written over does not unsettle it."""
+"""The page as the agent maps it: it outlives the agent, not the generation, and a half that was written over does not
+unsettle it.
+"""
 
 from __future__ import annotations
 

@@ -160,7 +160,9 @@ async def test_granting_cancels_and_joins_who_reads_the_old_content(tmpfs: Path)
 
 
 async def test_a_seal_that_is_overtaken_by_a_grant_seals_nothing(tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The digest is still being made when the slot is granted anew: the older step must not appear sealed over the newer one's bytes."""
+    """The digest is still being made when the slot is granted anew: the older step must not appear sealed over the
+    newer one's bytes.
+    """
     monkeypatch.setattr(store_module, "INLINE_DIGEST_BYTES", 0)
     store = opened(tmpfs)
     index = await grant(store, 1, slot_count=1)
@@ -329,7 +331,9 @@ async def test_a_pinned_slot_is_not_granted(tmpfs: Path) -> None:
 async def test_chunks_that_arrived_count_only_for_the_same_content_in_the_same_file(
     tmpfs: Path, step: int, capacity: int, is_kept: bool
 ) -> None:
-    """A file that was made anew holds zeros where the chunks were: they must be sent again before the slot is sealed."""
+    """A file that was made anew holds zeros where the chunks were: they must be sent again before the slot is
+    sealed.
+    """
     store = opened(tmpfs)
     index = await grant(store, 1, slot_count=1)
     assert index is not None
@@ -569,7 +573,9 @@ class TestRoom:
         store.close()
 
     async def test_what_admission_counts_is_what_tmpfs_holds(self, tmpfs: Path) -> None:
-        """Two slots for each shard that the node owns or holds, all pages there before the first step, none beyond them."""
+        """Two slots for each shard that the node owns or holds, all pages there before the first step, none beyond
+        them.
+        """
         capacity, copies, ranks_per_node = 3_000_000, 2, 2
         store = opened(tmpfs, memory_bytes=1 << 30)
         for rank in range(copies * ranks_per_node):

@@ -136,7 +136,9 @@ async def test_only_sealed_slots_are_stored(objects: MemoryObjectStore, tmp_path
 
 
 async def test_a_damaged_object_is_never_sealed(objects: MemoryObjectStore, tmp_path: Path) -> None:
-    """Each byte flipped in turn, and each shorter object: either it is refused, or what is sealed is the payload all the same."""
+    """Each byte flipped in turn, and each shorter object: either it is refused, or what is sealed is the payload all
+    the same.
+    """
     first, slot = await sealed(tmp_path / "a")
     uploaded = await upload_shard(objects, slot, rank_plan(), rank=RANK)
     first.close()

@@ -1,4 +1,6 @@
-"""Several connections at once: what goes over each, how much is held meanwhile, and what is left when one of them fails."""
+"""Several connections at once: what goes over each, how much is held meanwhile, and what is left when one of them
+fails.
+"""
 
 from __future__ import annotations
 
@@ -280,7 +282,9 @@ def test_of_a_file_three_parts_are_held_at_most(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_part_that_fails_ends_the_put(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second fails while its neighbours are under way: they end, as they will; the fifth, which waits, never begins."""
+    """The second fails while its neighbours are under way: they end, as they will; the fifth, which waits, never
+    begins.
+    """
     client, together, is_waiting, has_waited = (
         FakeS3(),
         threading.Barrier(CONNECTIONS),

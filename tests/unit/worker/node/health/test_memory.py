@@ -148,7 +148,9 @@ def test_this_machine_has_memory(tmp_path: Path) -> None:
 
 
 class TestSlotMemory:
-    """What slots may take is the same for an agent that finds none and for one that finds those of the agent before it."""
+    """What slots may take is the same for an agent that finds none and for one that finds those of the agent before
+    it.
+    """
 
     MIB = 1 << 20
 
