@@ -1,5 +1,5 @@
-"""The wire: everything that two Everstep processes say to each other, and the bytes they share.
+"""The wire format: messages between Everstep processes, and the layouts of shared memory and stored objects.
 
-Invariant: a value that decodes here is well formed; nothing behind this package checks types again. It knows messages
-and layouts, never sockets, files, clocks or torch.
+Invariant: a value that this package decodes is well formed, so its users check no types again. The package defines
+messages and layouts only. It does not use sockets, clocks or torch.
 """

@@ -1,8 +1,8 @@
-"""Between an agent and the control plane, over one websocket that the agent opens; level-triggered both ways.
+"""Messages between an agent and the control plane, over one websocket that the agent opens.
 
-The agent sends `AgentReport`, its whole state, on every change and at least every `lease_seconds / 3`; the newest
-replaces all before it. The control plane sends commands that are idempotent: it repeats one until a report shows its
-effect. Nothing else is acknowledged.
+The exchange is level-triggered in both directions. The agent sends `AgentReport`, its whole state, on every change and
+at least every `lease_seconds / 3`. Each report replaces all earlier reports. The control plane's commands are
+idempotent, and it repeats a command until a report shows the effect. Neither side acknowledges other messages.
 
     agent                                     control plane
     Hello (join token or session token in the HTTP request's Authorization)
@@ -12,17 +12,17 @@ effect. Nothing else is acknowledged.
                                   ◀─────      Load(plan, key)         until phase is loading or later
                                   ◀─────      Start(g)                when every member reports loaded
                                   ◀─────      StopTraining(g)         to the coordinator's agent
-                                  ◀─────      HaltRanks(g)            a rank died somewhere: stop yours now
-                                  ◀─────      TakeCheckpoint(g, k)   to the coordinator's agent, until k or a later step is a checkpoint
-                                  ◀─────      TakeStacks(g, n)        until the report's stacks show n: what are your ranks doing?
-                                  ◀─────      Release(run)            the job has ended or left this node: forget it
+                                  ◀─────      HaltRanks(g)            a rank of the job died: kill this node's ranks
+                                  ◀─────      TakeCheckpoint(g, k)    to the coordinator, until a step ≥ k is stored
+                                  ◀─────      TakeStacks(g, n)        until the report contains stacks with number n
+                                  ◀─────      Release(run)            the job ended or left this node: delete its state
                                   ◀─────      KeepEvidence(place)     until report.evidence_key = place.key
-                                  ◀─────      SendLines(run)          every few seconds, while anybody follows what its ranks print
-    LogLines …                    ─────▶                              as they come; what is lost is in the object store
-                                  ◀─────      RunCommand(id, argv)    once: a person runs something beside a rank
-    CommandEnded(id)              ─────▶                              once, and again where the same id is asked for again
+                                  ◀─────      SendLines(run)          every few seconds while a client follows the logs
+    LogLines …                    ─────▶      as the ranks print; lost lines are in the object store
+                                  ◀─────      RunCommand(id, argv)    once: run a user's command beside a rank
+    CommandEnded(id)              ─────▶      once, and again when a RunCommand repeats the id
 
-Invariant: an agent acts on no command of a generation below the one it promised.
+Invariant: an agent obeys no command of a generation below the newest one that it promised.
 """
 
 from __future__ import annotations
@@ -38,23 +38,26 @@ from everstep.protocol.log_chunks import LogLine
 from everstep.protocol.plan import GenerationPlan, ObjectReference, SlotRecord, SourceArchive, Timeouts
 
 NOT_YOURS = 4401
-"""Close code of a line whose token is not that of the node which says Hello."""
+"""Websocket close code: the session token belongs to another node, or was revoked."""
 ALREADY_JOINED = 4410
-"""Close code of a join for a node that has joined before: only the node's session token opens its line now."""
+"""Websocket close code: the node has already joined, so a join token no longer suffices.
+
+The agent must present the node's session token.
+"""
 SEND_LINES_SECONDS = 10.0
 MAX_COMMAND_OUTPUT_BYTES = 256 * 1024
-"""Of each stream of a command that a person runs beside a rank."""
+"""Bytes that `CommandEnded` carries of stdout, and of stderr, at most."""
 
 
 class MemberPhase(StrEnum):
     """The phases of a node in one generation of a job.
 
-    PROMISED: The promise is on disk, the old ranks are gone, and the inventory is frozen. Left by Load.
-    LOADING: The source is unpacked, the ranks are started, and their shards are fetched and verified.
-    LOADED: Every shard is verified. Left by Start.
-    LOAD_FAILED: A source did not verify.
-    RUNNING: The ranks may train. Left when all have exited.
-    EXITED: No rank lives, and outputs and logs are uploaded as far as possible.
+    PROMISED: The promise is on disk, the old ranks have ended, and the inventory is frozen. Load ends this phase.
+    LOADING: The agent unpacks the source, starts the ranks, and fetches and verifies their shards.
+    LOADED: Every shard is verified. Start ends this phase.
+    LOAD_FAILED: A source failed verification.
+    RUNNING: The ranks may train. The phase ends when all ranks have exited.
+    EXITED: No rank is alive. The agent has uploaded outputs and logs as far as it could.
     """
 
     PROMISED = "promised"
@@ -66,12 +69,15 @@ class MemberPhase(StrEnum):
 
 
 class ExitClass(StrEnum):
-    """What a rank's exit means.
+    """The meaning of a rank's exit.
 
-    SUCCESS: code 0. ERROR: a code of its own, an exception in the script. KILLED: a signal that somebody sent. CRASHED:
-    a signal that the program caused (SEGV, BUS, ABRT, ILL, FPE). OUT_OF_MEMORY: the kernel killed the rank for lack of
-    memory, or the rank's last exception is one of lack of memory; `RankExit.memory` holds the evidence. HALTED: stopped
-    by the agent because the generation was over.
+    - SUCCESS: exit code 0.
+    - ERROR: another exit code, for example after an exception in the script.
+    - KILLED: a signal from outside the program.
+    - CRASHED: a signal that the program caused (SEGV, BUS, ABRT, ILL, FPE).
+    - OUT_OF_MEMORY: the kernel killed the rank to free memory, or the rank's last exception reports a lack of memory.
+    `RankExit.memory` holds the evidence.
+    - HALTED: the agent stopped the rank because its generation ended.
     """
 
     SUCCESS = "success"
@@ -83,18 +89,19 @@ class ExitClass(StrEnum):
 
 
 class MemoryKind(StrEnum):
-    """Which memory a rank ran out of. HOST: of the node, or of its cgroup. GPU: of a device."""
+    """The memory that a rank exhausted: HOST (the node's or its cgroup's) or GPU (a device's)."""
 
     HOST = "host"
     GPU = "gpu"
 
 
 class MemorySource(StrEnum):
-    """What says that a rank ran out of memory.
+    """The kind of evidence that a rank ran out of memory.
 
-    KERNEL_LOG: the kernel logged that it killed this process. CGROUP: the kill counter of the rank's memory cgroup
-    rose. NODE: only the node's kill counter rose, so the killed process may be another one. EXCEPTION: the rank's own
-    last exception.
+    - KERNEL_LOG: the kernel logged that it killed this process.
+    - CGROUP: the kill counter of the rank's memory cgroup rose.
+    - NODE: only the node's kill counter rose, so the kernel may have killed another process.
+    - EXCEPTION: the rank's last exception reports a lack of memory.
     """
 
     KERNEL_LOG = "kernel_log"
@@ -104,9 +111,9 @@ class MemorySource(StrEnum):
 
 
 class MemoryEnd(Message, frozen=True):
-    """The evidence that a rank ran out of memory, with the last figures from before its end.
+    """The evidence that a rank ran out of memory, with the last measurements before its exit.
 
-    Sizes are bytes; None: not measured.
+    Sizes are in bytes. None means that the agent did not measure the value.
     """
 
     source: MemorySource
@@ -114,73 +121,79 @@ class MemoryEnd(Message, frozen=True):
     rank_bytes: int | None = None
     """Resident memory of the rank's process."""
     used_bytes: int | None = None
-    """Memory in use on the node, or in its cgroup where that has a limit."""
+    """Memory in use on the node, or in its cgroup if the cgroup has a limit."""
     total_bytes: int | None = None
-    """The limit that `used_bytes` counts against."""
+    """The limit for `used_bytes`."""
     words: str = ""
-    """The first line of the exception; empty for other sources."""
+    """The first line of the exception. Empty for the other sources."""
 
 
 class RankExit(Message, frozen=True):
-    """How a rank ended, as its shim saw it."""
+    """The exit of a rank, as observed by its shim process."""
 
     exit_class: ExitClass
     code: int
-    """Exit code, or minus the signal's number."""
+    """The exit code, or the negated signal number."""
     at_seconds: float
-    """Unix time."""
+    """Unix time of the exit."""
     boundary: Step
-    """The last boundary it passed, or -1."""
+    """The last step boundary that the rank passed, or -1."""
     last_lines: str = ""
-    """The end of its stderr, at most 4 KiB."""
+    """The end of the rank's stderr, at most 4 KiB."""
     memory: MemoryEnd | None = None
-    """Set for OUT_OF_MEMORY alone."""
+    """Set only if `exit_class` is OUT_OF_MEMORY."""
 
 
 class RankStatus(Message, frozen=True):
-    """Where one rank is, and how it ended once it has."""
+    """The progress of one rank, and its exit if it has ended."""
 
     rank: Rank
     boundary: Step
-    """-1 before the rank has restored."""
+    """The last step boundary that the rank passed, or -1 before it has restored."""
     exit: RankExit | None = None
     phase: str = ""
-    """`start`, `restore`, `first_step`, `train`, `eval`, `checkpoint`, `wait`, `close`: what it said last that it is doing."""
+    """The phase that the rank reported last.
+
+    One of `start`, `restore`, `first_step`, `train`, `eval`, `checkpoint`, `wait` and `close`.
+    """
     still_seconds: float = 0.0
-    """For how long neither its boundary nor its phase has changed."""
+    """Seconds since the rank's boundary or phase last changed."""
     limit_seconds: float = 0.0
-    """How long the phase may take, as its script says; 0: it has not told."""
+    """The phase's time limit that the script declared, in seconds. 0: the script declared none."""
     passed_at_seconds: float = 0.0
-    """Unix time at which the rank passed its boundary, by its own stamp; 0: nobody knows."""
+    """Unix time at which the rank passed its boundary, by the rank's own stamp. 0: not recorded."""
     first_passed_at_seconds: float = 0.0
-    """Unix time at which the rank made the first step beyond the one that it was started from; 0: it has not."""
+    """Unix time at which the rank finished its first step after the base step.
+
+    0: the rank has not finished such a step.
+    """
 
 
 class RankStacks(Message, frozen=True):
-    """What one rank was doing when its agent looked."""
+    """The Python stacks of one rank, taken by its agent on `TakeStacks`."""
 
     rank: Rank
     number: int
-    """Of the `TakeStacks` that it answers."""
+    """Number of the `TakeStacks` command that these stacks answer."""
     text: str
-    """Python stacks, the main thread's first, innermost frame first; at most 8 KiB.
+    """Python stacks, the main thread first, innermost frame first. At most 8 KiB.
 
-    Empty when they could not be read.
+    Empty if the agent could not read the stacks.
     """
     same_seconds: float
-    """For how long these very stacks have been found by every look of this agent; 0 at its first."""
+    """Seconds for which the agent has read these same stacks. 0 at the first reading."""
     cpu_seconds: float
-    """CPU time that the rank and all that it started have used meanwhile."""
+    """CPU time that the rank and its child processes used during `same_seconds`."""
     is_stopped: bool = False
-    """Its process is stopped by a signal: it will do nothing until somebody continues it."""
+    """Whether a signal has stopped the process. A stopped process runs again only after SIGCONT."""
     gpu_percent: float | None = None
-    """How busy its GPU is; None where that is not known."""
+    """Utilization of the rank's GPU in percent. None if it is not measured."""
     error: str = ""
-    """Why the stacks could not be read."""
+    """Why the agent could not read the stacks. Empty if it could."""
 
 
 class ShardProtection(Message, frozen=True):
-    """Who holds one rank's shard, as its owner's agent sees it."""
+    """The holders of one rank's shard and their state, as the owner's agent sees them."""
 
     rank: Rank
     holders: tuple[NodeId, ...]
@@ -188,27 +201,33 @@ class ShardProtection(Message, frozen=True):
     committed: Step
     payload_bytes: int
     reason: str = ""
-    """Why a holder is out of view, slow or hard to reach, or snapshots are refused; empty when all is well."""
+    """Why the shard is not fully protected. Empty if every holder keeps up.
+
+    Reasons are a holder that is out of view, slow or hard to reach, and a refused snapshot.
+    """
     verified: tuple[tuple[Step, float], ...] = ()
-    """By holder, in the order of `holders`: the newest step that it is known to hold verified, or -1, and since when, Unix time."""
+    """For each holder, in the order of `holders`: its newest verified step, and since when.
+
+    The step is -1 if the owner has seen no verified step there. The time is Unix time in seconds.
+    """
 
 
 class RoundStatus(Message, frozen=True):
-    """What the coordinator alone knows of a generation."""
+    """The state of a generation's rounds, which only the coordinator can report."""
 
     committed: Step
     proposed: Step
     boundary: Step
-    """The highest that any rank reported."""
+    """The highest boundary that any rank reported."""
     committed_at_seconds: float
     """Unix time of the last commit; 0 before the first."""
     stopped: bool = False
-    """An agreed stop was confirmed."""
+    """Whether all ranks confirmed an agreed stop."""
     finished: bool = False
 
 
 class UploadedShard(Message, frozen=True):
-    """One rank's shard of a committed step is complete in S3."""
+    """A shard of a committed step that is completely uploaded to S3."""
 
     rank: Rank
     step: Step
@@ -220,23 +239,26 @@ class UploadedShard(Message, frozen=True):
     payload_digest: bytes
     layout_hash: bytes
     upload_seconds: float = 0.0
-    """How long it took: what the control plane expects of the next one."""
+    """Duration of the upload. The control plane expects about the same of the next upload."""
 
 
 class MetricPoint(Message, frozen=True):
-    """Values that rank 0 logged for one step, or that were measured on its node; after a restore values beyond the base are superseded."""
+    """Metric values of one step: logged by rank 0, or measured on its node.
+
+    After a restore, values of steps beyond the base step are superseded.
+    """
 
     generation: Generation
     step: Step
     values: dict[str, float]
     at_seconds: float
-    """When, Unix time."""
+    """Unix time of the values."""
 
 
 class MetricBatch(Message, frozen=True):
-    """Values of one run that the control plane has not said to have stored.
+    """Metric values of one run that the control plane has not yet confirmed as stored.
 
-    An agent counts all that its ranks log, from 0, lost ones included.
+    An agent numbers all values that its ranks log, from 0. Lost values have numbers too.
     """
 
     run: RunId
@@ -245,21 +267,32 @@ class MetricBatch(Message, frozen=True):
 
 
 DEVICE_SILENT_SECONDS = 15.0
-"""A driver or a disk that has not answered for so long is a fault: NVML answers in milliseconds, a disk in tens of them; a GPU that is being reset
-by its driver takes seconds."""
+"""Seconds after which an unresponsive GPU driver or disk counts as a fault.
+
+NVML answers within milliseconds and a disk within tens of milliseconds. A GPU reset by its driver takes seconds.
+"""
 
 
 class FaultCode(StrEnum):
-    """Codes of a `NodeFault` that more than one place speaks of; there are others, and a newer agent may have more.
+    """Codes of a `NodeFault` that several modules use.
 
-    Of a job's member. SOURCE_MISMATCH: what should have been loaded is not what the plan says, wherever it was looked
-    for. SOURCE_UNAVAILABLE: a shard was not to be had, and at least one place was out of reach. MEMORY_FULL: there was
-    no room for a shard or a rank's pages. ROLE_UNAVAILABLE: there are no keys of the job's role. RANKS_NOT_GONE:
-    processes of an older generation will not end. COORDINATOR_UNREACHABLE: it takes no part in the rounds.
+    Other codes exist, and a newer agent may send more.
 
-    Of a node's devices (docs/reference/metrics.md#node-faults). GPU_XID, GPU_ECC, GPU_LOST, GPU_THROTTLED, GPU_SILENT:
-    of a GPU or its driver. NIC_DOWN, NIC_ERRORS: of a network card. DISK_FULL, DISK_READ_ONLY, DISK_SILENT: of a
-    volume. MEMORY_LOW, MEMORY_KILLED: of the node's memory.
+    Faults of a job's member:
+
+    - SOURCE_MISMATCH: no source delivered a shard that matches the plan's digest.
+    - SOURCE_UNAVAILABLE: no source delivered the shard, and at least one source was unreachable.
+    - MEMORY_FULL: the node has too little memory for a shard or a rank's pages.
+    - ROLE_UNAVAILABLE: the node could not get credentials of the job's role.
+    - RANKS_NOT_GONE: processes of an older generation do not exit.
+    - COORDINATOR_UNREACHABLE: the node cannot take part in the rounds.
+
+    Faults of a node's devices (docs/reference/metrics.md#node-faults):
+
+    - GPU_XID, GPU_ECC, GPU_LOST, GPU_THROTTLED, GPU_SILENT: a GPU or its driver.
+    - NIC_DOWN, NIC_ERRORS: a network card.
+    - DISK_FULL, DISK_READ_ONLY, DISK_SILENT: a volume.
+    - MEMORY_LOW, MEMORY_KILLED: the node's memory.
     """
 
     SOURCE_MISMATCH = "source_mismatch"
@@ -283,27 +316,35 @@ class FaultCode(StrEnum):
 
 
 class NodeFault(Message, frozen=True):
-    """A typed fault that the live agent reports about its own node or job."""
+    """A typed fault that an agent reports about its own node or job."""
 
     code: str
-    """A `FaultCode`, or what one place alone reports: `protection_does_not_fit`, `source_refused`, `cannot_resume`, `upload_failed`,
-    `archive_unavailable`, `input_unavailable`, `secret_unavailable`, `requirements_failed`, `agent_error` …"""
+    """A `FaultCode`, or a code that only one module reports.
+
+    Examples of the latter: `protection_does_not_fit`, `source_refused`, `cannot_resume`, `upload_failed`,
+    `archive_unavailable`, `input_unavailable`, `secret_unavailable`, `requirements_failed`, `agent_error`.
+    """
     message: str
-    """A sentence for the user, with the figures."""
+    """One sentence for the user, with the measured values."""
     is_permanent: bool
-    """No new generation can help."""
+    """Whether a new generation cannot repair the fault."""
     device: str = ""
-    """What of the node is meant: `gpu 3`, `eth0`, `/var/lib/everstep`; empty when it is the node or the job."""
+    """The faulty device: `gpu 3`, `eth0`, `/var/lib/everstep`.
+
+    Empty if the fault concerns the whole node or the job.
+    """
     xid: int | None = None
-    """Of `gpu_xid`: NVIDIA's number of the error."""
+    """NVIDIA's error number. Set only for `gpu_xid`."""
 
 
 class NoticeKind(StrEnum):
-    """What AWS has announced for an instance.
+    """The kinds of events that AWS announces for an instance.
 
-    SPOT_INTERRUPTION: taken back in two minutes. REBALANCE: more likely than others to be interrupted soon.
-    MAINTENANCE: a scheduled event: reboot, retirement, stop. CAPACITY_BLOCK_END: its reservation ends. TERMINATING: its
-    group ends it; a lifecycle hook holds it until this is answered.
+    - SPOT_INTERRUPTION: AWS takes the instance back in two minutes.
+    - REBALANCE: the instance has a raised risk of interruption.
+    - MAINTENANCE: AWS has scheduled a reboot, a retirement or a stop.
+    - CAPACITY_BLOCK_END: the instance's capacity reservation ends.
+    - TERMINATING: the Auto Scaling group terminates the instance. A lifecycle hook delays this until it is completed.
     """
 
     SPOT_INTERRUPTION = "spot_interruption"
@@ -314,29 +355,29 @@ class NoticeKind(StrEnum):
 
 
 class NodeNotice(Message, frozen=True):
-    """Something that will happen to this node's instance, as its own metadata says."""
+    """An event that AWS announced for this node's instance, read from the instance metadata."""
 
     kind: NoticeKind
     message: str
-    """AWS's own words."""
+    """AWS's own text."""
     ends_at_seconds: float | None = None
-    """Unix time from which the instance may be gone; None where AWS names none."""
+    """Unix time from which the instance may be unavailable. None if AWS announces no time."""
 
 
 class EndedRanks(Message, frozen=True):
-    """What ranks that were ended for a promise have left on their pages."""
+    """What the pages show of the ranks that the agent ended before it promised a new generation."""
 
     generation: Generation
-    """Theirs."""
+    """The generation of the ended ranks."""
     boundary: Step
-    """The highest that one of them passed, or -1."""
+    """The highest boundary that any of the ended ranks passed, or -1."""
 
 
 class PageCommit(Message, frozen=True):
     """The newest committed step (C) on a node's rank pages of one generation.
 
-    An agent writes C to the pages before it acts on C, and the pages survive the agent. The control plane counts a C
-    only if it is on the path of the newest started generation: an abandoned branch has commits, too.
+    An agent writes C to the pages before it acts on C, and the pages survive the agent. The control plane counts a
+    commit only if it is on the path of the newest started generation, because abandoned branches have commits too.
     """
 
     generation: Generation
@@ -344,115 +385,140 @@ class PageCommit(Message, frozen=True):
 
 
 class MemberReport(Message, frozen=True):
-    """What this node does for its job."""
+    """A node's state as a member of its job."""
 
     job: JobName
     run: RunId
     generation: Generation
-    """The highest promised; nothing of a lower one is acted on any more."""
+    """The highest promised generation. The agent ignores commands of lower generations."""
     phase: MemberPhase
     inventory: tuple[SlotRecord, ...] = ()
-    """Frozen at the promise; listed while PROMISED."""
+    """The node's sealed slots, frozen at the promise. Sent only while PROMISED."""
     ended: EndedRanks | None = None
-    """The last ranks of the run that lived here; told while PROMISED. None: there were none."""
+    """The run's last ranks on this node. Sent only while PROMISED.
+
+    None: no rank of the run has been on this node.
+    """
     commits: tuple[PageCommit, ...] = ()
-    """One per generation with a commit on the pages here, oldest first. Read at the promise, listed while PROMISED."""
+    """One entry per generation that has a commit on this node's pages, oldest first.
+
+    The agent reads the pages at the promise and sends the entries only while PROMISED.
+    """
     ranks: tuple[RankStatus, ...] = ()
     protection: tuple[ShardProtection, ...] = ()
-    """Of the ranks that live here."""
+    """One entry per rank of this node."""
     silent_peers: tuple[NodeId, ...] = ()
-    """Nodes of the job that this one speaks with, and that have said nothing for longer than the holder deadline."""
+    """Peers of this node that have sent nothing for longer than the holder deadline."""
     round: RoundStatus | None = None
-    """From the coordinator's agent alone."""
+    """Set only by the coordinator's agent."""
     uploads: tuple[UploadedShard, ...] = ()
-    """The newest two steps at most."""
+    """Uploads of the newest two steps at most."""
     faults: tuple[NodeFault, ...] = ()
     load_seconds: float = 0.0
     longest: dict[str, float] = msgspec.field(default_factory=dict)
     """By phase, seconds: the longest that any of its ranks stood still before it moved on, in this generation."""
     stacks: tuple[RankStacks, ...] = ()
-    """Of the ranks that live, for as long as `TakeStacks` asks for them."""
+    """Stacks of the living ranks, for as long as the control plane repeats `TakeStacks`."""
     restored_from: tuple[Literal["local", "peer", "s3"], ...] = ()
-    """Where each of its ranks' shards really came from, once LOADED; farther than planned where a nearer source did not verify."""
-    target: Step = Step(0)
-    """Steps finished when the script will be done, as its ranks say; 0: they have not."""
-    measured: dict[str, float] = msgspec.field(default_factory=dict)
-    """What was measured last on this node, by the name of its metric: means of some seconds.
+    """The source that delivered each rank's shard, in rank order. Set once LOADED.
 
-    Empty until an iteration has ended.
+    The source is a later one of the plan if an earlier one failed verification.
+    """
+    target: Step = Step(0)
+    """Total steps of the training, as declared by the script. 0: not declared."""
+    measured: dict[str, float] = msgspec.field(default_factory=dict)
+    """The newest measurements on this node, by metric name: means over some seconds.
+
+    Empty until the first iteration has ended.
     """
 
 
 class RankMemory(Message, frozen=True):
-    """What the process of one rank has in memory, in bytes; the processes that the rank started do not count."""
+    """Memory of one rank's process in bytes, without the processes that the rank started."""
 
     rank: Rank
     resident_bytes: int
-    """Pages that the process shares with others count in full, those of snapshots too."""
+    """Resident memory. Shared pages count in full, including the pages of snapshots."""
     peak_bytes: int
     """The highest `resident_bytes` since the process started."""
 
 
 class NodeMemory(Message, frozen=True):
-    """Memory of a node and of its ranks, at most some seconds old, in bytes."""
+    """Memory of a node and of its ranks in bytes, measured within the last seconds."""
 
     total_bytes: int
-    """What agent and ranks can have at most: of the machine, or of their cgroup where that has a lower limit."""
+    """The machine's memory, or the limit of the agent's and ranks' cgroup if that is lower."""
     available_bytes: int
-    """What they could allocate now without swapping."""
+    """Memory that the agent and the ranks can allocate without swapping."""
     limit_bytes: int | None = None
-    """The limit of their cgroup; None: the machine is the limit."""
+    """The limit of their cgroup. None: only the machine limits them."""
     ranks: tuple[RankMemory, ...] = ()
-    """Living ranks, in order."""
+    """Living ranks, in rank order."""
 
 
 class AgentReport(Message, frozen=True):
-    """An agent's whole state."""
+    """The whole state of an agent."""
 
     node_id: NodeId
     sequence: int
-    """Grows by one; a lower one is late."""
+    """Increases by one per report. The control plane drops a report with a lower number."""
     member: MemberReport | None
     metrics: MetricBatch | None = None
-    """The only part that is not state: sent once, and again after a while or on a new connection, until `MetricsStored` says that it is kept."""
-    refused_count: int = 0
-    """Sessions and lines of other agents and of ranks that this agent has refused, or closed for what they said, since it started."""
-    faults: tuple[NodeFault, ...] = ()
-    """Of the node itself, whether or not a job is here: typed, and no longer told when they are over."""
-    notices: tuple[NodeNotice, ...] = ()
-    """What the instance's metadata announces; empty when it announces nothing."""
-    evidence_key: str = ""
-    """Below which key of the object store the node's own log lies, once `KeepEvidence` asked for it."""
-    is_warm: bool = True
-    """Ranks start without importing first, or there is nothing to import.
+    """The only part of a report that is not state.
 
-    False while that is being preloaded, and where it could not be.
+    The agent sends a batch once. It sends the batch again after a timeout or on a new connection, until `MetricsStored`
+    confirms it.
+    """
+    refused_count: int = 0
+    """Peer sessions and rank connections that the agent rejected or closed for invalid input.
+
+    The count begins when the agent starts.
+    """
+    faults: tuple[NodeFault, ...] = ()
+    """Current faults of the node itself, with or without a job. A fault that ends is removed."""
+    notices: tuple[NodeNotice, ...] = ()
+    """Events that the instance's metadata announces at present."""
+    evidence_key: str = ""
+    """Key prefix in the object store that holds this node's logs.
+
+    Empty until the agent has stored the logs for a `KeepEvidence`.
+    """
+    is_warm: bool = True
+    """Whether a new rank starts without importing its modules first.
+
+    True also if nothing has to be preloaded. False while the agent preloads, and where preloading failed.
     """
     exposure: str = ""
-    """What a job's code can get at here that is not the job's, in a sentence: the agent's files, the instance's metadata; empty: neither."""
+    """What a job's code can access here beyond its own data, as one sentence.
+
+    It names the agent's files, the instance's metadata, or both. Empty: neither is accessible.
+    """
     sources: tuple[str, ...] = ()
-    """SHA-256 of the source archives that are here and verified, or were found unsound."""
+    """SHA-256 of each source archive that is verified on this node or failed verification."""
     memory: NodeMemory | None = None
-    """For people; nothing is decided by it, and a new figure alone sends no report. None: not measured yet."""
+    """Memory figures for display. The control plane decides nothing by them.
+
+    A new figure alone triggers no report. None: not measured yet.
+    """
 
 
 class Hello(Message, frozen=True):
-    """First message of an agent."""
+    """First message of an agent on a new connection."""
 
     node_id: NodeId
     agent_id: str
-    """Fresh at every start of the agent: tells a restarted agent from a reconnected one."""
+    """Random and new at every start of the agent. Distinguishes a restart from a reconnect."""
     address: str
     peer_port: int
     memory_bytes: int
-    """Host memory that slots may take."""
+    """Host memory that the agent may use for slots."""
     version: str
     run: RunId | None = None
-    """The run that it still has something of."""
+    """The run whose state is still on the node. None: no state."""
 
 
 class AgentWelcome(Message, frozen=True):
-    """The agent is known. `session_token` replaces the join token from now on."""
+    """The control plane accepts the agent. `session_token` replaces the join token from now on."""
 
     session_token: str
     fleet: str
@@ -460,28 +526,28 @@ class AgentWelcome(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """Promise this generation: end the ranks, close the streams of all below it, and list the slots.
+    """Promise this generation: end the ranks, close streams of lower generations, list the slots.
 
-    Repeated until the report shows it.
+    The control plane repeats the command until the report shows the generation.
     """
 
     job: JobName
     run: RunId
     generation: Generation
     parent: Generation
-    """The newest generation that the control plane knows to have been started."""
+    """The newest started generation that is recorded in the control plane."""
 
 
 class Load(Message, frozen=True):
-    """Fetch and verify what the plan names for this node. Only for the generation that is promised."""
+    """Fetch and verify the shards that the plan assigns to this node. Valid only for the promised generation."""
 
     plan: GenerationPlan
     key: bytes
-    """The generation's key, 32 bytes; authenticates peers. Never logged."""
+    """The generation's key, 32 bytes. Agents use it to authenticate peers. Never logged."""
 
 
 class Start(Message, frozen=True):
-    """Start the ranks: every member has verified its shards."""
+    """Let the ranks train. Sent when every member has verified its shards."""
 
     job: JobName
     run: RunId
@@ -489,7 +555,7 @@ class Start(Message, frozen=True):
 
 
 class StopTraining(Message, frozen=True):
-    """To the coordinator's agent: agree on a stop with all ranks, commit what can be committed, end."""
+    """Stop training at a step that all ranks agree on. Sent to the coordinator's agent only."""
 
     job: JobName
     run: RunId
@@ -497,7 +563,7 @@ class StopTraining(Message, frozen=True):
 
 
 class HaltRanks(Message, frozen=True):
-    """Kill this node's ranks now; the generation is over."""
+    """Kill this node's ranks now, because the generation is over."""
 
     job: JobName
     run: RunId
@@ -506,9 +572,9 @@ class HaltRanks(Message, frozen=True):
 
 
 class TakeCheckpoint(Message, frozen=True):
-    """To the coordinator's agent: have the next commit of `step` or a later one uploaded.
+    """Upload the next commit of `step` or of a later step.
 
-    Repeated until there is such a checkpoint.
+    Sent to the coordinator's agent only, and repeated until such a checkpoint is complete.
     """
 
     job: JobName
@@ -518,9 +584,9 @@ class TakeCheckpoint(Message, frozen=True):
 
 
 class TakeStacks(Message, frozen=True):
-    """Look what every rank is doing, without touching it.
+    """Read the stacks of every rank without disturbing it.
 
-    A number that was taken before is shown again, a higher one is a new look.
+    For a repeated number the agent reports the stacks that it read before. A higher number makes it read new stacks.
     """
 
     job: JobName
@@ -530,68 +596,70 @@ class TakeStacks(Message, frozen=True):
 
 
 class KillForDrill(Message, frozen=True):
-    """Kill a rank of this generation, or the agent itself: a person asked for a drill.
+    """Kill a rank of this generation, or the agent itself, for a drill that a user requested.
 
-    Sent once; one that is late is not for this generation.
+    Sent once. The agent ignores the command if it runs another generation.
     """
 
     run: RunId
     generation: Generation
     drill: str
     rank: Rank | None = None
-    """None: the agent itself."""
+    """The rank to kill. None: kill the agent itself."""
 
 
 class Release(Message, frozen=True):
-    """Forget this run: slots, pages, files and the promise of it."""
+    """Delete all state of this run: slots, pages, files and the promise."""
 
     run: RunId
 
 
 class KeepEvidence(Message, frozen=True):
-    """Put what this node alone can tell of itself into the object store: a person is to look at it.
+    """Upload the logs that only this node has, for a person to inspect.
 
-    Repeated until the report names the key.
+    The control plane repeats the command until the report contains the key.
     """
 
     place: ObjectReference
-    """The key ends with a slash; the node adds `agent.log` and `shim.log`."""
+    """Key prefix that ends with a slash. The agent appends `agent.log` and `shim.log`."""
 
 
 class KeepSources(Message, frozen=True):
-    """Have these source archives here, verified, and no others: this node waits for work, and a job may need it at once. Repeated until the report
-    names all of them. A node that has promised a generation keeps its own job's alone, whatever it is told.
+    """Keep verified copies of exactly these source archives.
+
+    Sent to idle nodes, so that a job starts there without a download. Repeated until the report lists all of them. A
+    node that has promised a generation keeps only the archive of its own job.
     """
 
     sources: tuple[SourceArchive, ...]
 
 
 class SendLines(Message, frozen=True):
-    """Send what the ranks of this run print, as they print it, for `SEND_LINES_SECONDS` from now; somebody follows it.
+    """Send the output of this run's ranks as they print it, for the next `SEND_LINES_SECONDS`.
 
-    At first the newest lines.
+    Sent while a client follows the logs. The agent first sends its newest lines.
     """
 
     run: RunId
 
 
 class LogLines(Message, frozen=True):
-    """What the ranks of a node have printed.
+    """Lines that the ranks of a node printed.
 
-    Not acknowledged: who misses some finds them in the object store within `FLUSH_SECONDS`.
+    Not acknowledged: a follower that misses lines reads them from the object store, `FLUSH_SECONDS` later at most.
     """
 
     run: RunId
     generation: Generation
     first: int
-    """Number of the first line, among all of this node and generation."""
+    """Number of the first line, counted over all lines of this node and generation."""
     lines: tuple[LogLine, ...]
 
 
 class RunCommand(Message, frozen=True):
-    """Run a program beside a rank and say what came of it.
+    """Run a program beside a rank and report its result.
 
-    Sent once: an id that was run already is not run again, it is answered again.
+    Sent once. For an id that the agent has already run, it reports the same result again and runs nothing.
     """
 
     run: RunId
@@ -599,38 +667,41 @@ class RunCommand(Message, frozen=True):
     command_id: str
     rank: Rank
     argv: tuple[str, ...]
-    """The program and its arguments, as they are: no shell sees them."""
+    """The program and its arguments, passed without a shell."""
     timeout_seconds: float
     stdin: bytes = b""
-    """All that it can read there."""
+    """The complete standard input of the program."""
 
 
 class CommandEnded(Message, frozen=True):
-    """What came of a `RunCommand`. Where it is lost, whoever waits is told so, and may ask again with the same id."""
+    """The result of a `RunCommand`.
+
+    If this message is lost, the waiting client gets an error and may ask again with the same id.
+    """
 
     command_id: str
     exit_code: int | None = None
-    """None: it did not end by itself.
+    """The exit code as a shell reports it. None: the program did not end by itself.
 
-    As a shell says it: 127 for a program that is not there, 128 and the signal's number.
+    127: the program does not exist. 128 + n: signal n ended the program.
     """
     stdout: bytes = b""
     stderr: bytes = b""
-    """The first `MAX_COMMAND_OUTPUT_BYTES` of each."""
+    """Both streams are cut after `MAX_COMMAND_OUTPUT_BYTES` each."""
     is_cut: bool = False
-    """There was more."""
+    """Whether a stream was cut."""
     is_timed_out: bool = False
     refusal: str = ""
-    """Why it was not run."""
+    """Why the agent did not run the program. Empty if it did."""
 
 
 class MetricsStored(Message, frozen=True):
-    """Logged values are kept: the agent may forget them."""
+    """The control plane has stored metric values, and the agent may delete its copy."""
 
     agent_id: str
-    """Whose numbers these are: another agent of the node has its own."""
+    """The agent process whose numbering applies. Each start of an agent numbers from 0."""
     next_number: int
-    """Those before it are kept."""
+    """The control plane has stored all values with lower numbers."""
 
 
 AgentToControl = Hello | AgentReport | LogLines | CommandEnded

@@ -1,22 +1,24 @@
-"""How an agent on EC2 shows which instance it is: the request that it signs and never sends, the same for who signs and who sends it.
+"""The signed request by which an agent on EC2 proves its instance identity.
 
-    agent                                          control plane                              STS of the control plane's own region
+The agent signs the request but does not send it. The control plane builds the same request and sends it to STS.
+
+    agent                                          control plane                       STS of the control plane's region
     POST /v1/agents/nonce             ──▶
-                                      ◀──          Nonce, good for `NONCE_SECONDS`, once
+                                      ◀──          nonce, valid once, for `NONCE_SECONDS`
     signs the request below with its instance's role
-    POST /v1/agents/session           ──▶          builds the request anew, adds the signature    ──▶
-      Authorization, X-Amz-Date, X-Amz-Security-Token                                             ◀──   whose signature it is
+    POST /v1/agents/session           ──▶          builds the request, adds the signature    ──▶
+      Authorization, X-Amz-Date, X-Amz-Security-Token                                        ◀──   the signer's identity
                                       ◀──          a session token for that instance
 
     POST https://sts.<region>.amazonaws.com/
     content-type, host, x-amz-date, x-amz-security-token, x-everstep-nonce, x-everstep-server-id       all of them signed
     Action=GetCallerIdentity&Version=2011-06-15
 
-Who holds such a signature can do nothing with it but ask STS whose it is, and show it to the one server that it names,
-once, within a minute.
+A stolen signature permits two actions only: to ask STS for the signer's identity, and to present the signature to the
+server that it names. The server accepts it once, within a minute.
 
-Invariant: method, host, path, body and the names of the signed headers are constants of this module, never anything
-that was received.
+Invariant: method, host, path, body and the names of the signed headers are constants of this module. None of them is
+copied from received data.
 """
 
 from __future__ import annotations
@@ -33,22 +35,25 @@ CONTENT_TYPE: Final = "application/x-www-form-urlencoded; charset=utf-8"
 NONCE_HEADER: Final = "x-everstep-nonce"
 SERVER_ID_HEADER: Final = "x-everstep-server-id"
 SIGNED_HEADERS: Final = "content-type;host;x-amz-date;x-amz-security-token;x-everstep-nonce;x-everstep-server-id"
-"""In SigV4's order. The credentials of an instance's role always come with a security token."""
+"""Names of the signed headers, in SigV4's order.
+
+They include the security token, because credentials of an instance role always contain a security token.
+"""
 
 
 def sts_host(region: str) -> str:
-    """Return the host of a region's own STS."""
+    """Return the host name of a region's STS endpoint."""
     return f"sts.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
 
 
 def headers(*, server_id: str, nonce: str) -> Mapping[str, str]:
-    """Return the headers that are signed besides those that SigV4 adds itself.
+    """Return the headers to sign in addition to the headers that SigV4 adds itself.
 
     Args:
-        server_id: of the control plane that the signature is for.
-        nonce: of this attempt.
+        server_id: identifies the control plane that may use the signature.
+        nonce: issued by the control plane for this attempt.
 
     Returns:
-        Values by name.
+        Header values by name.
     """
     return {"content-type": CONTENT_TYPE, SERVER_ID_HEADER: server_id, NONCE_HEADER: nonce}

@@ -1,13 +1,12 @@
-"""Encoding of messages: a two-byte version, then msgpack of one tagged struct.
+"""Encoding of messages: a two-byte version, then one tagged struct in msgpack.
 
     offset  size  field
     0       2     protocol version, big endian
     2       …     msgpack map of the struct, its type under the key "type"
 
-On a byte stream each message is preceded by its length as an unsigned 32-bit big-endian integer.
+On a byte stream, an unsigned 32-bit big-endian length precedes each message.
 
-Invariant: `decode` returns a value of the given union or raises a `ProtocolError`; it never returns a partly checked
-value.
+Invariant: `decode` returns a fully checked value of the given union, or raises a `ProtocolError`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from everstep.protocol.errors import MalformedMessage, OversizedMessage, Unknown
 
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""No control message is longer; shard bytes travel as chunks, not as messages."""
+"""Upper limit of an encoded message. Larger data, such as shards, travels in chunks."""
 LENGTH = struct.Struct(">I")
 _VERSION = struct.Struct(">H")
 
@@ -30,7 +29,7 @@ T = TypeVar("T")
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, tag_field="type", kw_only=True):
-    """Base of every message: immutable, tagged with its class name, unknown fields refused."""
+    """Base of every message: immutable, tagged with its class name, and strict about unknown fields."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -39,13 +38,13 @@ _resolving = threading.Lock()
 
 
 def encode(message: Message) -> bytes:
-    """Return the bytes of one message, version included and length prefix not.
+    """Return the encoded message, with the version and without a length prefix.
 
     Args:
-        message: a struct built on `Message`.
+        message: a struct derived from `Message`.
 
     Returns:
-        At most `MAX_MESSAGE_BYTES` bytes; `decode` gives an equal message back.
+        At most `MAX_MESSAGE_BYTES` bytes. `decode` turns them into an equal message.
 
     Raises:
         OversizedMessage: the message is longer than `MAX_MESSAGE_BYTES`.
@@ -57,19 +56,18 @@ def encode(message: Message) -> bytes:
 
 
 def resolve(kind: object) -> msgspec.msgpack.Decoder[object]:
-    """Let msgspec read the annotations of a type, once.
+    """Return a decoder of a type, and make msgspec read the type's annotations.
 
-    Called when a module is imported, for every type that it gives to `msgspec.convert`.
-
-    msgspec reads a class at its first use, and lets other threads see it before it is complete: two first uses at once
-    crash the process (seen as a fault at address 0 in its `_core`). So decoders are made, and converted types resolved,
-    when modules are imported (`tests/tidy/test_decoders.py`).
+    Modules call it at import time for every type that they pass to `msgspec.convert`. msgspec reads a class at its
+    first use and shows the unfinished result to other threads. Two simultaneous first uses crash the process with a
+    fault at address 0 in msgspec's `_core`. `tests/tidy/test_decoders.py` checks that all decoders are created at
+    import time.
 
     Args:
-        kind: a message class, a dataclass, or a union of such.
+        kind: a message class, a dataclass, or a union of such classes.
 
     Returns:
-        A decoder of it.
+        A decoder of the type. Repeated calls return the same decoder.
     """
     with _resolving:
         decoder = _decoders.get(kind)
@@ -79,19 +77,19 @@ def resolve(kind: object) -> msgspec.msgpack.Decoder[object]:
 
 
 def decode(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
-    """Return the message in `data`.
+    """Return the message that is encoded in `data`.
 
     Args:
-        data: what `encode` returned on the other side.
-        kind: a message class or a union of message classes; anything else in `data` is refused.
+        data: bytes that `encode` returned in the sending process.
+        kind: the accepted message class, or a union of the accepted classes.
 
     Returns:
-        The message, every field of it checked.
+        The message, with every field checked.
 
     Raises:
-        OversizedMessage: longer than `MAX_MESSAGE_BYTES`.
-        UnknownVersion: the sender speaks another version.
-        MalformedMessage: not msgpack, an unknown type, a field missing, unknown or of the wrong type.
+        OversizedMessage: the data is longer than `MAX_MESSAGE_BYTES`.
+        UnknownVersion: the sender uses another protocol version.
+        MalformedMessage: the data is not msgpack, has an unknown type, or has a missing, unknown or mistyped field.
     """
     if len(data) > MAX_MESSAGE_BYTES:
         raise OversizedMessage(f"a message of {len(data)} bytes; the limit is {MAX_MESSAGE_BYTES}")
@@ -107,28 +105,28 @@ def decode(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
         msgspec.ValidationError,
         msgspec.DecodeError,
         UnicodeDecodeError,
-    ) as error:  # the last: a key that is no text
+    ) as error:  # UnicodeDecodeError: a key is not UTF-8.
         raise MalformedMessage(str(error)) from error
 
 
 def frame(message: Message) -> bytes:
-    """Return the message with its length before it, as it travels on a byte stream."""
+    """Return the encoded message with its length prefix, for a byte stream."""
     data = encode(message)
     return LENGTH.pack(len(data)) + data
 
 
 def frame_length(prefix: bytes, limit: int = MAX_MESSAGE_BYTES) -> int:
-    """Return the length that a four-byte prefix announces.
+    """Return the length that a frame's four-byte prefix announces.
 
     Args:
         prefix: the first four bytes of a frame.
-        limit: the longest frame, bytes, that this line carries.
+        limit: length of the longest allowed frame, in bytes.
 
     Returns:
-        Bytes that follow the prefix.
+        Number of bytes that follow the prefix.
 
     Raises:
-        OversizedMessage: more than `limit` bytes are announced; nothing after the prefix may be read.
+        OversizedMessage: the prefix announces more than `limit` bytes. The caller must not read on.
     """
     (length,) = LENGTH.unpack(prefix)
     if length > limit:
