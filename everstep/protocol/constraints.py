@@ -1,7 +1,9 @@
-"""What is said about a field that breaks a constraint of the contract: one sentence each, the same from the client, before a request is sent, and
-from the service.
+"""Error sentences for request fields that break a constraint of the API contract.
 
-Invariant: pure, and nothing but words; who checks what is not known here.
+The client uses them before it sends a request, and the service uses them in its responses, so both report the same
+text.
+
+Invariant: pure functions that return text. The callers decide whether a constraint is broken.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ SAGEMAKER_FIELDS: Final = {
     "InputDataConfig.CompressionType": "files are given as they are",
     "InputDataConfig.ContentType": "leave it out",
     "InputDataConfig.DataSource.DatasetSource": "leave it out",
-    "InputDataConfig.DataSource.FileSystemDataSource.FileSystemAccessMode": "whether it may be written to is a matter of its mount",
+    "InputDataConfig.DataSource.FileSystemDataSource.FileSystemAccessMode": (
+        "whether it may be written to is a matter of its mount"
+    ),
     "InputDataConfig.DataSource.FileSystemDataSource.FileSystemId": "mount it on the nodes, and name its directory",
     "InputDataConfig.DataSource.FileSystemDataSource.FileSystemType": "mount it on the nodes, and name its directory",
     "InputDataConfig.DataSource.S3DataSource.AttributeNames": "leave it out",
@@ -49,7 +53,7 @@ SAGEMAKER_FIELDS: Final = {
     "TensorBoardOutputConfig": "leave it out",
     "VpcConfig": "networks are a matter of the fleet's launch template",
 }
-"""Fields of SageMaker's CreateTrainingJob that a request of ours does not have, and what to do instead."""
+"""Fields of SageMaker's CreateTrainingJob that Everstep lacks, with the replacement to suggest."""
 
 FIXED_FIELDS: Final = frozenset(
     {
@@ -69,7 +73,7 @@ FIXED_FIELDS: Final = frozenset(
         "Source",
     }
 )
-"""Fields of a training job that are set when it is created, for good."""
+"""Fields of a training job that are set at creation and cannot change."""
 
 MISSING: Final = "is missing"
 NOT_JSON: Final = "the body is not JSON"
@@ -91,17 +95,17 @@ KINDS: Final = {
     "structure": "an object",
     "blob": "bytes",
 }
-"""By botocore's name of a type, what is said of it."""
+"""Description of each value type, by botocore's type name."""
 
 
 def unknown(field: str) -> str:
-    """Return what is said of a field that is not one.
+    """Return the sentence about an unknown field.
 
     Args:
-        field: its path, as `CheckpointConfig.LocalPath`.
+        field: path of the field, for example `CheckpointConfig.LocalPath`.
 
     Returns:
-        The sentence; a field of SageMaker's, or one that a training job keeps for good, is told as such.
+        The sentence. It names the replacement for a field of SageMaker, and says that a fixed field cannot change.
     """
     instead = SAGEMAKER_FIELDS.get(re.sub(r"\[\d+\]", "", field))
     if field in FIXED_FIELDS:
@@ -114,58 +118,58 @@ def unknown(field: str) -> str:
 
 
 def wrong_type(kind: str, given: object) -> str:
-    """Return what is said of a value of another type than `kind`, one of `KINDS`."""
+    """Return the sentence about a value that is not of type `kind`, a key of `KINDS`."""
     return f"must be {KINDS[kind]}{_not(given)}"
 
 
 def at_least(minimum: float, given: object) -> str:
-    """Return what is said of a number that is too small."""
+    """Return the sentence about a number below the minimum."""
     return f"must be at least {_number(minimum)}{_not(given)}"
 
 
 def at_most(maximum: float, given: object) -> str:
-    """Return what is said of a number that is too large."""
+    """Return the sentence about a number above the maximum."""
     return f"must be at most {_number(maximum)}{_not(given)}"
 
 
 def too_short(minimum: int) -> str:
-    """Return what is said of text that is too short."""
+    """Return the sentence about text with too few characters."""
     return f"must have at least {minimum} characters"
 
 
 def too_long(maximum: int) -> str:
-    """Return what is said of text that is too long."""
+    """Return the sentence about text with too many characters."""
     return f"must have at most {maximum} characters"
 
 
 def too_few(minimum: int) -> str:
-    """Return what is said of a list or map with too few entries."""
+    """Return the sentence about a list or map with too few entries."""
     return f"must have at least {minimum} entries"
 
 
 def too_many(maximum: int) -> str:
-    """Return what is said of a list or map with too many entries."""
+    """Return the sentence about a list or map with too many entries."""
     return f"must have at most {maximum} entries"
 
 
 def mismatch(pattern: str, given: object) -> str:
-    """Return what is said of text that does not match a pattern."""
+    """Return the sentence about text that does not match a pattern."""
     return f"must match {pattern}{_not(given)}"
 
 
 def none_of(values: Sequence[str], given: object) -> str:
-    """Return what is said of a word that is none of those allowed."""
+    """Return the sentence about a value that is not one of the allowed values."""
     return f"must be one of {', '.join(values)}{_not(given)}"
 
 
 def told(fields: Sequence[tuple[str, str]]) -> str:
-    """Return the message of a whole request.
+    """Return the error message for a whole request.
 
     Args:
-        fields: path and sentence of all that is wrong.
+        fields: path and sentence of every invalid field. An empty path stands for the request itself.
 
     Returns:
-        One sentence.
+        One sentence that lists all of them.
     """
     return "The request is not valid: " + "; ".join(
         f"{field}: {message}" if field else message for field, message in fields
@@ -173,7 +177,7 @@ def told(fields: Sequence[tuple[str, str]]) -> str:
 
 
 def path_of(parts: Sequence[str | int]) -> str:
-    """Return `A.B[0]` for the way to a field."""
+    """Return a field's path as text, for example `A.B[0]`."""
     return re.sub(r"\.(?=\[)", "", ".".join(f"[{part}]" if isinstance(part, int) else part for part in parts))
 
 
@@ -182,7 +186,7 @@ def _number(value: float) -> str:
 
 
 def _not(given: object) -> str:
-    """Quote what was given, where it is short and tells something."""
+    """Return `, not <value>` for a scalar value, cut to `LONGEST_QUOTE` characters. Otherwise an empty string."""
     if isinstance(given, bool):
         return f", not {str(given).lower()}"
     return f", not {str(given)[:LONGEST_QUOTE]!r}" if isinstance(given, (str, int, float)) else ""

@@ -1,7 +1,7 @@
-"""Bytes of one element of each of torch's dtypes, by the name that torch prints without `torch.`.
+"""Element sizes in bytes of torch's dtypes, by torch's dtype name without the prefix `torch.`.
 
-The agent checks tensors that it never loads, without torch; a test holds this table against torch's own. Dtypes that
-pack several values into a byte have a byte as their element, as in torch.
+The agent checks tensors with this table because it does not import torch. A test compares the table with torch. If a
+dtype packs several values into one byte, the element is that byte, as in torch.
 """
 
 from __future__ import annotations

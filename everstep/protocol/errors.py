@@ -1,24 +1,25 @@
-"""Errors of the wire.
+"""Errors of the wire format.
 
     ProtocolError
-    ├── UnknownVersion      the other side speaks a version that this one does not
+    ├── UnknownVersion      the sender uses a version that this process does not support
     ├── OversizedMessage    longer than the limit for its kind
     ├── MalformedMessage    not the declared type: wrong field, wrong type, trailing bytes
-    ├── CorruptSlot         a slot header or index whose digest or bounds do not hold
-    └── CorruptObject       a checkpoint's object whose header is not ours, or contradicts itself
+    ├── CorruptSlot         a slot header or index with a wrong digest or invalid bounds
+    └── CorruptObject       a checkpoint object with a foreign or inconsistent header
 
-All are refusals of input: the receiver counts them, closes that one line where needed, and lives on.
+Every error means that a process rejected input. The process counts the error, closes the connection where needed, and
+keeps running.
 """
 
 from __future__ import annotations
 
 
 class ProtocolError(Exception):
-    """Input from another process that is refused."""
+    """Base of the errors about rejected input from another process."""
 
 
 class UnknownVersion(ProtocolError):
-    """The message or layout has a version that this process does not speak."""
+    """The message or layout has a version that this process does not support."""
 
 
 class OversizedMessage(ProtocolError):
@@ -30,8 +31,11 @@ class MalformedMessage(ProtocolError):
 
 
 class CorruptSlot(ProtocolError):
-    """A slot's header or index is not what its digest or its bounds say."""
+    """The digest or the bounds of a slot's header or index are invalid."""
 
 
 class CorruptObject(ProtocolError):
-    """The header of a checkpoint's object is not one of ours, or contradicts itself or the object's size."""
+    """The header of a checkpoint object is invalid.
+
+    It is not Everstep's format, or it contradicts itself or the object's size.
+    """

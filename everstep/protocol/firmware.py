@@ -1,7 +1,8 @@
-"""What this machine's firmware says of it: the one rule by which an EC2 instance is known.
+"""Detection of EC2 instances by the firmware's vendor name.
 
-Invariant: a file of the kernel is read, readable by everybody; nobody is asked, for elsewhere anybody may answer at a
-link-local address. Source: Amazon EC2 User Guide, `Detect whether a host is an EC2 instance`.
+Invariant: the module reads one world-readable kernel file and sends no network request. Outside EC2, any machine could
+answer at the link-local address of the metadata service. Source: Amazon EC2 User Guide, `Detect whether a host is an
+EC2 instance`.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ DMI = Path("/sys/devices/virtual/dmi/id")
 
 
 def is_ec2_instance(dmi: Path = DMI) -> bool:
-    """Say whether this machine is an EC2 instance.
+    """Return whether this machine is an EC2 instance.
 
     Args:
-        dmi: what the firmware says of the machine.
+        dmi: directory with the firmware's DMI fields.
 
     Returns:
-        Whether it names EC2; what cannot be read does not.
+        True if a vendor field names Amazon EC2. False if the fields are unreadable.
     """
     return any(_says(dmi / name) == "Amazon EC2" for name in ("sys_vendor", "bios_vendor"))
 

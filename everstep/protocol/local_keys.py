@@ -1,6 +1,6 @@
-"""The access key of one local cloud, and the private file that carries it between processes.
+"""The access key of a local cluster, and the private file that other processes read it from.
 
-Invariant: the file is readable by its owner only, and the secret appears in no `repr`, log line or command line.
+Invariant: only the file's owner can read it. The secret is in no `repr`, log line or command line.
 """
 
 from __future__ import annotations
@@ -13,39 +13,45 @@ from pathlib import Path
 from typing import Final
 
 PREFIX: Final = "LOCAL"
-"""No access key of AWS begins like this."""
+"""Prefix of local access key ids. No access key of AWS begins with it."""
 PRIVATE: Final = 0o077
-"""Permission bits that nobody but the owner may have."""
+"""Permission bits of group and others, which the file must not have."""
 
 
 class UnusableKeys(Exception):
-    """The keys file is missing, malformed, or readable by others; the message names the file and the remedy."""
+    """The key file is missing, malformed, or readable by other users.
+
+    The message names the file and the remedy.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalKeys:
-    """An access key pair. `everstep local up` makes one per cluster; the local AWS accepts no other long-lived key."""
+    """An access key pair of a local cluster.
+
+    `everstep local up` creates one per cluster. The local AWS accepts no other long-lived key.
+    """
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
 
     @classmethod
     def random(cls) -> LocalKeys:
-        """Return a new key pair with 256 bits of secret."""
+        """Return a new key pair with a 256-bit secret."""
         return cls(access_key_id=PREFIX + secrets.token_hex(8).upper(), secret_access_key=secrets.token_urlsafe(32))
 
     @classmethod
     def read(cls, file: Path) -> LocalKeys:
-        """Read the key pair from a file that `encoded` filled.
+        """Read the key pair from a file that holds the bytes of `encoded`.
 
         Args:
-            file: owned by this user, mode 0600.
+            file: must belong to this user and have mode 0600.
 
         Returns:
             The key pair.
 
         Raises:
-            UnusableKeys: the file cannot be read, is no key pair, or is open to other users.
+            UnusableKeys: the file is unreadable, is not a key pair, or is accessible to other users.
         """
         try:
             with file.open("rb") as opened:
@@ -63,5 +69,5 @@ class LocalKeys:
         return keys
 
     def encoded(self) -> bytes:
-        """Return the content of the file; the caller writes it with mode 0600."""
+        """Return the file's content. The caller must write it with mode 0600."""
         return json.dumps({"AccessKeyId": self.access_key_id, "SecretAccessKey": self.secret_access_key}).encode()

@@ -1,21 +1,21 @@
-"""What ranks print, as it is kept and sent: lines with their time, in chunks, one writer per node and generation.
+"""Stored and transmitted output of ranks: timestamped lines in chunks, one writer per node and generation.
 
-    <log key>gen=<g>/node=<node id>/<first>-<milliseconds>.jsonl                a chunk, by the node itself
-    <log key>gen=<g>/node=<node id>/<first>-<milliseconds>.<holder>.jsonl       a tail, by a node that holds its shards
+    <log key>gen=<g>/node=<node id>/<first>-<milliseconds>.jsonl                a chunk, stored by the node itself
+    <log key>gen=<g>/node=<node id>/<first>-<milliseconds>.<holder>.jsonl       a tail, stored by a holder of its shards
 
-    {"first":120,"positions":{"0.stdout":9118,…}}             the head: number of the first line; how far each stream was read before it
-    {"t":1763672500123,"r":0,"s":"stdout","m":"…","b":9135}   a line: time in ms, rank, stream, text, where it ends in its stream
-    {"t":1763672590001,"r":-1,"s":"end","m":"","b":0}         the last line of a node that has shipped everything
+    {"first":120,"positions":{"0.stdout":9118,…}}             head: number of the first line, bytes before it per stream
+    {"t":1763672500123,"r":0,"s":"stdout","m":"…","b":9135}   line: Unix ms, rank, stream, text, end offset in the stream
+    {"t":1763672590001,"r":-1,"s":"end","m":"","b":0}         last line of a node that has uploaded everything
 
-A node numbers its lines of a generation 0, 1, 2 …, whatever rank they are of; so one number says how far somebody has
-read a node. A chunk grows until it is long or old enough and is stored again each time; what was stored of it never
-changes.
+A node numbers its lines of a generation 0, 1, 2 …, across all of its ranks. So one number describes how far a reader
+has read a node's output. The node stores a growing chunk again and again, until the chunk reaches its size or age
+limit. Lines that are already stored never change.
 
-A tail has the node's newest lines. Chunks may have some or all of them: a holder stores a tail whenever the generation
-ends, for the node may be lost. Readers take from tails what the chunks of a lost node lack. Lines between the two are
-lost.
+A tail contains a node's newest lines. Holders store tails whenever a generation ends, because the node may be lost.
+Tails and chunks may overlap. Readers of a lost node take the lines after its last chunk from the tails. Lines between
+the last chunk and the first tail are lost.
 
-Invariant: times of one node and generation never decrease; a line number means the same line for ever.
+Invariant: times of one node and generation never decrease, and a line number always means the same line.
 """
 
 from __future__ import annotations
@@ -29,69 +29,72 @@ import msgspec
 from everstep.protocol.ids import NodeId, Rank
 
 FLUSH_SECONDS: Final = 1.0
-"""`log_flush_seconds`: how much of its ranks' output a node that is lost takes with it at most, while the object store can be reached."""
+"""Seconds of rank output that a lost node loses at most, while the object store is reachable.
+
+The documentation lists it as `log_flush_seconds`.
+"""
 LINE_BYTES: Final = 16 * 1024
-"""A longer line is kept in pieces."""
+"""Length of the longest stored line. Longer lines are stored in pieces."""
 NO_RANK: Final = Rank(-1)
 SUFFIX: Final = ".jsonl"
 
 
 class ChunkHead(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line of a chunk."""
+    """The first row of a chunk."""
 
     first: int
     positions: dict[str, int]
-    """By `<rank>.<stream>`, bytes."""
+    """Bytes read of each stream before the first line, by `<rank>.<stream>`."""
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line, or a piece of a long one."""
+    """One printed line, or a piece of a long line."""
 
     at_ms: int = msgspec.field(name="t")
-    """Unix time at which it was read."""
+    """Unix time in milliseconds at which the agent read the line."""
     rank: Rank = msgspec.field(name="r")
     stream: Literal["stdout", "stderr", "end"] = msgspec.field(name="s")
-    """`end`: nothing follows."""
+    """`end` marks the last line of the node."""
     text: str = msgspec.field(name="m")
-    """Without its line feed; what is not UTF-8 is U+FFFD."""
+    """The text without its line feed. Invalid UTF-8 becomes U+FFFD."""
     end: int = msgspec.field(name="b")
-    """Byte after it in its stream."""
+    """Offset of the byte after the line in its stream."""
     is_piece: bool = msgspec.field(name="p", default=False)
-    """The line goes on."""
+    """Whether the next record continues this line."""
     is_gap: bool = msgspec.field(name="g", default=False)
-    """The node could not keep what was here; the text says how much."""
+    """Whether the record stands for output that the node could not store. The text says how much."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChunkName:
-    """What the name of a chunk says."""
+    """The parsed name of a chunk."""
 
     node_id: NodeId
     first: int
     at_ms: int
-    """No line of it is older."""
+    """Unix time in milliseconds. All lines of the chunk are at least as new."""
 
     @property
     def path(self) -> str:
-        """Return the name below `gen=<g>/`."""
+        """Return the object name below `gen=<g>/`."""
         return f"node={self.node_id}/{self.first:012d}-{self.at_ms}{SUFFIX}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class TailName:
-    """What the name of a tail says."""
+    """The parsed name of a tail."""
 
     node_id: NodeId
-    """Whose lines they are."""
+    """The node that printed the lines."""
     first: int
     at_ms: int
-    """No line of it is older."""
+    """Unix time in milliseconds. All lines of the tail are at least as new."""
     holder: NodeId
-    """Who has stored it."""
+    """The node that stored the tail."""
 
     @property
     def path(self) -> str:
-        """Return the name below `gen=<g>/`."""
+        """Return the object name below `gen=<g>/`."""
         return f"node={self.node_id}/{self.first:012d}-{self.at_ms}.{self.holder}{SUFFIX}"
 
 
@@ -101,7 +104,7 @@ _lines = msgspec.json.Decoder(LogLine)
 
 
 def parse_name(path: str) -> ChunkName | None:
-    """Return what a name below `gen=<g>/` says, or None if it is no chunk's."""
+    """Return the parsed name of a chunk, or None if the object name below `gen=<g>/` is not a chunk's."""
     node, _, file = path.partition("/")
     first, _, at = file.removesuffix(SUFFIX).partition("-")
     is_chunk = node.startswith("node=") and file.endswith(SUFFIX) and first.isdecimal() and at.isdecimal()
@@ -109,7 +112,7 @@ def parse_name(path: str) -> ChunkName | None:
 
 
 def parse_tail(path: str) -> TailName | None:
-    """Return what a name below `gen=<g>/` says, or None if it is no tail's."""
+    """Return the parsed name of a tail, or None if the object name below `gen=<g>/` is not a tail's."""
     node, _, file = path.partition("/")
     stem, _, holder = file.removesuffix(SUFFIX).partition(".")
     chunk = parse_name(f"{node}/{stem}{SUFFIX}") if holder and file.endswith(SUFFIX) else None
@@ -117,38 +120,38 @@ def parse_tail(path: str) -> TailName | None:
 
 
 def encode_head(head: ChunkHead) -> bytes:
-    """Return the first line of a chunk."""
+    """Return the head as the first row of a chunk."""
     return _encoder.encode(head) + b"\n"
 
 
 def encode_lines(lines: Iterable[LogLine]) -> bytes:
-    """Return lines as they are appended to a chunk."""
+    """Return lines as rows of a chunk."""
     return b"".join(_encoder.encode(line) + b"\n" for line in lines)
 
 
 def decode_lines(data: bytes) -> list[LogLine]:
-    """Return lines without a head.
+    """Return the lines of rows without a head.
 
     Args:
-        data: as `encode_lines` made it.
+        data: rows as `encode_lines` returns them.
 
     Returns:
-        The lines.
+        The lines, in order.
 
     Raises:
-        msgspec.MsgspecError: they are not such lines.
+        msgspec.MsgspecError: a row is not a valid line.
     """
     return [_lines.decode(row) for row in data.splitlines()]
 
 
 def decode_chunk(data: bytes) -> tuple[ChunkHead | None, list[LogLine], int]:
-    """Return what is whole of a chunk.
+    """Return the intact beginning of a chunk.
 
     Args:
-        data: as stored, or as a process that died has left it.
+        data: a stored chunk, or one that a process left incomplete when it died.
 
     Returns:
-        The head, or None if not even that is whole; the lines; and how many bytes of `data` they take.
+        The head (None if it is incomplete), the intact lines, and the number of bytes that both occupy in `data`.
     """
     head, lines, good = None, [], 0
     for row in data.splitlines(keepends=True):

@@ -1,11 +1,13 @@
-"""How server and agent log where machines read it: one JSON object a line, with the same fields from both, so that one pipeline takes them together.
+"""Log formats of the server and the agent: text for people, JSON lines for log pipelines.
 
-    time        ISO 8601, UTC, microseconds         job, run, generation, node   where the line is about one
+Both processes use the same JSON fields, so that one pipeline can read both:
+
+    time        ISO 8601, UTC, microseconds         job, run, generation, node   the subject, where the line has one
     level       debug, info, warning, error …       exception                    the traceback, where there is one
     logger      the module
     message     as in text
 
-Invariant: a line is one line and always valid JSON, whatever was logged.
+Invariant: each JSON record is one line of valid JSON, whatever the message contains.
 """
 
 from __future__ import annotations
@@ -25,17 +27,18 @@ _ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 1
     0x2028: "\\u2028",
     0x2029: "\\u2029",
 }
-"""Control characters, and what Unicode calls the end of a line."""
+"""Escapes for control characters and for Unicode's line and paragraph separators."""
 
-_about: ContextVar[Mapping[str, object]] = ContextVar("_about", default={})  # noqa: B039  # a mapping that nobody can change through its type
+# The type Mapping has no mutators.
+_about: ContextVar[Mapping[str, object]] = ContextVar("_about", default={})  # noqa: B039
 
 
 @contextmanager
 def about(**fields: object) -> Iterator[None]:
-    """Say what everything that is logged within, in this task and the threads that it waits for, is about.
+    """Add fields to every log line of the block, in this task and in threads that it awaits.
 
     Args:
-        **fields: job, run, generation, node; None is left out.
+        **fields: job, run, generation or node. A field that is None is left out.
     """
     token = _about.set({**_about.get(), **{name: value for name, value in fields.items() if value is not None}})
     try:
@@ -45,13 +48,14 @@ def about(**fields: object) -> Iterator[None]:
 
 
 class TextFormatter(logging.Formatter):
-    """Formats lines for people: control characters are escaped, so that what a client sends forges no line and reaches no terminal as a command.
+    """Formats log lines for people.
 
-    The lines of a traceback are indented: a line at the margin is always the beginning of a record.
+    It escapes control characters, so that text from a client cannot forge a log line or send commands to a terminal. It
+    indents the lines of a traceback. An unindented line is always the beginning of a record.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record. Called by `logging`, in any thread."""
+        """Return the record as text. `logging` calls it in any thread."""
         first, *more = (
             super().format(record).split("\n")
             if record.exc_info or record.stack_info
@@ -65,10 +69,10 @@ def _escaped(text: str) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """Makes the lines.
+    """Formats log records as JSON lines.
 
     Args:
-        always: more fields, asked for at every line; `about` comes after them.
+        always: returns more fields. Called for every record. Fields of `about` override them.
     """
 
     def __init__(self, always: Callable[[], Mapping[str, object]] = dict) -> None:
@@ -76,7 +80,7 @@ class JsonFormatter(logging.Formatter):
         self._always = always
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line. Called by `logging`, in any thread."""
+        """Return the record as one line of JSON. `logging` calls it in any thread."""
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
             "level": record.levelname.lower(),

@@ -1,7 +1,9 @@
-"""Whether an address is this machine: the rule that local mode and unencrypted tokens rest on, one for all who must judge alike.
+"""Checks whether an address belongs to this machine.
 
-Invariant: only an address itself counts. Names are not resolved and not trusted, but for `localhost`; what cannot be
-read is elsewhere.
+Local mode and unencrypted tokens are allowed only on this machine. All components use these checks, so that they agree.
+
+Invariant: only `localhost` and loopback addresses count as this machine. Other names are not resolved. Unparsable input
+counts as another machine.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from urllib.parse import urlsplit
 
 
 def is_this_machine(host: str) -> bool:
-    """Say whether a host, as it stands in a URL or is listened on, is this machine."""
+    """Return whether a host, from a URL or a listening address, is this machine."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -19,15 +21,15 @@ def is_this_machine(host: str) -> bool:
 
 
 def is_loopback(url: str) -> bool:
-    """Say whether a URL leads to this machine; what is not a URL does not."""
+    """Return whether a URL points to this machine. False for text that is not a URL."""
     return is_this_machine(url_host(url))
 
 
 def url_host(url: str) -> str:
-    """Return the host of an http or https URL, empty if it is none: for what users and environments give."""
+    """Return the host of an http or https URL, or an empty string for any other text."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # read, and thereby checked
+        _ = parts.port  # The property raises for an invalid port.
     except ValueError:
         return ""
     return parts.hostname or "" if parts.scheme in ("http", "https") else ""

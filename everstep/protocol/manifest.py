@@ -1,14 +1,14 @@
-"""The manifest of a checkpoint: what makes a set of shard objects in S3 one complete checkpoint.
+"""The manifest of a checkpoint, which lists the shard objects in S3 that form one complete checkpoint.
 
-Written last, by the control plane.
+The control plane writes the manifest after all shards are complete.
 
 Keys, below the job's checkpoint prefix:
 
     run=<run>/gen=<g>/step=<k>/<upload id>/rank=<r>.safetensors
     run=<run>/gen=<g>/step=<k>/manifest.json
 
-Invariant: an object without a manifest that names it is garbage; a manifest names only objects that were complete
-before it was written.
+Invariant: an object that no manifest names is garbage. Every object that a manifest names was complete before the
+manifest was written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 
 
 class ManifestShard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One rank's object."""
+    """The object of one rank's shard."""
 
     rank: Rank
     key: str
@@ -28,20 +28,20 @@ class ManifestShard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     etag: str
     payload_bytes: int
     payload_digest: str
-    """Of the slot's payload (`slot.shard_digest`), hexadecimal: what a restored slot must hash to."""
+    """`slot.shard_digest` of the slot's payload, hexadecimal. A restored slot must match it."""
     layout_hash: str
     origin_generation: Generation
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A complete set of shards of one step."""
+    """The complete set of shards of one step."""
 
     version: int
     job: JobName
     run: RunId
     generation: Generation
     parent_chain: tuple[tuple[Generation, Step], ...]
-    """(generation, base step) from this generation back to the first."""
+    """(generation, base step) pairs, from this generation back to the first."""
     step: Step
     shards: tuple[ManifestShard, ...]
 
@@ -55,17 +55,17 @@ def encode_manifest(manifest: CheckpointManifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> CheckpointManifest:
-    """Return the manifest in `data`.
+    """Return the manifest that is encoded in `data`.
 
     Args:
-        data: the object as it is stored.
+        data: content of the stored object.
 
     Returns:
-        The manifest, its shards in the order of their ranks.
+        The manifest, with its shards in rank order.
 
     Raises:
-        MalformedMessage: not a manifest, or ranks are missing or doubled.
-        UnknownVersion: of a version that this process does not know.
+        MalformedMessage: the data is not a manifest, or ranks are missing or duplicated.
+        UnknownVersion: this process does not support the manifest's version.
     """
     try:
         manifest = _MANIFEST.decode(data)
@@ -73,7 +73,7 @@ def decode_manifest(data: bytes) -> CheckpointManifest:
         msgspec.ValidationError,
         msgspec.DecodeError,
         UnicodeDecodeError,
-    ) as error:  # the last: a key that is no text
+    ) as error:  # UnicodeDecodeError: a key is not UTF-8.
         raise MalformedMessage(f"not a checkpoint manifest: {error}") from error
     if manifest.version != 1:
         raise UnknownVersion(f"a checkpoint manifest of version {manifest.version}")

@@ -1,7 +1,9 @@
-"""Pages of a mapping, given before they are used: the first touch of a page costs twelve times its copy.
+"""Population of a mapping's pages before their first use.
 
-Invariant: what lies on the pages stays as it is. A kernel that does not know a request leaves the work to the first
-touch.
+Without it, the first copy into a page takes about twelve times as long, because the kernel has to allocate the page.
+
+Invariant: the pages' content does not change. On a kernel without the requested feature, the first use allocates the
+page.
 """
 
 from __future__ import annotations
@@ -12,37 +14,39 @@ import mmap
 PIECE_BYTES = 64 * 1024 * 1024
 _MADV_POPULATE_READ = 22
 _MADV_POPULATE_WRITE = 23
-"""Linux 5.14."""
+"""Both constants need Linux 5.14."""
 
-# Unlike mmap.madvise, a foreign call lets other threads run.
+# A ctypes call releases the GIL. mmap.madvise does not.
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def populate(address: int, size: int, *, is_written: bool) -> bool:
-    """Give a range its pages now. In a thread: it takes about as long as copying the range, cold 0.1 to 1 s per GiB.
+    """Allocate the pages of a range now.
+
+    Call it in a thread. It takes about as long as copying the range: 0.1 to 1 s per GiB of unused memory.
 
     Args:
-        address: where the range begins; rounded down to a page.
-        size: bytes.
-        is_written: it will be written; else it will be read.
+        address: start of the range. Rounded down to a page.
+        size: length of the range in bytes.
+        is_written: whether the caller will write to the range. False: the caller will only read.
 
     Returns:
-        Whether the kernel gave them all.
+        Whether the kernel allocated all pages.
     """
     advice = _MADV_POPULATE_WRITE if is_written else _MADV_POPULATE_READ
     return _advise(address, size, advice)
 
 
 def prefer_huge(address: int, size: int) -> bool:
-    """Ask for huge pages in a range that has no pages yet; whether they come is the kernel's choice.
+    """Ask the kernel for huge pages in a range that has no pages yet. The kernel may ignore this.
 
     Args:
-        address: where the range begins; rounded down to a page.
-        size: bytes.
+        address: start of the range. Rounded down to a page.
+        size: length of the range in bytes.
 
     Returns:
-        Whether the kernel knows the request.
+        Whether the kernel accepted the request.
     """
     return _advise(address, size, mmap.MADV_HUGEPAGE)
 

@@ -1,7 +1,7 @@
-"""Between two agents over TCP: who is there, shards in chunks, and the rounds.
+"""Messages between two agents over TCP: authentication, shard transfer in chunks, and the rounds.
 
-Every connection begins with a challenge and an answer in both directions, keyed by the generation's key, so that
-neither a stranger nor a member of another generation gets past the first message.
+Every connection begins with a mutual challenge and response, keyed with the generation's key. So neither a stranger nor
+a member of another generation can send more than the first message.
 
     dialler                                   listener
     Open(nonce_a, …)              ─────▶
@@ -11,10 +11,12 @@ neither a stranger nor a member of another generation gets past the first messag
 
     replica session: ReserveShard ─▶ ; ◀─ ShardReserved ; a shard ─▶
     fetch session:   FetchShard ─▶ ; ◀─ a shard | ShardRefused
-    a shard:         BeginShard, ShardDigests …, EndShard ─▶ ; ◀─ ShardWanted … ; chunks on the streams ─▶ ; ◀─ ShardSealed | ShardRefused
+    a shard:         BeginShard, ShardDigests …, EndShard ─▶ ; ◀─ ShardWanted … ;
+                     chunks on the streams ─▶ ; ◀─ ShardSealed | ShardRefused
                      (ahead of EndShard on a replica session: PrintedLines …)
     round session:   RoundReport ─▶ ; ◀─ Announcement
-    stream:          a connection of its own, opened by the dialler of a replica or fetch session and named after it; chunks alone follow
+    stream:          a separate connection that carries only chunks, opened by the dialler of a replica or fetch session
+                     and named after that session
 
 A chunk on a stream (integers big endian):
 
@@ -22,11 +24,11 @@ A chunk on a stream (integers big endian):
     0       4     transfer    of the BeginShard that announced the shard
     4       4     index       of the chunk
     8       4     size        bytes
-    12      52    zeros       a chunk stays aligned as it is in its slot
+    12      52    zeros       keep the chunk's alignment the same as in its slot
     64      size  the chunk
 
-Invariant: nothing is written into a slot that its holder has not asked for, and it seals only what hashes to the
-owner's digests, chunk by chunk.
+Invariant: a holder writes only chunks that it asked for into a slot. It seals a shard only if every chunk matches the
+owner's digest.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.rounds import Announcement, RoundReport
 
 CHUNK_HEADER = struct.Struct(">III52x")
-"""As long as a cache line: a shorter one would shift every byte behind it, and copying what is not aligned takes a fifth longer (measured)."""
+"""Header of a chunk on a stream, as long as a cache line.
+
+A shorter header would misalign the chunk, and a misaligned copy takes a fifth longer (measured).
+"""
 MAX_PEER_MESSAGE_BYTES = 1024 * 1024
 NONCE_BYTES = 32
 
@@ -56,15 +61,15 @@ class Open(Message, frozen=True):
     kind: SessionKind
     node_id: NodeId
     owner_rank: Rank
-    """The shard of a replica session; -1 for the others."""
+    """The rank whose shard a replica session transfers. -1 for other sessions."""
     nonce: bytes
-    """32 fresh bytes; they also name the session."""
+    """32 random bytes, which also serve as the session's name."""
     session: bytes = b""
-    """The nonce of the session that a stream belongs to."""
+    """Only for a stream: the nonce of the session that it belongs to."""
 
 
 class Challenge(Message, frozen=True):
-    """The listener proves that it holds the generation's key, and asks the same."""
+    """The listener's proof that it holds the generation's key, and its challenge to the dialler."""
 
     node_id: NodeId
     nonce: bytes
@@ -72,47 +77,59 @@ class Challenge(Message, frozen=True):
 
 
 class Answer(Message, frozen=True):
-    """The dialler's proof, over the listener's nonce; the listener answers `Accepted` or `Refused`."""
+    """The dialler's proof for the listener's nonce. The listener replies with `Accepted` or `Refused`."""
 
     mac: bytes
 
 
 class Accepted(Message, frozen=True):
-    """The session is open."""
+    """The listener opens the session."""
 
     addresses: tuple[tuple[str, int], ...] = ()
-    """Where the listener can be reached, one (address, port) for each of its network cards: streams are spread over them."""
+    """(address, port) of each network card of the listener.
+
+    The dialler spreads its streams over them.
+    """
 
 
 class Refused(Message, frozen=True):
-    """The session is not opened; the connection is closed."""
+    """The listener rejects the session and closes the connection."""
 
     reason: str
 
 
 class ReserveShard(Message, frozen=True):
-    """The owner has slots of this size, and captures nothing before its holders have theirs; answered by `ShardReserved`."""
+    """The owner asks a holder to reserve slots of this size. The answer is `ShardReserved`.
+
+    The owner captures no snapshot until its holders have reserved their slots.
+    """
 
     capacity_bytes: int
     layout_hash: bytes
 
 
 class PreparingShard(Message, frozen=True):
-    """The holder is making slots, memory that is touched for the first time; said again and again, so that it does not seem silent."""
+    """The holder is still allocating its slots.
+
+    The holder repeats it during the allocation, so that the owner does not count it as silent.
+    """
 
 
 class ShardReserved(Message, frozen=True):
-    """The holder has made its slots, or will have to refuse what does not fit: either way it is ready for the first shard."""
+    """The holder is ready for the first shard.
+
+    Either it allocated its slots, or it will reject a shard that does not fit.
+    """
 
     capacity_bytes: int
     layout_hash: bytes
 
 
 class BeginShard(Message, frozen=True):
-    """A shard is to be had, or will be: its owner may still be capturing it."""
+    """Announces a shard. The owner may still be capturing it."""
 
     transfer: int
-    """Numbers the shards of a session: later ones are higher."""
+    """Number of the shard within the session. Later shards have higher numbers."""
     owner_rank: Rank
     origin_generation: Generation
     step: Step
@@ -122,85 +139,99 @@ class BeginShard(Message, frozen=True):
     index_bytes: int
     layout_hash: bytes
     committed: Step
-    """C as the sender knows it: the slot that holds it is not the one to overwrite."""
+    """The newest committed step (C) that the sender has heard of.
+
+    The holder must not overwrite the slot with this step.
+    """
 
 
 class ShardDigests(Message, frozen=True):
-    """The next chunks are there: each such message goes on where the one before it ended, and is answered by `ShardWanted`."""
+    """The next chunks of the shard are ready, and these are their digests.
+
+    Each message continues after the chunks of the message before it. The answer is `ShardWanted`.
+    """
 
     transfer: int
     first: int
-    """Index of the first of them."""
+    """Index of the first of these chunks."""
     chunk_digests: bytes
-    """Of these chunks, as `everstep.protocol.slot` draws them."""
+    """Digests of the chunks, in the format of `everstep.protocol.slot`."""
 
 
 class PrintedLines(Message, frozen=True):
-    """The newest lines that the owner's ranks printed, from `first` on.
+    """The newest lines that the owner's ranks printed, from number `first` on.
 
-    The holder keeps them before it acknowledges the shard that ends behind them.
-
-    The next such message of the session goes on where this one ends. The first may begin before lines that the holder
-    has.
+    The holder stores the lines before it acknowledges the shard whose `EndShard` follows them. Each later message of
+    the session continues after the lines of this one. The session's first message may repeat lines that the holder
+    already has.
     """
 
     first: int
-    """Number of the first line on the owner's node, in this generation."""
+    """Number of the first line, counted on the owner's node in this generation."""
     lines: bytes
-    """As in a chunk of the log (`everstep.protocol.log_chunks`), each with its line feed."""
+    """Rows of a log chunk (`everstep.protocol.log_chunks`), each with its line feed."""
 
 
 class EndShard(Message, frozen=True):
-    """The shard is complete, and a snapshot: before this the receiver seals nothing."""
+    """The shard is complete and consistent. The receiver seals nothing before this message."""
 
     transfer: int
     digest: bytes
-    """Of the payload."""
+    """Digest of the payload."""
 
 
 class ShardWanted(Message, frozen=True):
-    """The receiver has a slot for the shard and lacks these of the chunks that were named.
+    """The receiver has a slot for the shard and requests the announced chunks that it lacks.
 
-    Said again for chunks that came damaged.
+    The receiver repeats the request for chunks that arrive damaged.
     """
 
     transfer: int
     chunks: tuple[tuple[int, int], ...]
-    """(first, count), ascending, apart from each other; none: it has them all."""
+    """Separate ranges as (first, count), ascending. Empty: the receiver lacks no chunk."""
 
 
 class CancelShard(Message, frozen=True):
-    """The owner gave the step up in the middle: what came of it is nothing."""
+    """The owner cancels the step before the shard is complete. The receiver discards the received chunks."""
 
     transfer: int
 
 
 class ShardSealed(Message, frozen=True):
-    """The receiver has verified and sealed it."""
+    """The receiver has verified and sealed the shard."""
 
     transfer: int
     digest: bytes
 
 
 class ShardRefused(Message, frozen=True, omit_defaults=True):
-    """The holder does not seal it, or the fetched shard is not to be had."""
+    """The holder does not seal the shard, or cannot deliver the requested shard."""
 
     transfer: int
     reason: str
     is_damaged: bool = False
-    """Chunks do not hash to the digests that their owner named, however often they are sent: what the owner has may be what is wrong."""
+    """Whether chunks still fail verification after every retransmission.
+
+    Then the owner's own copy may be damaged.
+    """
 
 
 class HolderInventory(Message, frozen=True):
-    """What the holder has of this shard, first message of the holder in a replica session: acknowledgements not listed are revoked."""
+    """The sealed steps of this shard at the holder. First message of the holder in a replica session.
+
+    The owner revokes every acknowledgement that the list does not contain.
+    """
 
     owner_rank: Rank
     sealed: tuple[tuple[Generation, Step, bytes], ...]
-    """(origin generation, step, digest)."""
+    """Entries of (origin generation, step, digest)."""
 
 
 class FetchShard(Message, frozen=True):
-    """Asks the holder for exactly this content; answered by `BeginShard`, or by `ShardRefused` when it is not there."""
+    """Request one exact shard content from a holder.
+
+    The answer is `BeginShard`, or `ShardRefused` if the holder does not have the content.
+    """
 
     owner_rank: Rank
     origin_generation: Generation
@@ -209,8 +240,8 @@ class FetchShard(Message, frozen=True):
 
 
 PeerMessage = (
-    Open | Challenge | Answer | Accepted | Refused | ReserveShard | PreparingShard | ShardReserved | BeginShard | ShardDigests
-    | PrintedLines | EndShard | ShardWanted | CancelShard | ShardSealed | ShardRefused
+    Open | Challenge | Answer | Accepted | Refused | ReserveShard | PreparingShard | ShardReserved | BeginShard
+    | ShardDigests | PrintedLines | EndShard | ShardWanted | CancelShard | ShardSealed | ShardRefused
     | HolderInventory | FetchShard | RoundReport | Announcement
 )  # fmt: skip
 
@@ -223,18 +254,20 @@ def session_mac(
     listener: NodeId,
     job: JobName,
 ) -> bytes:
-    """Return the proof of `role` for one session: HMAC-SHA256 over everything both sides said, so that no proof fits another session.
+    """Return the proof of `role` for one session: HMAC-SHA256 over all values that both sides sent.
+
+    A proof is valid for one session only.
 
     Args:
         key: the generation's key, 32 bytes.
-        role: who proves; a listener's proof sent back is not a dialler's.
+        role: the side that proves. A listener's proof is no valid proof of a dialler.
         opened: the dialler's first message.
         challenge_nonce: the listener's nonce.
         listener: the listening node.
-        job: the job whose generation it is.
+        job: the job that the generation belongs to.
 
     Returns:
-        uint8[32]; to be compared in constant time.
+        uint8[32]. The caller must compare it in constant time.
     """
     parts = (
         b"everstep-peer-1",

@@ -1,7 +1,9 @@
-"""The plan of a generation: one launch of all ranks, decided once by the control plane and immutable from then on.
+"""The plan of a generation, which is one launch of all ranks of a job.
 
-Invariant: a plan is in the database before the first agent hears of it; any change is a new generation. Agents compare
-what it names for equality (origin generation, step, digest) and never reason about lineage.
+The control plane decides a plan once, and the plan is immutable from then on.
+
+Invariant: the control plane stores a plan in the database before it sends the plan to an agent. Any change needs a new
+generation. Agents compare the named contents for equality (origin generation, step, digest) and ignore their lineage.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from everstep.protocol.codec import Message
 from everstep.protocol.ids import FIRST_STEP, Generation, JobName, NodeId, Rank, RunId, Step
 
 DEFAULT_MAX_SLOWDOWN = 0.01
-"""What snapshots may cost training unless a job says otherwise, as a part of the mean iteration."""
+"""Default limit of the snapshots' cost, as a fraction of the mean iteration time."""
 
 
 class SlotRecord(Message, frozen=True):
-    """One sealed slot of a node's inventory."""
+    """One sealed slot in a node's inventory."""
 
     owner_rank: Rank
     origin_generation: Generation
@@ -29,7 +31,7 @@ class SlotRecord(Message, frozen=True):
 
 
 class SlotReference(Message, frozen=True):
-    """Names one sealed content exactly."""
+    """Identifies one sealed content exactly."""
 
     owner_rank: Rank
     origin_generation: Generation
@@ -38,14 +40,17 @@ class SlotReference(Message, frozen=True):
 
 
 class ObjectReference(Message, frozen=True):
-    """One S3 object."""
+    """The location of one S3 object."""
 
     bucket: str
     key: str
 
 
 class ShardSource(Message, frozen=True):
-    """Where the owner's node gets its rank's shard of the base step from, best first in the plan."""
+    """One place from which the owner's node can restore its rank's shard of the base step.
+
+    A plan lists the sources of a rank in order of preference.
+    """
 
     kind: Literal["local", "peer", "s3"]
     origin_generation: Generation
@@ -53,9 +58,9 @@ class ShardSource(Message, frozen=True):
     digest: bytes
     payload_bytes: int
     node_id: NodeId | None = None
-    """The holder to fetch from; None for s3."""
+    """The holder to fetch the shard from. None if `kind` is s3."""
     object: ObjectReference | None = None
-    """The safetensors object; None for local and peer."""
+    """The safetensors object. None if `kind` is local or peer."""
 
 
 class PlanNode(Message, frozen=True):
@@ -65,23 +70,26 @@ class PlanNode(Message, frozen=True):
     address: str
     peer_port: int
     ranks: tuple[Rank, ...]
-    """Consecutive; LOCAL_RANK is the position in here."""
+    """Consecutive ranks. A rank's index in this tuple is its LOCAL_RANK."""
     keep: tuple[SlotReference, ...] = ()
-    """Sealed slots that stay untouched until the base is committed; all others of the run are free."""
+    """Sealed slots that the node must not overwrite until the base is committed.
+
+    All other slots of the run are free.
+    """
 
 
 class RankPlan(Message, frozen=True):
-    """One rank: who holds its shard, and where its base comes from."""
+    """The holders of one rank's shard, and the sources of its base."""
 
     rank: Rank
     holders: tuple[NodeId, ...]
-    """The owner's node first, then the peers; as many as there are copies."""
+    """The owner's node first, then the peers. One entry per copy."""
     sources: tuple[ShardSource, ...] = ()
-    """Empty exactly when the base step is 0."""
+    """Empty if and only if the base step is 0."""
 
 
 class SourceArchive(Message, frozen=True):
-    """The user's source tree: a gzipped tar in S3."""
+    """The user's source tree, a gzipped tar in S3."""
 
     object: ObjectReference
     sha256: str
@@ -89,29 +97,34 @@ class SourceArchive(Message, frozen=True):
 
 
 class InputChannel(Message, frozen=True):
-    """One of a job's inputs: what lies below a prefix of S3, fetched to every node, or a directory that every node has."""
+    """One input of a job.
+
+    It is either an S3 prefix that every node downloads, or a directory that exists on every node.
+    """
 
     name: str
     prefix: ObjectReference | None = None
-    """Key of one object, or the beginning of the keys of many up to a slash; None: it is a directory."""
+    """One object's key, or a key prefix that ends with a slash. None: the input is a directory."""
     directory: str = ""
     """Absolute path on the nodes."""
 
 
 def channel_variable(name: str) -> str:
-    """Return the variable that tells a rank where a channel lies, as SageMaker's training toolkit names it.
+    """Return the environment variable that holds a channel's path on the nodes.
+
+    The name follows SageMaker's training toolkit.
 
     Args:
-        name: of the channel.
+        name: name of the channel.
 
     Returns:
-        `SM_CHANNEL_TRAIN` for `train`; what a shell takes for no part of a name is an underscore.
+        For example `SM_CHANNEL_TRAIN` for `train`. Hyphens become underscores.
     """
     return "SM_CHANNEL_" + name.upper().replace("-", "_")
 
 
 class ScriptPlan(Message, frozen=True):
-    """What the ranks run."""
+    """The program that the ranks run, with its inputs and outputs."""
 
     source: SourceArchive
     entry_point: str
@@ -119,36 +132,36 @@ class ScriptPlan(Message, frozen=True):
     hyperparameters: dict[str, str]
     environment: dict[str, str]
     output: ObjectReference
-    """Key prefix; a rank's output directory goes to `<key>gen=<g>/rank=<r>/<path>`."""
+    """Key prefix of the outputs. A rank's files are stored as `<key>gen=<g>/rank=<r>/<path>`."""
     logs: ObjectReference
-    """Key prefix; a rank's streams go to `<key>gen=<g>/rank=<r>.stdout` and `.stderr`."""
+    """Key prefix of the log streams: `<key>gen=<g>/rank=<r>.stdout` and `.stderr`."""
     role_arn: str = ""
-    """Whose short-lived keys ranks have; empty: nobody's."""
+    """IAM role whose short-lived credentials the ranks receive. Empty: no credentials."""
     requirements: str = ""
-    """Relative path of a requirements file in the source tree; empty: nothing is installed."""
+    """Relative path of a requirements file in the source tree. Empty: install nothing."""
     inputs: tuple[InputChannel, ...] = ()
     project: str = ""
-    """The job's; empty where the control plane is older than this field."""
+    """The job's project. Empty if the control plane is older than this field."""
     secrets: dict[str, str] = msgspec.field(default_factory=dict)
-    """By variable, where its value is: `secretsmanager:NAME`, `ssm:NAME` or an ARN.
+    """Location of each secret, by environment variable: `secretsmanager:NAME`, `ssm:NAME` or an ARN.
 
-    Values are on no wire but that from AWS to the node.
+    Only the node fetches the values, directly from AWS. No Everstep message contains them.
     """
 
 
 class CheckpointPlan(Message, frozen=True):
-    """The durable tier of this job."""
+    """The checkpoint settings of the job."""
 
     every_steps: int
-    """0: only at an agreed stop."""
+    """Steps between two checkpoints. 0: only at an agreed stop."""
     prefix: ObjectReference
     third_slot: bool = False
     stored_step: Step = FIRST_STEP
-    """The newest complete checkpoint that leads to the base; 0: there is none."""
+    """The newest complete checkpoint on the path to the base. 0: no checkpoint exists."""
 
 
 class Timeouts(Message, frozen=True):
-    """The ladder of timeouts in seconds, all derived from `detection_seconds` (docs/design.md#timeouts)."""
+    """The timeouts in seconds, all derived from `detection_seconds` (docs/design.md#timeouts)."""
 
     detection_seconds: float
     lease_seconds: float
@@ -166,18 +179,18 @@ class Timeouts(Message, frozen=True):
 
 
 class GenerationPlan(Message, frozen=True):
-    """Everything that the agents of one generation need."""
+    """The complete instructions for the agents of one generation."""
 
     job: JobName
     run: RunId
     generation: Generation
     parent: Generation
-    """The generation that the base comes from; 0 for the first."""
+    """The generation that wrote the base step. 0 for the first generation."""
     base_step: Step
     nodes: tuple[PlanNode, ...]
-    """By GROUP_RANK."""
+    """Members, in the order of GROUP_RANK."""
     ranks: tuple[RankPlan, ...]
-    """By rank."""
+    """One entry per rank, in rank order."""
     coordinator: NodeId
     master_address: str
     master_port: int
@@ -185,7 +198,10 @@ class GenerationPlan(Message, frozen=True):
     checkpoint: CheckpointPlan
     timeouts: Timeouts
     max_slowdown: float = DEFAULT_MAX_SLOWDOWN
-    """What snapshots may cost training, as a part of the mean iteration: above it they are taken less often."""
+    """Limit of the snapshots' cost, as a fraction of the mean iteration time.
+
+    Above the limit, ranks take snapshots less often.
+    """
 
     @property
     def world_size(self) -> int:
@@ -196,13 +212,13 @@ class GenerationPlan(Message, frozen=True):
         """Return the member with this id.
 
         Args:
-            node_id: of a member.
+            node_id: id of a member.
 
         Returns:
-            Its address, its ranks and what it has to keep.
+            The member's address, its ranks and the slots that it must keep.
 
         Raises:
-            KeyError: it is not a member of this generation.
+            KeyError: the node is not a member of this generation.
         """
         for node in self.nodes:
             if node.node_id == node_id:

@@ -1,39 +1,40 @@
-"""Between a rank and its node's agent: messages on a unix socket, and one shared page.
+"""Messages between a rank and its node's agent on a unix socket, and the layout of the rank's shared page.
 
-The socket carries what happens rarely or must be answered; the page carries what both sides read at every boundary
-without a system call. The page is level-triggered truth; `WordChanged` and `Boundary` only say "look now" and may be
-lost.
+The socket carries rare events and messages that need an answer. The page carries the state that both sides read at
+every boundary without a system call. The page is authoritative. `WordChanged` and `Boundary` only ask the receiver to
+read the page, and may be lost.
 
-A rank's page (`RANK_WORD_BYTES`, on tmpfs), little endian, each half written by one side only. A half has two places,
-and its sequence says in which of them it is: an odd one here, an even one 512 bytes further. The next is written where
-it is not, and is there as soon as the sequence says so.
+The page has `RANK_WORD_BYTES` bytes on tmpfs, little endian, in two halves with one writer each. The body of a half has
+two alternating positions. For an odd sequence number the body is at the offsets below, and for an even one 512 bytes
+further. A writer fills the other position first and then publishes it by storing the next sequence number.
 
     offset  size  field          written by   meaning
-    0       8     sequence       agent        how often it was written
+    0       8     sequence       agent        number of writes of this half
     8       8     generation     agent
-    16      8     committed      agent        C, or -1
-    24      8     proposed       agent        w, or -1
-    32      8     slot           agent        which of the rank's slots is granted for w, or -1
+    16      8     committed      agent        C, the newest committed step, or -1
+    24      8     proposed       agent        w, the proposed step, or -1
+    32      8     slot           agent        index of the rank's slot that is granted for w, or -1
     40      8     stop           agent        step of the announced stop, or -1
     48      8     stop_state     agent        0 none, 1 announced, 2 confirmed
     56      8     vote_step      agent        the w that the owner's agent last voted on, or -1
     64      8     vote           agent        0 none, 1 acked, 2 abandon
-    72      8     load           agent        which attempt to bring the base into a slot, 0 before the first
-    80      8     verified       agent        so many first bytes of the base's payload have come and are verified, in this attempt
-    2048    8     sequence       rank         how often it was written
+    72      8     load           agent        number of the attempt to load the base into a slot, 0 before the first
+    80      8     verified       agent        length of the verified beginning of the base's payload, in this attempt
+    2048    8     sequence       rank         number of writes of this half
     2056    8     generation     rank
     2064    8     boundary       rank         last boundary passed (-1 before restore has returned)
     2072    8     phase          rank         `Phase`
-    2080    8     copying        rank         step whose copier is running, or -1
+    2080    8     copying        rank         step that the copier is copying, or -1
     2088    8     standing       rank         `Standing`
-    2096    8     echo_step      rank         the stop it answered last, or -1
+    2096    8     echo_step      rank         the stop that the rank answered last, or -1
     2104    8     echo           rank         0 none, 1 yes (not passed), 2 no
-    2112    8     target         rank         steps finished when the script will be done, or 0: not told
-    2120    8     limit          rank         seconds that its phase may take, as the script says, or 0: not told
-    2128    8     first_passed   rank         when it made the first step beyond its base, monotonic µs, or 0: it has not
+    2112    8     target         rank         the script's total number of steps, 0 if not declared
+    2120    8     limit          rank         seconds that the script allows for the phase, 0 if not declared
+    2128    8     first_passed   rank         end of the first step after the base, monotonic µs, 0 before that
 
-Invariant: a reader gets one consistent half, the one before while another is written, also by who died at it; the two
-halves are never compared field by field across a restart of either side without their generation.
+Invariant: a reader always gets one consistent half. While a write is in progress, or after a writer died during one,
+the reader gets the previous content. After a restart of either side, code may compare fields of the two halves only if
+their generations are equal.
 """
 
 from __future__ import annotations
@@ -50,43 +51,54 @@ _RANK_HALF = 2048
 _AGENT = struct.Struct("<QqqqqQqQQQ")
 _RANK = struct.Struct("<QqQqQqQQQQ")
 _SEQUENCE = struct.Struct("Q")
-"""Of the machine's own order, little endian wherever this runs: stored in one go, where a given order is stored byte by byte."""
+"""In native byte order, which is little endian on every supported machine.
+
+struct stores a native integer at once, but an integer of explicit byte order byte by byte.
+"""
 _PLACES_APART = 512
 ORDERED_MACHINES = ("x86_64",)
-"""Processors that make a process's stores visible to others in their order, as `platform.machine()` names them.
+"""Processors that make a process's stores visible to others in program order.
 
-A page is read without a lock, and
-Python has no store with release or load with acquire order: on other processors (aarch64) a half could be seen before
-it is written.
+The names are those of `platform.machine()`. Processes read the page without a lock, and Python has no release stores
+and no acquire loads. On other processors (aarch64), a reader could see the sequence number before the half's content.
 """
 NONE = -1
 FINISHED = -2
-"""Value of `AgentHalf.proposed` once the final round is over: the rank returns from `close()`."""
+"""Value of `AgentHalf.proposed` after the final round. The rank then returns from `close()`."""
 ECHO_YES = 1
 """Value of `RankHalf.echo`: the rank has not passed the announced stop."""
 ECHO_NO = 2
-"""Value of `RankHalf.echo`: the rank has passed the announced stop, or may have."""
+"""Value of `RankHalf.echo`: the rank has passed the announced stop, or may have passed it."""
 LATE_REASON = "late"
-"""Beginning of `Abandoned.reason` if the rank passed the step before its slot was granted. More notice helps then."""
+"""Prefix of `Abandoned.reason` if the rank passed the step before its slot was granted.
+
+The coordinator then proposes steps earlier.
+"""
 MAX_TARGET = 2**53
-"""More steps are no target: as a number of JSON it would be another one."""
+"""Upper limit of a declared number of steps. JSON readers cannot represent larger integers exactly."""
 MAX_LIMIT_SECONDS = 86_400
-"""No script may ask that nobody looks at a phase for longer: a gate that stays shut for a day is one that nobody will open."""
+"""Upper limit of the time that a script may allow for a phase: one day.
+
+A phase that makes no progress for a day is considered hung.
+"""
 
 MAX_RANK_MESSAGE_BYTES = 1024 * 1024
-"""Of one message of a rank: its agent closes a line that announces more."""
+"""Upper limit of one message from a rank. The agent closes a connection that exceeds it."""
 MAX_LOGGED_BYTES = 2 * 1024 * 1024
-"""Of the values that a rank sends in a second, in as many messages as that takes.
+"""Upper limit of the metric values that a rank sends per second, in one or more messages.
 
-More of them wait, until there are too many.
+Further values wait in the rank's ring. When the ring is full, values are dropped.
 """
 
 OWN_METRICS = "everstep/"
-"""How the names of values begin that Everstep logs itself."""
+"""Prefix of the names of metrics that Everstep logs itself."""
 
 
 class Phase(IntEnum):
-    """What a rank says it is doing; every phase has a time limit of its own. WAIT: it stands still on purpose."""
+    """The activity that a rank reports. Every phase has its own time limit.
+
+    WAIT means that the rank waits on purpose.
+    """
 
     START = 0
     RESTORE = 1
@@ -98,9 +110,12 @@ class Phase(IntEnum):
 
 
 class Standing(IntEnum):
-    """Whether a rank stands still at its boundary. MOVING: no. STOPPED: at a confirmed stop.
+    """Whether a rank has stopped at its boundary.
 
-    CLOSING: inside `close()`. CLOSED: done.
+    - MOVING: the rank has not stopped.
+    - STOPPED: the rank has stopped at a confirmed stop.
+    - CLOSING: the rank is inside `close()`.
+    - CLOSED: the rank has returned from `close()`.
     """
 
     MOVING = 0
@@ -110,9 +125,11 @@ class Standing(IntEnum):
 
 
 class StopState(IntEnum):
-    """How far an agreed stop has come. NONE: none, or withdrawn. ANNOUNCED: ranks echo, and wait at the step.
+    """The state of an agreed stop.
 
-    CONFIRMED: all stop there.
+    - NONE: no stop is announced, or the stop was withdrawn.
+    - ANNOUNCED: ranks answer with an echo, and wait if they reach the step.
+    - CONFIRMED: all ranks stop at the step.
     """
 
     NONE = 0
@@ -121,9 +138,11 @@ class StopState(IntEnum):
 
 
 class Vote(IntEnum):
-    """An owner's word on the proposed step. NONE: not yet. ACKED: all holders in view have sealed it.
+    """An owner's vote on the proposed step.
 
-    ABANDON: it cannot be had.
+    - NONE: no vote yet.
+    - ACKED: all holders in view have sealed the step.
+    - ABANDON: the owner cannot protect this step.
     """
 
     NONE = 0
@@ -133,7 +152,7 @@ class Vote(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class AgentHalf:
-    """What the agent tells its rank (and, after the agent's own restart, itself)."""
+    """The half of the page that the agent writes. Its rank reads it, and so does a restarted agent."""
 
     generation: int
     committed: int = NONE
@@ -149,7 +168,7 @@ class AgentHalf:
 
 @dataclass(frozen=True, slots=True)
 class RankHalf:
-    """What a rank tells its agent."""
+    """The half of the page that the rank writes and its agent reads."""
 
     generation: int
     boundary: int = NONE
@@ -159,13 +178,13 @@ class RankHalf:
     echo_step: int = NONE
     echo: int = 0
     target: int = 0
-    """Steps finished when the script will be done; 0: it has not told."""
+    """The script's total number of steps. 0: not declared."""
     limit: int = 0
-    """Seconds that its phase may take, as the script says; 0: it has not told."""
+    """Seconds that the script allows for the phase. 0: not declared."""
     first_passed: int = 0
-    """When the rank made the first step beyond its base, microseconds of the node's monotonic clock; 0: it has not.
+    """End of the first step after the base, in µs of the node's monotonic clock. 0: not yet.
 
-    The page outlives the agent, so that an agent that restarts reports the same moment.
+    The page outlives the agent, so a restarted agent reports the same time.
     """
 
 
@@ -186,19 +205,20 @@ def _read(page: memoryview, offset: int, size: int) -> bytes | None:
         (sequence,) = _SEQUENCE.unpack_from(page, offset)
         start = _place(offset, sequence)
         body = bytes(page[start : start + size])
-        if _SEQUENCE.unpack_from(page, offset) == (sequence,):  # else the next but one may have begun in this place
+        # If it changed, a later write may have begun in this position.
+        if _SEQUENCE.unpack_from(page, offset) == (sequence,):
             return body
     return None
 
 
 def unordered_machine(machine: str) -> str:
-    """Say why ranks cannot be trained on a machine; empty where they can.
+    """Return why ranks cannot train on a machine, or an empty string if they can.
 
     Args:
         machine: `platform.machine()`.
 
     Returns:
-        The reason, with what to do.
+        The reason and a remedy, as one sentence.
     """
     if machine in ORDERED_MACHINES:
         return ""
@@ -206,7 +226,7 @@ def unordered_machine(machine: str) -> str:
 
 
 def write_agent_half(page: memoryview, half: AgentHalf) -> None:
-    """Publish the agent's half. One writer: the agent."""
+    """Publish the agent's half. Only the agent may call it."""
     body = _AGENT.pack(
         half.generation,
         half.committed,
@@ -223,7 +243,10 @@ def write_agent_half(page: memoryview, half: AgentHalf) -> None:
 
 
 def read_agent_half(page: memoryview) -> AgentHalf | None:
-    """Return the agent's half, or None where it is written all the time, or by somebody who does not know this layout: look again later."""
+    """Return the agent's half, or None if it cannot be read consistently now.
+
+    The caller should read again later. None means continuous writes, or content with an unsupported layout.
+    """
     body = _read(page, 0, _AGENT.size)
     if body is None:
         return None
@@ -232,12 +255,15 @@ def read_agent_half(page: memoryview) -> AgentHalf | None:
         return AgentHalf(
             generation, committed, proposed, slot, stop, StopState(stop_state), vote_step, Vote(vote), load, verified
         )
-    except ValueError:  # not written by anybody who knows this layout
+    except ValueError:  # The content does not follow this layout.
         return None
 
 
 def write_rank_half(page: memoryview, half: RankHalf) -> None:
-    """Publish the rank's half. One writer: the rank's training thread and its copier, under the session's lock."""
+    """Publish the rank's half.
+
+    Only the rank's training thread and its copier may call it, and they hold the session's lock.
+    """
     body = _RANK.pack(
         half.generation,
         half.boundary,
@@ -254,7 +280,7 @@ def write_rank_half(page: memoryview, half: RankHalf) -> None:
 
 
 def read_rank_half(page: memoryview) -> RankHalf | None:
-    """Return the rank's half, or None where it is written all the time, or the script has written over it."""
+    """Return the rank's half. None: it is written continuously, or the script overwrote it."""
     body = _read(page, _RANK_HALF, _RANK.size)
     if body is None:
         return None
@@ -273,12 +299,12 @@ def read_rank_half(page: memoryview) -> RankHalf | None:
             limit,
             first_passed,
         )
-    except ValueError:  # the script has written over it
+    except ValueError:  # The script overwrote the page.
         return None
 
 
 class RankHello(Message, frozen=True):
-    """First message of a rank, and again after either side reconnected."""
+    """First message of a rank on each new connection."""
 
     job: JobName
     run: RunId
@@ -288,10 +314,11 @@ class RankHello(Message, frozen=True):
 
 
 class Arriving(Message, frozen=True):
-    """The agent's first answer where the base is still on its way: its index is there, and the page says how much of the rest (`verified`).
+    """The agent's first answer while the base is still loading. `Welcome` follows.
 
-    What is verified may be copied; nobody goes on with it before `Welcome` has come. Another `load` on the page than
-    this one: the slot may be written anew, all that was copied is void, and another `Arriving` follows, or `Welcome`.
+    The base's index is complete. The page's `verified` field says how much of the payload is verified. The rank may
+    copy verified bytes, but must not train before `Welcome`. If the page's `load` differs from this message's `load`,
+    the agent may rewrite the slot. Then all copied bytes are void, and another `Arriving` or a `Welcome` follows.
     """
 
     generation: Generation
@@ -304,20 +331,23 @@ class Arriving(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Every node has verified what its ranks restore: where to restore from, and where the rank's page lies."""
+    """All nodes have verified the shards that their ranks restore, and the rank may restore.
+
+    The message contains the paths of the slot to restore from and of the rank's page.
+    """
 
     generation: Generation
     word_path: str
     base_step: Step
-    """0: nothing to restore, the script's own initial state is step 0."""
+    """0: restore nothing. The script's own initial state is step 0."""
     base_slot_path: str | None
-    """The verified slot that holds `base_step`; None only when `base_step` is 0."""
+    """The verified slot with the state of `base_step`. None if and only if `base_step` is 0."""
 
 
 class SlotsRequest(Message, frozen=True):
-    """The rank's layout is known (or has changed): it needs slots of this size.
+    """The rank requests slots for a new or changed state layout.
 
-    Answered by `SlotsGranted` or `SlotsRefused`.
+    The answer is `SlotsGranted` or `SlotsRefused`.
     """
 
     generation: Generation
@@ -326,9 +356,10 @@ class SlotsRequest(Message, frozen=True):
 
 
 class SlotsGranted(Message, frozen=True):
-    """Where the slots lie now.
+    """The current paths of the rank's slots.
 
-    Sent again before the page grants a slot whose file was made anew: drain the socket after reading it.
+    The agent repeats the message when it has recreated a slot's file, before it grants that slot on the page. So a rank
+    that reads a grant must first read all pending messages on the socket.
     """
 
     layout_hash: bytes
@@ -337,18 +368,21 @@ class SlotsGranted(Message, frozen=True):
 
 
 class SlotsRefused(Message, frozen=True):
-    """No protection for this rank: training goes on, votes abandon, and the reason is shown to the user."""
+    """The rank gets no slots and is not protected.
+
+    Training continues, and the owner votes ABANDON. Users see the reason.
+    """
 
     layout_hash: bytes
     reason: str
 
 
 class Capturing(Message, frozen=True):
-    """The copier has come so far.
+    """Progress of the copier during a snapshot.
 
-    What it has written may be digested and sent ahead; whether it is a snapshot is said by `Captured` or `Abandoned`.
-
-    Told every now and then of a large state only; any of them may be lost, for each says everything.
+    The agent may hash and send the finished part in advance. `Captured` or `Abandoned` later says whether the copy is a
+    valid snapshot. The rank sends progress only for a large state. Each message replaces the earlier ones, so messages
+    may be lost.
     """
 
     generation: Generation
@@ -359,11 +393,17 @@ class Capturing(Message, frozen=True):
     index_offset: int
     index_bytes: int
     final_bytes: int
-    """The payload's first bytes, up to here, are those of `step` and are not written any more."""
+    """Length of the payload's beginning that is final.
+
+    These bytes belong to `step`, and the copier does not write them again.
+    """
 
 
 class Captured(Message, frozen=True):
-    """The copier is done, and nothing changed under it: the granted slot holds `step`, unsealed. The agent seals it."""
+    """The snapshot is complete and consistent: the granted slot contains `step`, not yet sealed.
+
+    The agent seals the slot.
+    """
 
     generation: Generation
     step: Step
@@ -373,13 +413,19 @@ class Captured(Message, frozen=True):
     index_offset: int
     index_bytes: int
     seconds: float = 0.0
-    """Since the boundary. Of an audited snapshot until it was compared: before the next change."""
+    """Seconds from the boundary to the end of the copy.
+
+    For an audited snapshot, the time includes the comparison that precedes the next change of the state.
+    """
     chunk_digests: bytes = b""
-    """Of the slot's chunks (`everstep.protocol.slot`), read back behind the copy while they were in the cache; empty: the agent digests it."""
+    """Digests of the slot's chunks (`everstep.protocol.slot`), or empty.
+
+    The rank computes them right after the copy, while the data is in the cache. If empty, the agent computes them.
+    """
 
 
 class Abandoned(Message, frozen=True):
-    """The rank does not (or no longer) capture `step`; its copier has stopped."""
+    """The rank does not capture `step`, or no longer. Its copier has stopped."""
 
     generation: Generation
     step: Step
@@ -387,59 +433,62 @@ class Abandoned(Message, frozen=True):
 
 
 class Boundary(Message, frozen=True):
-    """Look at the rank's page: its half changed."""
+    """The rank changed its half of the page. The agent should read it."""
 
     generation: Generation
     boundary: Step
     at_seconds: float = 0.0
-    """When the boundary was passed, on the monotonic clock that all processes of a node share; 0: it was not passed just now."""
+    """Time at which the rank passed the boundary, on the node's monotonic clock.
+
+    0: the rank did not pass the boundary just now.
+    """
     blocked_seconds: float = 0.0
-    """How long saving has held the training thread since the boundary before."""
+    """Seconds for which saving has blocked the training thread since the previous boundary."""
 
 
 class IdleSpan(Message, frozen=True, kw_only=False):
-    """A time in every iteration in which training leaves the network alone."""
+    """A recurring part of the iteration in which training does not use the network."""
 
     begin_seconds: float
-    """After the boundary, median."""
+    """Median time from the boundary to the beginning of the span."""
     seconds: float
-    """Median."""
+    """Median duration."""
     deviation_seconds: float = 0.0
-    """Standard deviation of its beginning or of its end, whichever moves more."""
+    """Standard deviation of the span's beginning or end, whichever is larger."""
 
 
 class IdleSpans(Message, frozen=True):
-    """What the profiler found: when this rank's training leaves the network idle. A later one replaces it.
+    """The profiler's result: when this rank's training leaves the network idle.
 
-    Told by the node's lowest rank, whose
-    LOCAL_RANK is 0: collectives make the iterations of a node's ranks one.
+    Only the node's rank with LOCAL_RANK 0 sends it, because collectives synchronize the ranks of a node. A later
+    message replaces an earlier one.
     """
 
     generation: Generation
     iteration_seconds: float
-    """Median."""
+    """Median duration of an iteration."""
     spans: tuple[IdleSpan, ...]
-    """In order of time. Empty: no pattern was found, or nothing is sent over the network."""
+    """In order of time. Empty: the profiler found no pattern, or training sends nothing over the network."""
 
 
 class WordChanged(Message, frozen=True):
-    """Look at the page: the agent's half changed.
+    """The agent changed its half of the page. The rank should read it.
 
-    Said to a rank that may be waiting for that; one that moves looks at every boundary.
+    Sent only to a rank that may be waiting for a change. A training rank reads the page at every boundary.
     """
 
 
 class LogRecord(Message, frozen=True):
-    """Values that the script logged for one step."""
+    """Metric values that the script logged for one step."""
 
     step: Step
     values: dict[str, float]
     at_seconds: float
-    """When, Unix time."""
+    """Unix time of the call."""
 
 
 class Logged(Message, frozen=True):
-    """Values logged since the last such message; `dropped_count` did not fit the ring."""
+    """Metric values logged since the previous message. `dropped_count` values did not fit the ring."""
 
     generation: Generation
     records: tuple[LogRecord, ...]
@@ -447,7 +496,10 @@ class Logged(Message, frozen=True):
 
 
 class RankFault(Message, frozen=True):
-    """The session cannot go on and says why before it raises: what cannot be resumed, a restore that did not verify."""
+    """The session cannot continue. The rank sends the reason before it raises.
+
+    Examples: a state that cannot be resumed, and a restore that failed verification.
+    """
 
     generation: Generation
     code: str

@@ -1,12 +1,11 @@
-"""Between agents of one generation: the rounds of the step protocol, level-triggered (docs/design.md#rounds).
+"""Messages of the commit rounds between the agents of one generation (docs/design.md#rounds).
 
-Every `NodeReport` is a node's whole state and every `Announcement` the coordinator's: a lost, late or doubled message
-is repaired by the next one. A report or announcement of another generation is refused. Agents between a node and the
-coordinator pass both on.
+The rounds are level-triggered. Every `NodeReport` is a node's whole state, and every `Announcement` is the
+coordinator's whole state. So the next message repairs a lost, late or duplicated one. Agents reject messages of other
+generations. Agents between a node and the coordinator forward both kinds of messages.
 
-Invariant: (term, sequence) of a node's reports grows as long as the generation lasts, also when its agent restarts: by
-whatever way a report comes, it is known whether a newer one is there. A coordinator counts only what answers its own
-term.
+Invariant: (term, sequence) of a node's reports grows throughout a generation, even if its agent restarts. So a receiver
+detects an outdated report regardless of its route. A coordinator counts only reports that answer its own term.
 """
 
 from __future__ import annotations
@@ -19,11 +18,14 @@ from everstep.protocol.rank_messages import Standing, StopState, Vote
 
 
 class Pacing(IntEnum):
-    """How replicas leave, of all nodes alike: one whose chunks are in the way makes everybody's iteration longer."""
+    """When the nodes send their replica chunks. All nodes of a job use the same mode.
+
+    One node whose chunks disturb the training traffic delays the iteration of every node.
+    """
 
     AT_ONCE = 0
     TRIED = 1
-    """By the number of the step, one way or the other (`worker.core.pacing_trial`)."""
+    """The step's number decides which of the two other modes applies (`worker.core.pacing_trial`)."""
     IN_IDLE_SPANS = 2
 
 
@@ -32,70 +34,89 @@ class RankRound(Message, frozen=True):
 
     rank: Rank
     boundary: Step
-    """-1 before the rank has restored."""
+    """The last boundary that the rank passed, or -1 before the rank has restored."""
     committed: Step
-    """The newest C heard, or -1."""
+    """The newest committed step (C) that the rank's agent has heard of, or -1."""
     proposed: Step
-    """The newest w heard, or -1."""
+    """The newest proposed step (w) that the rank's agent has heard of, or -1."""
     vote: Vote
-    """On `proposed`."""
+    """The vote on `proposed`."""
     standing: Standing = Standing.MOVING
     echo_step: Step = Step(-1)
     echo: int = 0
-    """1 yes, 2 no, to the stop at `echo_step`."""
+    """The rank's answer to the stop at `echo_step`: 0 none, 1 yes, 2 no."""
     confirmed_stop: Step = Step(-1)
-    """The confirmed stop that this rank's agent has heard of."""
+    """The confirmed stop that the rank's agent has heard of, or -1."""
     heard_stop: Step = Step(-1)
-    """The newest stop that this rank's agent has heard of, whatever became of it."""
+    """The newest announced stop that the rank's agent has heard of, whether or not it was confirmed."""
     pinned_step: Step = Step(-1)
-    """A step whose slot is being uploaded and may not be reused."""
+    """A step whose slot must not be reused, because the agent is uploading it. -1: none."""
     out_of_view: tuple[NodeId, ...] = ()
     is_late: bool = False
-    """The vote is abandon because the rank heard of w too late."""
+    """Whether the rank voted ABANDON because it heard of w too late."""
     reason: str = ""
-    """Why the vote is abandon, or why a holder is out of view."""
+    """Why the rank votes ABANDON, or why a holder is out of view."""
 
 
 class NodeReport(Message, frozen=True):
-    """One node's state in the rounds."""
+    """One node's whole state in the rounds."""
 
     node_id: NodeId
     term: int
-    """Of the coordinator that the node has heard."""
+    """The newest term of the coordinator that the node has heard of."""
     sequence: int
     ranks: tuple[RankRound, ...]
 
 
 class RoundReport(Message, frozen=True):
-    """Sent up the tree: the states of the sender and of nodes below it that changed since the last one; on a new line all that are known."""
+    """Node states, sent up the tree towards the coordinator.
+
+    A message contains the changed states of the sender and of the nodes below it. The first message on a new connection
+    contains all states.
+    """
 
     generation: Generation
     nodes: tuple[NodeReport, ...]
 
 
 class Announcement(Message, frozen=True, omit_defaults=True):
-    """The coordinator's state, sent down the tree on change; the first message on every line, at once."""
+    """The coordinator's whole state, sent down the tree on every change.
+
+    It is also the first message on every new connection.
+    """
 
     generation: Generation
     term: int
-    """Which life of the coordinator's agent speaks: it grows when the agent restarts.
+    """Number of the coordinator agent's current start. A restart increases it.
 
-    0: the sender has heard of none.
+    0: the sender has heard of no term.
     """
     sequence: int
-    """The coordinator's own, in this term: whoever passes it on leaves it as it is, and by whatever way it comes, what was overtaken is not heard."""
+    """Number of the announcement within the term.
+
+    Only the coordinator sets it, and forwarding agents keep it. Receivers ignore an announcement with an older number.
+    """
     committed: Step
-    """C, or -1."""
+    """The committed step (C), or -1."""
     proposed: Step
-    """w, or -1: nothing is proposed at the moment."""
+    """The proposed step (w), or -1 while no step is proposed."""
     persist_step: Step = Step(-1)
     """A committed step that the agents upload to S3, or -1."""
     stop_step: Step = Step(-1)
     stop_state: StopState = StopState.NONE
     finished: bool = False
-    """Every rank stands and what could be committed is committed: ranks leave `close()`."""
+    """Whether the final round is over.
+
+    Every rank has stopped, and every step that could be committed is committed. Ranks return from `close()`.
+    """
     pacing: Pacing = Pacing.AT_ONCE
     held: tuple[Rank, ...] = ()
-    """Of the shards that nodes keep without being planned holders: those that all planned holders have sealed at the base or later."""
+    """Ranks whose planned holders have all sealed the shard at the base step or later.
+
+    The list covers only shards that other nodes keep as well. Those nodes can then free their copies.
+    """
     is_silent: bool = False
-    """The coordinator has nothing to announce until every node has reported to it: the term alone counts."""
+    """Whether the coordinator waits for the first report of every node after its start.
+
+    Then only the term of this announcement is valid.
+    """

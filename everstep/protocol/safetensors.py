@@ -1,16 +1,21 @@
-"""A slot's payload as one valid safetensors file, and back. Pure: bytes in, bytes out, nothing copied that is a tensor.
+"""Conversion between a slot's payload and a valid safetensors file. Pure, and without copies of tensor data.
 
     offset  size  field
     0       8     length of the header, little endian
     8       …     JSON: tensor names → dtype, shape, data_offsets; `__metadata__`; padded with blanks to a multiple of 8
     …       …     the tensors' data, contiguous, in the order of their offsets in the slot
 
-`__metadata__` holds what the tensors alone do not say: the slot's index (with the plain values of the step), the
-payload's geometry and digest, and whose shard of which step it is. Any safetensors reader can read the file; only
-Everstep restores from it. Source: the format's description, https://github.com/huggingface/safetensors#format
+`__metadata__` holds the information that the tensors lack:
 
-Invariant: `plan_restore` accepts only what `encode_header` could have written for that slot geometry; the payload's
-digest is the caller's to check.
+- the slot's index, which contains the plain values of the step
+- the payload's size, index offset and digest
+- the rank, the step and the generation of the shard
+
+Any safetensors reader can read the file. Only Everstep can restore training from it. Source: the format's description,
+https://github.com/huggingface/safetensors#format
+
+Invariant: `plan_restore` accepts only a header that `encode_header` could have written. The caller must check the
+payload's digest.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from everstep.protocol.slot import DIGEST_BYTES, SlotHeader, SlotIndex, TensorEn
 
 LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 100_000_000
-"""Source: the safetensors reader refuses longer ones."""
+"""Header limit of the safetensors reader."""
 _FORMAT = "everstep-1"
 _METADATA = "__metadata__"
 _NAMES = {
@@ -48,7 +53,10 @@ _NAMES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-"""torch's name of a dtype → safetensors'. Any other is stored as U8; its true name is in the index."""
+"""Safetensors' name of each torch dtype.
+
+A tensor of any other dtype is stored as U8, and the index keeps its dtype.
+"""
 
 
 class _Tensor(msgspec.Struct, frozen=True):
@@ -58,7 +66,7 @@ class _Tensor(msgspec.Struct, frozen=True):
 
 
 class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All values are strings, as the format wants it."""
+    """The `__metadata__` object. The format requires that all values are strings."""
 
     everstep: str
     job: str
@@ -71,7 +79,7 @@ class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     payload_digest: str
     layout_hash: str
     index: str
-    """The packed index, base64."""
+    """The packed index in base64."""
 
 
 _HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -81,7 +89,7 @@ _HEADER_TENSOR = msgspec.json.Decoder(_Tensor)
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Where each byte of a payload comes from: data of the object in order, zeros, the index."""
+    """The source of each byte of a payload: the object's data in order, zeros, or the index."""
 
     payload_bytes: int
     index_offset: int
@@ -89,15 +97,15 @@ class Restore:
     layout_hash: bytes
     payload_digest: bytes
     spans: tuple[tuple[int, int], ...]
-    """Begin and end within the payload of each tensor, in the order of the object's data."""
+    """Begin and end of each tensor within the payload, in the order of the object's data."""
 
     @property
     def data_bytes(self) -> int:
-        """How much data follows the header."""
+        """Bytes of data that follow the header."""
         return sum(end - begin for begin, end in self.spans)
 
     def gaps(self) -> Iterator[tuple[int, int]]:
-        """Yield what must be zero: begin and end within the payload."""
+        """Yield begin and end of each range of the payload that must be zero."""
         end = 0
         for begin, next_end in (
             *self.spans,
@@ -110,23 +118,23 @@ class Restore:
 
 
 def tensors_in_order(index: SlotIndex) -> list[TensorEntry]:
-    """Return the tensors as their data lies in slot and object."""
+    """Return the tensors in the order of their data in the slot and the object."""
     return sorted(index.tensors, key=lambda entry: (entry.offset, entry.bytes))
 
 
 def encode_header(header: SlotHeader, packed_index: bytes) -> bytes:
-    """Write the beginning of the object, up to the first byte of data.
+    """Return the beginning of the object, up to the first byte of data.
 
     Args:
-        header: of a sealed slot.
-        packed_index: the index as it stands in the payload.
+        header: the header of a sealed slot.
+        packed_index: the index as stored in the payload.
 
     Returns:
-        Length and JSON.
+        The length field and the JSON header.
 
     Raises:
-        CorruptSlot: the index is not sound.
-        OversizedMessage: the header would be longer than safetensors allows.
+        CorruptSlot: the index is invalid.
+        OversizedMessage: the header would exceed the limit of safetensors.
     """
     described: dict[str, _Tensor | _Metadata] = {
         _METADATA: _Metadata(
@@ -148,7 +156,7 @@ def encode_header(header: SlotHeader, packed_index: bytes) -> bytes:
         name = entry.name
         while (
             name in described
-        ):  # the index may name two tensors alike (and anything "__metadata__"); a JSON object cannot
+        ):  # The index may contain duplicate names and the name "__metadata__". A JSON object must not.
             name += "'"
         offsets = (position, position + entry.bytes)
         described[name] = (
@@ -167,17 +175,17 @@ def encode_header(header: SlotHeader, packed_index: bytes) -> bytes:
 
 
 def plan_restore(header: bytes, object_bytes: int) -> Restore:
-    """Read how an object becomes a payload.
+    """Return how to build a payload from an object.
 
     Args:
-        header: the JSON, without its length.
-        object_bytes: of the whole object.
+        header: the JSON header without its length field.
+        object_bytes: size of the whole object.
 
     Returns:
-        Where each byte of the payload comes from.
+        The source of each byte of the payload.
 
     Raises:
-        CorruptObject: not a header of ours, or one that contradicts itself or the object's size.
+        CorruptObject: the header is not Everstep's, or contradicts itself or the object's size.
     """
     try:
         described = _HEADER.decode(header)

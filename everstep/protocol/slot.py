@@ -1,6 +1,6 @@
-"""A slot: one shard at one step on tmpfs. Its header, and the index of its payload.
+"""A slot: a tmpfs file that holds one shard at one step. Layout of its header, payload and index.
 
-A slot file is one page of header, then `capacity_bytes` of payload.
+A slot file consists of one page of header and `capacity_bytes` of payload.
 
     offset  size  field               notes
     0       8     magic               b"EVERSLOT"
@@ -11,27 +11,27 @@ A slot file is one page of header, then `capacity_bytes` of payload.
     16      8     step                optimizer steps finished
     24      4     origin_generation   the generation that captured it
     28      4     -                   zero
-    32      8     capacity_bytes      room for the payload
-    40      8     payload_bytes       used by it
-    48      8     index_offset        where the index begins within the payload
+    32      8     capacity_bytes      space for the payload
+    40      8     payload_bytes       size of the payload
+    48      8     index_offset        start of the index within the payload
     56      8     index_bytes
     64      16    payload_digest      of payload[0:payload_bytes]: `shard_digest`, big endian
-    80      16    layout_hash         xxh3-128: equal hashes restore into each other
+    80      16    layout_hash         xxh3-128: slots with equal hashes can restore each other's state
     96      16    run                 the run id's 16 bytes
     112     64    job                 UTF-8, zero padded
     176     16    header_digest       xxh3-128 of bytes 0..176
     192     3904  -                   zero
 
-The payload is tensors back to back, each at a multiple of 64, the gaps zero, then the index (msgpack). Integers are
-little endian.
+The payload is a sequence of tensors, then the index (msgpack). Each tensor starts at a multiple of 64, and gaps are
+zero. Integers are little endian.
 
-A payload is digested in chunks, so that chunks can travel in any order, over several streams, and be told apart one by
-one:
+Digests cover chunks of the payload. So chunks can travel in any order over several streams, and each is verified alone:
 
-    chunk_digests    xxh3-128 of payload[i*n : (i+1)*n] for each i, n = chunk_bytes(payload_bytes), 16 bytes each, back to back
+    chunk_digests    xxh3-128 of payload[i*n : (i+1)*n] for each i, n = chunk_bytes(payload_bytes);
+                     16 bytes each, concatenated
     payload_digest   xxh3-128 of chunk_digests and payload_bytes (8 bytes, big endian)
 
-Invariant: only the agent writes headers. A header whose digest does not hold is an empty slot, never a guess.
+Invariant: only the agent writes headers. A slot whose header digest is wrong counts as empty.
 """
 
 from __future__ import annotations
@@ -54,13 +54,19 @@ HEADER_BYTES = 4096
 ALIGNMENT = 64
 DIGEST_BYTES = 16
 CHUNK_BYTES = 4 * 1024 * 1024
-"""The unit of digests and of transfers, of payloads up to `MAX_CHUNKS` times that: part of the slot's version."""
+"""Unit of digests and transfers for payloads of up to `MAX_CHUNKS` such chunks.
+
+A change of this value needs a new slot version.
+"""
 MAX_CHUNKS = 32 * 1024
-"""Of a payload: their digests fit into a message. A larger payload than 128 GiB has larger chunks."""
+"""Chunks of a payload at most, so that their digests fit into one message.
+
+Payloads above 128 GiB have larger chunks.
+"""
 MAX_CHUNK_BYTES = 1024 * CHUNK_BYTES
 MAX_INDEX_BYTES = 256 * 1024 * 1024
 MAX_DIMENSIONS = 64
-"""Source: torch makes no tensor of more."""
+"""Source: torch's limit."""
 ZERO_DIGEST = bytes(DIGEST_BYTES)
 
 _FIELDS = struct.Struct("<8sHBxIQI4xQQQQ16s16s16s64s")
@@ -68,11 +74,12 @@ assert _FIELDS.size == 176
 
 
 class SlotState(IntEnum):
-    """What a slot holds.
+    """The state of a slot.
 
-    EMPTY: nothing; may be granted. WRITING: a rank's copier or a replica stream fills it; the agent turns it into
-    SEALED or EMPTY. SEALED: complete, its digest computed over all of it; the agent makes it EMPTY or WRITING when it
-    grants it again.
+    - EMPTY: no content. The agent may grant the slot.
+    - WRITING: a rank's copier or a replica stream fills the slot. The agent then sets SEALED or EMPTY.
+    - SEALED: complete, with a digest over the whole payload. The agent sets EMPTY or WRITING when it grants the slot
+      again.
     """
 
     EMPTY = 0
@@ -82,7 +89,7 @@ class SlotState(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotHeader:
-    """The first page of a slot file; fields as in the module's table."""
+    """The first page of a slot file. The module's table describes the fields."""
 
     job: JobName
     run: RunId
@@ -99,12 +106,12 @@ class SlotHeader:
 
 
 def digest(data: bytes | bytearray | memoryview) -> bytes:
-    """Return xxh3-128 of `data`, big endian, 16 bytes (releases the GIL; about 30 GiB/s warm)."""
+    """Return xxh3-128 of `data`, big endian, 16 bytes. Releases the GIL and hashes about 30 GiB/s from cache."""
     return xxhash.xxh3_128_digest(data)
 
 
 def chunk_bytes(payload_bytes: int) -> int:
-    """Return the size of a payload's chunks: `CHUNK_BYTES`, doubled until they are no more than `MAX_CHUNKS`."""
+    """Return the chunk size of a payload: `CHUNK_BYTES`, doubled until `MAX_CHUNKS` chunks suffice."""
     size = CHUNK_BYTES
     while payload_bytes > MAX_CHUNKS * size:
         size *= 2
@@ -112,12 +119,12 @@ def chunk_bytes(payload_bytes: int) -> int:
 
 
 def chunk_count(payload_bytes: int) -> int:
-    """Return how many chunks a payload has; the last one may be short."""
+    """Return the number of chunks of a payload. The last chunk may be shorter."""
     return -(-payload_bytes // chunk_bytes(payload_bytes))
 
 
 def chunk_range(index: int, payload_bytes: int) -> tuple[int, int]:
-    """Return where chunk `index` begins and ends within a payload of that many bytes."""
+    """Return begin and end of chunk `index` within a payload of `payload_bytes` bytes."""
     size = chunk_bytes(payload_bytes)
     return index * size, min((index + 1) * size, payload_bytes)
 
@@ -126,8 +133,8 @@ def shard_digest(chunk_digests: bytes, payload_bytes: int) -> bytes:
     """Return the digest of a payload.
 
     Args:
-        chunk_digests: uint8[chunk_count * DIGEST_BYTES], of its chunks in order.
-        payload_bytes: its size.
+        chunk_digests: uint8[chunk_count * DIGEST_BYTES], digests of the chunks in order.
+        payload_bytes: size of the payload.
 
     Returns:
         uint8[DIGEST_BYTES].
@@ -136,21 +143,21 @@ def shard_digest(chunk_digests: bytes, payload_bytes: int) -> bytes:
 
 
 def payload_chunk_digests(payload: bytes | bytearray | memoryview) -> bytes:
-    """Return the digests of a payload's chunks, as `shard_digest` takes them."""
+    """Return the digests of a payload's chunks, in the format that `shard_digest` expects."""
     view = memoryview(payload)
     return b"".join(digest(view[slice(*chunk_range(index, view.nbytes))]) for index in range(chunk_count(view.nbytes)))
 
 
 def payload_digest(payload: bytes | bytearray | memoryview) -> bytes:
-    """Return the digest of a payload that lies whole in memory."""
+    """Return the digest of a payload that is completely in memory."""
     return shard_digest(payload_chunk_digests(payload), memoryview(payload).nbytes)
 
 
 class ShardHasher:
-    """Digests a payload that comes in pieces of any size, in order.
+    """Computes the digests of a payload that arrives in order, in pieces of any size.
 
     Args:
-        payload_bytes: of the whole.
+        payload_bytes: size of the whole payload.
     """
 
     def __init__(self, payload_bytes: int) -> None:
@@ -160,7 +167,7 @@ class ShardHasher:
         self._position = 0
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
-        """Take the next bytes."""
+        """Add the next bytes of the payload."""
         view = memoryview(data)
         while view.nbytes:
             room = self._chunk_bytes - self._position % self._chunk_bytes
@@ -175,32 +182,32 @@ class ShardHasher:
         self._open = xxhash.xxh3_128()
 
     def digests(self) -> bytes:
-        """Return the chunks' digests of what was taken; ends it."""
+        """Return the chunks' digests. The hasher must not be updated afterwards."""
         if self._position % self._chunk_bytes:
             self._end_chunk()
         return bytes(self._chunks)
 
     def digest(self) -> bytes:
-        """Return the payload's digest; ends it."""
+        """Return the payload's digest. The hasher must not be updated afterwards."""
         return shard_digest(self.digests(), self._position)
 
 
 def align(offset: int) -> int:
-    """Return the first multiple of `ALIGNMENT` at or above `offset`."""
+    """Return `offset`, rounded up to a multiple of `ALIGNMENT`."""
     return (offset + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 def pack_header(header: SlotHeader) -> bytes:
-    """Return the header's page, `HEADER_BYTES` long.
+    """Return the header page, `HEADER_BYTES` long.
 
     Args:
         header: sizes in bytes, digests of `DIGEST_BYTES` bytes each.
 
     Returns:
-        uint8[HEADER_BYTES]: the module's table, its own digest included.
+        uint8[HEADER_BYTES], as in the module's table, with the header's own digest.
 
     Raises:
-        ValueError: the job name is longer than 64 bytes or the run id is not 32 hexadecimal digits.
+        ValueError: the job name is longer than 64 bytes, or the run id is not 32 hexadecimal digits.
     """
     job = header.job.encode()
     run = bytes.fromhex(header.run)
@@ -230,14 +237,14 @@ def unpack_header(page: bytes | memoryview) -> SlotHeader:
     """Return the header in the first page of a slot file.
 
     Args:
-        page: uint8[HEADER_BYTES] at least; nothing behind it is looked at.
+        page: at least uint8[HEADER_BYTES]. Further bytes are ignored.
 
     Returns:
-        The header, its digest and its bounds checked; the payload's digest is not.
+        The header. Its digest and bounds are checked, but the payload's digest is not.
 
     Raises:
-        CorruptSlot: the magic, the digest, the state or a bound does not hold.
-        UnknownVersion: sound, but of a version that this process does not know.
+        CorruptSlot: the magic, the digest, the state or a bound is invalid.
+        UnknownVersion: the header is valid, but this process does not support its version.
     """
     if len(page) < HEADER_BYTES:
         raise CorruptSlot(f"a slot header of {len(page)} bytes")
@@ -289,18 +296,18 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     dtype: str
-    """As torch prints it without `torch.`: float32, bfloat16, int64, uint8, bool …"""
+    """torch's name without the prefix `torch.`: float32, bfloat16, int64, uint8, bool …"""
     shape: tuple[int, ...]
     offset: int
     bytes: int
 
 
 class SlotIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a payload holds: its tensors, and the plain values that belong to the same step."""
+    """The content of a payload: its tensors, and the plain values of the same step."""
 
     tensors: tuple[TensorEntry, ...]
     values: bytes
-    """msgpack of plain values, written and read by `everstep.training.state_tree` alone; to everybody else opaque."""
+    """Plain values in msgpack, opaque except to `everstep.training.state_tree`, which writes and reads them."""
     version: int = 1
 
 
@@ -309,15 +316,15 @@ _index_decoder = msgspec.msgpack.Decoder(SlotIndex)
 
 
 def pack_index(index: SlotIndex) -> bytes:
-    """Return the index as it stands at the end of a payload."""
+    """Return the index as stored at the end of a payload."""
     return _index_encoder.encode(index)
 
 
 class IndexWriter:
-    """Packs the index of one layout again and again: its tensors once, each boundary's values behind them.
+    """Packs indexes of one layout repeatedly: the tensors once, and the values at each boundary.
 
     Args:
-        tensors: of the layout.
+        tensors: the tensors of the layout.
     """
 
     def __init__(self, tensors: tuple[TensorEntry, ...]) -> None:
@@ -325,14 +332,14 @@ class IndexWriter:
         end = _index_end(b"")
         assert empty.endswith(end), "values and version are the last two fields"
         self.prefix = empty[: -len(end)]
-        """What is always the same."""
+        """The constant beginning of every index of this layout."""
 
     def suffix(self, values: bytes) -> bytes:
-        """Return what follows `prefix` in the index with these values."""
+        """Return the part of the index after `prefix`, for these values."""
         return _index_end(values)
 
     def size(self, values: bytes) -> int:
-        """Return the size of the index with these values, bytes."""
+        """Return the size in bytes of the index with these values."""
         return len(self.prefix) + len(_index_end(values))
 
 
@@ -345,15 +352,16 @@ def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
 
     Args:
         data: uint8[index_bytes] of the payload.
-        tensor_bytes: where the index begins, the header's `index_offset`.
+        tensor_bytes: start of the index, the header's `index_offset`.
 
     Returns:
-        The index; its `values` stay opaque bytes.
+        The index. Its `values` remain opaque bytes.
 
     Raises:
-        CorruptSlot: it does not decode, or a tensor is not aligned, lies outside its area, overlaps another, or has not
-            the bytes of its shape.
-        UnknownVersion: of a version that this process does not know.
+        CorruptSlot: the index does not decode, or a tensor is misaligned, outside its area, overlapping another tensor,
+            or
+            of a size that contradicts its shape.
+        UnknownVersion: this process does not support the index's version.
     """
     if len(data) > MAX_INDEX_BYTES:
         raise CorruptSlot(f"a slot index of {len(data)} bytes")
@@ -363,7 +371,7 @@ def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
         msgspec.ValidationError,
         msgspec.DecodeError,
         UnicodeDecodeError,
-    ) as error:  # the last: a key that is no text
+    ) as error:  # UnicodeDecodeError: a key is not UTF-8.
         raise CorruptSlot(f"the slot index does not decode: {error}") from error
     if index.version != 1:
         raise UnknownVersion(f"a slot index of version {index.version}")
@@ -388,7 +396,10 @@ def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
 
 
 def _is_sized(entry: TensorEntry) -> bool:
-    """Say whether dtype and shape make a tensor that can be, of exactly its bytes; a 0 in the shape hides nothing."""
+    """Return whether dtype and shape form a possible tensor of exactly `entry.bytes` bytes.
+
+    The dimensions other than 0 must be addressable too, so a 0 in the shape does not allow an absurd size.
+    """
     item_bytes = ITEM_BYTES.get(entry.dtype)
     if item_bytes is None or len(entry.shape) > MAX_DIMENSIONS or any(size < 0 for size in entry.shape):
         return False

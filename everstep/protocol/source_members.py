@@ -1,7 +1,9 @@
-"""What one member of a source archive may be: the rule of the server, which inspects an archive, and of the agent, which unpacks it.
+"""The rule for valid members of a source archive.
 
-Invariant: pure, and nothing but the standard library: the server reads archives in a process with bounded memory. A
-member that passes is a directory or a regular file with a clean relative path.
+The server applies it when it inspects an archive, and the agent when it unpacks one.
+
+Invariant: pure, and limited to the standard library, because the server reads archives in a process with little memory.
+A valid member is a directory or a regular file with a clean relative path.
 """
 
 from __future__ import annotations
@@ -12,29 +14,30 @@ from typing import Final
 
 PATH_BYTES: Final = 1024
 PATH_DEPTH: Final = 64
-"""Names in one path."""
+"""Limit of path components."""
 _FORBIDDEN: Final = re.compile("[\\\\\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Backslashes, control characters, what changes the direction of text or ends a line, and halves of characters."""
+"""Backslashes, control characters, line separators, text-direction controls and lone surrogates."""
 
 
 class RefusedMember(Exception):
-    """A member that no source archive may have; the message names the member and the fault."""
+    """A source archive contains an invalid member. The message names the member and the fault."""
 
 
 def clean_path(member: tarfile.TarInfo) -> str:
-    """Return the path of a member in its shortest form.
+    """Return the normalized path of a member.
 
-    Server and agent call this for each member, before its content is read.
+    Server and agent call this for each member before they read its content.
 
     Args:
-        member: as `tarfile` has read its headers.
+        member: a member as `tarfile` returns it.
 
     Returns:
-        A relative path without empty names and `.`; empty for the top directory alone.
+        A relative path without empty and `.` components. Empty for the top directory.
 
     Raises:
-        RefusedMember: a link, a device or a sparse file, a negative size, or a path that is absolute, too long, too
-            deep or not clean.
+        RefusedMember: the member is a link, a device or a sparse file, its size is negative, or its path is absolute,
+            too
+            long, too deep or not clean.
     """
     name = member.name
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE) or member.issparse():
