@@ -1,1 +1,1 @@
-"""Rank processes on a node: their user, environment and files, and the shim that outlives the agent."""
+"""Rank processes of a node: their environment, their files, and the shim that starts them and outlives the agent."""

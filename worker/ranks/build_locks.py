@@ -1,12 +1,12 @@
-"""Locks of torch's compiled extensions that ranks left behind when they were killed while they built one.
+"""Removal of torch's build locks that killed ranks left behind.
 
-torch builds an extension (DeepSpeed's CPU Adam, among others) in a folder below HOME, once, and keeps other processes
-out by a file named `lock`. Who is killed meanwhile leaves it there, and every later rank waits for it for ever: the
-next generation, and each one after it.
+torch compiles an extension (such as DeepSpeed's CPU Adam) once, in a folder below HOME. While it compiles, a file named
+`lock` keeps other processes out. A process that is killed meanwhile leaves the file behind, and every later rank waits
+for it forever, in all later generations too.
 
-Invariant: a lock that a process has open is let be, and one that a process of another node may have open; nothing is
-removed but from the ranks' own folders, wherever their links lead. Source: torch 2.13, `torch.utils.file_baton` (the
-holder has the file open) and `torch.utils.cpp_extension` (where it lies).
+Invariant: this module never removes a lock that a process holds open, or that a process of another node may hold open.
+It removes files from the ranks' own folders only and follows no symbolic links. Source: torch 2.13,
+`torch.utils.file_baton` (the holder keeps the file open) and `torch.utils.cpp_extension` (the location of the file).
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ from worker.node.rank_user import RankUser
 log = logging.getLogger(__name__)
 
 OWN_FILE_SYSTEMS: Final = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
-"""What is mounted on one machine only: whoever has a file of theirs open is found in its /proc."""
+"""File systems that one machine alone can mount. A process that holds a file of theirs open appears in this machine's
+/proc.
+"""
 
 
 def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
-    """Remove the locks that nobody holds, where nobody else can: on file systems that are this machine's alone.
+    """Remove build locks that no process holds open.
 
-    Before a rank is started; blocks for a millisecond where there is none.
+    The supervisor calls this before it starts a rank. Locks on file systems that other nodes may mount stay. Without
+    locks the call takes about a millisecond.
 
     Args:
-        environment: the rank's.
-        user: that ranks run as; None: this process's.
+        environment: the rank's environment, which names the folder of compiled extensions.
+        user: the user that the rank runs as; None means the agent's own user.
     """
     found = {}
     for path in _locks(environment):
@@ -72,7 +75,7 @@ def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
 
 
 def _unlink(path: Path, user: RankUser | None) -> None:
-    """Remove a file of this user's folder, whatever links it has put in the way."""
+    """Remove a file from a folder of this user without following any symbolic link on the way to it."""
     folder = os.open("/", os.O_PATH | os.O_DIRECTORY)
     try:
         for name in path.parent.parts[1:]:
@@ -94,7 +97,7 @@ def _locks(environment: Mapping[str, str]) -> list[Path]:
 
 
 def _file_system(folder: Path) -> str:
-    """Return the type of what a folder lies on, as the kernel names it; empty where it does not tell."""
+    """Return the kernel's name of the file system that holds `folder`, or an empty string if it is unknown."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         told = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
@@ -109,10 +112,10 @@ def _file_system(folder: Path) -> str:
 
 
 def _held() -> set[tuple[int, int]]:
-    """Return device and inode of every lock that a process has open."""
+    """Return (device, inode) of each lock file that a process of this machine holds open."""
     held = set()
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # the process, or the descriptor, has gone meanwhile
+        with contextlib.suppress(OSError):  # the process has ended or closed the file since the listing
             if os.readlink(descriptor).endswith("/lock"):
                 told = descriptor.stat()
                 held.add((told.st_dev, told.st_ino))

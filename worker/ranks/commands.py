@@ -1,11 +1,12 @@
-"""Programs that people run beside a rank of this node: without a shell, bounded in time and output.
+"""Commands that users run beside a rank of this node, without a shell and with limits on time and output.
 
-    agent ──▶ python -P -s -m worker.ranks.contained_program CGROUP USER  PROGRAM ARGUMENT …   in the rank's cgroup, and gone with the agent
-                                                      │ stdin: what was given; stdout, stderr: the first 256 KiB
-                                                      └ ended with all that the program has started, in whichever session
+    agent ──▶ python -P -s -m worker.ranks.contained_program CGROUP USER PROGRAM ARGUMENT …
+                │ runs in the rank's cgroup and dies with the agent
+                │ stdin: the bytes of the request; stdout and stderr: the first 256 KiB of each are returned
+                └ at its end, all processes that the program started are killed, whatever their session
 
-Invariant: a command that was run is not run again. Nothing that a command has started outlives the command, where the
-agent may end it.
+Invariant: no command runs twice. No process that a command started outlives the command, unless the agent lacks the
+right to kill it.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ log = logging.getLogger(__name__)
 
 MAX_AT_ONCE: Final = 4
 MAX_KEPT: Final = 8
-"""Answers that are kept for who asks again."""
+"""Finished answers that are kept, so that a repeated request gets the same answer."""
 END_SECONDS: Final = 5.0
-"""For a command that was killed to be gone."""
+"""Seconds to wait for a killed command to end."""
 _ENDED: Final = "the generation ended"
 _READ_BYTES: Final = 64 * 1024
 
 
 class RankCommands:
-    """One per agent, which closes it with every generation."""
+    """Runs the commands of one agent. The agent closes it at the end of every generation."""
 
     def __init__(
         self,
@@ -50,12 +51,12 @@ class RankCommands:
         answer: Callable[[CommandEnded], None],
         user_of: Callable[[RunId], RankUser | None] = lambda _: None,
     ) -> None:
-        """Nothing runs yet.
+        """Create the runner; no command runs yet.
 
         Args:
-            environment: what ranks of a run inherit from the node; no token is in it.
-            answer: takes what came of a command.
-            user_of: returns the user of a run's ranks; None: this process's.
+            environment: returns the environment of a run's ranks as inherited from the node; contains no tokens.
+            answer: called with the result of each command.
+            user_of: returns the user of a run's ranks; None means the agent's own user.
         """
         self._environment = environment
         self._user_of = user_of
@@ -64,11 +65,14 @@ class RankCommands:
         self._answers: OrderedDict[str, CommandEnded] = OrderedDict()
 
     def take(self, command: RunCommand, rank: RankRecord | None) -> None:
-        """Run a command, unless it runs already or was run: then it is answered again.
+        """Start a command, or answer again if this command has already finished.
+
+        A request for a command that still runs is ignored: its answer follows.
 
         Args:
-            command: what.
-            rank: the rank that it is about; None where it does not live here.
+            command: the request of the control plane.
+            rank: the rank to run the command beside; None if this rank does not run here, in which case the command is
+                refused.
         """
         if command.command_id in self._running:
             return
@@ -93,9 +97,9 @@ class RankCommands:
         self._running[command.command_id] = task
 
     async def close(self) -> None:
-        """End what runs; whoever waits is told."""
+        """Kill all running commands and answer each one with a refusal."""
         await end(*self._running.values())
-        for command_id in list(self._running):  # it was ended before it began
+        for command_id in list(self._running):  # these tasks were cancelled before their first step
             self._done(CommandEnded(command_id=command_id, refusal=_ENDED))
 
     async def _run(self, command: RunCommand, rank: RankRecord) -> None:
@@ -116,7 +120,10 @@ class RankCommands:
 
 
 def words_for(argv: Sequence[str], pid: int) -> list[str]:
-    """Return a command's words for a rank: `{pid}` is its process, and py-spy without a process is about the rank."""
+    """Return the command line for a rank: `{pid}` becomes the rank's pid.
+
+    py-spy without a `--pid` option gets the rank's pid.
+    """
     words = [word.replace("{pid}", str(pid)) for word in argv]
     is_about_another = any(word in ("-p", "--pid", "--") or word.startswith("--pid=") for word in words)
     return [*words, "--pid", str(pid)] if words[0] == "py-spy" and len(words) > 1 and not is_about_another else words
@@ -125,19 +132,19 @@ def words_for(argv: Sequence[str], pid: int) -> list[str]:
 async def run_beside(
     command: RunCommand, rank: RankRecord, environment: Mapping[str, str], user: RankUser | None = None
 ) -> CommandEnded:
-    """Run a command beside a rank.
+    """Run a command beside a rank, in the rank's cgroup.
 
     Args:
-        command: what.
-        rank: the rank that it is about.
-        environment: of the node; the rank's number and process are added.
-        user: that it runs as; None: this process's.
+        command: the request, with its time limit and stdin.
+        rank: the rank to run the command beside.
+        environment: the environment inherited from the node; RANK and EVERSTEP_RANK_PID are added to it.
+        user: the user that the command runs as; None means the agent's own user.
 
     Returns:
-        What it said, and how it ended.
+        The output and the exit code. The exit code is None after a timeout.
 
     Raises:
-        OSError: no process can be made.
+        OSError: the kernel cannot start a process.
     """
     own = {**environment, "RANK": str(rank.rank), "EVERSTEP_RANK_PID": str(rank.pid)}
     words = (rank.cgroup or beside.NONE, beside.written(user), *words_for(command.argv, rank.pid))
@@ -174,11 +181,16 @@ async def run_beside(
 
 
 async def _started(words: Sequence[str], environment: Mapping[str, str], stdin: int) -> Process:
-    """Start a program in a process group of its own; one that is given up while it starts is ended with all that it has started by then."""
+    """Start a program in a session of its own.
+
+    If the caller is cancelled meanwhile, the program is killed with all processes that it has started by then.
+    """
     options = {"stdin": stdin, "stdout": PIPE, "stderr": PIPE, "start_new_session": True}
-    starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*words, env=environment, **options))  # type: ignore[arg-type]
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(*words, env=environment, **options)  # type: ignore[arg-type]
+    )
     try:
-        return await asyncio.shield(starting)  # asyncio would end the program alone, and wait for its children
+        return await asyncio.shield(starting)  # asyncio would kill the program only, and then wait for its children
     except asyncio.CancelledError:
         with contextlib.suppress(OSError):
             await _end(await starting)
@@ -186,7 +198,7 @@ async def _started(words: Sequence[str], environment: Mapping[str, str], stdin: 
 
 
 async def _feed(process: Process, data: bytes) -> None:
-    """Give a command its stdin, and then the end of it; one that does not read it is none the worse."""
+    """Write all of `data` to a command's stdin and close it. A command that does not read its stdin is no error."""
     if process.stdin is None:
         return
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -196,22 +208,24 @@ async def _feed(process: Process, data: bytes) -> None:
 
 
 async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
-    """Read a stream to its end; of what is too much, one byte is kept, to tell that there was more."""
+    """Read a stream to its end and keep the allowed bytes, plus one byte that marks the output as cut."""
     while chunk := await stream.read(_READ_BYTES):
         into += chunk[: MAX_COMMAND_OUTPUT_BYTES + 1 - len(into)]
 
 
 async def _end(process: Process) -> None:
-    """End a command with all below it. What has got away from it may hold its pipes for ever: they are closed here.
+    """Kill a command and all its descendants, then close its pipes.
 
-    Where the agent is not root, what is another user's by now (`sudo`) cannot be ended, and is not waited for.
+    An escaped descendant may hold the pipes open forever, so they are closed here. An agent without root cannot kill a
+    process that has become another user's (`sudo`); such a process is left running.
     """
     if process.returncode is None:
         await asyncio.to_thread(kill_tree, process.pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(PermissionError):  # it kills once more
-        process._transport.close()  # type: ignore[attr-defined]  # `wait` waits for the pipes, too, and there is no other way to them
+    with contextlib.suppress(PermissionError):  # close() sends SIGKILL again
+        # `wait` also waits for the pipes; asyncio has no public way to close them
+        process._transport.close()  # type: ignore[attr-defined]
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(END_SECONDS):
             await process.wait()

@@ -1,13 +1,14 @@
-"""`python -P -s -m worker.ranks.contained_program CGROUP USER PROGRAM ARGUMENT …`: runs a program for a job, and ends all that the program has started.
+"""`python -P -s -m worker.ranks.contained_program CGROUP USER PROGRAM …`: run a program and end all it starts.
 
-    agent ── this process: in the rank's cgroup, as the job's user, a subreaper ── the program ── whatever the program starts
+    agent ── this process: in the rank's cgroup, as the job's user, a subreaper ── the program ── its descendants
 
-The kernel makes orphans below a subreaper its children, whichever session and group they are in. So when the program
-ends, everything that it has left is below this process, which kills it and then ends as the program did. The kernel
-kills this process, and the program, when the agent dies.
+The kernel makes orphans below a subreaper its children, whatever their session and process group. When the program
+ends, every process that it left is therefore below this process. This process kills them, then ends with the program's
+exit code or signal. The kernel kills this process and the program when the agent dies.
 
-Invariant: this process prints nothing but why a program cannot be run: exit code 127, as shells do. HOME is the ranks'
-already, and no code of theirs (their user site) runs before this process is theirs.
+Invariant: this process prints only the reason why a program cannot be run, and then exits with code 127, like a shell.
+HOME is already the job user's home, but none of that user's code (its user site) runs before this process has changed
+to that user.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from worker.ranks.shim import processes
 
 NONE = "-"
 CONFINED = "="
-"""In the place of a user: this process's own, whose programs gain no rights by whatever they run."""
+"""In place of a user: keep this process's user, but let no program gain rights by exec (`no_new_privs`)."""
 END_SECONDS = 5.0
-"""For what was killed to be gone.
+"""Seconds to wait for killed processes to end.
 
-Where the agent is not root, a child may be another user's by now (`sudo`), and cannot be killed.
+Where the agent is not root, a child may belong to another user by now (`sudo`) and cannot be killed.
 """
 _LOOK_SECONDS = 0.05
 _PR_SET_NO_NEW_PRIVS = 38
@@ -38,10 +39,10 @@ _CANNOT_RUN = 127
 
 
 def main(words: list[str]) -> NoReturn:
-    """Run the program to its end, and end like it.
+    """Run the program, kill what it left, and end with its exit code or signal.
 
     Args:
-        words: the cgroup, or `-`; the user (`written`), `=` or `-`; the program and its arguments.
+        words: the cgroup or `-`; the user as `written` returns it, `=` or `-`; then the program and its arguments.
     """
     cgroup, user, *argv = words
     parent = os.getppid()
@@ -52,7 +53,7 @@ def main(words: list[str]) -> NoReturn:
             ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         elif user != NONE:
             rank_user.become(_read(user))
-        _die_with(parent)  # the kernel forgets it when the user changes
+        _die_with(parent)  # a change of user resets this setting, so it follows `become`
         processes.become_subreaper()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         here = os.getpid()
@@ -76,7 +77,7 @@ def main(words: list[str]) -> NoReturn:
 
 
 def written(user: rank_user.RankUser | None) -> str:
-    """Return a user as a word: its numbers."""
+    """Return a user as one command-line word of its numeric ids; `-` for None."""
     return NONE if user is None else ",".join(map(str, (user.uid, user.gid, *user.groups)))
 
 
@@ -86,14 +87,14 @@ def _read(word: str) -> rank_user.RankUser:
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends; end here if that has happened."""
+    """Ask the kernel to kill this process when its parent ends; exit if the parent has already ended."""
     processes.die_with_parent()
     if os.getppid() != parent:
         os._exit(_CANNOT_RUN)
 
 
 def _wait(program: int) -> int:
-    """Reap children until the program has ended; return its exit code, or minus the signal's number."""
+    """Reap children until the program has ended; return its exit code, or minus the number of the signal."""
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == program:
@@ -101,7 +102,7 @@ def _wait(program: int) -> int:
 
 
 def _end_rest() -> None:
-    """Kill and reap all that is below this process."""
+    """Kill and reap all processes below this process, for at most `END_SECONDS`."""
     deadline = time.monotonic() + END_SECONDS
     while time.monotonic() < deadline:
         try:

@@ -1,9 +1,10 @@
-"""What a rank sees: environment variables and arguments. Pure.
+"""Environment variables and arguments of a rank. Pure.
 
-Torchrun's names where torchrun has them, so that a script needs no change; ours begin with EVERSTEP_. `LOCAL_SIZE` is
-never set: with it DeepSpeed's shared-memory all-reduce on CPU would bypass the network (measured).
+Variables have torchrun's names where torchrun defines one, so that scripts need no change. Everstep's own variables
+begin with EVERSTEP_. `LOCAL_SIZE` is never set: with it, DeepSpeed's shared-memory all-reduce on CPU would bypass the
+network (measured).
 
-Invariant: what the user sets wins over the node's environment, and never over a reserved name.
+Invariant: a variable of the user replaces the node's, but never a reserved one.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ _CREDENTIALS = frozenset(
         "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
     }
 )
-"""Where AWS SDKs look for whose keys they are to use. Those of the node are the agent's alone."""
+"""Variables by which AWS SDKs find credentials. Ranks inherit none of them: the node's credentials are for the agent.
+
+"""
 _NO_CREDENTIALS = {
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_CONFIG_FILE": os.devnull,
@@ -73,7 +76,7 @@ _KEYED = "everstep-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPaths:
-    """What of the node a rank has to know."""
+    """Paths on the node that a rank receives in its environment."""
 
     agent_socket: Path
     output_dir: Path
@@ -81,40 +84,41 @@ class RankPaths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packages:
-    """What was installed for a job beside the node's own packages."""
+    """Packages that were installed for a job on top of the node's own packages."""
 
     path: str = ""
-    """A folder that ranks see before the node's packages; empty: the node has everything."""
+    """The folder that ranks import from before the node's packages; empty if the job needs no further packages."""
     modules: tuple[str, ...] = ()
-    """What can be imported from it."""
+    """Names of the modules in this folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supplied:
-    """What every rank of a generation on this node is started with besides its job's own variables."""
+    """Input of every rank of a generation on this node besides the job's own variables."""
 
     environment: dict[str, str] = field(default_factory=dict, repr=False)
-    """Variables that win over the job's own; values of secrets among them."""
+    """Variables that replace the job's own; some values are secrets."""
     packages: Packages = field(default_factory=Packages)
 
 
 def is_reserved(name: str) -> bool:
-    """Say whether a user may not set this variable."""
+    """Return whether users may not set this variable."""
     return name in _RESERVED or name.startswith(_RESERVED_PREFIX)
 
 
 def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str]:
-    """Choose what of the agent's own environment ranks inherit.
+    """Return the part of the agent's environment that ranks inherit.
+
+    Everstep's own variables (tokens among them) and AWS credentials are removed. gloo and NCCL are bound to `card`.
+    Without it, gloo uses the card that the host name resolves to, which may be a container bridge or loopback. NCCL
+    would use every card, even those without a route to the other nodes (`network_cards`).
 
     Args:
-        environment: the agent's. Whatever is Everstep's own (tokens among it) stays behind, and the node's AWS
-            credentials.
-        card: the network card with this node's address, empty if that is not known. gloo and NCCL are told: left to
-            themselves, gloo takes the one that the machine's name leads to, which may be a bridge of containers or
-            loopback, and NCCL all that it finds, over which routes may not lead (`network_cards`).
+        environment: the agent's own environment.
+        card: name of the network card with this node's address; empty if unknown.
 
     Returns:
-        It; also the environment of the shim and its template, which warm ranks are forked from.
+        A copy; also used for the shim and its template, from which warm ranks are forked.
     """
     hidden = _CREDENTIALS | {"PYTHONSAFEPATH"}
     inherited = {
@@ -123,7 +127,7 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
         if not (is_reserved(name) or name in hidden or name.startswith("AWS_BEARER_TOKEN"))
     }
     inherited |= _NO_CREDENTIALS
-    # DeepSpeed compiles its operator with the `ninja` that stands beside this interpreter.
+    # DeepSpeed compiles its operator with the `ninja` next to this interpreter.
     cache = inherited.get("TORCH_EXTENSIONS_DIR") or _default_extensions(inherited)
     if cache:
         inherited["TORCH_EXTENSIONS_DIR"] = keyed_extensions(cache, _environment_key())
@@ -133,7 +137,7 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
     inherited.setdefault("OMP_NUM_THREADS", "1")
     inherited.setdefault(
         "KINETO_LOG_LEVEL", "6"
-    )  # torch's profiler tells stderr whenever it starts and stops; read once, when torch is imported
+    )  # silences the profiler's start and stop lines on stderr; torch reads this at import only
     if card:
         inherited.setdefault("GLOO_SOCKET_IFNAME", card)
         inherited.setdefault("NCCL_SOCKET_IFNAME", f"={card}")
@@ -141,31 +145,33 @@ def node_environment(environment: Mapping[str, str], card: str) -> dict[str, str
 
 
 def keyed_extensions(cache: str, key: str) -> str:
-    """Return the folder for compiled extensions of one environment. Pure; again gives the same.
+    """Return the folder for compiled extensions of one Python environment. Pure and idempotent.
 
-    torch compiles an extension anew whenever another environment has compiled it in the same folder, so environments
-    that share a home would do it for each other by turns.
+    torch recompiles an extension when another environment has compiled it in the same folder. Environments that share a
+    home folder would therefore recompile each other's extensions in turn.
 
     Args:
-        cache: the folder of all environments.
-        key: of the environment.
+        cache: the extension folder that all environments share, or a result of this function.
+        key: identifies the environment.
 
     Returns:
-        A folder below.
+        A folder below `cache`, or `cache` itself if it already belongs to this environment.
     """
     name = f"{_KEYED}{key}"
     return cache if os.path.basename(cache) == name else os.path.join(cache, name)
 
 
 def with_packages(environment: Mapping[str, str], packages: str) -> dict[str, str]:
-    """Return a rank's environment with a layer of packages, which may bring another torch: extensions are compiled for that layer. Pure.
+    """Return a rank's environment with an extension folder for a layer of packages. Pure.
+
+    A layer may bring another torch, so extensions are compiled separately for each layer.
 
     Args:
-        environment: the rank's.
-        packages: the folder of the layer; empty: there is none.
+        environment: the rank's environment.
+        packages: the folder of the layer; empty if the job has none.
 
     Returns:
-        It, with another folder for extensions, unless the job has chosen that folder itself.
+        A copy; TORCH_EXTENSIONS_DIR stays as it is if the job has set it.
     """
     cache = environment.get("TORCH_EXTENSIONS_DIR", "")
     if not packages or not os.path.basename(cache).startswith(_KEYED):
@@ -175,7 +181,7 @@ def with_packages(environment: Mapping[str, str], packages: str) -> dict[str, st
 
 
 def _default_extensions(environment: Mapping[str, str]) -> str:
-    """Return where torch keeps compiled extensions by default; empty without a home."""
+    """Return torch's default folder of compiled extensions, or an empty string if HOME is not set."""
     cache = environment.get("XDG_CACHE_HOME") or (
         os.path.join(environment["HOME"], ".cache") if environment.get("HOME") else ""
     )
@@ -184,7 +190,7 @@ def _default_extensions(environment: Mapping[str, str]) -> str:
 
 @functools.cache
 def _environment_key() -> str:
-    """Return what names this Python and the libraries that extensions are compiled against."""
+    """Return a short hash of this Python and of the libraries that extensions are compiled against."""
     facts = [sys.version, sys.prefix]
     for name in ("torch", "deepspeed"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -193,14 +199,17 @@ def _environment_key() -> str:
 
 
 def inherited_as(user: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return what ranks inherit that have another user than the agent.
+    """Return the inherited environment for ranks that run as another user than the agent.
+
+    Variables that name writable folders of the agent's user are removed: a rank could put code there that root later
+    loads.
 
     Args:
-        user: HOME and names of that user; empty: ranks have the agent's.
-        inherited: what `node_environment` returned.
+        user: HOME and names of the ranks' user; empty if ranks run as the agent's user.
+        inherited: the result of `node_environment`.
 
     Returns:
-        All of it, less what leads to folders of the agent's user that are written to: what is built there, root loads.
+        A copy with the ranks' HOME and user names.
     """
     if not user:
         return dict(inherited)
@@ -210,7 +219,7 @@ def inherited_as(user: Mapping[str, str], inherited: Mapping[str, str]) -> dict[
 
 
 def job_environment(script: ScriptPlan, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return what a job's own variables make of the node's."""
+    """Return the inherited environment with the job's own variables, except reserved ones."""
     return {**inherited, **{name: value for name, value in script.environment.items() if not is_reserved(name)}}
 
 
@@ -225,15 +234,15 @@ def rank_environment(
     """Build the environment of one rank.
 
     Args:
-        plan: the generation's.
-        here: this node in it.
-        rank: one of this node's.
-        paths: of this rank on this node.
-        inherited: what `node_environment` returned.
-        supplied: what this launch alone brings (`worker.provisioning.supplies`); wins over what the user set.
+        plan: the plan of the generation.
+        here: this node's entry in the plan.
+        rank: one of this node's ranks.
+        paths: paths on this node that the rank needs.
+        inherited: the result of `node_environment` or `inherited_as`.
+        supplied: variables of this launch (`worker.provisioning.supplies`); they replace the user's.
 
     Returns:
-        All of it: nothing else reaches the rank.
+        The complete environment; the rank inherits nothing else.
     """
     environment = job_environment(plan.script, inherited)
     environment |= supplied
@@ -259,18 +268,18 @@ def rank_environment(
 
 
 def source_folder(entry: Path, entry_point: str) -> Path:
-    """Return the folder of the unpacked source tree.
+    """Return the root of the unpacked source tree, in which ranks start.
 
     Args:
-        entry: the script on this node.
-        entry_point: its path below the tree.
+        entry: the script's path on this node.
+        entry_point: the script's path relative to the source tree.
 
     Returns:
-        The tree's root, in which ranks start.
+        An absolute path.
     """
     return entry.absolute().parents[len(PurePosixPath(entry_point).parts) - 1]
 
 
 def rank_arguments(hyperparameters: Mapping[str, str]) -> tuple[str, ...]:
-    """Return hyperparameters as the script's arguments: `--key value`, in the order in which they were given."""
+    """Return hyperparameters as arguments of the script: `--key value`, in the user's order."""
     return tuple(word for name, value in hyperparameters.items() for word in (f"--{name}", value))

@@ -1,10 +1,10 @@
-"""Where a rank's streams, its outputs and its home lie on its node, and the end of a stream.
+"""Paths of a rank's streams, outputs and home on its node, and the reader for the end of a stream.
 
     <state>/logs/<run>/gen=<g>/rank=<r>.stdout | .stderr
     <state>/outputs/<run>/gen=<g>/rank=<r>/
-    <state>/homes/<run>/                       where ranks have another user than the agent: that user's, for as long as the run is here
+    <state>/homes/<run>/                       only where ranks run as another user; kept while the run's files are kept
 
-Invariant: one place names these paths; whoever writes, reads, uploads or forgets them asks here.
+Invariant: no other module builds these paths.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class RankFiles:
 
     @property
     def stdout(self) -> Path:
-        """What it printed."""
+        """File of the rank's standard output."""
         return self._logs / f"rank={self.rank}.stdout"
 
     @property
     def stderr(self) -> Path:
-        """What it complained of."""
+        """File of the rank's standard error."""
         return self._logs / f"rank={self.rank}.stderr"
 
     @property
     def output_dir(self) -> Path:
-        """Its EVERSTEP_OUTPUT_DIR."""
+        """The rank's EVERSTEP_OUTPUT_DIR."""
         return outputs_of(self.state_dir, self.run) / f"gen={self.generation}" / f"rank={self.rank}"
 
     @property
@@ -48,7 +48,10 @@ class RankFiles:
         return logs_of(self.state_dir, self.run) / f"gen={self.generation}"
 
     def make(self, user: RankUser | None = None) -> None:
-        """Make the folders: streams this process's alone, outputs those of the ranks' user, where that is another."""
+        """Make the folders.
+
+        Streams are readable by the agent's user only. The output folder belongs to `user`, if given.
+        """
         self._logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self.state_dir / "outputs", outputs_of(self.state_dir, self.run), self.output_dir.parent):
             make_way(folder, user)
@@ -66,14 +69,14 @@ def outputs_of(state_dir: Path, run: RunId) -> Path:
 
 
 def home_of(state_dir: Path, run: RunId) -> Path:
-    """Return the home of the ranks of a run, where their user is not the agent's."""
+    """Return the home folder of a run's ranks, used where ranks run as another user than the agent."""
     return state_dir / "homes" / run
 
 
 def make_home(state_dir: Path, run: RunId, user: RankUser) -> dict[str, str]:
-    """Make the home of a run's ranks; returns the variables that lead to it.
+    """Make the home folder of a run's ranks and return the variables that point to it (HOME, USER, …).
 
-    A run has its own: what a job leaves there no other reads or runs.
+    Each run has its own home: no other job reads or runs files that a job leaves there.
     """
     home = home_of(state_dir, run)
     make_way(home.parent, user)
@@ -82,14 +85,14 @@ def make_home(state_dir: Path, run: RunId, user: RankUser) -> dict[str, str]:
 
 
 def last_lines(path: Path, limit_bytes: int = LAST_LINES_BYTES) -> str:
-    """Read the end of a text file. A file that is not there is empty.
+    """Return the last lines of a text file; empty if the file does not exist.
 
     Args:
-        path: UTF-8; other bytes are shown as replacement characters.
-        limit_bytes: how much is returned at most, encoded.
+        path: a UTF-8 file; invalid bytes become replacement characters.
+        limit_bytes: the most bytes to return, after encoding.
 
     Returns:
-        The last whole lines; of a single longer line its end.
+        Whole lines; if the last line alone exceeds the limit, the end of that line.
     """
     try:
         with path.open("rb") as file:
@@ -103,6 +106,6 @@ def last_lines(path: Path, limit_bytes: int = LAST_LINES_BYTES) -> str:
         cut = data.find(b"\n")
         data = data[cut + 1 :] if 0 <= cut < len(data) - 1 else data[1:]
     text = data.decode(errors="replace")
-    while len(text.encode()) > limit_bytes:  # replacement characters are longer than what they stand for
+    while len(text.encode()) > limit_bytes:  # a replacement character takes three bytes, the invalid byte one
         text = text[len(text) // 8 + 1 :]
     return text

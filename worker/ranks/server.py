@@ -1,7 +1,9 @@
-"""The agent's end of its ranks' lines (`everstep.protocol.rank_messages`), on a unix socket that only their user's processes can open.
+"""The agent's server for its ranks' connections, on a unix socket.
 
-Invariant: a line speaks for one rank of the current generation, or it is closed; nothing that a rank sends, or stops
-reading, holds up the agent.
+Only processes of the ranks' user can open the socket. The messages are in `everstep.protocol.rank_messages`.
+
+Invariant: each connection belongs to one rank of the current generation; the server closes all others. A rank that
+sends too much or stops reading never blocks the agent.
 """
 
 from __future__ import annotations
@@ -25,64 +27,67 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
-"""What may wait for a rank that does not read; beyond it wake-ups are dropped, for the page is the truth."""
+"""Bytes that may be queued for a rank that does not read; beyond it wake-ups are dropped."""
 
 
 class RankEvents(Protocol):
-    """Who takes what ranks say: the node's `Member`."""
+    """Receiver of the ranks' messages: the node's `Member`."""
 
     def hello(self, hello: RankHello, line: RankLine) -> bool:
-        """A rank has (re)connected: welcome it on its line and return True, or refuse it."""
+        """Handle a rank that has (re)connected: return True to accept the connection, False to refuse it."""
 
     def message(self, rank: Rank, message: Message) -> None:
-        """A rank says something; must not block."""
+        """Handle a message of a rank; must not block."""
 
     def lost(self, rank: Rank, line: RankLine) -> None:
-        """A rank's line has ended."""
+        """Handle the end of a rank's connection."""
 
 
 class RankLine:
-    """One connected rank."""
+    """Connection to one rank."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
 
     def send(self, message: Message) -> None:
-        """Queue a message; a rank that has stopped reading misses it."""
+        """Queue a message; it is dropped if the rank has stopped reading."""
         if self._writer.is_closing() or self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
             return
         self._writer.write(frame(message))
 
     def close(self) -> None:
-        """End the line."""
+        """Close the connection."""
         self._writer.close()
 
 
 class RankServer:
-    """Listens for the ranks of this node. One owner: the agent."""
+    """Server for the ranks of this node, owned by the agent."""
 
     def __init__(self, path: Path, user: RankUser | None = None) -> None:
-        """Nothing listens yet.
+        """Create the server; `start` makes it listen.
 
         Args:
-            path: of the socket.
-            user: the users of this node's ranks; None: this process's.
+            path: path of the unix socket.
+            user: users that may connect besides the agent's own; None means nobody else.
         """
         self.path = path
         self.user = user
-        """Who may come, besides this process's user: the agent narrows it to the job's user when the job has one."""
+        """Users that may connect besides the agent's own.
+
+        While the node has a job, the agent narrows this to the job's user.
+        """
         self.events: RankEvents | None = None
         self.refused_count = 0
         self._server: asyncio.AbstractServer | None = None
         self._lines: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen; a socket that an earlier agent left is replaced."""
+        """Listen; replaces a socket that an earlier agent left."""
         self._server = await asyncio.start_unix_server(self._accept, sock=listen_private(self.path))
         share(self.path, self.user)
 
     async def close(self) -> None:
-        """Stop listening and end every line; ranks train on and look for the next agent."""
+        """Stop listening and close all connections. Ranks go on training and reconnect to the next agent."""
         if self._server is not None:
             self._server.close()
         await end(*self._lines)

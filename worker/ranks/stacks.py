@@ -1,9 +1,11 @@
-"""What this node's ranks are doing, when the control plane asks: Python stacks by py-spy, CPU time and state from /proc.
+"""Stacks of this node's ranks for the control plane: Python stacks from py-spy, CPU time and state from /proc.
 
-py-spy reads the rank's memory and never stops it (`--nonblocking`): stacks of a process that stands still are right
-without that, and one that is stopped already can be read in no other way. A look is bounded in time and size.
+py-spy reads a rank's memory without stopping the rank (`--nonblocking`). Stacks of a process that does not progress are
+consistent anyway, and a process that is already stopped can be read in no other way. Time and size of a sample are
+limited.
 
-Invariant: nothing here signals a rank or holds up the agent's loop; a rank that cannot be read is told with the reason.
+Invariant: this module never signals a rank and never blocks the agent's loop. A rank that cannot be read is reported
+with the reason.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ from worker.tasks import end
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0
-"""For one rank; a look takes 40 ms (measured), more while its pages are in swap."""
+"""Seconds allowed for one rank's sample. A sample takes 40 ms (measured), more while its pages are in swap."""
 SHOWN_SECONDS = 5.0
-"""So long after it was last asked for, a look is still in the reports: it is asked for again until it has arrived."""
+"""Seconds for which a sample stays in the reports after the last request; requests repeat until it arrives."""
 _AT_ONCE = 4
 _ATTEMPTS = 3
-"""A rank that is not stopped may change under a look, which then fails."""
+"""Attempts per sample: a running rank may change its memory while py-spy reads it, and the read then fails."""
 _UNBORN = "no process of it has been started yet: what ranks import is still being imported or compiled"
 _MAX_BYTES = 4 * 1024 * 1024
 
@@ -52,7 +54,7 @@ class _Thread(msgspec.Struct):
 
     @property
     def name(self) -> str:
-        """The main thread is known without a name: its script need not have imported `threading`."""
+        """Name of the thread. The main thread is recognised by its id, as scripts need not import `threading`."""
         return MAIN_THREAD if self.os_thread_id == self.pid else self.thread_name or ""
 
 
@@ -60,21 +62,21 @@ _threads = msgspec.json.Decoder(list[_Thread])
 
 
 class Unreadable(Exception):
-    """The stacks of a process could not be read; says why."""
+    """The stacks of a process could not be read; the text names the reason."""
 
 
 async def stacks_of(pid: int, *, limit_seconds: float = LOOK_SECONDS) -> str:
-    """Return the Python stacks of a process as text.
+    """Return the Python stacks of a process as text (see `describe`).
 
     Args:
-        pid: of the process, of the same user; the kernel may ask for CAP_SYS_PTRACE (Yama).
-        limit_seconds: for all attempts.
+        pid: a process of the same user; with Yama, the kernel may require CAP_SYS_PTRACE.
+        limit_seconds: limit for all attempts together.
 
     Returns:
-        See `describe`.
+        The stacks of all threads.
 
     Raises:
-        Unreadable: they cannot be had, or not in time.
+        Unreadable: py-spy is missing, fails, or exceeds the limit.
     """
     program = _py_spy()
     if program is None:
@@ -128,7 +130,7 @@ async def _look(program: str, pid: int) -> str:
 
 
 def _reason(errors: str) -> str:
-    """Return py-spy's own words in one line, without its own stack."""
+    """Return py-spy's error message in one line, without its own backtrace."""
     told = [line.strip() for line in errors.partition("Stack backtrace")[0].splitlines() if line.strip()]
     return " ".join(told)[:500] or "py-spy failed without a word"
 
@@ -139,7 +141,7 @@ def _py_spy() -> str | None:
 
 
 class StackWatch:
-    """Takes looks at the ranks of one generation. One owner: the agent, which closes it with the generation."""
+    """Samples the stacks of one generation's ranks. The agent owns it and closes it with the generation."""
 
     def __init__(
         self,
@@ -150,14 +152,14 @@ class StackWatch:
         gpu_percent: Callable[[Rank], float | None] = lambda _: None,
         unborn: Callable[[], Collection[Rank]] = tuple,
     ) -> None:
-        """Nothing is looked at before `ask`.
+        """Create the watch; `ask` takes the first sample.
 
         Args:
-            living: the ranks of the generation that live now.
-            on_change: called when a look is complete.
-            monotonic: seconds of a clock that never jumps.
-            gpu_percent: how busy a rank's GPU is.
-            unborn: the ranks of the generation that have no process yet.
+            living: returns the generation's ranks that are alive.
+            on_change: called when a sample is complete.
+            monotonic: returns seconds of a monotonic clock.
+            gpu_percent: returns the load of a rank's GPU in percent, or None.
+            unborn: returns the generation's ranks that have no process yet.
         """
         self._living = living
         self._on_change = on_change
@@ -165,25 +167,25 @@ class StackWatch:
         self._gpu_percent = gpu_percent
         self._unborn = unborn
         self._before: dict[int, Look] = {}
-        """By pid."""
+        """The previous sample of each pid."""
         self._number = 0
         self._asked_at = float("-inf")
         self._taken: tuple[RankStacks, ...] = ()
         self._looking: asyncio.Task[None] | None = None
 
     def ask(self, number: int) -> None:
-        """Take the look of this number, unless it was taken or is being taken; and show it."""
+        """Take the sample with this number unless it exists or is in progress, and keep samples in the reports."""
         self._asked_at = self._monotonic()
         if number > self._number and (self._looking is None or self._looking.done()):
             self._number = number
             self._looking = asyncio.create_task(self._take(number), name=f"look {number} at what ranks do")
 
     def shown(self) -> tuple[RankStacks, ...]:
-        """Return the last complete look for as long as it is asked for; for the report."""
+        """Return the last complete sample while requests continue; empty otherwise."""
         return self._taken if self._monotonic() - self._asked_at <= SHOWN_SECONDS else ()
 
     async def close(self) -> None:
-        """End a look that is under way."""
+        """Cancel a sample in progress."""
         await end(self._looking)
 
     async def _take(self, number: int) -> None:

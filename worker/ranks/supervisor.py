@@ -1,11 +1,13 @@
-"""The agent's hold on its ranks, through the shim: start, stop, prove gone, hear of exits, and take over what an earlier agent started.
+"""The agent's interface to its ranks through the shim: start, stop, observe exits, and prove that ranks are gone.
 
-Exits are state, not events: `next_exit` answers from what is known, however often and after whichever restart it is
-asked. A rank that could not be started has exited, too. When the shim itself dies, its ranks are killed by (pid, start
-ticks), recorded as killed, and another shim is started.
+A new agent takes over the ranks that an earlier agent started.
 
-Invariant: a rank counts as ended only when its process has been reaped, or when exactly that process is no longer
-there.
+Exits are state, not events: `next_exit` returns the same answer however often it is called, before and after restarts.
+A rank that could not be started counts as exited. When the shim dies, its ranks are killed by (pid, start ticks),
+recorded as killed, and a new shim is started.
+
+Invariant: a rank counts as ended only when its process has been reaped, or when exactly that process does not exist any
+more.
 """
 
 from __future__ import annotations
@@ -77,21 +79,24 @@ _CRASHES = frozenset(
 _ALL_GENERATIONS = Generation(2**31)
 _NOT_STARTED = 127
 _LISTEN_SECONDS = 20.0
-"""A shim is up in 0.1 s (measured); a machine that takes longer than this is not working."""
+"""Seconds to wait for a new shim. It listens after 0.1 s (measured); a machine that exceeds this limit is broken."""
 GONE_SECONDS = 15.0
-"""As the ladder has it for the default `detection_seconds`; what the control plane says replaces it."""
+"""Default of `gone_seconds` for the default `detection_seconds`; the control plane's value replaces it."""
 _RECHECK_SECONDS = 0.05
-"""Between two looks at processes that are being killed; they give no sign when they are gone."""
+"""Seconds between two checks of processes that are being killed; the kernel sends no event for their end."""
 _MEMORY_SAMPLE_SECONDS = 1.0
 _MEMORY_WINDOW_SAMPLES = 30
-"""A kill of the node's counts as evidence about a rank that ends within so many samples: the kernel needs seconds to free hundreds of GiB."""
+"""Samples for which an out-of-memory kill on the node counts as evidence about a rank that ends.
+
+The kernel needs seconds to free hundreds of GiB.
+"""
 
 RankKey = tuple[RunId, Generation, Rank]
 
 
 @dataclass(frozen=True, slots=True)
 class ExitedRank:
-    """A rank that has ended."""
+    """A rank that has ended, or that could not be started."""
 
     run: RunId
     generation: Generation
@@ -99,20 +104,20 @@ class ExitedRank:
     end: RankEnd
     stderr: Path
     killed: MemoryEnd | None = None
-    """What says that the kernel killed it for lack of memory; None: nothing does."""
+    """Evidence that the kernel killed the rank for lack of memory; None if there is no such evidence."""
     use: MemoryUse = UNMEASURED
-    """The newest figures from before the end."""
+    """The newest memory figures from before the end."""
 
     @property
     def exit_class(self) -> ExitClass:
-        """What the exit means, as far as its code and the kernel say."""
+        """Class of the exit, as far as its code and the kernel show."""
         return classify(self.end.code, is_stopped=self.end.stopped, is_out_of_memory=self.killed is not None)
 
     def describe(self, boundary: Step) -> RankExit:
-        """Put the exit as the control plane wants to hear of it.
+        """Return the exit as a message for the control plane.
 
         Args:
-            boundary: the last that the rank passed, or -1.
+            boundary: the last step boundary that the rank passed, or -1.
 
         Returns:
             The message, with the last lines of the rank's stderr.
@@ -134,15 +139,15 @@ class ExitedRank:
 
 
 def classify(code: int, *, is_stopped: bool, is_out_of_memory: bool) -> ExitClass:
-    """Say what an exit means. Pure.
+    """Return the class of an exit. Pure.
 
     Args:
-        code: exit code, or minus the signal's number.
-        is_stopped: the agent had asked for the end.
-        is_out_of_memory: the kernel has killed for want of memory in the seconds before.
+        code: exit code, or minus the number of the signal.
+        is_stopped: whether the agent had requested the end.
+        is_out_of_memory: whether there is evidence that the kernel killed the rank for lack of memory.
 
     Returns:
-        Its class.
+        The class.
     """
     if code == 0:
         return ExitClass.SUCCESS
@@ -157,7 +162,7 @@ def classify(code: int, *, is_stopped: bool, is_out_of_memory: bool) -> ExitClas
 
 @dataclass(frozen=True, slots=True)
 class MemoryPaths:
-    """Where the kernel's figures of memory are read."""
+    """Paths of the kernel's memory figures."""
 
     proc: Path = Path("/proc")
     cgroups: Path = Path("/sys/fs/cgroup")
@@ -166,7 +171,7 @@ class MemoryPaths:
 
 @dataclass(frozen=True, slots=True)
 class _MemorySample:
-    """Figures of one moment."""
+    """Memory figures of the node at one moment."""
 
     counts: KillCounts
     used_bytes: int
@@ -174,7 +179,10 @@ class _MemorySample:
 
 
 class Supervisor:
-    """One per agent, on the agent's loop. `start` first, `close` last; ranks outlive it unless it `shut_down`s."""
+    """The agent's interface to its ranks, on the agent's loop.
+
+    Call `start` first and `close` last. Ranks outlive it unless `shut_down` is called.
+    """
 
     def __init__(
         self,
@@ -190,20 +198,20 @@ class Supervisor:
         user: RankUser | None = None,
         memory_paths: MemoryPaths = MemoryPaths(),
     ) -> None:
-        """Take the facts; nothing is started yet.
+        """Create the supervisor; `start` connects to the shim.
 
         Args:
-            state: folder of records, streams and outputs of ranks; made if need be, survives the agent.
-            socket: where the shim serves; its folder is made if need be.
-            address: this node's.
-            is_warm: keep a template to fork ranks from, if there is anything to preload.
-            environment: the agent's own; what ranks inherit of it is decided in `rank_environment`.
-            modules: what the template imports.
-            gone_seconds: how long killed processes may take to disappear before the node is declared unable to go on.
-            cgroup: name of the node's cgroup, unique on this machine; None: after its state folder. Empty: ranks get
-                none of their own.
-            user: the users of this node's ranks; None: this process's.
-            memory_paths: where the kernel's figures of memory are read.
+            state: folder of the ranks' records, streams and outputs; created if missing, survives the agent.
+            socket: path of the shim's socket; its folder is created if missing.
+            address: this node's address.
+            is_warm: whether to keep a template to fork ranks from, if there are modules to preload.
+            environment: the agent's own environment; `node_environment` selects the part that ranks inherit.
+            modules: modules that the template imports.
+            gone_seconds: seconds after which killed processes that still exist count as a failure.
+            cgroup: name of the node's cgroup, unique on this machine. None: derived from `state`. Empty: ranks get no
+                cgroup.
+            user: users of this node's ranks; None means the agent's own user.
+            memory_paths: paths of the kernel's memory figures.
         """
         self._memory_paths = memory_paths
         self._state = state.absolute()
@@ -212,14 +220,14 @@ class Supervisor:
         self._user = user
         self._modules = modules if is_warm and can_preload(modules) else ()
         self.gone_seconds = gone_seconds
-        """Of the ladder; set by the agent when the control plane has told it."""
+        """The agent sets this to the value of the control plane's timeouts."""
         self._cgroup = (
             f"everstep-{os.getuid()}-{xxhash.xxh3_64_hexdigest(os.fsencode(self._state))}" if cgroup is None else cgroup
         )
         self._confinement: tuple[str, str] | None = None
-        """What the shim said last: where cgroups are made, or why none are."""
+        """The shim's last report on cgroups: (their folder, the reason why there are none)."""
         self.changed = Signal()
-        """Notified at every change of what is known of ranks or shim."""
+        """Notified whenever the state of a rank or of the shim changes here."""
         self.preload = Preload.PENDING
         self._inherited = node_environment(environment, card_of(address))
         self._disk = RankRecords(self._state)
@@ -229,15 +237,15 @@ class Supervisor:
         self._killed: dict[RankKey, MemoryEnd] = {}
         """Ranks that the kernel killed for lack of memory."""
         self._rank_memory: dict[RankKey, ProcessMemory] = {}
-        """The newest sample of each rank; of one that has ended, the last before its end."""
+        """The newest sample of each rank; for an ended rank, the last before its end."""
         self._samples: deque[_MemorySample] = deque(maxlen=_MEMORY_WINDOW_SAMPLES)
-        """The oldest first."""
+        """Samples of the node, oldest first."""
         self._remains_count = 0
         self._answer_count = 0
-        """How many `Ranks` have come."""
+        """Number of `Ranks` messages received."""
         self._writer: asyncio.StreamWriter | None = None
         self._shim_pid: int | None = None
-        """Set while a shim is a child of this very process, and has to be reaped here."""
+        """The shim's pid while it is a child of this process, which must then reap it; else None."""
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closing = False
@@ -245,7 +253,7 @@ class Supervisor:
     # -- life
 
     async def start(self) -> None:
-        """Connect to the node's shim, starting one if there is none, and learn what it has; once, before anything else.
+        """Connect to the node's shim, or start one, and read its state. Call once, first.
 
         Raises:
             ShimUnavailable: no shim can be started.
@@ -263,13 +271,13 @@ class Supervisor:
         await self._list()
 
     async def close(self) -> None:
-        """Let go of the shim: it and its ranks live on, for the next agent on this node."""
+        """Disconnect from the shim. The shim and its ranks live on for the next agent of this node."""
         self._is_closing = True
         await end(*self._tasks)
         self._hang_up()
 
     async def shut_down(self) -> None:
-        """End all ranks and the shim, then close: the node leaves for good. Returns when the shim is gone.
+        """End all ranks and the shim, then close. Called when the node leaves for good.
 
         Raises:
             ShimUnavailable: the shim does not end.
@@ -286,7 +294,10 @@ class Supervisor:
 
     @property
     def is_warm(self) -> bool:
-        """Ranks start as fast as they ever will: the template has loaded what they import and can be forked, or there is nothing to load."""
+        """Whether ranks start as fast as possible.
+
+        True when the template can be forked, or when there is nothing to preload.
+        """
         return self.preload in (Preload.READY, Preload.NONE)
 
     # -- starting
@@ -294,22 +305,20 @@ class Supervisor:
     async def start_rank(
         self, plan: GenerationPlan, here: PlanNode, rank: Rank, entry: Path, *, agent_socket: Path, supplied: Supplied
     ) -> None:
-        """Have one rank started; returns when the shim has been asked.
+        """Ask the shim to start one rank; return when the request is sent.
 
-        A rank that was asked for before is left as it is.
-
-        A start that fails is an exit: `next_exit` tells of it.
+        A rank that was requested before is left as it is. `next_exit` reports a start that fails as an exit.
 
         Args:
-            plan: of the generation.
-            here: this node in it.
-            rank: one of this node's.
-            entry: the user's script on this node, `plan.script.entry_point` below the source tree.
-            agent_socket: where the rank finds its agent.
-            supplied: what it gets besides its job's variables.
+            plan: the plan of the generation.
+            here: this node's entry in the plan.
+            rank: one of this node's ranks.
+            entry: path of the user's script on this node: `plan.script.entry_point` below the source tree.
+            agent_socket: path at which the rank connects to its agent.
+            supplied: environment and packages besides the job's own variables.
 
         Raises:
-            ShimUnavailable: there is no shim, and none can be started.
+            ShimUnavailable: no shim runs, and none can be started.
         """
         key = (plan.run, plan.generation, rank)
         if key in self._records or key in self._asked:
@@ -347,13 +356,13 @@ class Supervisor:
         self._send(start)
 
     def fail_rank(self, plan: GenerationPlan, rank: Rank, reason: str) -> None:
-        """Record that a rank cannot be started: an exit, like any start that fails.
+        """Record that a rank cannot be started, as an exit.
 
-        One that was asked for before is let be.
+        A rank whose start was requested before is left as it is.
 
         Args:
-            plan: of the generation.
-            rank: one of this node's.
+            plan: the plan of the generation.
+            rank: one of this node's ranks.
             reason: a sentence for the user.
         """
         key = (plan.run, plan.generation, rank)
@@ -366,11 +375,11 @@ class Supervisor:
 
     @property
     def records(self) -> tuple[RankRecord, ...]:
-        """All ranks that are known, in the order of run, generation, rank; those that live have no end."""
+        """Records of all ranks, sorted by run, generation and rank. Living ranks have no end."""
         return tuple(self._records[key] for key in sorted(self._records))
 
     async def next_exit(self, run: RunId, generation: Generation, seen: Collection[Rank]) -> ExitedRank:
-        """Return a rank of this generation that has ended and is not in `seen`; waits for the next if there is none."""
+        """Wait for a rank of this generation that has ended and is not in `seen`, and return it."""
         while True:
             version = self.changed.version
             for key, record in self._records.items():
@@ -389,19 +398,19 @@ class Supervisor:
     # -- stopping
 
     def halt_now(self, run: RunId, generation: Generation) -> None:
-        """Kill the ranks of this run up to this generation, descendants and all; returns at once.
+        """Kill the ranks of this run up to this generation, with all descendants; return at once.
 
-        Nothing of it starts any more.
+        The shim refuses later starts of these generations.
         """
         self._send(StopRanks(run=run, generation=generation))
 
     def kill_rank(self, run: RunId, generation: Generation, rank: Rank) -> None:
-        """Kill one rank's process, as a fault of its own would; for drills. One that has ended already is let be.
+        """Kill one rank's process for a drill, as a real fault would. No effect if the rank has ended.
 
         Args:
-            run: that the rank belongs to.
-            generation: likewise.
-            rank: which.
+            run: the rank's run.
+            generation: the rank's generation.
+            rank: the rank to kill.
         """
         for record in self.records:
             if (record.run, record.generation, record.rank) != (run, generation, rank) or not processes.is_alive(
@@ -411,38 +420,38 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 handle = os.pidfd_open(record.pid)
                 try:
-                    if processes.is_alive(
-                        record.pid, record.start_ticks
-                    ):  # the handle is this very process's from here on
+                    if processes.is_alive(record.pid, record.start_ticks):  # the handle refers to exactly this process
                         signal.pidfd_send_signal(handle, signal.SIGKILL)
                 finally:
                     os.close(handle)
 
     async def stop_all(self) -> None:
-        """Kill every rank on this node; returns when they have ended, or after `gone_seconds`: `prove_gone` tells which."""
+        """Kill every rank on this node; return when all have ended, or after `gone_seconds`.
+
+        `prove_gone` then checks the result.
+        """
         self._send(StopRanks(run=None, generation=_ALL_GENERATIONS))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.gone_seconds):
                 await self._until_ended(None)
 
     async def prove_gone(self, run: RunId | None) -> None:
-        """Return when no process of a rank of this run, nor what it left behind, exists any more.
+        """Return once no process of this run's ranks and none of their descendants exists any more.
 
-        Kills no rank that has not been stopped.
+        This call kills no living rank; stop ranks first.
 
-        The proof is an empty cgroup: it also covers what the shim cannot see, such as children in sessions of their own
-        of ranks whose shim has died. Where ranks have no cgroup, and for what is about to become a rank, the shim's own
-        count is the proof.
+        The proof is an empty cgroup. It covers processes that the shim cannot see, such as children in sessions of
+        their own whose rank's shim has died. Where ranks have no cgroup, and for ranks that are about to start, the
+        shim's count is the proof.
 
-        Where ranks have users of their own, every process of these users is ended as well, whichever run it is of: no
-        rank of a job lives here when another job is promised, and programs that pip or a command has left are in no
-        rank's cgroup.
+        Where ranks have users of their own, all processes of these users are killed as well, whatever their run. No
+        rank of another run lives here at this time, and programs that pip or a command left are in no rank's cgroup.
 
         Args:
-            run: None: of any run.
+            run: the run to check; None for all runs.
 
         Raises:
-            RanksNotGone: something lives on after `gone_seconds`, or there is no shim to ask; names the pids.
+            RanksNotGone: processes still exist after `gone_seconds`, or the shim cannot be reached; names the pids.
         """
         try:
             async with asyncio.timeout(self.gone_seconds):
@@ -466,7 +475,7 @@ class Supervisor:
             raise RanksNotGone(f"still there after {self.gone_seconds} s: {left_behind}")
 
     async def _until_empty(self, run: RunId | None) -> None:
-        """Kill what is left in the cgroups of ended ranks, until nothing is."""
+        """Kill the processes in the cgroups of ended ranks until the cgroups are empty."""
         for path in self._cgroups_of(run):
             while cgroups.pids(path):
                 cgroups.kill(path)
@@ -477,7 +486,7 @@ class Supervisor:
         return sorted({record.cgroup for record in self.records if record.cgroup and run in (None, record.run)})
 
     def forget(self, run: RunId) -> None:
-        """Drop the records of this run's ended ranks. From any thread."""
+        """Drop the records of this run's ended ranks. May be called from any thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._forget, run)
 
@@ -503,12 +512,12 @@ class Supervisor:
     # -- the line to the shim
 
     def _send(self, message: Message) -> None:
-        """Send, or let it be: without a shim there is nothing that could be stopped, forgotten or listed."""
+        """Send a message to the shim. Without a shim it is dropped: nothing could be stopped, forgotten or listed."""
         if self._writer is not None:
             self._writer.write(codec.frame(message))
 
     async def _list(self) -> None:
-        """Have the shim tell everything."""
+        """Request the shim's whole state and wait for it."""
         await self._connected()
         heard = self._answer_count
         self._send(ListRanks())
@@ -526,7 +535,7 @@ class Supervisor:
             raise ShimUnavailable("there is no shim") from None
 
     async def _connect(self) -> asyncio.StreamReader:
-        """Reach the shim, or bury the last one's ranks and start another."""
+        """Connect to the shim. Without one, kill the last shim's ranks and start a new shim."""
         reader = await self._dial()
         if reader is None:
             await self._bury()
@@ -536,8 +545,8 @@ class Supervisor:
             finally:
                 if (
                     reader is None
-                    # a child of ours that nobody has waited for; one that starts still would hold the socket against the
-                    # next
+                    # end a shim that did not answer: it could still take the socket from the next one, and must be
+                    # reaped
                 ):
                     await self._end_shim()
         if reader is None:
@@ -547,7 +556,7 @@ class Supervisor:
     async def _dial(self) -> asyncio.StreamReader | None:
         directory = os.open(self._socket.parent, os.O_PATH | os.O_DIRECTORY)
         try:
-            # Through the descriptor: a socket's address holds 107 bytes, a path any number.
+            # Connect through the descriptor: a socket address is limited to 107 bytes, this path may be longer.
             reader, self._writer = await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/{self._socket.name}")
         except (FileNotFoundError, ConnectionError):
             return None
@@ -556,7 +565,7 @@ class Supervisor:
         return reader
 
     async def _launch(self) -> None:
-        """Start a shim in a session of its own; returns when it listens."""
+        """Start a shim in a session of its own; return when it listens."""
         read, write = os.pipe()
         os.set_inheritable(write, True)
         command = [
@@ -606,7 +615,7 @@ class Supervisor:
             os.close(read)
 
     async def _follow(self, reader: asyncio.StreamReader) -> None:
-        """Hear the shim; when it dies, start over with another."""
+        """Read the shim's messages; when the shim dies, continue with a new one."""
         while True:
             try:
                 while True:
@@ -626,7 +635,10 @@ class Supervisor:
             self.changed.notify()
 
     async def _connect_again(self) -> asyncio.StreamReader:
-        """Reach another shim, as often as it takes: a machine that has no memory for one now may have some in a minute."""
+        """Connect to a new shim and retry until it works.
+
+        A machine without memory for a shim may have some a minute later.
+        """
         told = ""
         while True:
             try:
@@ -729,12 +741,12 @@ class Supervisor:
             await asyncio.to_thread(_wait_for_child, pid)
 
     async def _bury(self) -> None:
-        """No shim lives: kill the ranks that the last one has left, and record their ends, for nobody else will."""
+        """Kill the ranks that a dead shim left behind and record their ends, as no other process does."""
         orphans = [record for record in self._disk.read() if record.end is None]
         for record in orphans:
             known = self._records.get(_key(record))
             if known is not None and known.end is not None:
-                self._disk.write_end(known)  # the shim has told it, and owed it to the disk
+                self._disk.write_end(known)  # the shim reported this end, but could not write it
                 continue
             await _kill(record)
             if record.cgroup:
@@ -760,7 +772,7 @@ class Supervisor:
                 )
         if orphans:
             log.error("killed %s ranks whose shim was gone", len(orphans))
-        self.changed.notify()  # whether or not another shim can be started
+        self.changed.notify()  # waiters must see these ends even if no new shim starts
 
     async def _write_owed(self) -> None:
         while True:
@@ -770,7 +782,7 @@ class Supervisor:
     # -- memory
 
     def rank_memory(self, run: RunId, generation: Generation) -> dict[Rank, ProcessMemory]:
-        """Return the newest sample of each living rank of a generation. Called at every report."""
+        """Return the newest sample of each living rank of a generation. Called for every report."""
         return {
             key[2]: found
             for key, found in self._rank_memory.items()
@@ -778,10 +790,13 @@ class Supervisor:
         }
 
     async def _sample_memory(self) -> None:
-        """Read the figures that only exist before an end, every second: the kernel's counts, and what the node and its ranks use."""
+        """Sample figures that are lost with a rank's end, once per second.
+
+        These are the kernel's kill counts and the memory use of the node and its ranks.
+        """
         paths = self._memory_paths
         while True:
-            with contextlib.suppress(OSError):  # no descriptor is free, say: the next sample may succeed
+            with contextlib.suppress(OSError):  # for example, no free descriptor: the next sample may succeed
                 facts = memory.memory_facts(paths.proc, paths.cgroups)
                 counts = memory.kill_counts(paths.proc, paths.cgroups)
                 self._samples.append(
@@ -793,12 +808,12 @@ class Supervisor:
             await asyncio.sleep(_MEMORY_SAMPLE_SECONDS)
 
     def _memory_end(self, record: RankRecord) -> MemoryEnd | None:
-        """Read what the kernel says about a rank that SIGKILL ended."""
+        """Return the kernel's evidence that a rank ended by SIGKILL was killed for lack of memory, or None."""
         paths = self._memory_paths
         before = self._samples[0].counts if self._samples else KillCounts()
         after = memory.kill_counts(paths.proc, paths.cgroups)
         own = memory.group_kill_count(Path(record.cgroup)) if record.cgroup else None
-        if own is not None:  # a generation's cgroup is new: it counts from 0
+        if own is not None:  # the cgroup is new in each generation, so it counts from 0
             before, after = replace(before, cgroup=0), replace(after, cgroup=own)
         began = record.start_ticks / os.sysconf("SC_CLK_TCK")
         logged = logged_kill(memory.kernel_log(paths.kernel_log), record.pid, began)
@@ -824,9 +839,9 @@ def _wait_for_child(pid: int) -> None:
 
 
 async def _kill(record: RankRecord) -> None:
-    """Kill a rank that is not our child, with its descendants; returns when it is gone.
+    """Kill a rank that is not a child of this process, with its descendants; return when it is gone.
 
-    One that has ended, or whose pid is another's, is let be.
+    Returns at once if the rank has ended or its pid belongs to another process.
     """
     if not processes.is_alive(record.pid, record.start_ticks):
         return
@@ -838,7 +853,8 @@ async def _kill(record: RankRecord) -> None:
     gone = asyncio.Event()
     loop.add_reader(handle, gone.set)
     try:
-        if processes.is_alive(record.pid, record.start_ticks):  # still, now that the handle holds it
+        # check again: from here on the handle keeps the pid from being reused
+        if processes.is_alive(record.pid, record.start_ticks):
             await asyncio.to_thread(processes.kill_tree, record.pid)
             await gone.wait()
     finally:

@@ -1,4 +1,7 @@
-"""`python -P -m worker.ranks.shim --socket PATH --state-dir DIR`: the shim; with `--template-fd`, the template that it starts itself."""
+"""Entry point `python -P -m worker.ranks.shim --socket PATH --state-dir DIR`.
+
+The shim itself starts its template with the same module and `--template-fd`.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ from everstep.protocol.log_records import TextFormatter
 
 
 def main() -> None:
-    """Run one of the two.
+    """Run the shim or, with `--template-fd`, the template.
 
     Raises:
-        SystemExit: always, at the latest when the process has done its work.
+        SystemExit: always, at the latest when the process has finished.
     """
     parser = argparse.ArgumentParser(prog="python -P -m worker.ranks.shim", description="Parent of a node's ranks.")
     parser.add_argument("--socket", type=Path, help="unix socket to serve")
@@ -42,11 +45,11 @@ def main() -> None:
         handler.setFormatter(TextFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     os.setpriority(
         os.PRIO_PROCESS, 0, max(0, os.getpriority(os.PRIO_PROCESS, 0))
-    )  # the agent's own priority is not for ranks
+    )  # drop a raised priority of the agent: ranks must not inherit it
     if arguments.template_fd is not None:
         from worker.ranks.shim.template import run_template
 
-        logging.getLogger().handlers.clear()  # what a script logs is the script's business
+        logging.getLogger().handlers.clear()  # the template becomes user processes, which set up their own logging
         logging.getLogger().setLevel(logging.WARNING)
         run_template(socket.socket(fileno=arguments.template_fd), arguments.preload)
     if arguments.socket is None or arguments.state_dir is None:
@@ -56,7 +59,7 @@ def main() -> None:
 
     processes.close_inherited(keep=[arguments.ready_fd] if arguments.ready_fd is not None else [])
     if arguments.ready_fd is not None:
-        os.set_inheritable(arguments.ready_fd, False)  # nobody else may hold it open
+        os.set_inheritable(arguments.ready_fd, False)  # children must not keep this pipe open
     options = ShimOptions(
         socket_path=arguments.socket,
         state_dir=arguments.state_dir,

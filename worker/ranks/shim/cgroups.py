@@ -1,13 +1,12 @@
-"""Cgroups for ranks: one per generation, so that whatever a rank has started, in whichever session, can be ended and proven gone.
+"""One cgroup per generation, in which all processes of its ranks can be killed and proven gone.
 
     <own cgroup>/everstep-<uid>-<node>/<run>.<generation>
 
-A child may leave its parent, its session and its process group; it leaves its cgroup only by being written into
-another. cgroup v2 is used where it is mounted and may be written to (root, or `Delegate=yes` in a systemd unit), else
-the freezer of cgroup v1. No controller is asked for: what ranks may use is not limited here, and memory counts where it
-counted before.
+A child can leave its parent, its session and its process group, but leaves its cgroup only if it is moved to another.
+cgroup v2 is used where it is mounted and writable (root, or `Delegate=yes` in a systemd unit), else the freezer of
+cgroup v1. No controller is enabled: these cgroups limit nothing, and memory is accounted where it was before.
 
-Invariant: only folders that this module has made are killed or removed, and the caller is in none of them.
+Invariant: this module kills or removes only cgroups that it has made, and its own process is in none of them.
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ from pathlib import Path
 from everstep.protocol.ids import Generation, RunId
 
 _JOIN_ATTEMPTS = 3
-"""Somebody may tidy up an empty cgroup between its making and its first member."""
+"""Attempts to join a cgroup; another process may remove the empty cgroup before its first member joins."""
 
 
 class RankCgroups:
-    """Where one node's ranks are kept.
+    """The cgroups of one node's ranks.
 
-    Made by the shim; the agent reaches the cgroups by the paths in the ranks' records.
+    The shim makes them. The agent finds each cgroup by the path in a rank's record.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def join(self, run: RunId, generation: Generation, pid: int) -> str:
-        """Put a process that has no children yet into its generation's cgroup.
+        """Move a process into the cgroup of its generation.
 
         Args:
-            run: of the rank.
-            generation: of the rank.
-            pid: the rank, still at its gate.
+            run: the rank's run.
+            generation: the rank's generation.
+            pid: the rank, still waiting at its gate, without children.
 
         Returns:
             The cgroup's path.
@@ -60,7 +59,7 @@ class RankCgroups:
         return str(path)
 
     def close(self) -> None:
-        """Remove what is empty: all of it, once every rank is gone."""
+        """Remove all empty cgroups, and the node's folder if no rank is left."""
         with contextlib.suppress(FileNotFoundError):
             for child in self.folder.iterdir():
                 if child.is_dir():
@@ -69,14 +68,14 @@ class RankCgroups:
 
 
 def find(name: str, proc: Path = Path("/proc")) -> tuple[RankCgroups | None, str]:
-    """Find where this process may keep cgroups of its own.
+    """Find a place where this process may make cgroups.
 
     Args:
-        name: of the node's folder; no other node on this machine has it.
-        proc: where procfs is mounted.
+        name: of the node's folder; unique on this machine.
+        proc: mount point of procfs.
 
     Returns:
-        (the place, or None; where it is, or why there is none, for the log).
+        (the place or None, its path or the reason for None); the text is for the log.
     """
     refusals = []
     for version, parent in _own_cgroups(proc):
@@ -94,35 +93,35 @@ def find(name: str, proc: Path = Path("/proc")) -> tuple[RankCgroups | None, str
 
 
 def pids(path: str) -> set[int]:
-    """Return the processes in a cgroup; none when it has been removed.
+    """Return the processes in a cgroup; empty if the cgroup was removed.
 
-    A process that waits to be reaped is not listed.
+    Zombies are not listed.
     """
     try:
         return {int(line) for line in Path(path, "cgroup.procs").read_text().split()}
     except (FileNotFoundError, OSError) as error:
-        if isinstance(error, FileNotFoundError) or error.errno == errno.ENODEV:  # removed while it was read
+        if isinstance(error, FileNotFoundError) or error.errno == errno.ENODEV:  # removed during the read
             return set()
         raise
 
 
 def kill(path: str) -> None:
-    """Kill all that is in a cgroup.
+    """Send SIGKILL to all processes in a cgroup and return at once.
 
-    Returns at once: who needs proof looks at `pids` until there are none, and kills again meanwhile.
+    Callers that need proof poll `pids` and call `kill` again until it is empty.
     """
     folder = Path(path)
     try:
         (folder / "cgroup.kill").write_text("1") if (folder / "cgroup.kill").exists() else _kill_frozen(folder)
     except FileNotFoundError:
-        return  # removed: nothing is left to kill
+        return  # the cgroup was removed, so it was empty
     except OSError as error:
         if error.errno != errno.ENODEV:
             raise
 
 
 def remove(path: str) -> bool:
-    """Remove a cgroup if nothing is in it; say whether it is gone."""
+    """Remove a cgroup if it is empty; return whether it is gone."""
     try:
         os.rmdir(path)
     except FileNotFoundError:
@@ -133,7 +132,10 @@ def remove(path: str) -> bool:
 
 
 def _kill_frozen(folder: Path) -> None:
-    """Kill on v1, and on kernels before 5.14: what is frozen cannot fork away meanwhile, and dies when it thaws."""
+    """Kill on cgroup v1 and on kernels before 5.14.
+
+    The freezer, where present, stops forks meanwhile; processes die on thaw.
+    """
     state = folder / "freezer.state"
     freezes = state.exists()
     if freezes:
@@ -148,7 +150,7 @@ def _kill_frozen(folder: Path) -> None:
 
 
 def _own_cgroups(proc: Path) -> list[tuple[int, Path]]:
-    """Return this process's own cgroups that could have children: v2, then v1's freezer."""
+    """Return the cgroups of this process that can have children, as (version, path): v2 first, then v1's freezer."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
         mounts = [line.split() for line in (proc / "self" / "mounts").read_text().splitlines()]
@@ -160,7 +162,7 @@ def _own_cgroups(proc: Path) -> list[tuple[int, Path]]:
         (Path(fields[1]) for fields in mounts if fields[2] == "cgroup" and "freezer" in fields[3].split(",")), None
     )
     found = [(2, unified, own.get("")), (1, freezer, own.get("freezer"))]
-    # ".." in a path: the process's own cgroup lies outside of what this namespace shows.
+    # A path with ".." is a cgroup outside this cgroup namespace.
     return [
         (version, mount / path.lstrip("/"))
         for version, mount, path in found

@@ -1,10 +1,10 @@
-"""In the new process: from a bare fork to the first line of the user's script.
+"""Start of a rank inside its new process: from the fork to the first line of the user's script.
 
-A cold rank execs `python -u script`; a warm one becomes that program without an exec. The script cannot tell:
+A cold rank execs `python -u script`. A warm rank becomes that program without an exec. The script sees no difference:
 `__main__`, `sys.argv`, `sys.path`, stdio, signals, exit codes, `atexit` and open files at exit are those of `python -u
 script`.
 
-Invariant: nothing here returns into the caller's loop; a rank ends in here.
+Invariant: no function here returns into the loop of the shim or the template; the rank's process ends here.
 """
 
 from __future__ import annotations
@@ -24,27 +24,30 @@ from worker.ranks.shim.messages import StartRank
 
 GO = b"g"
 _CANNOT_RUN = 127
-"""As shells do when the program cannot be run."""
+"""Exit code if the program cannot be run, as in shells."""
 _CANNOT_OPEN = 2
-"""As Python does when the script cannot be opened."""
+"""Exit code if the script cannot be opened, as in Python."""
 _STALE_PREFIXES = (
-    "LD_", "PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "DNNL_", "ONEDNN_", "ATEN_", "MALLOC_", "GLIBC_", "LC_",
-    "TORCH_LOGS", "TORCH_TRACE", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES", "TORCH_DEVICE_BACKEND_AUTOLOAD", "TORCH_COMPILE_",
+    "LD_", "PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "DNNL_", "ONEDNN_", "ATEN_", "MALLOC_", "GLIBC_",
+    "LC_", "TORCH_LOGS", "TORCH_TRACE", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD", "TORCH_COMPILE_",
     "TORCHDYNAMO_", "TORCHINDUCTOR_", "PYTORCH_", "DS_ACCELERATOR",
 )  # fmt: skip
 _APPLIED_LATE = frozenset({"OMP_NUM_THREADS", "PYTHONUNBUFFERED"})
-"""Read at start, but brought into force by `become` all the same."""
+"""Variables that libraries read at start, but that `become` can still apply."""
 
 
 def needs_cold_start(environment: dict[str, str], template: dict[str, str]) -> str | None:
-    """Find a variable that a warm start would be too late for. Pure.
+    """Return a variable whose value a warm rank could not apply any more. Pure.
+
+    Libraries in the template have already read their variables when it forks a rank.
 
     Args:
-        environment: what the rank is to see.
-        template: what the template was started with, and has acted on.
+        environment: the rank's environment.
+        template: the environment with which the template was started.
 
     Returns:
-        The first such variable's name, or None.
+        The first such variable's name, or None if a warm start is possible.
     """
     for name in sorted(environment.keys() | template.keys()):
         late = (name.startswith(_STALE_PREFIXES) or name == "LANG") and name not in _APPLIED_LATE
@@ -54,7 +57,7 @@ def needs_cold_start(environment: dict[str, str], template: dict[str, str]) -> s
 
 
 def environment_of(start: StartRank) -> dict[str, str]:
-    """Return a rank's environment with its packages in it, for the rank and for what it starts. Pure."""
+    """Return a rank's environment with its package folder first in PYTHONPATH, also for its children. Pure."""
     if not start.packages:
         return start.environment
     others = start.environment.get("PYTHONPATH")
@@ -65,13 +68,13 @@ def environment_of(start: StartRank) -> dict[str, str]:
 
 
 def settle(user: rank_user.RankUser | None, stdout: int, stderr: int, gate: int) -> None:
-    """Make this fork a process of its own: user, session, stdio, default signals; then wait until its record is written.
+    """Detach this fork: set user, session, stdio and default signals, then wait at the gate.
 
     Args:
-        user: to become; None: it stays what it is.
+        user: the user to change to; None keeps the present user.
         stdout: an open file; becomes descriptor 1.
         stderr: an open file; becomes descriptor 2.
-        gate: a pipe; one byte lets the rank go, its end means that there must be no such rank.
+        gate: a pipe. One byte releases the rank; end of file ends this process.
     """
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
@@ -95,7 +98,7 @@ def settle(user: rank_user.RankUser | None, stdout: int, stderr: int, gate: int)
 
 
 def execute(start: StartRank) -> NoReturn:
-    """Become `python -u script` by exec: a cold rank. In the shim's fork, after `settle`."""
+    """Become `python -u script` by exec, as a cold rank. Called in the shim's fork after `settle`."""
     try:
         os.chdir(start.working_directory)
         os.execve(sys.executable, [sys.executable, "-u", start.script, *start.arguments], environment_of(start))
@@ -105,15 +108,15 @@ def execute(start: StartRank) -> NoReturn:
 
 
 def become(start: StartRank) -> NoReturn:
-    """Become `python -u script` in place: a warm rank.
+    """Become `python -u script` without an exec, as a warm rank.
 
-    In the template's fork, after `settle`, as the last thing that its main function does.
+    The template's fork calls this after `settle`, as the last call of its main function.
 
     Args:
-        start: what to become.
+        start: the script, its arguments and its environment.
 
     Raises:
-        SystemExit: always; the interpreter then ends as it does after any script.
+        SystemExit: always; the interpreter then shuts down as after any script.
     """
     os.environ.clear()
     os.environ.update(environment_of(start))
@@ -152,20 +155,20 @@ def _run(path: str, source: bytes) -> None:
     try:
         exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
     except Exception as error:
-        # As the interpreter does, less our own frame at the top of the traceback.
+        # Like the interpreter, but without this module's frame in the traceback.
         traceback = error.__traceback__.tb_next if error.__traceback__ else None
         sys.excepthook(type(error), error.with_traceback(traceback), traceback)
         sys.exit(1)
 
 
 def _forget_ourselves() -> None:
-    """Drop `worker` from the loaded modules: a user's own `worker.py` must be the one that the script imports."""
+    """Remove `worker` from the loaded modules, so that a script can import a `worker.py` of its own."""
     for name in [name for name in sys.modules if name == "worker" or name.startswith("worker.")]:
         del sys.modules[name]
 
 
 def _reseed() -> None:
-    """A fork inherits generators; ranks that were cold-started would each have had their own entropy."""
+    """Reseed random generators: warm ranks would otherwise share the state that they inherit by fork."""
     random.seed()
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -173,7 +176,7 @@ def _reseed() -> None:
 
 
 def _set_thread_count(text: str) -> None:
-    """Apply OMP_NUM_THREADS, which torch read when the template imported it."""
+    """Apply OMP_NUM_THREADS to torch, which read it when the template imported torch."""
     torch = sys.modules.get("torch")
     if torch is not None and text.isdecimal() and int(text) > 0:
         torch.set_num_threads(int(text))

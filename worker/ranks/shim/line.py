@@ -1,7 +1,7 @@
-"""A stream socket that carries frames both ways and never blocks.
+"""A stream socket that carries frames in both directions and never blocks.
 
-Invariant: what `receive` returns are whole frames in order; what `send` took is sent in order or the other side is
-reported gone.
+Invariant: `receive` returns whole frames in order. `send` either delivers all messages in order or reports that the
+connection is lost.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from everstep.protocol import codec
 from everstep.protocol.codec import Message
 
 _MAX_UNSENT_BYTES = 4 * codec.MAX_MESSAGE_BYTES
-"""A peer that reads nothing is given up beyond this; it learns everything again when it reconnects."""
+"""Unsent bytes beyond which a peer counts as lost. The peer learns the whole state again when it reconnects."""
 _RECEIVE_BYTES = 1 << 18
 
 
 class Line:
-    """One stream socket with frames in both directions, never blocking."""
+    """One stream socket with frames in both directions; never blocks."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -26,13 +26,13 @@ class Line:
         self._unsent = bytearray()
 
     def receive(self) -> list[bytes] | None:
-        """Take what has arrived.
+        """Read the bytes that have arrived.
 
         Returns:
-            The frames that are whole, or None when the other side is gone.
+            The complete frames, or None when the peer has closed the connection.
 
         Raises:
-            OversizedMessage: it announces a frame beyond the limit.
+            OversizedMessage: the peer announces a frame beyond the limit.
         """
         try:
             data = self.socket.recv(_RECEIVE_BYTES)
@@ -54,12 +54,15 @@ class Line:
         return frames
 
     def send(self, message: Message) -> bool:
-        """Send what can be sent and keep the rest; False when the other side is gone or does not read."""
+        """Send a message and keep the bytes that the socket does not accept yet.
+
+        Return False if the peer is lost or does not read.
+        """
         self._unsent += codec.frame(message)
         return self.flush()
 
     def flush(self) -> bool:
-        """Send more of what was kept; False when the other side is gone or does not read."""
+        """Send more of the kept bytes; return False if the peer is lost or does not read."""
         try:
             while self._unsent:
                 del self._unsent[: self.socket.send(self._unsent)]
@@ -71,5 +74,5 @@ class Line:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether `flush` has work."""
+        """Whether bytes wait for `flush`."""
         return bool(self._unsent)

@@ -1,16 +1,17 @@
-"""What the agent and its shim say to each other, in `everstep.protocol.codec` frames on the shim's unix socket.
+"""Messages between the agent and its shim, in `everstep.protocol.codec` frames on the shim's unix socket.
 
     agent                                  shim
     ListRanks           ─────▶
                         ◀─────             Ranks
     StartRank           ─────▶
-                        ◀─────             RankStarted | RankRefused      as soon as the process is at work
+                        ◀─────             RankStarted | RankRefused      as soon as the process runs
     StopRanks           ─────▶
                         ◀─────             RankExited                     for each rank, to every client, once
     ForgetRun           ─────▶                                            drops the records of ended ranks
-    Shutdown            ─────▶                                            kills what lives and ends the shim
+    Shutdown            ─────▶                                            kills all ranks and ends the shim
 
-Invariant: `RankExited` follows `RankStarted` of the same rank; a client that connects later learns both from `Ranks`.
+Invariant: `RankExited` follows `RankStarted` of the same rank. A client that connects later receives both facts in
+`Ranks`.
 """
 
 from __future__ import annotations
@@ -23,11 +24,10 @@ from worker.node.rank_user import RankUser
 
 
 class Preload(StrEnum):
-    """How far the template is.
+    """State of the template.
 
-    PENDING: importing; warm starts are served cold meanwhile. READY: warm starts are forked from it. FAILED: warm
-    starts are served cold; the reason is in `Ranks.preload_error`. NONE: there is nothing to preload; warm starts are
-    served cold.
+    PENDING: the template still imports. READY: warm ranks are forked from the template. FAILED: the reason is in
+    `Ranks.preload_error`. NONE: no modules to preload. Except in READY, ranks that ask for a warm start start cold.
     """
 
     PENDING = "pending"
@@ -37,9 +37,9 @@ class Preload(StrEnum):
 
 
 class StartRank(Message, frozen=True):
-    """Run a Python file as one rank.
+    """Request to run a Python file as one rank.
 
-    All paths are absolute; the environment is the whole environment of the process.
+    All paths are absolute. The environment is complete: the process inherits nothing else.
     """
 
     run: RunId
@@ -53,60 +53,60 @@ class StartRank(Message, frozen=True):
     stderr_path: str
     warm: bool = True
     packages: str = ""
-    """A folder that is imported from before the interpreter's own packages; empty: there is none."""
+    """A folder to import from before the interpreter's own packages; empty for none."""
     package_modules: tuple[str, ...] = ()
-    """What it has: a warm rank would already have loaded others of these names."""
+    """Modules in that folder. If the template has loaded one of these names, the rank starts cold."""
     user: RankUser | None = None
-    """Who it runs as; None: as the shim does."""
+    """The user to run as; None means the shim's user."""
 
 
 class StopRanks(Message, frozen=True):
-    """Kill the living ranks of a run and all that descends from them, all generations up to `generation`.
+    """Request to kill the ranks of a run with all their descendants, in all generations up to `generation`.
 
-    None of these starts any more.
+    For a named run, the shim refuses later starts of these generations.
     """
 
     run: RunId | None
-    """None: of every run."""
+    """None: the ranks of every run."""
     generation: Generation
 
 
 class ListRanks(Message, frozen=True):
-    """Tell everything; answered by `Ranks`."""
+    """Request for the whole state; the answer is `Ranks`."""
 
 
 class ForgetRun(Message, frozen=True):
-    """Drop the records of this run's ended ranks."""
+    """Request to drop the records of this run's ended ranks."""
 
     run: RunId
 
 
 class Shutdown(Message, frozen=True):
-    """Kill all ranks, record their exits, leave nothing, end."""
+    """Request to kill all ranks, record their exits, remove all files and cgroups, and end the shim."""
 
 
 class RankEnd(Message, frozen=True):
-    """How a rank's process ended."""
+    """End of a rank's process."""
 
     code: int
-    """Exit code, or minus the signal's number."""
+    """Exit code, or minus the number of the signal."""
     at_seconds: float
     """Unix time."""
     stopped: bool
-    """A `StopRanks` or `Shutdown` had reached it."""
+    """Whether a `StopRanks` or `Shutdown` had reached the rank."""
     text: str = ""
-    """Set when nobody was there to see the exit: why it is known all the same."""
+    """Explanation of an end that the shim did not observe itself; else empty."""
 
 
 class RankRecord(Message, frozen=True):
-    """One rank's process, as it is also on disk."""
+    """One rank's process; the same record is on disk."""
 
     run: RunId
     generation: Generation
     rank: Rank
     pid: int
     start_ticks: int
-    """Field 22 of /proc/PID/stat: with the pid it names one process for ever."""
+    """Field 22 of /proc/PID/stat; together with the pid it identifies the process uniquely."""
     started_at_seconds: float
     """Unix time."""
     is_warm: bool
@@ -114,7 +114,7 @@ class RankRecord(Message, frozen=True):
     stderr_path: str
     end: RankEnd | None = None
     cgroup: str = ""
-    """The cgroup that it and all that it starts are in; empty where the node has none."""
+    """The cgroup of the rank and all its descendants; empty if the node has none."""
 
 
 class RankStarted(Message, frozen=True):
@@ -124,7 +124,7 @@ class RankStarted(Message, frozen=True):
 
 
 class RankRefused(Message, frozen=True):
-    """Answer to `StartRank`: there is no such process."""
+    """Answer to `StartRank`: no process was started."""
 
     run: RunId
     generation: Generation
@@ -133,7 +133,10 @@ class RankRefused(Message, frozen=True):
 
 
 class RankExited(Message, frozen=True):
-    """A rank's process has ended; its record says how, and was on disk before this was said, if the disk took it."""
+    """Report that a rank's process has ended.
+
+    The record on disk is updated first, unless the disk refuses the write.
+    """
 
     record: RankRecord
 
@@ -144,16 +147,16 @@ class Ranks(Message, frozen=True):
     pid: int
     records: tuple[RankRecord, ...]
     remains_count: int
-    """Processes that are not gone yet although no living rank's record stands for them: of ended ranks, or about to become ranks."""
+    """Processes that still exist but belong to no living rank: descendants of ended ranks, and ranks about to start."""
     preload: Preload
     preload_seconds: float = 0.0
     preload_bytes: int = 0
-    """Resident memory of the template."""
+    """Resident memory of the template in bytes."""
     preload_error: str = ""
     confinement: str = ""
-    """Where the cgroups of ranks are made; empty where none can be."""
+    """Folder in which the cgroups of ranks are made; empty if none can be made."""
     confinement_error: str = ""
-    """Why none can be."""
+    """Why ranks have no cgroup; else empty."""
 
 
 ToShim = StartRank | StopRanks | ListRanks | ForgetRun | Shutdown

@@ -1,10 +1,10 @@
-"""What the template imports before it forks, so that no rank has to.
+"""Imports of the template, made once so that no rank repeats them.
 
-The list is what `deepspeed.initialize` and `fully_shard` import on their first use besides torch itself; with only
-`import deepspeed` a forked rank still took 4.9-5.7 s to its first step, with all of these 0.5 s (measured). Source:
-`reference/torch_deepspeed.md`, Processes.
+The list contains the modules that `deepspeed.initialize` and `fully_shard` import on first use, besides torch itself.
+With only `import deepspeed`, a forked rank still took 4.9-5.7 s to its first step, with all of these 0.5 s (measured).
+Source: `reference/torch_deepspeed.md`, Processes.
 
-Invariant: afterwards this process has one thread, no process group and no CUDA context, so that forks of it are sound.
+Invariant: after `preload` this process has one thread, no process group and no CUDA context, so it can fork safely.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ DEFAULT_MODULES = (
     "everstep.training",
 )
 _OPERATOR_MODULE = "deepspeed.comm.torch"
-"""Its `build_shm_op()` loads the operator that DeepSpeed's gloo backend wants at `init_distributed`, and compiles it where it is not built."""
+"""Module with `build_shm_op()`, which loads the operator of DeepSpeed's gloo backend, or compiles it first.
+
+DeepSpeed needs the operator in `init_distributed`.
+"""
 _OPERATOR = "deepspeed_shm_comm"
 
 DRIVER = Path("/dev/nvidiactl")
@@ -41,11 +44,11 @@ _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 class PreloadFailed(Exception):
-    """The template must not be forked from; the text says why."""
+    """The template must not fork; the text names the reason."""
 
 
 def can_preload(modules: Sequence[str]) -> bool:
-    """Say whether any of these modules is worth a template: without torch, ranks start fast by themselves."""
+    """Return whether a module is installed that justifies a template. Ranks without torch start fast by themselves."""
     return any(
         importlib.util.find_spec(name.partition(".")[0]) is not None
         for name in modules
@@ -54,17 +57,16 @@ def can_preload(modules: Sequence[str]) -> bool:
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Import these modules, load DeepSpeed's operator if it is built, and freeze what is now on the heap.
+    """Import the modules, load DeepSpeed's operator if it is built, and freeze the heap.
 
-    Called once by the template. A module that is not installed is skipped: it is no loss for a rank that does without
-    it. Nothing is compiled here: that takes half a minute, and most jobs do without DeepSpeed. The first rank that uses
-    the operator builds it.
+    The template calls this once. Modules that are not installed are skipped. Nothing is compiled here: compiling takes
+    half a minute, and most jobs do not use DeepSpeed. The first rank that needs the operator builds it.
 
     Args:
-        modules: their full names, in order.
+        modules: full names, in import order.
 
     Raises:
-        PreloadFailed: a thread has been left running, or a fork could not use CUDA.
+        PreloadFailed: an import has left a thread running, or has used the CUDA driver, so that forks could not use it.
     """
     with _cuda_untouched():
         for name in modules:
@@ -78,15 +80,16 @@ def preload(modules: Sequence[str]) -> None:
     gc.collect()
     gc.freeze()
     _check_threads()
-    if (
-        "torch" in sys.modules and DRIVER.exists() and _spoils_forks()
-    ):  # without a driver there is nothing to be spoiled
+    if "torch" in sys.modules and DRIVER.exists() and _spoils_forks():  # without a driver, no import can have used it
         raise PreloadFailed("an import has asked the CUDA driver; a fork could not use it any more")
 
 
 @contextmanager
 def _cuda_untouched() -> Iterator[None]:
-    """Have torch ask NVML whether there is a device: `torch.utils.cpp_extension` asks as it is imported, else the driver, which no fork outlives."""
+    """Make torch ask NVML instead of the CUDA driver whether a device exists.
+
+    `torch.utils.cpp_extension` asks at import. A process that has used the driver cannot be forked.
+    """
     before = os.environ.get(_ASK_NVML)
     os.environ[_ASK_NVML] = "1"
     try:
@@ -106,15 +109,15 @@ def _spoils_forks() -> bool:
 
 
 def load_operator() -> bool:
-    """Load DeepSpeed's operator where ranks have built it, so that no later rank has to.
+    """Load DeepSpeed's operator if ranks have built it, so that later ranks need not load it.
 
-    Once it is loaded, or where it is not built, at no cost.
+    Costs nothing if the operator is already loaded or not built.
 
     Returns:
-        Whether it was loaded now.
+        Whether this call has loaded it.
 
     Raises:
-        PreloadFailed: a thread has been left running.
+        PreloadFailed: the load has left a thread running.
     """
     if _OPERATOR in sys.modules or "deepspeed" not in sys.modules:
         return False
@@ -129,8 +132,8 @@ def load_operator() -> bool:
 
 
 def is_built(directory: Path) -> bool:
-    """Say whether a folder of torch's extensions has DeepSpeed's operator, whole: nobody is building it."""
-    # torch puts a folder of its own between where TORCH_EXTENSIONS_DIR is not set.
+    """Return whether a folder of torch extensions contains DeepSpeed's operator and no build of it is in progress."""
+    # Without TORCH_EXTENSIONS_DIR, torch inserts one more folder level.
     built = [*directory.glob(f"{_OPERATOR}/*.so"), *directory.glob(f"*/{_OPERATOR}/*.so")]
     return any(not path.with_name("lock").exists() for path in built)
 
@@ -145,11 +148,11 @@ def _check_threads() -> None:
 
 @contextmanager
 def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
-    """Hold the directory's builder lock, and remove what builders that were killed have left, for as long as the block lasts.
+    """Hold the folder's builder lock during the block, and meanwhile remove locks of killed builders.
 
-    torch itself guards a build with a file that stays for ever when its builder is killed, and everybody then waits for
-    ever. Templates take turns by our lock, which the kernel drops when its holder dies; but whoever else uses torch may
-    be killed while we wait for him.
+    torch guards a build with a file that stays when its builder is killed, so that all later builders wait forever.
+    Templates take turns by Everstep's own lock, which the kernel releases when its holder dies. Other torch processes
+    do not use that lock, so their stale files are removed during the wait.
     """
     directory.mkdir(parents=True, exist_ok=True)
     is_over = threading.Event()
@@ -165,13 +168,13 @@ def _one_builder(directory: Path, look_seconds: float = 0.5) -> Iterator[None]:
 
 
 def _remove_leftovers(directory: Path, is_over: threading.Event, look_seconds: float) -> None:
-    """Remove torch's build locks that nobody holds open.
+    """Remove torch's build locks that no process holds open.
 
-    Two looks have to say so: a builder that is done closes its lock, then removes it.
+    A lock must be stale in two checks in a row: a finishing builder closes its lock before it removes it.
     """
     before: set[tuple[Path, int]] = set()
     while not is_over.wait(look_seconds):
-        # torch puts a folder of its own between where TORCH_EXTENSIONS_DIR is not set.
+        # Without TORCH_EXTENSIONS_DIR, torch inserts one more folder level.
         found = {*directory.glob("*/lock"), *directory.glob("*/*/lock")}
         leftovers = {(path, _inode(path)) for path in found - _open_files()} if found else set()
         for path, _ in leftovers & before:
@@ -193,5 +196,5 @@ def _open_files() -> set[Path]:
         try:
             found.update(Path(os.readlink(descriptor)) for descriptor in descriptors.iterdir())
         except OSError:
-            continue  # it has ended, or is somebody else's
+            continue  # the process has ended, or belongs to another user
     return found

@@ -1,8 +1,8 @@
-"""Processes by their facts in /proc: who is whose descendant, and how a whole tree is ended.
+"""Facts about processes from /proc, and the end of whole process trees. Linux only.
 
-A process is named by (pid, start ticks): the kernel reuses pids, never both. Linux only.
+A process is identified by (pid, start ticks): the kernel reuses a pid, but never both together.
 
-Invariant: nothing here signals a process that was not found below, or in the session of, the one that the caller named.
+Invariant: this module signals only the process that the caller named, its descendants and members of its session.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _MAX_PASSES = 16
-"""A tree that still grows after so many passes is killed as it stands; its owner looks again."""
+"""Passes after which a tree that still grows is killed anyway; its owner checks again."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -23,7 +23,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One line of /proc: the fields that place a process."""
+    """The position of one process, from its line in /proc."""
 
     pid: int
     parent: int
@@ -33,13 +33,13 @@ class Process:
 
 
 def find(pid: int) -> Process | None:
-    """Return the process with this pid, a zombie too, or None."""
+    """Return the process with this pid, even if it is a zombie, or None."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             data = file.read()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The command name stands in parentheses and may itself hold any character: fields count from the last one.
+    # The command name is in parentheses and may contain any character, so fields count from the last parenthesis.
     fields = data[data.rindex(b")") + 2 :].split()
     return Process(
         pid=pid,
@@ -51,25 +51,28 @@ def find(pid: int) -> Process | None:
 
 
 def is_alive(pid: int, start_ticks: int) -> bool:
-    """Say whether exactly this process still runs; a zombie does not."""
+    """Return whether exactly this process still runs; False for a zombie."""
     process = find(pid)
     return process is not None and process.start_ticks == start_ticks and not process.is_zombie
 
 
 def is_there(pid: int, start_ticks: int) -> bool:
-    """Say whether exactly this process has not been reaped yet."""
+    """Return whether exactly this process exists; True for a zombie too."""
     process = find(pid)
     return process is not None and process.start_ticks == start_ticks
 
 
 def snapshot() -> dict[int, Process]:
-    """Return all processes that can be seen, by pid."""
+    """Return all visible processes by pid."""
     found = (find(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return {process.pid: process for process in found if process is not None}
 
 
 def tree(root: int, processes: Mapping[int, Process]) -> set[int]:
-    """Return `root`, its descendants, and whoever is in the session that `root` leads: pids, zombies included. Pure."""
+    """Return the pids of `root`, its descendants, the session that `root` leads, and their descendants.
+
+    Pure; includes zombies.
+    """
     children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process.pid)
@@ -87,14 +90,14 @@ def tree(root: int, processes: Mapping[int, Process]) -> set[int]:
 def kill_tree(root: int) -> frozenset[Process]:
     """Kill a process, all its descendants and its session with SIGKILL.
 
-    Blocks for some milliseconds; does not wait for the ends and reaps nothing. The tree is frozen before it is killed:
-    a killed parent's children would move to another parent and out of sight.
+    Blocks for some milliseconds, does not wait for the processes to end and reaps none. The tree is stopped before it
+    is killed: children of a killed parent would move to another parent and could not be found any more.
 
     Args:
-        root: the leader. The caller makes sure that this pid is still the process it means, or a zombie of it.
+        root: the leader's pid. The caller ensures that the pid still belongs to the intended process or its zombie.
 
     Returns:
-        Those that were signalled.
+        The processes that were signalled.
     """
     frozen: dict[int, Process] = {}
     for _ in range(_MAX_PASSES):
@@ -111,31 +114,31 @@ def kill_tree(root: int) -> frozenset[Process]:
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Send a signal to each of these processes; those that have ended meanwhile, or are another user's by now (`sudo`), are skipped."""
+    """Send a signal to each process; skip those that have ended or that now belong to another user (`sudo`)."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 def children(parent: int) -> set[int]:
-    """Return the pids of the direct children of a process, zombies included."""
+    """Return the pids of a process's direct children, zombies included."""
     return {process.pid for process in snapshot().values() if process.parent == parent}
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process and its descendants have used."""
+    """Resource use of a process and its descendants."""
 
     cpu_seconds: float
-    """User and system time, of descendants that have ended and were reaped, too."""
+    """User and system time, including descendants that have ended and were reaped."""
     is_stopped: bool
-    """The process itself is stopped by a signal."""
+    """Whether a signal has stopped the process itself."""
 
 
 def tree_usage(root: int) -> Usage:
-    """Return what a process and all below it have used so far; nothing when it is gone.
+    """Return the resource use of a process tree so far; zero if the process does not exist.
 
-    Walks through /proc: some milliseconds.
+    Reads all of /proc, which takes some milliseconds.
     """
     ticks, state = 0, b""
     for pid in tree(root, snapshot()):
@@ -151,7 +154,7 @@ def tree_usage(root: int) -> Usage:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the resident memory of a process, 0 when it is gone."""
+    """Return the resident memory of a process; 0 if the process does not exist."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -160,25 +163,28 @@ def resident_bytes(pid: int) -> int:
 
 
 def initial_environment() -> dict[str, str]:
-    """Return the environment that this process was started with, before the interpreter or anybody else changed it (PEP 538 does)."""
+    """Return the environment with which this process was started.
+
+    `os.environ` may differ: the interpreter itself changes it (PEP 538).
+    """
     with open("/proc/self/environ", "rb") as file:
         pairs = (entry.partition(b"=") for entry in file.read().split(b"\0") if entry)
         return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
 
 def close_inherited(keep: Iterable[int]) -> None:
-    """Close every descriptor above 2 that is not in `keep`: what the starter left open is not this process's business."""
+    """Close all descriptors above 2 that the parent left open, except those in `keep`."""
     kept = set(keep)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in kept:
             try:
                 os.close(int(name))
-            except OSError:  # the one that listed the folder
+            except OSError:  # the descriptor of the listing itself
                 continue
 
 
 def become_subreaper() -> None:
-    """From now on orphaned descendants of this process become its children.
+    """Make this process the parent of its orphaned descendants.
 
     Raises:
         OSError: the kernel refuses.
@@ -187,7 +193,7 @@ def become_subreaper() -> None:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends. Not inherited by forks.
+    """Ask the kernel to kill this process when its parent ends; forks do not inherit this.
 
     Raises:
         OSError: the kernel refuses.
@@ -196,12 +202,10 @@ def die_with_parent() -> None:
 
 
 def set_title(words: Iterable[str]) -> None:
-    """Show `words` as this process's command line: people and tools look for a rank by its script.
+    """Show `words` as this process's command line, so that people and tools can find a rank by its script.
 
-    What is too long for the area is cut.
-
-    The area is the one that the kernel put the arguments of the last exec into; Python has its own copy of them.
-    Source: proc(5), stat fields 48 and 49.
+    The text overwrites the area in which the kernel stored the arguments of the last exec; a longer text is cut. Python
+    has its own copy of the arguments. Source: proc(5), stat fields 48 and 49.
     """
     with open("/proc/self/stat", "rb") as file:
         data = file.read()
@@ -215,7 +219,7 @@ def set_name(name: str) -> None:
     """Set the name that `ps` and `top` show for this thread.
 
     Args:
-        name: what is beyond 15 bytes is cut.
+        name: cut after 15 bytes.
 
     Raises:
         OSError: the kernel refuses.

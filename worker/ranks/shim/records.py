@@ -1,12 +1,12 @@
-"""A rank's record on disk: who it is, and how it ended. One small JSON file each.
+"""Records of ranks on disk: one small JSON file per rank with its process and its end.
 
     <state>/ranks/<run>.<generation>.<rank>.json
 
-Written by the shim, before it says anything about the rank; and by the supervisor for ranks whose shim is dead. A rank
-whose start the disk does not take is not started. An end has happened whether the disk takes it or not: it is owed to
-the disk, and tried again.
+The shim writes a record before it reports anything about the rank. The supervisor writes the records of ranks whose
+shim is dead. A rank is not started if the disk refuses its record. The end of a rank is reported even if the disk
+refuses the write; the write is then retried.
 
-Invariant: a file is a whole record or is not there; readers skip nothing silently but files that no shim wrote.
+Invariant: a record's file is complete or absent. Readers skip only files that no shim wrote.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from everstep.protocol.ids import RunId
 from worker.ranks.shim.messages import RankRecord
 
 RETRY_SECONDS = 1.0
-"""Between two attempts to write what is owed."""
+"""Seconds between two attempts to write pending ends."""
 log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(RankRecord)
@@ -36,15 +36,15 @@ class RankRecords:
         self._owed: dict[Path, RankRecord] = {}
 
     def write(self, record: RankRecord) -> None:
-        """Put a record in place of the rank's earlier one, atomically.
+        """Replace a rank's record atomically.
 
-        It survives this process, not the node: a rank does not either.
+        The file survives this process, but is not fsynced: if the node fails, so does the rank.
 
         Args:
-            record: whole.
+            record: the complete record.
 
         Raises:
-            OSError: the disk is full, or takes nothing; the earlier record stays.
+            OSError: the disk is full or refuses the write; the earlier record stays.
         """
         path = self._path(record)
         fresh = path.with_suffix(".new")
@@ -58,7 +58,7 @@ class RankRecords:
             raise
 
     def write_end(self, record: RankRecord) -> None:
-        """Write the record of a rank that has ended; where the disk does not take it, it is owed."""
+        """Write the record of a rank that has ended; if the disk refuses, keep it for `write_owed`."""
         try:
             self.write(record)
         except OSError as error:
@@ -69,28 +69,31 @@ class RankRecords:
 
     @property
     def is_owing(self) -> bool:
-        """Whether `write_owed` has work."""
+        """Whether ends wait for `write_owed`."""
         return bool(self._owed)
 
     def write_owed(self) -> None:
-        """Try again to write the ends that the disk did not take; its owner calls this every `RETRY_SECONDS`, and when it ends."""
+        """Retry the ends that the disk has refused.
+
+        The owner calls this every `RETRY_SECONDS` and at its own end.
+        """
         for path, record in list(self._owed.items()):
             with contextlib.suppress(OSError):
                 self.write(record)
                 del self._owed[path]
 
     def read(self) -> list[RankRecord]:
-        """Return all records, in the order of run, generation and rank."""
+        """Return all records, sorted by run, generation and rank."""
         found = []
         for path in sorted(self._directory.glob("*.json")):
             try:
                 found.append(_decoder.decode(path.read_bytes()))
             except (FileNotFoundError, msgspec.ValidationError, msgspec.DecodeError):
-                continue  # forgotten meanwhile, or a file that is not ours
+                continue  # removed meanwhile, or not written by a shim
         return sorted(found, key=lambda record: (record.run, record.generation, record.rank))
 
     def forget(self, run: RunId) -> None:
-        """Remove the records of this run's ended ranks; one that the disk does not let go of stays."""
+        """Remove the records of this run's ended ranks. Files that cannot be removed stay."""
         self._owed = {path: record for path, record in self._owed.items() if record.run != run}
         for record in self.read():
             if record.run == run and record.end is not None:

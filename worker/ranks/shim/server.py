@@ -1,11 +1,11 @@
-"""The shim's loop: starts ranks, reaps them, tells every client, and survives them all.
+"""The shim's event loop: start ranks, reap them and report to every client.
 
-Single-threaded and never blocked for longer than a walk through /proc: a rank's exit is on disk and said within
-milliseconds. What must be true after the shim's own death (who runs, who ended and how) is on disk before it is said;
-an end that the disk does not take is said all the same.
+The loop has one thread and never blocks for longer than one pass through /proc, so a rank's exit is recorded and
+reported within milliseconds. Facts that must survive the shim (running ranks, exits) are on disk before they are
+reported. The only exception is an end that the disk refuses: it is reported anyway.
 
-Invariant: a rank's process passes its gate only when its record is written, and a record without an end names a process
-that has not been reaped, or whose end is owed to the disk.
+Invariant: a rank passes its gate only after its record is written. A record without an end names a process that has not
+been reaped yet, or whose end still waits for the disk.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ RankKey = tuple[RunId, Generation, Rank]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShimOptions:
-    """What a shim is started with."""
+    """Start options of a shim."""
 
     socket_path: Path
     state_dir: Path
     modules: tuple[str, ...]
-    """To preload; empty: every rank starts cold."""
+    """Modules to preload; if empty, every rank starts cold."""
     ready: int | None = None
-    """A pipe that is closed once the socket listens."""
+    """A pipe that the shim closes once its socket listens."""
     cgroup: str = ""
-    """Name of this node's cgroup; empty: ranks have none of their own."""
+    """Name of this node's cgroup; if empty, ranks get no cgroup of their own."""
 
 
 @dataclass(slots=True)
 class _Template:
-    """The template's process and the line to it."""
+    """The template's process and the connection to it."""
 
     pid: int
     line: Line
@@ -82,23 +82,23 @@ class _Template:
     resident_bytes: int = 0
     error: str = ""
     modules: frozenset[str] = frozenset()
-    """What it has loaded."""
+    """Top-level names of the modules that the template has loaded."""
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A start that has been asked for and is not yet a process."""
+    """A requested start that is not yet a process."""
 
     start: StartRank
     client: Line
     gate: int = -1
-    """Our end of the gate once the template was asked."""
+    """The shim's end of the gate; -1 until the template was asked."""
     is_stopped: bool = False
 
 
 @dataclass(slots=True)
 class Shim:
-    """The state of one shim; `run` is the loop."""
+    """State and event loop (`run`) of one shim."""
 
     options: ShimOptions
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
@@ -107,27 +107,27 @@ class Shim:
     _living: dict[int, RankKey] = field(default_factory=dict)
     _stopped: set[RankKey] = field(default_factory=set)
     _fences: dict[RunId, Generation] = field(default_factory=dict)
-    """Highest generation that was stopped, by run: nothing of it starts any more."""
+    """Highest stopped generation of each run; starts up to this generation are refused."""
     _waiting: list[_Pending] = field(default_factory=list)
     """Warm starts that wait for the template."""
     _forking: list[_Pending] = field(default_factory=list)
-    """Warm starts that the template was asked for, in its order of answers."""
+    """Warm starts that were sent to the template, in the order in which it answers."""
     _remains: set[processes.Process] = field(default_factory=set)
     _cgroups: cgroups.RankCgroups | None = None
     _confinement_error: str = ""
     _emptying: set[str] = field(default_factory=set)
-    """Cgroups of generations that no rank lives of: killed, and removed once they are empty."""
+    """Cgroups of generations without living ranks. They are killed, and removed once they are empty."""
     _template: _Template | None = None
     _is_ending: bool = False
     _environment: dict[str, str] = field(default_factory=processes.initial_environment)
-    """What the template has acted on."""
+    """The environment with which shim and template were started."""
     _disk: RankRecords = field(init=False)
 
     def __post_init__(self) -> None:
         self._disk = RankRecords(self.options.state_dir)
 
     def run(self) -> None:
-        """Serve until `Shutdown` or SIGTERM, and then until nothing is left below this process.
+        """Serve until `Shutdown` or SIGTERM, then until no process is left below this one.
 
         Raises:
             SystemExit: another shim serves this state directory.
@@ -304,7 +304,10 @@ class Shim:
             self._start_cold(client, start)
 
     def _has_been_asked(self, client: Line, key: RankKey) -> bool:
-        """Say whether this very start was asked for before, by an agent that may have died since: the answer is then this client's."""
+        """Return whether this start was requested before; its answer then goes to this client.
+
+        The first request may be from an agent that has died since.
+        """
         if (record := self._records.get(key)) is not None:
             self._say(client, RankStarted(record=record))
             return True
@@ -328,9 +331,10 @@ class Shim:
         """Start a rank without the template.
 
         Args:
-            client: who asked.
-            start: what.
-            why: told in the rank's own stderr, where it is the job's doing.
+            client: the connection that requested the start.
+            start: the request.
+            why: reason to log and to write to the rank's stderr, where the job itself causes the cold start; else
+                empty.
         """
         try:
             stdout, stderr = _open_output(start)
@@ -354,11 +358,14 @@ class Shim:
         self._admit(_Pending(start, client, ours), pid, is_warm=False)
 
     def _fork_waiting(self) -> None:
-        """Hand what waits to the template, if it is ready, or start it cold: an import may take minutes, and ranks do it as fast themselves."""
+        """Send waiting starts to the template if it is ready; else start them cold.
+
+        Waiting for a template that still imports would not be faster than a rank's own imports.
+        """
         template = self._template
         waiting, self._waiting = self._waiting, []
         for pending in waiting:
-            if pending.is_stopped:  # while the template that has died was asked for it
+            if pending.is_stopped:  # stopped while the template that has since died was forking it
                 self._refuse(pending.client, pending.start, "it was stopped before it started")
                 continue
             if template is None or template.state is not Preload.READY:
@@ -384,11 +391,11 @@ class Shim:
                 os.close(descriptor)
 
     def _admit(self, pending: _Pending, pid: int, *, is_warm: bool) -> None:
-        """Record a process that stands at its gate, and let it go."""
+        """Record a process that waits at its gate, then release it."""
         start, client, gate = pending.start, pending.client, pending.gate
         process = processes.find(pid)
         if process is None or pending.is_stopped or self._is_ending:
-            os.close(gate)  # its end sends it away
+            os.close(gate)  # end of file at the gate ends the process
             self._refuse(client, start, "it was stopped before it started" if process else "it ended at once")
             return
         record = RankRecord(
@@ -415,12 +422,12 @@ class Shim:
         try:
             os.write(gate, launch.GO)
         except BrokenPipeError:
-            _log.info("rank %s ended at its gate", start.rank)  # its exit is reported like any other
+            _log.info("rank %s ended at its gate", start.rank)  # the exit is reported as usual
         os.close(gate)
         self._say(client, RankStarted(record=record))
 
     def _confine(self, start: StartRank, pid: int) -> str:
-        """Put a process that stands at its gate into its generation's cgroup; return which, or nothing where there is none."""
+        """Move a process at its gate into its generation's cgroup; return the cgroup's path, or an empty string."""
         if self._cgroups is None:
             return ""
         try:
@@ -466,7 +473,7 @@ class Shim:
     def _hear_template(self, template: _Template) -> None:
         frames = template.line.receive()
         if frames is None:
-            self._hang_up(template)  # its exit follows
+            self._hang_up(template)  # the process's exit follows
         for frame in frames or ():
             match codec.decode(frame, FromTemplate):  # type: ignore[arg-type]
                 case TemplateReady(seconds=seconds, resident_bytes=resident, modules=modules):
@@ -493,9 +500,9 @@ class Shim:
             template.line.socket.close()
 
     def _bury_template(self, template: _Template) -> None:
-        """The template has ended.
+        """Handle the end of the template.
 
-        What it was asked for starts cold, unless it was stopped; a template that had been ready is started again.
+        Ranks that it was asked for start cold, unless they were stopped. A template that had been ready is replaced.
         """
         self._hear_template(template)
         self._hang_up(template)
@@ -542,7 +549,7 @@ class Shim:
         self._sweep()
 
     def _is_bare(self) -> bool:
-        """Whether no process is left below this one; kills those that are."""
+        """Return whether no process is left below this one, after reaping and killing those that are."""
         self._reap()
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -551,7 +558,7 @@ class Shim:
         return False
 
     def _reap(self) -> None:
-        """Take note of every child that has ended, then end what they left behind."""
+        """Record each child that has ended, then kill the processes that it left behind."""
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -562,7 +569,7 @@ class Shim:
             key = self._living.pop(ended.si_pid, None)
             if key is not None:
                 self._record_end(key, ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
-                # Not reaped yet: its zombie keeps the pid, so the session that is ended here can be no other's.
+                # Not reaped yet: the zombie keeps its pid, so this kill cannot reach another process's session.
                 self._remains |= processes.kill_tree(ended.si_pid)
             os.waitpid(ended.si_pid, 0)
             if self._template is not None and ended.si_pid == self._template.pid:
@@ -578,12 +585,12 @@ class Shim:
         self._let_empty(record.cgroup)
 
     def _let_empty(self, path: str) -> None:
-        """A rank in this cgroup is gone, or never came to life: unless others live there, all that is left in it goes."""
+        """Mark a cgroup for killing and removal if no living rank uses it any more."""
         if path and all(self._records[living].cgroup != path for living in self._living.values()):
             self._emptying.add(path)
 
     def _sweep(self) -> None:
-        """End what ranks left: all in the cgroup of a generation without ranks; when none lives at all, whatever has come to this process."""
+        """Kill what ranks left: in cgroups without ranks, and, while no rank lives, all unexpected children."""
         for path in list(self._emptying):
             cgroups.kill(path)
             if not cgroups.pids(path) and cgroups.remove(path):
@@ -592,14 +599,17 @@ class Shim:
             self._remains |= processes.kill_tree(pid)
 
     def _strays(self) -> set[int]:
-        """Children that nothing speaks for. While ranks live or come to life nobody can say which are theirs."""
+        """Return children that are neither ranks nor the template.
+
+        Empty while ranks live or start: a child may then belong to one of them.
+        """
         if self._living or self._forking:
             return set()
         return processes.children(os.getpid()) - ({self._template.pid} if self._template is not None else set())
 
 
 def _wake_up(number: int, frame: object) -> None:
-    """Let a signal do no more than write to the wake-up socket."""
+    """Do nothing: the signal has already written its number to the wake-up socket."""
 
 
 def _key(message: RankRecord | StartRank) -> RankKey:
@@ -621,7 +631,7 @@ def _open_output(start: StartRank) -> tuple[int, int]:
 
 
 def _open_stream(path: str, start: StartRank) -> int:
-    """Open what a rank prints into. Its user may open it again, as /dev/stdout, to write and not to read."""
+    """Open a rank's output file. The rank's user may reopen it (as /dev/stdout) for writing, but not for reading."""
     stream = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     if start.user is not None:
         os.fchown(stream, -1, start.user.gid)
@@ -630,7 +640,10 @@ def _open_stream(path: str, start: StartRank) -> int:
 
 
 def _write_down(start: StartRank) -> int:
-    """Return a file in memory with what a warm rank is to run: its fork reads it, and the template, whose memory later ranks inherit, does not."""
+    """Return an in-memory file with a warm rank's start message.
+
+    The rank's fork reads the file. The template does not, because later ranks inherit its memory.
+    """
     file = os.memfd_create("start")
     with os.fdopen(os.dup(file), "wb") as written:
         written.write(codec.encode(start))
@@ -638,7 +651,7 @@ def _write_down(start: StartRank) -> int:
 
 
 def _send_blocking(line: socket.socket, data: bytes, descriptors: list[int]) -> None:
-    """Send to a reader that is known to read; its death is noticed elsewhere."""
+    """Send to the template, which reads promptly. If it has died, its exit is handled elsewhere."""
     line.setblocking(True)
     try:
         line.sendall(data[socket.send_fds(line, [data], descriptors) :])

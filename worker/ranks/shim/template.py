@@ -1,4 +1,4 @@
-"""The template: a process that has imported what ranks import, and is forked to make them.
+"""The template: a process that has imported the ranks' modules and forks itself to make ranks.
 
     shim                                   template
     (exec)
@@ -6,17 +6,17 @@
     FORK + 4 fds        ─────▶             (a file with StartRank, stdout, stderr, gate)
                         ◀─────             Forked | ForkFailed
 
-It forks twice and lets the one in the middle end, so that the rank's parent is the shim. Nothing of the user's ever
-runs in here, and nothing of a job is ever read in here: what a rank is to run, its secrets among it, its own process
-reads; it would else be in the memory of all later ranks.
+The template forks twice and ends the intermediate process, so that the shim becomes the rank's parent. The template
+never runs user code and never reads a job's start message. Only the new rank reads that message, because it contains
+secrets, and memory of the template is inherited by all later ranks.
 
-Nothing is compiled in here. DeepSpeed's operator is loaded before a fork, once ranks have built it.
+The template compiles nothing. It loads DeepSpeed's operator before a fork, once ranks have built it.
 
 Measured on 2 quiet cores, torch 2.13, DeepSpeed 0.19.8, file cache warm: ready after 3.5 s, 362 MiB resident. From
 `StartRank` to the first line of the script 33 ms, 26 ms of it until `RankStarted`; cold, the imports alone cost 1.3-1.8
 s of CPU per rank. A rank's own interpreter shutdown takes 0.24 s, warm as cold.
 
-Invariant: single-threaded; ends when the shim ends.
+Invariant: the template has one thread and ends when the shim ends.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ from worker.ranks.shim.preload import PreloadFailed, load_operator, preload
 _PID = struct.Struct("<q")
 _DESCRIPTOR_COUNT = 4
 FORK = b"f"
-"""Asks for a rank."""
+"""Request byte for one rank."""
 
 
 class TemplateReady(Message, frozen=True):
-    """The imports are done; ranks can be forked."""
+    """Report that the imports are finished and ranks can be forked."""
 
     seconds: float
     resident_bytes: int
     modules: tuple[str, ...]
-    """What is loaded, by the first part of its name."""
+    """Top-level names of all loaded modules."""
 
 
 class TemplateFailed(Message, frozen=True):
-    """An import raised; ranks start cold."""
+    """Report that an import raised an exception; ranks start cold."""
 
     reason: str
 
 
 class Forked(Message, frozen=True):
-    """Answer to `FORK`: the process stands at its gate."""
+    """Answer to `FORK`: the process waits at its gate."""
 
     pid: int
 
 
 class ForkFailed(Message, frozen=True):
-    """Answer to `FORK`: the kernel gave no process."""
+    """Answer to `FORK`: the kernel did not create a process."""
 
     reason: str
 
@@ -72,21 +72,21 @@ FromTemplate = TemplateReady | TemplateFailed | Forked | ForkFailed
 
 
 def run_template(line: socket.socket, modules: Sequence[str]) -> NoReturn:
-    """Import, then fork a rank for every request until the shim goes away.
+    """Import the modules, then fork a rank for each request until the shim closes the connection.
 
     Args:
-        line: the stream socket to the shim; blocking.
-        modules: what to import.
+        line: blocking stream socket to the shim.
+        modules: full names of the modules to import.
 
     Raises:
-        SystemExit: always; in the template when the shim is gone, in a rank when its script has ended.
+        SystemExit: always. In the template, when the shim is gone; in a rank, when its script has ended.
     """
     processes.die_with_parent()
     processes.set_name("rank template")
     begun = time.monotonic()
     try:
         preload(modules)
-    except Exception as error:  # whatever a library raises while it is imported, the shim has to know
+    except Exception as error:  # an import may raise anything, and the shim needs the reason
         line.sendall(codec.frame(TemplateFailed(reason=f"{type(error).__name__}: {error}")))
         raise SystemExit(1) from error
     loaded = tuple(sorted({name.partition(".")[0] for name in sys.modules}))
@@ -105,7 +105,7 @@ def run_template(line: socket.socket, modules: Sequence[str]) -> NoReturn:
 
 
 def _serve(line: socket.socket) -> StartRank | None:
-    """Answer requests; return None when the shim is gone, and in each new rank what it is to run."""
+    """Answer requests. Return None when the shim is gone; in each new rank, return the rank's start message."""
     while True:
         asked, descriptors, _, _ = socket.recv_fds(line, len(FORK), _DESCRIPTOR_COUNT)
         if not asked:
@@ -127,20 +127,20 @@ def _serve(line: socket.socket) -> StartRank | None:
 
 
 def _load_operator() -> None:
-    """Load DeepSpeed's operator if ranks have built it meanwhile; a rank that needs it and does not find it loads it itself."""
+    """Load DeepSpeed's operator if ranks have built it meanwhile. Without it, a rank loads the operator itself."""
     try:
         load_operator()
     except PreloadFailed:
-        raise  # forks of this process are unsound: it ends, and the shim starts another
+        raise  # this process must not fork any more: it ends, and the shim starts another template
     except Exception as error:
         sys.stderr.write(f"DeepSpeed's operator is not loaded ahead: {type(error).__name__}: {error}\n")
 
 
 def _fork_twice() -> int:
-    """Fork a rank that has the shim for a parent.
+    """Fork a rank whose parent is the shim.
 
     Returns:
-        0 in the rank; its pid in this process, once the one in the middle has ended.
+        0 in the rank; in the template the rank's pid, after the intermediate process has ended.
 
     Raises:
         OSError: one of the forks failed.
@@ -169,7 +169,7 @@ def _fork_twice() -> int:
 
 
 def _read(file: int) -> StartRank:
-    """Read what this new process is to run."""
+    """Read the start message of this new rank."""
     with os.fdopen(file, "rb") as told:
         told.seek(0)
         return codec.decode(told.read(), StartRank)
