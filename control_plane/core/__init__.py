@@ -1,6 +1,5 @@
-"""What the control plane decides, without doing anything: what signals prove, what to do about a job and about a fleet, from which step a job goes
-on, and who keeps whose shards.
+"""The pure decisions of the control plane: verdicts on nodes, actions for jobs and fleets, restores and placement.
 
-Invariant: pure. What is seen, what is wanted and the time come in as frozen values, and a decision goes out as one: the
-same input gives the same decision. Nothing here knows a database, a socket, AWS or a clock.
+Invariant: pure. Observations, specifications and the time are arguments, and each decision is a return value; all of
+them are frozen. The same input gives the same decision. This package uses no database, socket, AWS client or clock.
 """

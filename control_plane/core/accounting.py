@@ -1,16 +1,17 @@
-"""Where a job's time goes: every second belongs to exactly one bucket (docs/design.md#accounting).
+"""The ledger of a job's time: every second belongs to exactly one bucket (docs/design.md#accounting).
 
-    created_at ── queue ── provision ── start ── train ── detect ── replace ── restore ── rework ── train ── … ── accounted until
+    created_at ── queue ── provision ── start ── train ── detect ── replace ── restore ── rework ── train ── …
 
-Time counts as training from the first new step of a launch on, by the ranks' own stamps. While an incident is open, the
-ledger follows it: the buckets `detect`, `replace`, `restore` and `rework` hold the phases of the job's incidents, and
-`restore` the launches after pauses too.
+A launch counts as training from its first new step on, by the ranks' own time stamps. While an incident is open, the
+ledger follows the incident. The buckets `detect`, `replace`, `restore` and `rework` hold the phases of the job's
+incidents. `restore` also holds launches after a pause.
 
-Time is counted in whole microseconds, because floats do not add up. The ledger never goes back: while a clock stands
-behind `accounted_until` nothing is charged, and a job that ends meanwhile ends where its ledger does.
+The ledger counts whole microseconds, because sums of floats are inexact. It never goes back. While the clock is behind
+`accounted_until`, nothing is charged. A job that ends meanwhile ends at `accounted_until`.
 
-Invariant: the buckets add up, to the microsecond, to the time between the job's creation and `accounted_until`, and
-that is its end once it has ended; whoever charged, however late, and whatever the clock did.
+Invariant: the buckets add up, to the microsecond, to the time from the job's creation until `accounted_until`. Once the
+job has ended, `accounted_until` is its end. Late charges, charges by another control plane and clock steps do not break
+this sum.
 """
 
 from __future__ import annotations
@@ -27,13 +28,18 @@ from everstep.protocol.ids import FIRST_STEP
 
 
 class Bucket(StrEnum):
-    """What a second was spent on.
+    """The use of a second of a job's life.
 
-    QUEUE: waiting for its turn. PROVISION: waiting for its first nodes. START: launches up to the first step of the
-    job. TRAIN: steps that count. STALL: a launch that has made a step makes none for a long time. DETECT, REPLACE,
-    REWORK: these phases of incidents. RESTORE: this phase of incidents, and launches after a pause up to their first
-    new step. STOPPING: an agreed stop. PAUSED: without nodes since it gave them to a job of higher priority, or a
-    person paused it. UNACCOUNTED: no control plane looked, and no incident tells what happened.
+    - QUEUE: the job waits in the queue.
+    - PROVISION: the job waits for its first nodes.
+    - START: launches up to the first step of the job.
+    - TRAIN: training with new steps.
+    - STALL: the launch has completed a step, and then completes none for longer than a step may take.
+    - DETECT, REPLACE, REWORK: these phases of incidents.
+    - RESTORE: this phase of incidents, and launches after a pause up to their first new step.
+    - STOPPING: an agreed stop.
+    - PAUSED: the job has no nodes, because a job of higher priority got them or a person paused the job.
+    - UNACCOUNTED: no control plane was working on the job, and no incident shows what happened.
     """
 
     QUEUE = "queue"
@@ -64,9 +70,12 @@ _BY_INCIDENT = {
     IncidentState.REWORKING: Bucket.REWORK,
 }
 _PHASES = (Bucket.DETECT, Bucket.REPLACE, Bucket.RESTORE, Bucket.REWORK)
-"""Of incidents, in their order."""
+"""The phases of an incident, in order."""
 _SURVIVES_A_GAP = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.RUNNING})
-"""States that last without a control plane; in any other one, nobody knows what a gap was spent on unless an incident is open."""
+"""States that continue without a control plane.
+
+In any other state, a gap is unaccounted unless an incident is open.
+"""
 _SEEMED = (
     Bucket.TRAIN,
     Bucket.STALL,
@@ -77,40 +86,46 @@ _SEEMED = (
     Bucket.PROVISION,
     Bucket.QUEUE,
 )
-"""What seemed to go on while nobody knew of a failure, in the order in which the failure takes time back from them."""
+"""Buckets that were charged before a failure was noticed.
+
+When a failure turns out to be older than its detection, its time is moved from these buckets, in this order.
+"""
 _WAITING = (Bucket.QUEUE, Bucket.PROVISION, Bucket.PAUSED)
-"""Without nodes: the paper's queue time."""
+"""Buckets of time without nodes: the queue time of the source (`ettr_ratio`)."""
 _UP = (Bucket.TRAIN, Bucket.STALL)
-"""Training, as far as anybody knew: time in which a failure can begin."""
+"""Buckets of time in which the job seemed to train, so a failure could begin."""
 _MICRO = 1_000_000
 _MICROSECONDS_PER_HOUR = 3600 * _MICRO
 
 
 def microseconds(seconds: float) -> int:
-    """Return seconds in whole microseconds; of Unix times, the very microsecond that a `datetime` of them has."""
+    """Return seconds as whole microseconds.
+
+    For a Unix time, the result is the same microsecond that a `datetime` of this time has.
+    """
     return round(seconds * _MICRO)
 
 
 def accounted_until(record: JobRecord) -> float:
-    """Return the moment up to which the job's time is in its buckets: where its ledger stands."""
+    """Return the moment up to which the job's time is charged to its buckets."""
     return record.created_at if record.accounted_until is None else record.accounted_until
 
 
 def is_stepping(record: JobRecord) -> bool:
-    """Return whether the newest generation has made a new step: its ranks stand beyond the step that they were started from."""
+    """Return whether the ranks of the newest generation have passed its base step."""
     return record.boundary > record.base_step
 
 
 def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
-    """Return the bucket of the present second.
+    """Return the bucket that the present second belongs to.
 
     Args:
-        record: the job as it is now; it has not ended.
-        is_stalled: it runs, but no boundary was reported for longer than a boundary may take.
+        record: the present record of a job that has not ended.
+        is_stalled: the job runs, but has reported no boundary for longer than a boundary may take.
 
     Returns:
-        The one bucket that is filling; an open incident names it before the state does. A launch that has made no new
-        step yet is neither training nor stalled.
+        The bucket. An open incident decides before the job's state does. A launch without a new step counts neither as
+        training nor as stalled.
     """
     if record.incident is not None:
         return _BY_INCIDENT.get(record.incident.state, Bucket.TRAIN)
@@ -128,20 +143,20 @@ def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
 def charge(
     record: JobRecord, now: float, *, gap_seconds: float, node_count: int = 0, is_stalled: bool = False
 ) -> JobRecord:
-    """Return the record with the time since the last charge added to the bucket that it is in, and to what its nodes have worked.
+    """Return the record with the time since the last charge added to its bucket and to its node time.
 
-    Called with the record as it was, before a pass changes its state. A record whose number of nodes changes has to be
-    stored.
+    Each pass calls it with the stored record, before the pass changes the state. If the number of nodes changes, the
+    caller must store the returned record.
 
     Args:
-        record: as stored.
-        now: Unix seconds; a clock that went back charges nothing.
-        gap_seconds: passes are never further apart than this while a control plane works on the job.
-        node_count: nodes that work for the job from now on: what it pays for.
+        record: the stored record.
+        now: Unix seconds. A clock that went back charges nothing.
+        gap_seconds: the longest time between two passes while a control plane works on the job.
+        node_count: nodes that work for the job from now on, and that the job pays for.
         is_stalled: see `bucket`.
 
     Returns:
-        The record, accounted until `now`, with the gap if there was one; unchanged once the job has ended.
+        The record, accounted until `now`, with the gap if there was one. Unchanged if the job has ended.
     """
     until = microseconds(now)
     passed = until - microseconds(accounted_until(record))
@@ -166,18 +181,19 @@ def charge(
 def recharge_first_step(record: JobRecord, stepped_at: float) -> JobRecord:
     """Return the record with the time since the first new step of a launch moved to training.
 
-    Called in the pass that hears of that step, before the record's boundary says so, where no incident is open.
+    The job loop calls it in the pass that learns of that step, before it updates the record's boundary, if no incident
+    is open.
 
     Args:
         record: charged up to this pass.
-        stepped_at: Unix seconds: when a rank made the step, by its own stamp.
+        stepped_at: Unix seconds, when a rank completed the step by its own time stamp.
 
     Returns:
-        The record with the same sum. Time in which no control plane looked stays unaccounted.
+        The record with the same sum. Time without a control plane stays unaccounted.
     """
     since = stepped_at
     if record.unwatched is not None and record.state_since >= record.unwatched[1]:
-        since = max(since, record.unwatched[1])  # the state before this one did not survive the gap
+        since = max(since, record.unwatched[1])  # the previous state does not continue without a control plane
     return _moved(record, bucket(record), Bucket.TRAIN, microseconds(accounted_until(record)) - microseconds(since))
 
 
@@ -189,22 +205,23 @@ def follow(
     seemed: Bucket,
     stalled_since: float | None,
 ) -> JobRecord:
-    """Return the record with its ledger brought in line with what a pass has learned about incidents.
+    """Return the record with its ledger adjusted to what a pass has learned about incidents.
 
-    Called at the end of a pass. `charge` has booked the incident as the pass found it, but a failure may be older than
-    its detection, a phase may have ended before anybody heard of it, and a second failure makes the phases of the first
-    attempt void.
+    Each pass calls it at its end. `charge` has booked the time by the incident as it was when the pass began. The
+    failure may be older than its detection, a phase may have ended earlier, and a second failure voids the phases of
+    the first attempt.
 
     Args:
         record: charged up to this pass.
-        before: the open incident as the pass found it.
-        after: the same incident and those that the pass opened, as they are now.
-        seemed: what the time was spent on as far as no incident is open.
-        stalled_since: Unix seconds: since when the job was charged as stalled; None: it was not.
+        before: the open incident at the start of the pass, or None.
+        after: the same incident and those that the pass opened, in their present state.
+        seemed: the bucket for time without an open incident.
+        stalled_since: Unix seconds since when the job was charged as stalled, or None if it was not.
 
     Returns:
-        The record with the same sum. Each phase has grown or shrunk as the incidents' moments say, and `seemed` has
-        given or taken the difference. No more is taken than was charged.
+        The record with the same sum. Each phase has the length that the incidents show, and the difference is moved
+            from
+        or to `seemed`. No bucket becomes negative.
     """
     now = accounted_until(record)
     booked = {} if before is None else _phases(before, now)
@@ -227,7 +244,7 @@ def follow(
         if taken > 0:
             spent[source.value] -= taken
             missing -= taken
-    for into in _PHASES if missing else ():  # older than all that was charged
+    for into in _PHASES if missing else ():  # the failure is older than all charged time
         back = min(missing, spent.get(into, 0))
         if back > 0:
             spent[into.value] -= back
@@ -236,13 +253,13 @@ def follow(
 
 
 def _phases(incident: IncidentRecord, now: float) -> dict[Bucket, int]:
-    """Return the microseconds of each phase of an incident up to now; they add up to the incident's length so far."""
+    """Return the microseconds of each phase of an incident until now. They add up to the incident's length so far."""
     moments = [microseconds(at) for at in incidents.phase_moments(incident, now)]
     return {into: end - start for into, start, end in zip(_PHASES, moments, moments[1:], strict=False)}
 
 
 def _moved(record: JobRecord, was: Bucket, into: Bucket, amount: int) -> JobRecord:
-    """Return the record with so many microseconds moved, no more than were charged; the sum stays."""
+    """Return the record with up to `amount` microseconds moved from one bucket to another. The sum stays the same."""
     moved = min(amount, record.microseconds.get(was, 0))
     return (
         record
@@ -252,15 +269,16 @@ def _moved(record: JobRecord, was: Bucket, into: Bucket, amount: int) -> JobReco
 
 
 def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
-    """Return for how long nodes made no new step because of an incident, all of the job's nodes together.
+    """Return the node time without a new step because of an incident, summed over the job's nodes.
 
     Args:
-        incident: open, or closed in this pass.
+        incident: an open incident, or one that this pass has closed.
         record: charged in this pass.
 
     Returns:
-        Node-microseconds from the failure to the incident's end, or so far. A node that is lost counts until it is
-        taken from the job, its replacement from when it is given to it.
+        Node-microseconds from the failure to the incident's end, or until now. A lost node counts until the fleet takes
+            it
+        from the job. Its replacement counts from its assignment to the job.
     """
     end = accounted_until(record) if incident.closed_at is None else incident.closed_at
     beyond = max(0, microseconds(accounted_until(record)) - microseconds(end))
@@ -268,22 +286,22 @@ def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
 
 
 def idle_so_far(incident: IncidentRecord, record: JobRecord, now: float) -> int:
-    """Return `idle_node_microseconds` of an open incident up to now, where the ledger stands a while back.
+    """Return `idle_node_microseconds` of an open incident until now, if the last charge is older.
 
     Args:
-        incident: open.
-        record: as stored.
-        now: Unix seconds; behind the ledger counts as where it stands.
+        incident: an open incident.
+        record: the stored record.
+        now: Unix seconds. A time before the last charge counts as the time of that charge.
 
     Returns:
-        Node-microseconds; the nodes that worked for the job when the ledger was charged last count since then.
+        Node-microseconds. Since the last charge, the nodes that worked for the job at that time count.
     """
     since = max(0, microseconds(now) - microseconds(accounted_until(record)))
     return idle_node_microseconds(incident, record) + since * record.node_count
 
 
 def cost_usd(node_microseconds: int, price_usd_per_hour: float | None) -> float | None:
-    """Return what nodes cost for a time, or None where the fleet's price is not known."""
+    """Return the cost of node time in USD, or None if the fleet has no price."""
     return None if price_usd_per_hour is None else node_microseconds * price_usd_per_hour / _MICROSECONDS_PER_HOUR
 
 
@@ -291,12 +309,12 @@ def ettr_ratio(spent: Mapping[str, int], *, is_queue_counted: bool = False) -> f
     """Return effective training time ÷ wall time.
 
     Args:
-        spent: microseconds by bucket, of one job or of several together.
-        is_queue_counted: count the time without nodes (queue, provision, paused), as the source does; else wall time
-            begins when the first gang of nodes is there and stands still while the job is paused.
+        spent: microseconds by bucket, of one job or summed over several.
+        is_queue_counted: whether wall time includes time without nodes (queue, provision, paused), as in the source. If
+            false, wall time begins with the first complete gang and excludes pauses.
 
     Returns:
-        0 to 1, or None while there is nothing to divide by.
+        0 to 1, or None if the wall time is zero.
 
     Source: Kokolis et al., HPCA'25 (arXiv 2410.21680): R ÷ (R + U + Q), productive, unproductive and queue time.
     """
@@ -305,18 +323,18 @@ def ettr_ratio(spent: Mapping[str, int], *, is_queue_counted: bool = False) -> f
 
 
 def remaining_seconds(spent: Mapping[str, int], finished: int, target: int) -> float | None:
-    """Return how long the steps that are left take at the mean pace of those that are finished.
+    """Return how long the remaining steps take at the mean pace so far.
 
-    Time in training is the time in which steps were made for the first time: failures, waiting and steps done again
-    slow no estimate down, and none that may still come is in it.
+    Only time in which the job completed steps for the first time counts. Failures, waits and repeated steps therefore
+    do not slow the estimate, and the estimate includes no future failures.
 
     Args:
         spent: microseconds by bucket, of one job.
-        finished: steps, the highest number that any generation reached.
-        target: steps finished when the script will be done.
+        finished: the highest number of finished steps that any generation reached.
+        target: the number of finished steps at which the script ends.
 
     Returns:
-        Seconds, 0 where the target is reached; None before there is a pace, or a target.
+        Seconds, or 0 once the target is reached. None without a target or before the first step.
     """
     train = spent.get(Bucket.TRAIN, 0)
     if target <= 0 or finished <= 0 or train <= 0:
@@ -325,7 +343,7 @@ def remaining_seconds(spent: Mapping[str, int], finished: int, target: int) -> f
 
 
 def mean_seconds_to_failure(spent: Mapping[str, int], failure_count: int) -> float | None:
-    """Return MTTF: the time in which a failure could begin (train, stall) ÷ failures; None before the first."""
+    """Return MTTF: time in which a failure could begin (train, stall) ÷ failures. None before the first failure."""
     return sum(spent.get(name, 0) for name in _UP) / _MICRO / failure_count if failure_count else None
 
 

@@ -1,8 +1,9 @@
-"""What a decision asks for.
+"""The results of decisions: what to store and which actions to execute.
 
-A decision has two halves. The stored half (`record`, `plan`, `incidents`, `events` …) is written in one transaction
-under the lease. The actions reach outside; each is idempotent and follows from what is stored already, so a control
-plane that dies between the two halves loses nothing: a state is stored in one pass and acted upon in the next.
+A decision has two halves. The control plane writes the stored half (`record`, `plan`, `incidents`, `events` …) in one
+transaction, under its lease. Then it executes the actions, which reach agents and AWS. Each action is idempotent and
+follows from stored state: one pass stores a state, and the next pass acts on it. A control plane that crashes between
+the two halves therefore loses nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class SendPrepare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendLoad:
-    """Give a node the plan; its key is added by the executor."""
+    """Send a node the plan. The executor adds the generation's key."""
 
     node_id: NodeId
     plan: GenerationPlan
@@ -40,7 +41,7 @@ class SendLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendStart:
-    """Let a node start its ranks."""
+    """Tell a node to start its ranks."""
 
     node_id: NodeId
     job: JobName
@@ -60,7 +61,7 @@ class SendStop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendHalt:
-    """Let a node stop its ranks at once: the generation is over."""
+    """Tell a node to stop its ranks at once, because the generation is over."""
 
     node_id: NodeId
     job: JobName
@@ -71,7 +72,7 @@ class SendHalt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendTakeCheckpoint:
-    """Ask the coordinator to have a step, or a later one, uploaded."""
+    """Ask the coordinator to have this step or a later one uploaded."""
 
     node_id: NodeId
     job: JobName
@@ -82,7 +83,7 @@ class SendTakeCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendTakeStacks:
-    """Let a node look what its ranks are doing."""
+    """Tell a node to read the stacks of its ranks."""
 
     node_id: NodeId
     job: JobName
@@ -93,7 +94,7 @@ class SendTakeStacks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendRelease:
-    """Let a node forget a run."""
+    """Tell a node to delete its state of a run."""
 
     node_id: NodeId
     run: RunId
@@ -101,7 +102,7 @@ class SendRelease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutManifest:
-    """Make a set of uploaded shards a checkpoint."""
+    """Write the manifest that turns uploaded shards into a checkpoint."""
 
     at: ObjectReference
     manifest: CheckpointManifest
@@ -109,7 +110,7 @@ class PutManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetDesired:
-    """Raise a group's desired capacity, or lower it to what is there."""
+    """Set a group's desired capacity: raise it, or lower it to the number of present instances."""
 
     group: str
     desired_count: int
@@ -117,7 +118,7 @@ class SetDesired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminateMember:
-    """End one named instance, or remove one that has ended already."""
+    """Terminate one named instance, or remove an instance that has already ended from the group."""
 
     group: str
     node_id: NodeId
@@ -127,7 +128,7 @@ class TerminateMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebootMember:
-    """Reboot one named instance. Once: `since` tells one stay in REBOOTING from another."""
+    """Reboot one named instance, once. `since` distinguishes separate stays in REBOOTING."""
 
     group: str
     node_id: NodeId
@@ -136,20 +137,26 @@ class RebootMember:
 
 
 def reboot_key(node_id: NodeId, since: float) -> str:
-    """Return the key of the intent to reboot a node that is REBOOTING since then: who looks for it is told whether EC2 took it."""
+    """Return the key of the stored intent to reboot a node that has been REBOOTING since then.
+
+    The intent under this key shows whether EC2 accepted the reboot.
+    """
     return f"reboot/{node_id}/{since:.3f}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendKeepEvidence:
-    """Let an agent put its own log and its ranks' streams into the object store, for a person who is to look at the node."""
+    """Tell an agent to upload its own log and its ranks' output streams to the object store.
+
+    A person will inspect the node.
+    """
 
     node_id: NodeId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendKeepSources:
-    """Let a spare hold the source archives of its fleet's jobs ready, and no others."""
+    """Tell a spare to hold the source archives of its fleet's jobs, and no others."""
 
     node_id: NodeId
     sources: tuple[SourceArchive, ...]
@@ -157,7 +164,7 @@ class SendKeepSources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompleteTermination:
-    """Let an instance go that a terminating hook holds."""
+    """Let AWS terminate an instance that a terminating hook holds."""
 
     group: str
     hook: str
@@ -166,102 +173,102 @@ class CompleteTermination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldTermination:
-    """Let a terminating hook hold an instance for another of its timeouts: its last step is still being saved."""
+    """Extend a terminating hook by its timeout, because the last step is still being saved."""
 
     group: str
     hook: str
     node_id: NodeId
     seconds: float
-    """The hook's timeout."""
+    """The hook's timeout in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryLaunch:
-    """Ask a group once more for the capacity that it desires already: a launch has failed."""
+    """Request again the capacity that a group already desires, after a failed launch."""
 
     group: str
     desired_count: int
     failed_at: float
-    """When the newest launch failed: each failure is answered once."""
+    """When the newest launch failed. Each failure causes at most one retry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeLaunch:
-    """Lift the suspension that AWS has put on a group's launches."""
+    """Resume a group's launches that AWS has suspended."""
 
     group: str
     reason: str
-    """AWS's words for the suspension."""
+    """AWS's reason for the suspension."""
 
 
 JobAction = SendPrepare | SendLoad | SendStart | SendStop | SendHalt | SendTakeCheckpoint | SendTakeStacks | PutManifest
 MemberAction = SetDesired | TerminateMember | RebootMember | CompleteTermination
-"""What changes who is in a fleet's group, or how it fares: what AWS said before is void."""
+"""Actions that change the group's members or their state. Earlier answers of AWS are outdated after them."""
 GroupAction = MemberAction | HoldTermination | RetryLaunch | ResumeLaunch
-"""What is asked of a fleet's group or its instances: each is an intent first."""
+"""Actions on a fleet's group or its instances. The executor stores an intent before each of them."""
 FleetAction = GroupAction | SendHalt | SendRelease | SendKeepEvidence | SendKeepSources
 Action = JobAction | FleetAction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventDraft:
-    """Something worth a line in the history."""
+    """One entry for the event history."""
 
     type: str
     message: str
     node_id: NodeId | None = None
     run: RunId | None = None
-    """Of a fleet's decision: of the job that the node works for, or did until now.
+    """The job concerned. For a fleet's event: the job that the node works for, or worked for until now.
 
-    Others' people are not to read what befell it.
+    Members of other projects must not read this event.
     """
     detail: Mapping[str, object] = field(default_factory=dict)
-    """What is too long for a message; JSON values only."""
+    """Details that are too long for the message. JSON values only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What one pass over a job decided."""
+    """The decision of one pass over a job."""
 
     record: JobRecord
-    """The job as it is to be stored; equal to the observed one when nothing changes."""
+    """The record to store. It equals the observed record if nothing changes."""
     actions: tuple[JobAction, ...] = ()
     plan: GenerationPlan | None = None
-    """A new generation's plan, to be stored with the record."""
+    """The plan of a new generation, to store with the record."""
     fleet: FleetName | None = None
-    """Where the job waits from now on; None: where it is."""
+    """The fleet where the job waits from now on. None: no change."""
     incidents: tuple[IncidentRecord, ...] = ()
-    """Opened, changed or closed."""
+    """Incidents that this pass opened, changed or closed."""
     implications: tuple[Implication, ...] = ()
-    """Lines for the histories of nodes."""
+    """Entries for the histories of nodes."""
     events: tuple[EventDraft, ...] = ()
     requeue_after_seconds: float = 1.0
 
     @property
     def reason(self) -> str:
-        """Why the job is in that state."""
+        """Why the job is in its present state."""
         return self.record.reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetDecision:
-    """What one pass over a fleet decided."""
+    """The decision of one pass over a fleet."""
 
     records: tuple[NodeRecord, ...] = ()
-    """Rows of the node table that change."""
+    """Changed rows of the node table."""
     actions: tuple[FleetAction, ...] = ()
     desired_count: int = 0
-    """What the fleet needs."""
+    """The number of nodes that the fleet needs."""
     vacancies: Vacancies = ()
-    """Empty places of the group, to be stored."""
+    """Empty places of the group, to store for the next pass."""
     is_frozen: bool = False
     is_blind: bool = False
-    """Most of it is silent, whatever a person has said about that."""
+    """Whether most of the fleet is silent, even if a person has lifted the freeze."""
     reason: str = ""
     implications: tuple[Implication, ...] = ()
-    """Lines for the histories of nodes that no job had."""
+    """Entries for the histories of nodes that had no job."""
     events: tuple[EventDraft, ...] = ()
     forgotten: tuple[NodeId, ...] = ()
-    """Nodes that will not come back: their agents' views are dropped."""
+    """Nodes that will not return. The control plane drops their agents' reports."""
     is_empty: bool = False
-    """It is being deleted and its last node is gone: the fleet itself can be forgotten."""
+    """Whether a deleting fleet has lost its last node, so the fleet itself can be deleted."""

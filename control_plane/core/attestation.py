@@ -1,6 +1,7 @@
-"""Who an agent is, by what it signed and what STS says of the signature (`everstep.protocol.attestation`).
+"""Checks an agent's identity by its signed request and STS's answer (`everstep.protocol.attestation`).
 
-Invariant: pure, and strict: what is not exactly of the one form that our own agents send is refused, in a sentence.
+Invariant: pure and strict. A request that differs from the one form that Everstep's agents send is refused, and the
+refusal is a sentence.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from everstep.protocol import attestation
 from everstep.protocol.ids import NodeId
 
 _AUTHORIZATION: Final = re.compile(
-    r"AWS4-HMAC-SHA256 Credential=[A-Z0-9]{16,128}/(?P<day>[0-9]{8})/(?P<region>[a-z0-9-]{1,32})/(?P<service>[a-z0-9]{1,16})/aws4_request, "
+    r"AWS4-HMAC-SHA256 Credential=[A-Z0-9]{16,128}/(?P<day>[0-9]{8})/(?P<region>[a-z0-9-]{1,32})"
+    r"/(?P<service>[a-z0-9]{1,16})/aws4_request, "
     r"SignedHeaders=(?P<headers>[a-z0-9;-]{1,256}), Signature=[0-9a-f]{64}"
 )
 _DATE: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z")
 _SECURITY_TOKEN: Final = re.compile(r"[A-Za-z0-9+/=_-]{1,4096}")
 _ROLE_SESSION: Final = re.compile(
-    r"arn:aws(?:-[a-z-]{1,16})?:sts::(?P<account>[0-9]{12}):assumed-role/(?P<role>[\w+=,.@-]{1,64})/(?P<session>[\w+=,.@-]{2,64})",
+    r"arn:aws(?:-[a-z-]{1,16})?:sts::(?P<account>[0-9]{12}):assumed-role"
+    r"/(?P<role>[\w+=,.@-]{1,64})/(?P<session>[\w+=,.@-]{2,64})",
     re.ASCII,
 )
 _INSTANCE: Final = re.compile(r"i-[0-9a-f]{8,17}")
@@ -30,7 +33,7 @@ _INSTANCE: Final = re.compile(r"i-[0-9a-f]{8,17}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """What an agent sends of the request that it has signed: nothing but what the signature adds to it."""
+    """The parts of an agent's signed STS request that the control plane cannot derive itself."""
 
     authorization: str
     amz_date: str
@@ -39,31 +42,31 @@ class Signature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Whom STS says that a signature belongs to."""
+    """The identity that STS returned for a signature."""
 
     account: str
     arn: str
 
 
 def nonce(key: bytes, random: bytes, now: float) -> str:
-    """Return a nonce that this server knows again without having stored it.
+    """Return a nonce that this server can recognize later without storing it.
 
     Args:
-        key: the server's, for nonces alone.
+        key: the server's secret key, used for nonces only.
         random: uint8[16], never used before.
         now: Unix seconds.
 
     Returns:
-        `<end>.<random>.<seal>`, hexadecimal.
+        `<end>.<random>.<seal>`, with hexadecimal parts.
     """
     said = f"{int(now) + attestation.NONCE_SECONDS:x}.{random.hex()}"
     return f"{said}.{_seal(key, said)}"
 
 
 def nonce_end(key: bytes, given: str, now: float) -> int | None:
-    """Return when a nonce ends, Unix seconds, or None where it is not ours or has ended.
+    """Return when a nonce expires, in Unix seconds, or None if it is foreign or has expired.
 
-    Whether it was used is the database's to say.
+    This function does not detect a reused nonce. The database does.
     """
     said, _, seal = given.rpartition(".")
     if not hmac.compare_digest(seal.encode(), _seal(key, said).encode()):
@@ -73,14 +76,14 @@ def nonce_end(key: bytes, given: str, now: float) -> int | None:
 
 
 def refusal_of_signature(signature: Signature, region: str) -> str:
-    """Return why a signature is not even shown to STS, or nothing.
+    """Return why the control plane refuses a signature before it asks STS, or an empty string.
 
     Args:
-        signature: as received.
-        region: the control plane's own.
+        signature: as the agent sent it.
+        region: the control plane's own region.
 
     Returns:
-        A sentence; empty where its form is right. Whether it is genuine is STS's to say.
+        A sentence. Empty if the form is correct. Only STS can decide whether the signature is genuine.
     """
     parts = _AUTHORIZATION.fullmatch(signature.authorization)
     if (
@@ -99,15 +102,15 @@ def refusal_of_signature(signature: Signature, region: str) -> str:
 
 
 def sts_headers(signature: Signature, *, server_id: str, nonce: str) -> Mapping[str, str]:
-    """Return the headers that the request goes to STS with; host is added by who sends it.
+    """Return the headers of the request to STS. The HTTP client adds `host`.
 
     Args:
-        signature: its form was checked.
-        server_id: of this server, whatever the agent has signed.
-        nonce: that this attempt was made with.
+        signature: a signature whose form was checked.
+        server_id: the id of this server, even if the agent has signed another one.
+        nonce: the nonce of this attempt.
 
     Returns:
-        Values by name.
+        Header values by name.
     """
     return {
         **attestation.headers(server_id=server_id, nonce=nonce),
@@ -118,19 +121,19 @@ def sts_headers(signature: Signature, *, server_id: str, nonce: str) -> Mapping[
 
 
 def refusal_of_principal(principal: Principal, *, account: str, role_name: str, node_id: NodeId) -> str:
-    """Return why a principal is not the node that it says, or nothing.
+    """Return why a principal is not the node that its agent claims to be, or an empty string.
 
-    An instance's role calls its session by the instance's id, and EC2 alone can open such a session unless the role's
-    trust policy lets others in.
+    The session name of an instance role is the instance id. Only EC2 can open such a session, unless the role's trust
+    policy admits other principals.
 
     Args:
-        principal: by STS's word.
-        account: the control plane's own.
-        role_name: of the fleet's nodes.
-        node_id: who the agent says it is.
+        principal: as STS returned it.
+        account: the control plane's own account.
+        role_name: the role of the fleet's nodes.
+        node_id: the node that the agent claims to be.
 
     Returns:
-        A sentence; empty where all is as it should be.
+        A sentence. Empty if the principal is that node.
     """
     parts = _ROLE_SESSION.fullmatch(principal.arn)
     if parts is None:

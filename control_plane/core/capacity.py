@@ -1,15 +1,15 @@
-"""What to do and to say while instances do not come: in AWS's own words, with the time of the next try.
+"""Retries of failed instance launches: when to retry, and the reason to show to users.
 
-    Auto Scaling tries again by itself, ever more seldom; after long failure AWS suspends its launches (an
-    administrative suspension) Everstep asks again 30 s after the first failure, then after pauses twice as long each,
-    at most 15 min, unless AWS has tried by itself since the moment came; it lifts what AWS suspended, never what a user
-    did
+- Auto Scaling retries by itself, at growing intervals. After failures over a long time, AWS suspends the group's
+launches (an administrative suspension).
+- Everstep retries 30 s after the first failure. Each further pause is twice as long, up to 15 min. Everstep skips a
+retry if AWS has retried by itself since the planned time.
+- Everstep resumes launches that AWS suspended, and leaves a suspension by a user in place.
 
-When it asks follows from when the shortage began: how often AWS has tried in between, every second or every ten
-minutes, moves none of the moments.
+The retry times derive from the start of the shortage. They do not depend on how often AWS retries in between.
 
-Invariant: pure; what is asked for again is what was asked for before, so that trying can never make a fleet larger.
-Source: Amazon EC2 Auto Scaling User Guide, `Suspend and resume processes` (administrative suspension).
+Invariant: pure. A retry requests the capacity that the group already desires, so it can never enlarge a fleet. Source:
+Amazon EC2 Auto Scaling User Guide, `Suspend and resume processes` (administrative suspension).
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ LONGEST_RETRY_SECONDS = 900.0
 
 
 def retry_at(group: GroupObserved) -> float | None:
-    """Return when launches are asked for again, Unix seconds; None while none has failed.
+    """Return when to retry launches, in Unix seconds, or None if no launch has failed.
 
-    It is the first moment behind the newest failure: a launch that failed after a moment had come was a try of its own.
+    The result is the first planned time after the newest failure. A launch that failed after a planned time counts as
+    the retry for that time.
     """
     if group.failing_since is None or group.failed_at is None:
         return None
@@ -39,30 +40,32 @@ def retry_at(group: GroupObserved) -> float | None:
 
 
 def pause_seconds(failure_count: int) -> float:
-    """Return how long to wait after so many failures in a row before asking again."""
+    """Return the pause before the next retry, after `failure_count` failures in a row."""
     return min(FIRST_RETRY_SECONDS * 2.0 ** max(0, min(failure_count, 10) - 1), LONGEST_RETRY_SECONDS)
 
 
 def failing_since(before: GroupObserved | None, first: float) -> float:
-    """Return since when launches fail: AWS tells of the newest failures only, and in a long shortage the first of them are told no more.
+    """Return since when launches have been failing.
+
+    AWS lists only the newest activities. In a long shortage, the first failures are no longer among them.
 
     Args:
-        before: the group as the look before found it, if there was one.
-        first: when the oldest launch failed that AWS tells of now, Unix seconds; none that it tells of has succeeded
-            since.
+        before: the group as the previous poll observed it, or None at the first poll.
+        first: when the oldest listed launch failed, in Unix seconds. No listed launch after it has succeeded.
 
     Returns:
         Unix seconds.
     """
     if before is None or before.failing_since is None or before.failed_at is None or before.failed_at < first:
-        return first  # one has succeeded in between: what had failed by then would be told of, too
+        return first  # a launch has succeeded in between: AWS would otherwise still list the older failure
     return min(before.failing_since, first)
 
 
 def waiting_words(group: GroupObserved) -> str:
-    """Return why instances do not come, in AWS's words, and what happens next; empty while nothing stands in the way.
+    """Return why instances do not arrive, in AWS's words, and what Everstep does next.
 
-    Without a running clock: the words change when something happens.
+    The text is empty while nothing prevents launches. It contains no elapsed time, so it changes only when something
+    happens.
     """
     again = retry_at(group)
     when = f"; asked for again at {datetime.fromtimestamp(again, UTC):%H:%M:%S} UTC" if again is not None else ""
@@ -78,19 +81,22 @@ def waiting_words(group: GroupObserved) -> str:
 
 
 def vacancies(before: Vacancies, *, missing: int, joined: int, now: float) -> tuple[Vacancies, tuple[float, ...]]:
-    """Follow which places of a group are empty, and since when: how long a replacement takes begins there, not when AWS has an instance.
+    """Return the empty places of a group and the ages of the places that were filled.
 
-    AWS does not say which instance it launched for which place; the one that is empty for the longest is taken to be
-    filled, or given up, first.
+    A replacement's duration counts from when its place became empty, not from when AWS launched the instance. AWS does
+    not report which instance fills which place. This function assumes that the place that was empty longest is filled,
+    or given up, first.
 
     Args:
-        before: as the pass before left them.
+        before: the empty places after the previous pass.
         missing: how many instances the group lacks now.
-        joined: how many it has listed for the first time.
+        joined: how many instances the group lists for the first time.
         now: Unix seconds.
 
     Returns:
-        The empty places, and since when those were empty that were filled: at most `joined`, the oldest first.
+        The empty places, and the times since when the filled places had been empty. The second part has at most
+            `joined`
+        entries, oldest first.
     """
     each = [at for at, count in before for _ in range(count)]
     filled, rest = each[:joined], each[joined:]

@@ -1,20 +1,21 @@
-"""Drills: something of a job is broken on purpose, once, and what becomes of it is followed to the end.
+"""Drills: Everstep breaks one part of a job on purpose, once, and follows the result to its end.
 
-    REQUESTED ──▶ STRUCK ──▶ RECOVERED       an incident came of it, and training is where it was before
-        │            ├─────▶ NOT_RECOVERED   the job ended, was paused or was interrupted again before that
-        │            └─────▶ ABSORBED        no incident came of it: training went on
+    REQUESTED ──▶ STRUCK ──▶ RECOVERED       an incident followed, and training has caught up
+        │            ├─────▶ NOT_RECOVERED   the job ended, was paused or was interrupted again first
+        │            └─────▶ ABSORBED        no incident followed: training went on
         └──────────────────▶ NOT_DONE        the job did not train in time
 
-That a drill strikes is stored before it does: it strikes once or never, whatever dies in between.
+The control plane stores STRUCK before it strikes. A drill therefore strikes at most once, even if the control plane
+crashes in between.
 
-What follows from a drill has the cause DRILL; what fails by itself while its incident is open has a cause of its own,
-and with that the incident is no drill's any more: it is a failure for MTTF and MTTR, and the nodes that it took, less
-the one that was struck, ask for spares.
+Consequences of a drill have the cause DRILL. A fault that occurs by itself during the drill's incident keeps its own
+cause, and turns the incident into a failure. MTTF and MTTR then count the incident, and every lost node except the
+struck one asks for a spare.
 
-Who is heard first need not be who was struck: the other ranks end for want of the one that was killed, and members that
-cannot reach a coordinator say so before AWS says that its instance has ended.
+The first report need not come from the struck node. Other ranks end because the killed rank is missing, and members can
+report an unreachable coordinator before AWS reports its instance ended.
 
-Invariant: pure. A drill speaks against nobody: what it breaks is no failure of the node or the job.
+Invariant: pure. A drill implicates no node and no job: its damage counts as no failure of either.
 """
 
 from __future__ import annotations
@@ -35,24 +36,27 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 PATIENCE_TIMES = 2
-"""A drill waits this many times T_max: to strike, and for an incident to come of it.
+"""Limit for a drill in units of T_max: for its strike, and for an incident to follow.
 
-A lost instance is noticed within one.
+Everstep notices a lost instance within one T_max.
 """
 
 _TRAINS = frozenset({JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.COMPLETED})
-"""What a job without an incident is in once training has gone on."""
+"""States of a job without an incident in which training has continued."""
 _OF_AGENT = frozenset({Cause.AGENT_LOST, Cause.NODE_UNREACHABLE})
 EXPLAINS: Mapping[DrillKind, frozenset[Cause]] = {
     DrillKind.KILL_RANK: frozenset({Cause.RANK_EXIT}),
     DrillKind.KILL_AGENT: _OF_AGENT,
     DrillKind.TERMINATE_INSTANCE: frozenset({Cause.RANK_EXIT, Cause.INSTANCE_TERMINATED}) | _OF_AGENT,
 }
-"""What a drill brings about on the node that it strikes. A fault that the node reports of itself is none of it."""
+"""Causes that a drill produces on the node that it strikes.
+
+A fault that the node's agent reports about its own node is never among them.
+"""
 
 
 class Course(StrEnum):
-    """What a pass does about a drill. STRIKE: it happens now."""
+    """What a pass does about a drill. WAIT: nothing. STRIKE: the fault is injected now."""
 
     WAIT = "wait"
     STRIKE = "strike"
@@ -69,19 +73,19 @@ class Followed:
 def follow(
     drill: DrillObserved, record: JobRecord, plan: GenerationPlan | None, now: float, timeouts: Timeouts
 ) -> Followed:
-    """Return how a drill goes on.
+    """Return the next state of a drill.
 
-    Called in every pass over a job that has an open one.
+    The job loop calls it in every pass over a job that has an open drill.
 
     Args:
-        drill: as stored, not ended.
-        record: of the job, after this pass's decision.
-        plan: of its newest generation.
+        drill: the stored drill, which has not ended.
+        record: the job's record after the decision of this pass.
+        plan: the plan of the job's newest generation.
         now: Unix seconds.
         timeouts: the ladder.
 
     Returns:
-        The drill as it is to be stored, and whether it strikes once that is done.
+        The drill to store, and whether it strikes once it is stored.
     """
     patience = PATIENCE_TIMES * timeouts.exclude_seconds
     if drill.state is DrillState.REQUESTED:
@@ -93,7 +97,7 @@ def follow(
             return Followed(drill=_ended(drill, DrillState.NOT_DONE, now, "the job did not train undisturbed"))
         return Followed(drill=drill)
     struck_at = drill.struck_at
-    assert struck_at is not None  # STRUCK
+    assert struck_at is not None  # the state is STRUCK
     if record.incident is not None and drill.incident_id == "" and in_words(drill) in record.incident.evidence:
         drill = replace(drill, incident_id=record.incident.id)
     has_trained_on = record.incident is None and record.state in _TRAINS
@@ -124,18 +128,21 @@ def attributed(
     *,
     reports: Mapping[NodeId, MemberReport] = MappingProxyType({}),
 ) -> tuple[tuple[Fault, ...], FailureRecord | None]:
-    """Return the faults that end a generation, or are found of one that has ended, with what a drill has done told as such.
+    """Return the faults of a generation, with the consequences of a drill marked as such.
+
+    The job loop calls it when faults end a generation, and when faults are found later for a generation that has ended.
 
     Args:
-        drill: the job's open one.
-        generation: that they are faults of.
-        found: why it ended; not empty.
-        failure: for the breakers.
-        reports: of the generation's members, where its ranks may have ended.
+        drill: the open drill of the job, or None.
+        generation: the generation of the faults.
+        found: why the generation ended. Not empty.
+        failure: the failure for the breakers.
+        reports: reports of the generation's members, which show how its ranks ended.
 
     Returns:
-        Both as they are where the drill has nothing to do with it. What it has is of the cause DRILL, against nobody;
-        the last fault says so.
+        `found` and `failure`, unchanged if the drill caused none of the faults. Otherwise the drill's faults have the
+            cause
+        DRILL and implicate no node, and a last fault names the drill.
     """
     if drill is None or drill.struck_at is None:
         return found, failure
@@ -154,7 +161,7 @@ def attributed(
         if is_struck and _node_of(fault) is None and fault.cause in EXPLAINS[drill.kind]
     }
     if all(fault.cause is Cause.GROUP_LOST for number, fault in enumerate(found) if number not in followed):
-        followed = set(range(len(found)))  # it alone held something
+        followed = set(range(len(found)))  # the drill's node held the only copy
     told = tuple(
         replace(fault, cause=Cause.DRILL, implicates=None) if number in followed else fault
         for number, fault in enumerate(found)
@@ -170,48 +177,54 @@ def attributed(
 
 
 def has_struck_rank_ended(drill: DrillObserved, reports: Mapping[NodeId, MemberReport]) -> bool:
-    """Say whether the rank that a drill has killed is known to have ended by that: one that was halted, or is done, was not struck before."""
+    """Return whether the agent reports that the rank killed by the drill has ended.
+
+    A rank that was halted or exited with success does not count: the drill did not end it.
+    """
     report = reports.get(drill.node_id) if drill.kind is DrillKind.KILL_RANK else None
     exits = [rank.exit for rank in report.ranks if rank.rank == drill.rank] if report is not None else []
     return any(each is not None and each.exit_class not in (ExitClass.SUCCESS, ExitClass.HALTED) for each in exits)
 
 
 def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[Fault, ...]) -> IncidentRecord:
-    """Return an incident that began with a rank's exit as the drill's, once it is found that the drill had ended an instance or another rank by then.
+    """Return the incident with the cause DRILL, if its rank exit was a consequence of the drill.
+
+    An incident can begin with the exit of another rank, before reports show that the drill had already struck.
 
     Args:
-        drill: the job's open one.
-        incident: the open one.
-        found: attributed; what was found now.
+        drill: the open drill of the job, or None.
+        incident: the open incident.
+        found: the faults of this pass, after `attributed`.
 
     Returns:
-        The incident, of the cause DRILL where the rank failed for want of what the drill had struck, else as it is.
+        The incident, with the cause DRILL if its rank failed because of the struck rank or instance. Otherwise the
+        incident is unchanged.
     """
     if drill is None or incident.generation_before != drill.generation or in_words(drill) in incident.evidence:
-        return incident  # where it was known already, the rank's exit was another failure
+        return incident  # if the drill was known before, the rank's exit was another failure
     if all(fault.cause is not Cause.DRILL for fault in found):
         return incident
     is_of_it = incident.cause is Cause.RANK_EXIT and Cause.RANK_EXIT in EXPLAINS[drill.kind]
-    if drill.kind is DrillKind.KILL_RANK:  # a rank that had ended before did not end for want of this one
+    if drill.kind is DrillKind.KILL_RANK:  # a rank that ended before the strike ended for another reason
         is_of_it = is_of_it and drill.struck_at is not None and incident.failed_at >= drill.struck_at
     return replace(incident, cause=Cause.DRILL) if is_of_it else incident
 
 
 def in_words(drill: DrillObserved) -> str:
-    """Return what an incident says of the drill that it came of."""
+    """Return the evidence that names the drill behind an incident."""
     what = f"rank {drill.rank} on {drill.node_id}" if drill.kind is DrillKind.KILL_RANK else drill.node_id
     return f"a drill ({drill.id}): {drill.requested_by} had {drill.kind} done to {what}"
 
 
 def _is_explained(drill: DrillObserved, fault: Fault, *, is_struck: bool, has_struck_rank: bool) -> bool:
-    """Say whether a fault is the drill's at the node that it struck.
+    """Return whether a fault is the drill's, at the node that the drill struck.
 
-    An instance that is ended stays so: AWS may say it generations later.
+    A terminated instance stays terminated, so AWS may report its end generations later.
     """
     if fault.cause not in EXPLAINS[drill.kind] or not (is_struck or drill.kind is DrillKind.TERMINATE_INSTANCE):
         return False
     if fault.cause is Cause.RANK_EXIT and drill.kind is DrillKind.KILL_RANK:
-        assert drill.struck_at is not None  # it has struck
+        assert drill.struck_at is not None  # attributed() has checked that the drill struck
         return has_struck_rank and (fault.rank == drill.rank or fault.at >= drill.struck_at)
     if fault.cause is Cause.RANK_EXIT:
         return is_struck and drill.node_id in fault.seen_on
@@ -225,7 +238,7 @@ def _node_of(fault: Fault) -> NodeId | None:
 
 
 def _what_came(record: JobRecord) -> str:
-    """Return what cut a recovery short."""
+    """Return what interrupted a recovery."""
     if record.state in ENDED_JOBS:
         return f"the job {record.state}"
     return "the job was paused" if record.incident is None else "another incident began"

@@ -1,13 +1,13 @@
-"""What may be expected of a job before it runs, from what its fleet has seen. Pure.
+"""Expected interruptions of a job before it runs, estimated from its fleet's history. Pure.
 
     MTBF of a node       node-seconds of all the fleet's jobs ÷ their failures
-    MTTF of the job      MTBF ÷ its nodes: any of them interrupts all
-    MTTR                 mean of the fleet's failures that are over, from the failure until training is where it was before
+    MTTF of the job      MTBF ÷ its nodes: a failure of any node interrupts the whole job
+    MTTR                 mean over the fleet's closed failures, from the failure until training has caught up
     ETTR                 MTTF ÷ (MTTF + MTTR)
 
-Nothing is said where the fleet has no history: an assumed failure rate would look like a measured one.
-Source: the renewal argument of Kokolis et al., HPCA'25 (arXiv 2410.21680), section III, with the measured recovery in
-place of checkpoint interval and restart overhead.
+A fleet without history gets no forecast, because an assumed failure rate would look like a measured one. Source: the
+renewal argument of Kokolis et al., HPCA'25 (arXiv 2410.21680), section III, with the measured recovery time in place of
+checkpoint interval and restart overhead.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """What a job's interruptions will be like if the fleet goes on as it has."""
+    """Expected interruptions of a job, if the fleet continues to behave as it has."""
 
     mttf_seconds: float
     mttr_seconds: float
 
     @property
     def ettr_ratio(self) -> float:
-        """The part of the time that will be training: 0 to 1."""
+        """The expected share of time spent training, from 0 to 1."""
         return self.mttf_seconds / (self.mttf_seconds + self.mttr_seconds)
 
 
 def expected(
     node_count: int, *, node_seconds: float, failure_count: int, mean_recovery_seconds: float | None
 ) -> Expectation | None:
-    """Return what to expect of a job.
+    """Return the expected interruptions of a job, or None without enough history.
 
     Args:
-        node_count: of the job.
-        node_seconds: how long the fleet's nodes have worked for jobs, all together.
-        failure_count: of all the fleet's jobs in that time.
-        mean_recovery_seconds: of those that are closed; None where none is.
+        node_count: the number of nodes of the job.
+        node_seconds: time that the fleet's nodes have worked for jobs, summed over nodes.
+        failure_count: failures of all the fleet's jobs in that time.
+        mean_recovery_seconds: mean recovery time of the closed failures, or None if none has closed.
 
     Returns:
-        None where nothing has failed yet, or nothing has recovered.
+        None if the fleet has had no failure, or no failure has recovered.
     """
     if not failure_count or node_seconds <= 0 or mean_recovery_seconds is None:
         return None

@@ -4,9 +4,9 @@
     a write succeeds, the last failure is `QUIET_SECONDS` old,
     and at least `LEAST_FREE_BYTES` are free where that can be read         not full any more
 
-The quiet time keeps the condition up while small writes succeed and larger ones fail.
+The quiet time keeps the condition active while small writes succeed and larger writes fail.
 
-Invariant: the condition ends by itself, without a restart and without a person.
+Invariant: the condition ends by itself, without a restart or a person's action.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ LEAST_FREE_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskRecord:
-    """What is known about writes to one place. Times are monotonic seconds."""
+    """The history of writes to one place. Times are monotonic seconds."""
 
     since: float
-    """When the first write of this condition failed."""
+    """When the first write of the present condition failed."""
     failed_at: float
-    """When the newest write failed."""
+    """When the newest failing write failed."""
     words: str
-    """What the newest failure said."""
+    """The error message of the newest failure."""
     has_stored: bool = False
-    """A write has succeeded since the newest failure."""
+    """Whether a write has succeeded since the newest failure."""
 
 
 def failed(record: DiskRecord | None, now: float, words: str) -> DiskRecord:
@@ -37,20 +37,20 @@ def failed(record: DiskRecord | None, now: float, words: str) -> DiskRecord:
 
 
 def stored(record: DiskRecord | None) -> DiskRecord | None:
-    """Return the record after a write that succeeded."""
+    """Return the record after a successful write."""
     return None if record is None else replace(record, has_stored=True)
 
 
 def is_full(record: DiskRecord | None, now: float, free_bytes: int | None) -> bool:
-    """Say whether the place still counts as full.
+    """Return whether the place still counts as full.
 
     Args:
-        record: of the place; None: no write has failed.
+        record: the record of the place. None means that no write has failed.
         now: monotonic seconds.
-        free_bytes: what the file system has free; None: it cannot be read from here, as for PostgreSQL.
+        free_bytes: free space of the file system. None where the control plane cannot read it, as for PostgreSQL.
 
     Returns:
-        False once there is space again.
+        False once the place has space again.
     """
     if record is None:
         return False

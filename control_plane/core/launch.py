@@ -1,11 +1,12 @@
 """The launch of a generation: promise, plan, load, start (docs/design.md#generations).
 
-    PREPARING   Prepare(g) to every member until all have promised; who is gone is replaced, who is unreachable is waited for as long as it may matter
-    LOADING     the plan is stored; Load to every member until all have verified
-    STARTING    Start to every member until its ranks run
+    PREPARING   sends Prepare(g) to every member until all have promised. A lost member is replaced.
+                An unreachable member is awaited while its memory may matter.
+    LOADING     the plan is stored; sends Load to every member until all have verified their shards
+    STARTING    sends Start to every member until its ranks run
 
-Invariant: a plan is made once, when every member has promised its generation, and only from their frozen inventories
-and complete checkpoints.
+Invariant: a generation has one plan. It is made once every member has promised the generation, and uses only the
+members' frozen inventories and complete checkpoints.
 """
 
 from __future__ import annotations
@@ -23,50 +24,54 @@ from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, RunId, Step
 from everstep.protocol.plan import CheckpointPlan, GenerationPlan, PlanNode, RankPlan
 
 MASTER_PORTS = range(20_000, 32_000)
-"""Ports for rendezvous: below the ports that kernels hand out by themselves."""
+"""Ports for torch's rendezvous, below the ephemeral ports of the kernel."""
 
 STARTING_PHASES = {"start": "preparing Python", "restore": "restoring the state", "first_step": "making the first step"}
-"""Phases of a rank before its first new step, in their order, and how a reason names them."""
+"""Phases of a rank before its first new step, in order, with their wording for a job's reason."""
 NAMED_NODES = 3
 SHOWN_EVERY_SECONDS = 10
-"""A reason is stored when it changes, so it has no figure that changes with every report."""
+"""Granularity of times in a job's reason.
+
+A reason is stored whenever it changes, so its figures must not change with every report.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roll:
-    """Who has promised a generation."""
+    """The promises for a generation."""
 
     places: tuple[NodeId | None, ...]
-    """Members by GROUP_RANK; None waits for a node."""
+    """Members by GROUP_RANK. None marks a place that waits for a node."""
     promised: Mapping[NodeId, MemberReport]
     late: tuple[NodeId, ...]
-    """Members that have not promised and are there: Prepare is sent to them."""
+    """Reachable members that have not promised. The job loop sends them Prepare."""
     unreachable: tuple[NodeId, ...]
-    """Members that have not promised, and are silent."""
+    """Silent members that have not promised."""
 
     @property
     def vacancy_count(self) -> int:
-        """How many nodes are still to come."""
+        """The number of places that wait for a node."""
         return sum(place is None for place in self.places)
 
     @property
     def is_complete(self) -> bool:
-        """Every member has promised."""
+        """Whether every place has a member that has promised."""
         return all(place is not None and place in self.promised for place in self.places)
 
 
 def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Policy) -> Roll:
-    """Return who has promised the issued generation.
+    """Return which members have promised the issued generation.
 
     Args:
-        spec: of the job.
-        seen: what was observed.
-        record: the job with the exclusions of this pass.
-        policy: with the timeouts.
+        spec: the job's specification.
+        seen: the observation of this pass.
+        record: the record with the exclusions of this pass.
+        policy: the timeouts.
 
     Returns:
-        Every place of the job: promised, late, unreachable, or still to be filled. A newcomer that owes its promise or
-        has given it keeps its place, whoever comes after it.
+        Every place of the job: promised, late, unreachable or vacant. A new node that was asked for its promise keeps
+            its
+        place even if other nodes arrive.
     """
     excluded = {exclusion.node_id for exclusion in record.exclusions}
     available = [node for node in seen.assigned if node not in excluded]
@@ -98,11 +103,11 @@ def parent_of(seen: JobObserved) -> Generation:
 
 
 def committed_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
-    """Return the newest committed step that the record or any node's report shows; -1: none does.
+    """Return the newest committed step that the record or a node's report shows, or -1.
 
-    A promised node reports the C on its pages, a node whose ranks live the C of each shard, the coordinator's node the
-    C of the rounds. An old report counts, too: C never falls within a generation, and commits off the path are left
-    out.
+    A promised node reports the committed step C from its pages. A node with live ranks reports the C of each shard. The
+    coordinator's node reports the C of the rounds. Old reports count too, because C never decreases within a
+    generation. Commits off the lineage path are ignored.
     """
     members = [node.member for node in seen.nodes.values() if node.member is not None and node.member.run == spec.run]
     on_pages = [(commit.generation, commit.step) for member in members for commit in member.commits]
@@ -114,16 +119,19 @@ def committed_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
 
 
 def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
-    """Return the step that memory should still have: the newest known commit, or the base of the newest started generation if that is newer."""
+    """Return the step that memory should still hold.
+
+    This is the newest known commit, or the base of the newest started generation if that is newer.
+    """
     parent = parent_of(seen)
     base = next((link.base_step for link in seen.lineage if link.generation == parent), FIRST_STEP)
     return max(base, committed_of(spec, seen, record), FIRST_STEP) if parent else FIRST_STEP
 
 
 def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> recovery.Survey:
-    """Return what is left to restore from, by the promises so far.
+    """Return the sources that a restore can use, given the promises so far.
 
-    A place that waits for a node owns its ranks under no name.
+    The ranks of a vacant place have an owner with an empty name.
     """
     owners = [place if place is not None else NodeId("") for place in roll.places for _ in range(spec.ranks_per_node)]
     return recovery.Survey(
@@ -140,17 +148,17 @@ def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> r
 def make_plan(
     spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll, policy: Policy
 ) -> tuple[GenerationPlan, recovery.Restore]:
-    """Return the plan of the issued generation, and the restore it stands on.
+    """Return the plan of the issued generation, and the restore that it uses.
 
     Args:
-        spec: of the job.
-        seen: what was observed.
-        record: the job.
-        roll: complete.
-        policy: with the timeouts.
+        spec: the job's specification.
+        seen: the observation of this pass.
+        record: the record with the exclusions of this pass.
+        roll: the complete roll.
+        policy: the timeouts.
 
     Returns:
-        The plan, to be stored before any part of it is sent; and what recovery chose, for the incident.
+        The plan, which the caller stores before it sends any part, and the chosen restore, for the incident.
     """
     nodes = [place for place in roll.places if place is not None]
     found = survey(spec, seen, record, roll)
@@ -196,14 +204,14 @@ def make_plan(
 
 
 def starting(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> str:
-    """Say what ranks do before their first new step, and on which nodes: a launch is no training yet. Pure.
+    """Return what the ranks do before their first new step, and on which nodes. Pure.
 
     Args:
-        plan: of the running generation.
-        reports: the newest of its members.
+        plan: the plan of the running generation.
+        reports: the newest reports of its members.
 
     Returns:
-        The earliest phase that a rank is in, for the job's reason; empty when every rank that is heard of has passed a
+        The earliest phase of any rank, as a clause for the job's reason. Empty once every reported rank has completed a
         new step.
     """
     waiting = [
@@ -225,7 +233,7 @@ def starting(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> st
 
 
 def highest_seen(seen: JobObserved, run: RunId) -> Generation:
-    """Return the highest generation of this run that any agent speaks of."""
+    """Return the highest generation of this run in any agent's report."""
     return max(
         (node.member.generation for node in seen.nodes.values() if node.member is not None and node.member.run == run),
         default=NO_GENERATION,
@@ -238,9 +246,9 @@ def _report(seen: JobObserved, node_id: NodeId, run: RunId) -> MemberReport | No
 
 
 def _groups_before(seen: JobObserved) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of the newest stored plan, as GROUP_RANKs; none before the first plan.
+    """Return the placement groups of the newest stored plan, as GROUP_RANKs. Empty before the first plan.
 
-    A replacement has its predecessor's GROUP_RANK.
+    A replacement has the GROUP_RANK of its predecessor.
     """
     if seen.plan is None:
         return ()
@@ -251,12 +259,15 @@ def _groups_before(seen: JobObserved) -> tuple[tuple[int, ...], ...]:
 
 
 def _coordinator(seen: JobObserved, record: JobRecord, nodes: list[NodeId]) -> NodeId:
-    """Return the first member; after its agent was lost, the first other one."""
+    """Return the first member as coordinator, or the next one if the previous coordinator's agent was lost."""
     lost_agent = record.incident is not None and record.incident.cause in (Cause.AGENT_LOST, Cause.NODE_UNREACHABLE)
     before = seen.plan.coordinator if lost_agent and seen.plan is not None else None
     return next((node_id for node_id in nodes if node_id != before), nodes[0])
 
 
 def _master_port(run: RunId, generation: Generation) -> int:
-    """Return a port of this generation's own: jobs start at different places of the range and take one step a generation."""
+    """Return a port for this generation.
+
+    Each run starts at its own offset in the range, and each generation uses the next port.
+    """
     return MASTER_PORTS[(int(run[:8], 16) + generation) % len(MASTER_PORTS)]

@@ -1,8 +1,9 @@
-"""Lines of a log as CloudWatch Logs takes them: in calls of limited size, time and order. Pure.
+"""Splits log lines into batches that CloudWatch Logs accepts. Pure.
 
-Invariant: a batch is within every limit of PutLogEvents, and each line is in one batch.
-Source: API reference of CloudWatch Logs, PutLogEvents: 10,000 events, 1,048,576 bytes (each message in UTF-8, and 26
-bytes besides), 24 hours, in order of time; a message is at most 256 KiB with those 26 bytes.
+Invariant: every batch is within the limits of PutLogEvents, and each line is in exactly one batch. Source: CloudWatch
+Logs API reference, PutLogEvents: at most 10,000 events and 1,048,576 bytes per call, which may span at most 24 hours,
+in order of time. Each event counts its message in UTF-8 plus 26 bytes. An event has at most 256 KiB, these 26 bytes
+included.
 """
 
 from __future__ import annotations
@@ -14,28 +15,28 @@ from typing import Final
 MAX_EVENTS: Final = 10_000
 MAX_BYTES: Final = 1_048_576
 EVENT_BYTES: Final = 26
-"""What each event counts besides its message."""
+"""Bytes that each event counts in addition to its message."""
 MAX_MESSAGE_BYTES: Final = 256 * 1024 - EVENT_BYTES
 MAX_SPAN_MS: Final = 24 * 3600 * 1000 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line on its way out."""
+    """One log line to send to CloudWatch Logs."""
 
     at_ms: int
     message: str
-    """Not empty."""
+    """The text of the line. Never empty."""
 
 
 def batches(lines: Iterable[Line]) -> Iterator[tuple[Line, ...]]:
-    """Yield lines in batches, those of one stream.
+    """Yield the lines of one log stream in batches.
 
     Args:
-        lines: in any order; those of one page are put into order of time. What is too long is cut.
+        lines: in any order. The function sorts them by time and truncates messages that are too long.
 
     Yields:
-        Batches, one call each.
+        Batches, one per PutLogEvents call.
     """
     batch: list[Line] = []
     size = 0

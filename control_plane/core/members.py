@@ -1,7 +1,7 @@
-"""Who belongs to a job, by GROUP_RANK.
+"""The members of a job, by GROUP_RANK.
 
-Invariant: a node that stays keeps its GROUP_RANK, and a newcomer takes the place of one that is lost, so rank order
-never changes.
+Invariant: a node that stays keeps its GROUP_RANK, and a replacement takes the GROUP_RANK of the node that it replaces.
+The order of ranks therefore never changes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ def places(plan: GenerationPlan | None, available: Sequence[NodeId], node_count:
     """Return the members by GROUP_RANK.
 
     Args:
-        plan: of the generation before, or None.
-        available: the nodes that the job has and may use; newcomers are taken in this order.
-        node_count: of the job.
+        plan: the plan of the previous generation, or None before the first generation.
+        available: the nodes that the job has and may use. New nodes fill vacant places in this order.
+        node_count: the number of nodes of the job.
 
     Returns:
-        One entry per place of the job; None marks a place that waits for a node.
+        One entry per GROUP_RANK. None marks a place that waits for a node.
     """
     before: Sequence[NodeId | None] = [node.node_id for node in plan.nodes] if plan is not None else [None] * node_count
     old, there = set(before), set(available)

@@ -1,12 +1,12 @@
-"""Which nodes worked for a job, and when: its launches in other words. Pure.
+"""When each node worked for a job, derived from the job's launches. Pure.
 
     launches     1: a b    2: a c             3: a c
-    nodes back                     queued ──▶
+    released                       queued ──▶
     a            ├──────────────────┤         ├────▶
     b            ├────────┤
     c                     ├─────────┤         ├────▶
 
-Invariant: a node's spans do not touch each other; one that goes from launch to launch has one span.
+Invariant: two spans of one node never touch. A node that continues from one launch to the next has one span.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One generation with a plan."""
+    """The start of one generation: its time, and its nodes by id."""
 
     at: datetime
     node_ids: tuple[str, ...]
@@ -26,24 +26,24 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A node works for the job."""
+    """A period in which one node worked for the job."""
 
     node_id: str
     start: datetime
     end: datetime | None
-    """None: it still does."""
+    """None while the node still works for the job."""
 
 
 def spans(launches: Sequence[Launch], given_back: Sequence[datetime], ended_at: datetime | None) -> tuple[Span, ...]:
-    """Return when each node worked for a job.
+    """Return the periods in which each node worked for a job.
 
     Args:
-        launches: of the job, oldest first.
-        given_back: when the job gave all of its nodes back, as when it is paused.
-        ended_at: when the job ended; None while it has not.
+        launches: the launches of the job, oldest first.
+        given_back: the times at which the job released all its nodes, for example when it was paused.
+        ended_at: when the job ended, or None while it has not ended.
 
     Returns:
-        By start, then by node.
+        The spans, sorted by start and then by node.
     """
     open_spans: dict[str, Span] = {}
     closed: list[Span] = []

@@ -1,12 +1,12 @@
-"""What a script logged, and what was measured on its nodes, as points over steps: fine where they are recent, coarse where they are old.
+"""Metrics of scripts and nodes as points over steps, fine for recent steps and coarse for old ones.
 
     width    steps per point: 1 as it was logged, then FOLD, FOLD² …
-    chunk    the points of one width whose steps divided by POINTS_PER_CHUNK × width are the same number: stored and replaced as a whole
+    chunk    the points of one width with the same quotient step ÷ (POINTS_PER_CHUNK × width), stored together
 
-Of each width the newest `kept_chunks` stay; the oldest one beyond that is folded into the next width. So a metric takes
-at most a fixed number of points per width, and there is one more width for each FOLD times as many steps.
+Each width keeps its newest `kept_chunks` chunks. The oldest chunk beyond that is folded into the next width. A metric
+therefore has a bounded number of points per width, and one more width for each factor FOLD in steps.
 
-Invariant: a step counts in one point of a metric at most, and a point never spans two chunks.
+Invariant: each step counts in at most one point of a metric, and no point spans two chunks.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ POINTS_PER_CHUNK = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What was logged in a span of steps."""
+    """The values logged in a span of steps."""
 
     step: int
     """The first step with a value."""
     last_step: int
     at: float
-    """When the last value was logged, Unix time."""
+    """When the last value was logged, in Unix seconds."""
     count: int
-    """Values."""
+    """The number of values."""
     finite_count: int
     minimum: float
-    """Of the finite values, as the mean and the maximum; NaN where there are none."""
+    """The minimum of the finite values. Minimum, mean and maximum are NaN without a finite value."""
     mean: float
     maximum: float
     last: float
     """The last value, finite or not."""
     least_on: str = ""
-    """The node of the least, where it was measured on several; empty for what a script logs."""
+    """The node with the minimum, for metrics measured on several nodes. Empty for values that a script logs."""
     most_on: str = ""
 
 
@@ -64,16 +64,16 @@ def logged(step: int, at: float, value: float) -> Point:
 
 
 def across(step: int, at: float, values: Mapping[NodeId, float]) -> Point | None:
-    """Return what several nodes measured at one step as a point.
+    """Return the values of several nodes at one step as a point.
 
     Args:
-        step: at which.
+        step: the step at which the nodes measured.
         at: Unix seconds.
-        values: by node.
+        values: measured values by node.
 
     Returns:
-        The median in place of the mean and of the last value: one node that is far from all others moves the least or
-        the most alone. None where no value is finite.
+        A point whose mean and last value are the median, so that a single outlier changes only the minimum or maximum.
+        None if no value is finite.
     """
     ordered = sorted((value, node) for node, value in values.items() if math.isfinite(value))
     if not ordered:
@@ -82,13 +82,22 @@ def across(step: int, at: float, values: Mapping[NodeId, float]) -> Point | None
     middle = median(value for value, _ in ordered)
     count = len(ordered)
     return Point(
-        step=step, last_step=step, at=at, count=count, finite_count=count, minimum=least, mean=middle, maximum=most, last=middle, least_on=least_on,
+        step=step,
+        last_step=step,
+        at=at,
+        count=count,
+        finite_count=count,
+        minimum=least,
+        mean=middle,
+        maximum=most,
+        last=middle,
+        least_on=least_on,
         most_on=most_on,
-    )  # fmt: skip
+    )
 
 
 def joined(points: Sequence[Point]) -> Point:
-    """Return several points, at least one, in order of steps, as one."""
+    """Return several points as one. `points` has at least one point and is sorted by step."""
     finite = [point for point in points if point.finite_count]
     total = sum(point.finite_count for point in finite)
     least = min(finite, key=lambda point: point.minimum, default=points[0])
@@ -114,38 +123,41 @@ def chunk_of(step: int, width: int) -> int:
 
 
 def first_step(chunk: int, width: int) -> int:
-    """Return the first step that a chunk may have."""
+    """Return the first step that a chunk may contain."""
     return chunk * width * POINTS_PER_CHUNK
 
 
 def kept_chunks(width: int) -> int:
-    """Return how many chunks of a width a metric keeps: 4,096 steps as they were logged, then 1,024 points of each width."""
+    """Return how many chunks of a width a metric keeps.
+
+    That is 4,096 logged steps, and 1,024 points of each larger width.
+    """
     return 32 if width == 1 else 8
 
 
 def folded(points: Iterable[Point], width: int) -> tuple[Point, ...]:
-    """Return points joined so that each spans at most `width` steps, aligned to it.
+    """Return points joined so that each spans at most `width` steps, aligned to multiples of `width`.
 
     Args:
-        points: of smaller widths that divide it, in order of steps.
-        width: steps per point.
+        points: points sorted by step. Their widths divide `width`.
+        width: steps per resulting point.
 
     Returns:
-        The points, in order of steps.
+        The joined points, sorted by step.
     """
     return _by(points, lambda point: point.step // width)
 
 
 def replaced(held: Iterable[Point], fresh: Iterable[Point]) -> tuple[Point, ...]:
-    """Return points by step; of those that begin at the same step, the fresh one."""
+    """Return all points sorted by step. A fresh point replaces a held point with the same first step."""
     by_step = {point.step: point for point in held} | {point.step: point for point in fresh}
     return tuple(by_step[step] for step in sorted(by_step))
 
 
 def until(points: Iterable[Point], step: int) -> tuple[Point, ...]:
-    """Return the points that say nothing of later steps.
+    """Return the points that contain no step after `step`.
 
-    One that spans the step goes: what it says cannot be told apart any more.
+    A point that spans `step` is dropped, because its values cannot be separated.
     """
     return tuple(point for point in points if point.last_step <= step)
 
@@ -156,14 +168,13 @@ def resampled(
     """Return at most `limit` points.
 
     Args:
-        points: in order of steps.
+        points: points sorted by step.
         limit: at least 1.
-        steps: that each point is to span; None: as few as the limit allows.
-        seconds: instead, that each point is to span.
+        steps: steps that each point should span. None chooses the finest span within the limit.
+        seconds: seconds that each point should span, instead of steps.
 
     Returns:
-        Points that span what was asked for, or twice that, four times, … where there would be more of them than the
-        limit.
+        Points of the requested span. While they would exceed the limit, the span is doubled.
     """
     if seconds is not None:
         while len(found := _by(points, partial(_period, seconds))) > limit:

@@ -1,6 +1,6 @@
-"""What AWS announces: which of it counts, and from when on. What follows for a job is in `core.moves`.
+"""Announcements of AWS for an instance: which of them count, and from when. `core.moves` decides what a job does.
 
-Invariant: pure, and level-triggered: a notice that comes twice, late or in another order says the same.
+Invariant: pure and level-triggered. A notice that arrives twice, late or out of order has the same effect.
 """
 
 from __future__ import annotations
@@ -12,25 +12,34 @@ from everstep.protocol.agent_messages import NoticeKind
 from everstep.protocol.ids import NodeId
 
 MAINTENANCE_LEAD_SECONDS = 3600.0
-"""Maintenance is announced days ahead.
+"""Time before a maintenance window from which a running job moves off the node.
 
-From this long before its window a running job moves; until then the node is left when it is idle.
+AWS announces maintenance days ahead. Until the lead time begins, the node is left only when it is idle.
 """
 OVER_SECONDS = 600.0
-"""An instance that is still there so long after it was to be interrupted is not going to be: the event was late, or AWS has changed its mind."""
+"""Time after an announced interruption at which a notice expires, if the instance still runs.
+
+The event was late, or AWS cancelled the interruption.
+"""
 ANNOUNCED = "AWS announced for"
-"""How the evidence begins by which such a node is left: what AWS takes anyway is no verdict of Everstep's."""
+"""First words of the evidence for a node that AWS announced to take away.
+
+They mark a removal that AWS decided, so Everstep does not count it as its own verdict.
+"""
 ENDING = frozenset(
     {NoticeKind.SPOT_INTERRUPTION, NoticeKind.MAINTENANCE, NoticeKind.CAPACITY_BLOCK_END, NoticeKind.TERMINATING}
 )
-"""Kinds after which the instance is gone.
+"""Kinds of notices after which AWS ends or interrupts the instance.
 
-The other one, a rebalance recommendation, is advice: it never interrupts anything.
+The only other kind, a rebalance recommendation, is advice and never interrupts training.
 """
 
 
 def merged(notices: Iterable[Notice]) -> tuple[Notice, ...]:
-    """Return one notice of each kind: several sources tell of the same thing, and the earliest time that any of them names counts."""
+    """Return one notice of each kind.
+
+    Several sources can announce the same event. The earliest time that any source names counts.
+    """
     by_kind: dict[NoticeKind, Notice] = {}
     for notice in sorted(notices, key=lambda notice: (notice.ends_at is None, notice.ends_at or 0.0, notice.message)):
         by_kind.setdefault(notice.kind, notice)
@@ -38,7 +47,10 @@ def merged(notices: Iterable[Notice]) -> tuple[Notice, ...]:
 
 
 def urgent(node: NodeObserved, now: float) -> Notice | None:
-    """Return the notice for which this node is given to nobody and running ranks leave it, or None: far maintenance is not urgent yet."""
+    """Return the notice for which running ranks must leave the node, or None.
+
+    No job gets a node with an urgent notice. Maintenance in the far future is not urgent yet.
+    """
     found = [
         notice
         for notice in node.notices
@@ -48,7 +60,10 @@ def urgent(node: NodeObserved, now: float) -> Notice | None:
 
 
 def in_words(node_id: NodeId, notice: Notice) -> str:
-    """Return a sentence of evidence in AWS's words; without a running clock: it is stored, and told, when it changes."""
+    """Return a notice as a sentence of evidence, in AWS's words.
+
+    The sentence contains no elapsed time. It is stored and shown whenever it changes.
+    """
     return f"{ANNOUNCED} {node_id}: {notice.kind.value.replace('_', ' ')} ({notice.message})"
 
 
@@ -61,7 +76,7 @@ def _is_far(notice: Notice, now: float) -> bool:
 
 
 def _is_over(notice: Notice, now: float) -> bool:
-    """Say whether a warning that is given once has not come true: the instance is still there long after its time."""
+    """Return whether the announced interruption did not happen and the notice has expired."""
     return (
         notice.kind in (NoticeKind.SPOT_INTERRUPTION, NoticeKind.CAPACITY_BLOCK_END)
         and now - (notice.ends_at or now) > OVER_SECONDS

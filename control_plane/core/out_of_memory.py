@@ -1,7 +1,7 @@
-"""Words for a rank that ran out of memory: what happened, where, with which figures, and what to do. Pure.
+"""Messages for a rank that ran out of memory: the cause, the figures, and advice. Pure.
 
-Invariant: a sentence says "probably" where only a counter of the whole node rose. The words decide nothing: a rank that
-ran out of memory fails like any other, and the breakers count it as the job's own failure.
+Invariant: a message says "probably" where the only evidence is a counter of the whole node. The messages decide
+nothing. A rank that ran out of memory fails like any other rank, and the breakers count the failure as the job's own.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ GPU_ADVICE = "lower the batch size, checkpoint activations, or shard the model o
 
 
 def sentence(rank: Rank, node: NodeId, end: MemoryEnd) -> str:
-    """Return what happened to a rank, in one sentence without a full stop.
+    """Return what happened to a rank, as one sentence without a full stop.
 
     Args:
-        rank: which.
-        node: where the rank ran.
-        end: the evidence.
+        rank: the rank that ended.
+        node: the node where the rank ran.
+        end: the evidence that the agent reported.
 
     Returns:
         For instance "rank 3 on i-07 ran out of memory: the kernel killed it at 61.2 GiB, with 61.9 GiB of 62.0 GiB in
@@ -43,7 +43,7 @@ def sentence(rank: Rank, node: NodeId, end: MemoryEnd) -> str:
 
 
 def advice(end: MemoryEnd) -> str:
-    """Return what a user can do about it, in words that follow a semicolon."""
+    """Return what the user can change. The text continues a sentence after a semicolon."""
     return GPU_ADVICE if end.kind is MemoryKind.GPU else HOST_ADVICE
 
 

@@ -1,16 +1,16 @@
-"""What people ask to be done with nodes: whether it can be, and why not.
+"""Requests of people for nodes: whether the fleet can fulfil a request, and why not.
 
-    DrainNode    assigned: its job leaves it at an agreed stop (`core.moves`) ──▶ spare ──▶ held, for a person
-    RebootNode                                   likewise                     ──▶ spare ──▶ rebooted ──▶ spare
-    ReplaceNode                                  likewise                     ──▶ spare ──▶ its instance is ended, another one comes
-                 of a node that has not joined                                          ──▶ likewise
-    HoldNode     of a node that works for nobody                                        ──▶ held, for a person
+    DrainNode    assigned node: its job leaves it at an agreed stop (`core.moves`) ──▶ spare ──▶ held, for a person
+    RebootNode   likewise                                                          ──▶ spare ──▶ rebooted ──▶ spare
+    ReplaceNode  likewise                                       ──▶ spare ──▶ terminated, and another instance launched
+                 node that has not joined                                 ──▶ terminated, and another instance launched
+    HoldNode     node without a job                                       ──▶ held, for a person
 
-A request is a column of the node's row until it is done; the fleet loop does it once nobody works there, and gives the
-node to nobody meanwhile.
+The node's row stores the request until it is fulfilled. The fleet loop fulfils the request once no job uses the node,
+and assigns the node to no job meanwhile.
 
-Invariant: pure. What is refused here would harm a job or could not be done; what has become impossible since is waited
-for, never forced.
+Invariant: pure. A request that would harm a job or is impossible is refused. A stored request that has become
+impossible waits, and is never forced.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ENDING = (NodeState.DRAINING, NodeState.GONE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A node and what is around it, as stored."""
+    """A node and its surroundings, as stored."""
 
     node_id: str
     state: NodeState
@@ -34,24 +34,24 @@ class Standing:
     fleet_status: FleetStatus
     fleet_reason: str
     spare_count: int
-    """Spares that nobody wants something of."""
+    """Spares of the fleet without a pending request."""
     node_count: int
-    """Of the fleet, that have not ended."""
+    """Nodes of the fleet that have not ended."""
     max_node_count: int
     job_name: str = ""
     taken_over_by: str = ""
-    """Who has taken its job over, if anybody."""
+    """The person that has taken over the node's job. Empty if nobody has."""
 
 
 def refusal(asked: NodeRequest, standing: Standing) -> str:
-    """Return why something cannot be done with a node, or nothing.
+    """Return why a request for a node is refused, or an empty string.
 
     Args:
-        asked: what a person wants.
+        asked: the request.
         standing: the node, its fleet and its job.
 
     Returns:
-        A sentence; empty where it can be done.
+        A sentence. Empty if the fleet can fulfil the request.
     """
     node = f"the node {standing.node_id}"
     if standing.state in _ENDING:
@@ -91,5 +91,5 @@ def _refusal_of_job(asked: NodeRequest, standing: Standing, node: str) -> str:
 
 
 def in_words(asked: NodeRequest, node_id: str, who: str, why: str) -> str:
-    """Return what a person asked for, as reasons and incidents say it."""
+    """Return a request as a sentence for reasons and incidents."""
     return f"a person asked to {asked} {node_id} ({who})" + (f": {why}" if why else "")

@@ -1,21 +1,21 @@
-"""How many spares a fleet keeps: a count that the user says, or as many as make it probable that one is free when a failure comes.
+"""The number of spares that a fleet keeps: a fixed count, or a count that meets a wanted probability.
 
-A spare that takes over is missing until its replacement is there. Failures come as a Poisson process of rate λ·n (n
-nodes at work), a replacement takes R on average, however it is distributed; so the number of replacements under way is
-Poisson with mean ρ = λ·n·R (Palm's theorem), and a failure, which sees what an observer at a random moment sees, finds
-one of s spares free with
+The probability is that a failure finds a free spare. A spare that takes over is missing until its replacement has
+joined. Failures form a Poisson process of rate λ·n, where n is the number of working nodes. A replacement takes R
+seconds on average, with any distribution. By Palm's theorem, the number of replacements under way is Poisson with mean
+ρ = λ·n·R. A failure sees the same distribution as a random observer, so it finds one of s spares free with probability
 
-    P(s) = P(Poisson(ρ) ≤ s − 1)            the smallest s with P(s) ≥ Probability is kept
+    P(s) = P(Poisson(ρ) ≤ s − 1)            the fleet keeps the smallest s with P(s) ≥ Probability
 
-λ is not known but estimated, and a fleet that has seen nothing yet has no reason to hope: one failure in 154 node-days
-(RSC-1) is added to what was seen, and λ is the exact upper bound of 95 % confidence: the rate with which so few
-failures or fewer would be seen once in twenty. R is the mean of the measured times, with three of 7 minutes (the
-paper's longest) counted in. From five failures on, the bound on what was seen alone counts where it is higher: the
-node-days of the prior must not water down a fleet that fails ten times a day.
+λ is estimated. A prior of one failure in 154 node-days (RSC-1) is added to the observations. λ is the exact upper bound
+at 95 % confidence: the rate at which at most this many failures would occur with a probability of 5 %. R is the mean of
+the measured times and of three prior times of 7 minutes, the longest in GEMINI. From five failures on, the bound on the
+observations alone is used where it is higher. Otherwise the prior's node-days would hide a fleet that fails ten times a
+day.
 
-Invariant: pure; more failures, longer replacements, more nodes and a higher probability never mean fewer spares.
-Source: Palm 1938; Feeney and Sherbrooke 1966 ((s − 1, s) policy); Garwood 1936 (the interval); Kokolis et al., HPCA'25
-(6.5 failures per 1,000 node-days); GEMINI, SOSP'23 (4 to 7 minutes).
+Invariant: pure. More failures, longer replacements, more nodes or a higher probability never give fewer spares. Source:
+Palm 1938; Feeney and Sherbrooke 1966 ((s − 1, s) policy); Garwood 1936 (the interval); Kokolis et al., HPCA'25 (6.5
+failures per 1,000 node-days); GEMINI, SOSP'23 (4 to 7 minutes).
 """
 
 from __future__ import annotations
@@ -28,26 +28,29 @@ from control_plane.core.observed.fleets import FleetHistory, FleetSpec
 PRIOR_FAILURES = 1
 PRIOR_NODE_SECONDS = 154 * 86_400.0
 ENOUGH_FAILURES = 5
-"""From this many on, a fleet that fails more often than the prior is believed at once."""
+"""Number of failures from which the observed rate alone counts where it exceeds the rate with the prior."""
 PRIOR_REPLACEMENTS = 3
 PRIOR_REPLACEMENT_SECONDS = 420.0
 DOUBT = 0.05
-"""How improbable it may be that failures come more often than is reckoned with."""
+"""Accepted probability that the true failure rate exceeds the estimate."""
 MOST_SPARES = 1_000
 NEGLIGIBLE_DEVIATIONS = 10
-"""So many standard deviations below its mean a Poisson variable is with a probability below e^-50 (Chernoff)."""
+"""Standard deviations below the mean at which the sum of Poisson terms starts.
+
+A Poisson variable is lower with a probability below e^-50 (Chernoff).
+"""
 
 
 def spare_count(spec: FleetSpec, history: FleetHistory, working_count: int) -> int:
-    """Return how many nodes beyond the jobs' own a fleet keeps booted and connected.
+    """Return how many connected nodes a fleet keeps in addition to the nodes of its jobs.
 
     Args:
-        spec: what the user wants.
-        history: what the fleet has seen.
+        spec: the fleet's specification, with a spare count or a probability.
+        history: failures and replacements that the fleet has observed.
         working_count: nodes that jobs have or wait for.
 
     Returns:
-        The count asked for, or the smallest that the probability asked for needs.
+        The specified count, or the smallest count that reaches the specified probability.
     """
     if spec.spare_probability is None:
         return max(0, spec.spare_count)
@@ -56,25 +59,35 @@ def spare_count(spec: FleetSpec, history: FleetHistory, working_count: int) -> i
 
 
 def free_probability(count: int, under_way: float) -> float:
-    """Return the probability that a failure finds one of `count` spares free while `under_way` replacements are expected to be under way."""
+    """Return the probability that a failure finds one of `count` spares free.
+
+    `under_way` is the mean number of replacements under way.
+    """
     return _poisson_at_most(count - 1, under_way) if count > 0 else 0.0
 
 
 def failures_per_node_second(history: FleetHistory) -> float:
-    """Return the rate to reckon with: the upper bound on what was seen and the prior together, or on what was seen alone once that is worse."""
+    """Return the failure rate to plan for, as an upper confidence bound.
+
+    The bound covers observations and prior together. From `ENOUGH_FAILURES` on, the bound on the observations alone is
+    used where it is higher.
+    """
     lost, worked = history.lost_node_count, history.node_seconds
     reckoned = most_expected(lost + PRIOR_FAILURES) / (worked + PRIOR_NODE_SECONDS)
     return max(reckoned, most_expected(lost) / max(worked, 1.0)) if lost >= ENOUGH_FAILURES else reckoned
 
 
 def replacement_seconds(history: FleetHistory) -> float:
-    """Return the mean time until a replacement is there: AWS has capacity for it, it has booted and its agent is connected."""
+    """Return the mean time until a replacement is ready.
+
+    A replacement is ready when AWS has found capacity, the instance has booted, and its agent is connected.
+    """
     total = history.replacement_seconds + PRIOR_REPLACEMENTS * PRIOR_REPLACEMENT_SECONDS
     return total / (history.replacement_count + PRIOR_REPLACEMENTS)
 
 
 def most_expected(seen: int) -> float:
-    """Return the mean of the Poisson distribution under which `seen` events or fewer come with the probability `DOUBT`."""
+    """Return the Poisson mean at which at most `seen` events occur with probability `DOUBT`."""
     low, high = float(seen), 2.0 * seen + 20.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -83,7 +96,10 @@ def most_expected(seen: int) -> float:
 
 
 def _poisson_at_most(count: int, mean: float) -> float:
-    """Return P(Poisson(mean) ≤ count), by its terms, each from its logarithm: exp(-mean) alone vanishes for a mean of 745."""
+    """Return P(Poisson(mean) ≤ count).
+
+    The function sums the terms by their logarithms, because exp(-mean) underflows at a mean of 745.
+    """
     if mean == 0:
         return 1.0
     first, log_mean = max(0, int(mean - NEGLIGIBLE_DEVIATIONS * sqrt(mean))), log(mean)

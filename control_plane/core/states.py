@@ -1,7 +1,7 @@
-"""The states of everything that has a life, and one table of transitions each.
+"""States and transition tables of jobs, nodes and incidents.
 
-Invariant: a state changes only by `advance` through its table; what a user sees is derived from it and never stored
-beside it.
+Invariant: a stored state changes only through `advance` and its table. The statuses that users see are derived from the
+stored state and never stored.
 """
 
 from __future__ import annotations
@@ -16,21 +16,24 @@ from control_plane.errors import InvalidTransition
 class JobState(StrEnum):
     """The states of a job.
 
-    QUEUED: The job waits for its turn in the fleet. Left when admitted, stopped or pending for too long.
-    ALLOCATING: The job is admitted and its gang of nodes is incomplete. Left when the gang is assigned. It returns to
-        QUEUED for a job of higher priority, or when its nodes do not come.
-    PREPARING: A generation has a number, and its members promise it. Left when all have promised and a plan is stored.
-    LOADING: The plan is stored and members fetch shards. Left when every node has verified its shards.
-    STARTING: The ranks are being started. Left when all run.
+    QUEUED: The job waits in the fleet's queue. It leaves when the fleet admits it, a user stops it, or it has waited
+        longer than its pending limit.
+    ALLOCATING: The fleet has admitted the job and is assigning its gang of nodes. The job leaves when the gang is
+        complete. It returns to QUEUED for a job of higher priority, or when its nodes do not arrive in time.
+    PREPARING: The job has a new generation number, and its members promise that generation. The job leaves when all
+        members have promised and the plan is stored.
+    LOADING: The plan is stored, and the members load their shards. The job leaves when every node has verified its
+        shards.
+    STARTING: The nodes start their ranks. The job leaves when all ranks run.
     RUNNING: The ranks train.
-    PAUSING: An agreed stop is requested to free the nodes, for a job of higher priority or for a person. Left for
-        QUEUED when the step is a checkpoint.
-    STOPPING: An agreed stop is requested. Left when all ranks have exited.
-    COMPLETED: Every rank ended with success. Final.
-    FAILED: No new generation can help. Final.
+    PAUSING: The control plane has requested an agreed stop, to free the nodes for a job of higher priority or because a
+        person paused the job. The job returns to QUEUED when a checkpoint holds its last step.
+    STOPPING: The control plane has requested an agreed stop. The job leaves when all ranks have exited.
+    COMPLETED: Every rank exited with success. Final.
+    FAILED: The job failed, and another generation would fail too. Final.
     STOPPED: A user or a limit ended the job. Final.
 
-    A fault in any state from PREPARING to PAUSING leads back to PREPARING, with an open incident.
+    A fault in any state from PREPARING to PAUSING returns the job to PREPARING and opens an incident.
     """
 
     QUEUED = "queued"
@@ -50,18 +53,18 @@ class JobEvent(StrEnum):
     """The events that move a job.
 
     ADMITTED: The fleet has room for the job.
-    SENT_BACK: Another job goes first, a person paused the job, or its nodes do not come.
-    GANG_ASSIGNED: All its nodes are assigned.
-    PLANNED: All members promised and the plan is made.
+    SENT_BACK: Another job has precedence, a person paused the job, or its nodes did not arrive in time.
+    GANG_ASSIGNED: The fleet has assigned all nodes of the job.
+    PLANNED: All members promised the generation, and its plan is complete.
     LOADED: Every node has verified its shards.
     STARTED: Ranks run on every node.
-    FAULTED: The generation is over and another one begins.
+    FAULTED: A fault ended the generation, and another generation begins.
     PAUSE_ASKED: A job of higher priority or a person requests a pause.
-    PAUSED: The state is in S3 and the nodes are free.
+    PAUSED: S3 has a checkpoint of the last step, and the nodes are free.
     STOP_ASKED: A user or a limit requests a stop.
     FINISHED: Every rank exited with success.
-    HALTED: Every rank exited after a stop, or none had started.
-    GAVE_UP: No new generation can help.
+    HALTED: Every rank exited after a stop, or no rank had started.
+    GAVE_UP: The control plane gives the job up: another generation would fail too.
     """
 
     ADMITTED = "admitted"
@@ -82,15 +85,15 @@ class JobEvent(StrEnum):
 class NodeState(StrEnum):
     """The states of a node in its fleet.
 
-    JOINING: EC2 has the instance, and its agent has not connected. Left when it connects or is too late, or the
-        instance ends.
-    SPARE: The agent is connected and the node is free. Left by assignment, a scale-down or a fault.
-    ASSIGNED: The node belongs to one job. Left when the job ends or excludes it.
-    HELD: The node is neither used nor ended: unreachable, distrusted, or kept for inspection. An unreachable node is
-        left alone until it is heard again, any other until a person decides.
-    REBOOTING: EC2 reboots the node for a fault that a reboot repairs. Left when its agent is back without the fault, or
-        is too late.
-    DRAINING: The node is excluded or surplus, and EC2 ends it. Left when EC2 reports that.
+    JOINING: EC2 has the instance, and its agent has not connected yet. The node leaves when the agent connects, when
+        the join limit passes, or when the instance ends.
+    SPARE: The agent is connected, and no job has the node. The node leaves by assignment, scale-down or fault.
+    ASSIGNED: One job has the node. The node leaves when the job ends or excludes the node.
+    HELD: The fleet neither uses nor terminates the node, because it is unreachable, distrusted, or kept for inspection.
+        An unreachable node leaves when its agent reports again. Any other node leaves when a person decides.
+    REBOOTING: EC2 reboots the node for a fault that a reboot can repair. The node leaves when its agent reports without
+        the fault, or when the reboot limit passes.
+    DRAINING: The node is excluded or surplus, and EC2 terminates it. The node leaves when EC2 reports the end.
     GONE: The instance has ended. Final.
     """
 
@@ -106,13 +109,13 @@ class NodeState(StrEnum):
 class NodeEvent(StrEnum):
     """The events that move a node.
 
-    CONNECTED: Its agent connected.
-    ASSIGNED: The node is assigned to a job.
-    RELEASED: Its job ended or left it, its agent is heard again, or a person lets it work again.
-    EXCLUDED: A job's verdict, surplus of the fleet, or a person excludes it.
-    HELD: The node is to be kept and not used.
+    CONNECTED: The node's agent connected.
+    ASSIGNED: The fleet assigned the node to a job.
+    RELEASED: The node's job ended or left it, its agent reports again, or a person returned the node to service.
+    EXCLUDED: A job's verdict or a person excludes the node, or the fleet has more nodes than it needs.
+    HELD: The fleet keeps the node without using it.
     REBOOTED: A verdict calls for a reboot.
-    ENDED: EC2 reports that the instance ends or has ended.
+    ENDED: EC2 reports that the instance is ending or has ended.
     """
 
     CONNECTED = "connected"
@@ -125,14 +128,17 @@ class NodeEvent(StrEnum):
 
 
 class IncidentState(StrEnum):
-    """The states of an incident; the first three are measured phases.
+    """The states of an incident. The first three are measured phases.
 
-    REPLACING: The failure is detected. Left when all nodes of the new generation have promised.
-    RESTORING: Members load and ranks start. Left when every rank has passed its base.
-    REWORKING: Training repeats lost steps. Left when it is where it was before the failure.
+    REPLACING: Everstep has detected the failure. The phase ends when all nodes of the new generation have
+        promised.
+    RESTORING: Members load shards, and ranks start. The phase ends when every rank has completed a step after the
+        base step.
+    REWORKING: Training repeats lost steps. The phase ends when training reaches the step it was at before the
+        failure.
     CLOSED: The incident is over. Final.
 
-    Another failure before CLOSED leads back to REPLACING within the same incident.
+    Another failure before CLOSED returns the incident to REPLACING.
     """
 
     REPLACING = "replacing"
@@ -145,9 +151,9 @@ class IncidentEvent(StrEnum):
     """The events that move an incident.
 
     NODES_THERE: All nodes of the new generation have promised.
-    TRAINING_AGAIN: Every rank has passed its base.
-    CAUGHT_UP: Training is where it was before the failure.
-    FAILED_AGAIN: Another failure came before the incident was over.
+    TRAINING_AGAIN: Every rank has completed a step after the base step.
+    CAUGHT_UP: Training has reached the step it was at before the failure.
+    FAILED_AGAIN: Another failure occurred before the incident closed.
     JOB_ENDED: The job ended.
     """
 
@@ -159,9 +165,9 @@ class IncidentEvent(StrEnum):
 
 
 class IncidentPhase(StrEnum):
-    """What of a recovery goes on, as users are told: the same as `IncidentState`, by the measured phase.
+    """The phase of a recovery as the API reports it. Each value corresponds to one `IncidentState`.
 
-    CLOSED: none does any more.
+    CLOSED means that the recovery is over.
     """
 
     REPLACE = "replace"
@@ -179,10 +185,14 @@ INCIDENT_PHASES: Mapping[IncidentState, IncidentPhase] = {
 
 
 class FleetStatus(StrEnum):
-    """Whether a fleet may act on its group; derived at every pass from what is observed, so it has no transitions.
+    """Whether a fleet may act on its Auto Scaling group.
 
-    ACTIVE: all actions. FROZEN: the group is not as the contract says, or most agents are silent at once: nothing is
-    ended until that passes. DELETING: nodes are ended one by one; then the fleet is forgotten.
+    Every pass derives the status from its observations, so it is not stored and has no transition table.
+
+    - ACTIVE: the fleet takes all actions.
+    - FROZEN: the group differs from the registered contract, or most agents are silent at once. The fleet terminates no
+      instance until the cause has passed.
+    - DELETING: the fleet terminates its nodes one by one. Then the control plane deletes the fleet.
     """
 
     ACTIVE = "active"
@@ -269,7 +279,7 @@ ENDED_JOBS = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.STOPPED})
 LAUNCHED_JOBS = frozenset(
     {JobState.PREPARING, JobState.LOADING, JobState.STARTING, JobState.RUNNING, JobState.PAUSING, JobState.STOPPING}
 )
-"""States in which a job has a generation, and so nodes that know of it."""
+"""States in which a job has a generation number, so nodes may hold state of that generation."""
 HOLDING_JOBS = LAUNCHED_JOBS | {JobState.ALLOCATING}
 """States in which a job's nodes count towards the fleet's size."""
 
@@ -278,17 +288,17 @@ def advance(table: Mapping[tuple[S, E], S], entity: str, state: S, event: E, sto
     """Return the state after `event`.
 
     Args:
-        table: one of this module's tables.
-        entity: what it is about, for the error: `job gpt`.
-        state: the state now.
+        table: one of this module's transition tables.
+        entity: name of the object for the error message, for example `job gpt`.
+        state: the present state.
         event: what happened.
-        story: how it came here, for the error.
+        story: how the object reached its present state, for the error message.
 
     Returns:
-        The next state; it may be the same.
+        The next state. It may equal the present state.
 
     Raises:
-        InvalidTransition: the table has no such pair.
+        InvalidTransition: the table has no transition for this state and event.
     """
     try:
         return table[state, event]
@@ -297,7 +307,7 @@ def advance(table: Mapping[tuple[S, E], S], entity: str, state: S, event: E, sto
 
 
 class TrainingJobStatus(StrEnum):
-    """What the API calls `TrainingJobStatus`; SageMaker's words. Derived by `training_job_status`."""
+    """The API field `TrainingJobStatus`, with SageMaker's values. `training_job_status` derives it."""
 
     IN_PROGRESS = "InProgress"
     COMPLETED = "Completed"
@@ -307,10 +317,11 @@ class TrainingJobStatus(StrEnum):
 
 
 class ProtectionState(StrEnum):
-    """How well a job's state is kept in memory right now.
+    """How completely memory protects a job's state now.
 
-    PROTECTED: every shard has all its copies. DEGRADED: some shard has fewer, or snapshots are refused. UNPROTECTED: no
-    step is kept in memory.
+    - PROTECTED: every shard has all its copies.
+    - DEGRADED: at least one shard has fewer copies, or ranks refuse snapshots.
+    - UNPROTECTED: memory holds no complete step.
     """
 
     PROTECTED = "Protected"
@@ -319,7 +330,7 @@ class ProtectionState(StrEnum):
 
 
 class SecondaryStatus(StrEnum):
-    """What the API calls `SecondaryStatus`; SageMaker's words where it has one. Derived by `secondary_status`."""
+    """The API field `SecondaryStatus`, with SageMaker's values where they exist. `secondary_status` derives it."""
 
     PENDING = "Pending"
     STARTING = "Starting"
@@ -357,14 +368,14 @@ _SECONDARY = {
 
 
 def training_job_status(state: JobState, *, is_stop_requested: bool = False) -> TrainingJobStatus:
-    """Return what a user sees of a job.
+    """Return the `TrainingJobStatus` of a job.
 
     Args:
         state: the stored state.
-        is_stop_requested: somebody asked it to stop and it has not yet.
+        is_stop_requested: a stop was requested, and the job has not ended.
 
     Returns:
-        One of SageMaker's words; a request to stop shows at once.
+        One of SageMaker's values. A requested stop is visible at once.
     """
     status = _STATUS.get(state, TrainingJobStatus.IN_PROGRESS)
     return TrainingJobStatus.STOPPING if is_stop_requested and status is TrainingJobStatus.IN_PROGRESS else status
@@ -379,20 +390,21 @@ def secondary_status(
     is_stop_requested: bool = False,
     is_pause_requested: bool = False,
 ) -> SecondaryStatus:
-    """Return the finer status that a user sees of a job.
+    """Return the `SecondaryStatus` of a job, which is finer than its `TrainingJobStatus`.
 
     Args:
         state: the stored state.
-        has_started: the job has had nodes and a launch before.
-        has_stepped: a launch of the job has made a step.
-        is_stepping: the newest launch has made a new step.
-        is_stop_requested: somebody asked it to stop and it has not yet.
-        is_pause_requested: a person paused it and has not resumed it since.
+        has_started: the job has been launched on nodes before.
+        has_stepped: some launch of the job has completed a step.
+        is_stepping: the newest launch has completed a new step.
+        is_stop_requested: a stop was requested, and the job has not ended.
+        is_pause_requested: a person paused the job and has not resumed it.
 
     Returns:
-        The status. A request to stop or to pause shows at once. A launch counts as training from its first new step on:
-        before, it is a start, or a restart of a job that has made steps. A job that waits for nodes again is
-        interrupted.
+        The status. A requested stop or pause is visible at once. A launch counts as training from its first new step
+            on.
+        Until then it is a start, or a restart if the job has completed steps before. A started job that waits for nodes
+        again is interrupted.
     """
     if state in ENDED_JOBS:
         return _SECONDARY[state]

@@ -1,10 +1,9 @@
-"""The ladder of timeouts (docs/design.md#timeouts): every waiting time of the system, derived from how fast a failure is to be detected.
+"""The ladder of timeouts: every waiting time that derives from `detection_seconds` (docs/design.md#timeouts).
 
-Limits that do not derive from it are here, too, where the control plane has them, with the reason: they are times of
-AWS, of devices or of people.
+Fixed limits of the control plane, which depend on AWS, devices or people, are in this module too, each with its reason.
 
-Invariant: each rung is above the one below it, so that a lower layer has always given up before a higher one acts; a
-fixed limit that has to outlast a rung does.
+Invariant: no rung lies below the rung before it, so a lower layer gives up before a higher layer acts. A fixed limit
+that names a rung in `outlasts` is at least as long as that rung.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from everstep.protocol.plan import Timeouts
 class _Rung(NamedTuple):
     name: str
     times: int
-    """Of `detection_seconds`."""
+    """The timeout as a multiple of `detection_seconds`."""
     meaning: str
     reason: str
-    """Why it stands where it does."""
+    """Why the timeout has this place in the ladder."""
 
 
 class _Fixed(NamedTuple):
@@ -30,9 +29,9 @@ class _Fixed(NamedTuple):
     seconds: float
     meaning: str
     reason: str
-    """Why it does not follow `detection_seconds`."""
+    """Why the limit does not follow `detection_seconds`."""
     outlasts: str = ""
-    """The rung that it must not lie below; empty: it stands in no order with any."""
+    """Name of the rung that must not exceed this limit. Empty if the limit depends on no rung."""
 
 
 HELLO_SECONDS = 10.0
@@ -47,146 +46,147 @@ FIXED = (
     _Fixed(
         "hello",
         HELLO_SECONDS,
-        "a connection that says nothing by then is closed",
-        "nobody is known by it yet, so that nothing is detected by it",
+        "the server closes a connection that has sent no hello by then",
+        "the agent behind the connection is not identified yet, so the limit detects no failure",
     ),
     _Fixed(
         "send",
         SEND_SECONDS,
-        "an agent that takes nothing for this long loses its line, and dials again",
-        "its silence is counted from its last word, whichever line that came by",
+        "the server drops a connection on which a send has waited this long; the agent reconnects",
+        "silence counts from the agent's last message on any connection, so the limit delays no detection",
     ),
     _Fixed(
         "device_silent",
         DEVICE_SILENT_SECONDS,
-        "a GPU's driver or a disk that does not answer for this long is a fault",
-        "a driver that resets its GPU takes seconds, however soon anybody wants to know of a failure",
+        "a GPU driver or a disk that has not answered for this long is a fault",
+        "a driver needs seconds to reset its GPU, whatever the detection time is",
     ),
     _Fixed(
         "aws_forgotten",
         FORGET_SECONDS,
-        "that an instance runs, or fails a check, is not known any more when AWS said it this long ago",
-        "AWS is asked every second, and every 5 s about checks; throttled calls take their time",
+        "an instance state or status check from AWS that is older than this no longer counts",
+        "the server polls states every second and checks every 5 s; throttled calls take longer",
     ),
     _Fixed(
         "hook_held",
         HOLD_SECONDS,
-        "a terminating hook is held at most this long for a job's last step",
-        "AWS's time, not ours; the last snapshot has to be through",
+        "the server extends a terminating hook for at most this long, to save a job's last step",
+        "AWS sets the hook's time; the last snapshot must complete within it",
         outlasts="final_round",
     ),
     _Fixed(
         "reboot",
         REBOOT_SECONDS,
-        "an instance that is not back by then is replaced",
-        "bare metal and large GPU instances take a quarter of an hour",
+        "an instance whose agent has not reconnected this long after a reboot is replaced",
+        "bare metal and large GPU instances need up to 15 minutes to boot",
     ),
     _Fixed(
         "join",
         JOIN_SECONDS,
-        "an instance whose agent has not dialled in by then is replaced; each further one in a row is given "
-        "twice as long as the one before",
-        "a boot takes as long as a reboot; what keeps every instance from joining is not mended by new ones",
+        "an instance whose agent has not connected by then is replaced; the limit doubles for each further "
+        "instance in a row that fails to join",
+        "a boot takes as long as a reboot; if every instance fails to join, more instances do not help",
     ),
     _Fixed(
         "gang_patience",
         GANG_PATIENCE_SECONDS,
-        "a gang to which no node has come for this long gives its nodes back",
-        "instances take minutes to boot, a reboot as long as this",
+        "an incomplete gang that has received no node for this long releases its nodes",
+        "instances take minutes to boot, and a reboot may take this long",
     ),
 )
-"""Limits that stand where they stand whatever `detection_seconds` is."""
+"""Limits that do not depend on `detection_seconds`."""
 
 _RUNGS = (
     _Rung(
         "lease",
         1,
-        "an agent that says nothing for this long is silent, and a server that does not answer it is left "
-        "for the next one",
-        "this is what detecting a failure means",
+        "an agent that has sent nothing for this long is silent; an agent whose server has not answered for "
+        "this long connects to the next server",
+        "this is the detection time itself",
     ),
     _Rung(
         "holder_deadline",
         1,
-        "a holder that does not acknowledge leaves the view",
-        "commits wait for a holder no longer than the fleet for its agent",
+        "a holder that has not acknowledged for this long leaves the view",
+        "commits wait for a holder as long as the fleet waits for its agent",
     ),
     _Rung(
         "prepare_deadline",
         2,
-        "who has not promised by then is absent or unreachable",
-        "a member that was only late has been heard again by then",
+        "a member that has not promised by then is absent or unreachable",
+        "a member that was only late has reported again by then",
     ),
     _Rung(
         "gone",
         5,
-        "killed ranks that are still there after this long make their node unusable",
-        "large processes give their memory back in seconds; waited for once to end and once to be gone, "
-        "both before T_max",
+        "killed ranks that still exist after this long make their node unusable",
+        "large processes free their memory within seconds; the agent waits this long twice, for the exits "
+        "and for the cleanup, and both waits end before T_max",
     ),
     _Rung(
         "coordinator_deadline",
         5,
-        "a coordinator not back by then is replaced by a new generation",
-        "an agent restarts in less; a new generation takes two prepares and restarts every rank",
+        "a new generation replaces a coordinator that has not returned by then",
+        "an agent restarts faster; a new generation costs two prepares and a restart of every rank",
     ),
     _Rung(
         "final_round",
         10,
-        "the last snapshot of a stopping job may take this long",
-        "a coordinator may be lost and replaced meanwhile",
+        "limit for the last snapshot of a stopping job",
+        "leaves time to lose and replace a coordinator",
     ),
     _Rung(
         "welcome",
         10,
-        "a rank that starts and finds no agent gives up after this long",
-        "an agent that restarts is back before its coordinator would be replaced",
+        "a starting rank that finds no agent for this long gives up",
+        "a restarting agent returns within coordinator_deadline",
     ),
     _Rung(
         "stall",
         10,
-        "a rank that stands still for this long, and 5 times as long as ever, has its stacks taken",
-        "a look harms nobody, and a final round has ended by then",
+        "agents read the stacks of all ranks when a rank makes no progress for this long and for 5 times its "
+        "longest pause so far",
+        "reading stacks does not disturb training, and a final round has ended by then",
     ),
     _Rung(
         "exclude",
         20,
         "T_max: one class of evidence that lasts this long excludes a node",
-        "nothing that passes by itself, a stop included, lasts so long",
+        "temporary conditions, agreed stops included, end sooner",
     ),
     _Rung(
         "hang",
         30,
-        "a rank that stands still for this long, its stacks unchanged and its CPU idle, is restarted",
-        "who waits for a lost node stands still, too: that node is excluded before",
+        "a rank without progress for this long, with unchanged stacks and an idle CPU, causes a restart",
+        "ranks that wait for a lost node make no progress either; that node is excluded first",
     ),
     _Rung(
         "blind_wait",
         40,
-        "an unreachable node is waited for this long before S3 is used",
-        "evidence against the node would be complete; S3 costs steps, waiting costs time",
+        "a recovery waits this long for an unreachable node before it restores from S3",
+        "the evidence against the node is complete by then; S3 costs steps, waiting costs time",
     ),
     _Rung(
         "new_phase",
         200,
-        "a phase of unknown length, and each start, may take this long before anybody looks",
-        "compiling, downloading and first evaluations take minutes; torch gives a collective 600 s",
+        "a phase of unknown length, and each start, may take this long before agents read stacks",
+        "compilation, downloads and first evaluations take minutes; torch allows a collective 600 s",
     ),
 )
-"""The only source of these figures; docs/reference/timeouts.md shows them."""
+"""The only source of these figures. docs/reference/timeouts.md shows them."""
 
 
 def ladder(detection_seconds: float) -> Timeouts:
-    """Return all timeouts.
+    """Return all timeouts for one detection time.
 
     Args:
-        detection_seconds: how soon silence is noticed; every rung is a multiple of it.
+        detection_seconds: the time after which silence is noticed. Every rung is a multiple of it.
 
     Returns:
-        The ladder, as it goes to agents and into plans.
+        The ladder, as the control plane sends it to agents and stores it in plans.
 
     Raises:
-        InvalidTimeouts: `detection_seconds` is not a positive, finite number.
+        InvalidTimeouts: `detection_seconds` is not a positive, finite number, or a rung exceeds a fixed limit.
     """
     if not 0 < detection_seconds < float("inf"):
         raise InvalidTimeouts(f"detection_seconds is {detection_seconds}; it must be a positive number")
@@ -199,16 +199,18 @@ def ladder(detection_seconds: float) -> Timeouts:
 
 
 def check(timeouts: Timeouts) -> Timeouts:
-    """Return the same ladder if no rung lies below the one before it, and no fixed limit below the rung that it has to outlast.
+    """Return `timeouts` if its rungs and the fixed limits are in order.
 
     Args:
-        timeouts: seconds, of any origin.
+        timeouts: a ladder from any source, in seconds.
 
     Returns:
-        `timeouts`.
+        `timeouts`, unchanged.
 
     Raises:
-        InvalidTimeouts: two rungs, or a rung and a fixed limit, contradict each other, by name and figure.
+        InvalidTimeouts: a rung lies below the rung before it, or exceeds a fixed limit that must outlast it. The
+            message
+            contains both names and values.
     """
     below_name, below = "detection", timeouts.detection_seconds
     for rung in _RUNGS:
@@ -226,28 +228,36 @@ def check(timeouts: Timeouts) -> Timeouts:
 
 
 def grace_seconds(timeouts: Timeouts) -> float:
-    """Return how long after its start a control plane takes no silence for evidence: agents need that long to find it again."""
+    """Return how long after its start a control plane ignores silence.
+
+    Agents need this time to find the control plane again.
+    """
     return timeouts.lease_seconds + 2 * timeouts.detection_seconds
 
 
 def rungs(timeouts: Timeouts) -> tuple[str, ...]:
-    """Return the ladder as lines to print at start, lowest rung first."""
+    """Return the ladder as lines for the server's start-up output, shortest timeout first."""
     return tuple(
         f"{getattr(timeouts, f'{rung.name}_seconds'):>8.1f} s  {rung.name:<20}  {rung.meaning}" for rung in _RUNGS
     )
 
 
 def explained(timeouts: Timeouts) -> tuple[str, ...]:
-    """Return the ladder as lines for who asks why each rung stands where it does, lowest rung first, and then the limits that follow no knob."""
-    knob = "the one knob: how soon a failure is to be noticed; all others are multiples of it"
-    first = f"{timeouts.detection_seconds:>8.1f} s  {'detection_seconds':<20}  {knob}"
-    told = zip(rungs(timeouts), _RUNGS, strict=True)
+    """Return the ladder with the reason of each rung, then the fixed limits with theirs.
+
+    `everstep server --print-timeouts` prints these lines, and docs/reference/timeouts.md is generated from them.
+    """
+    meaning = "the one setting: the time after which silence is noticed; all rungs are multiples of it"
+    first = f"{timeouts.detection_seconds:>8.1f} s  {'detection_seconds':<20}  {meaning}"
+    figures = zip(rungs(timeouts), _RUNGS, strict=True)
     ladder_lines = (
-        line for said, rung in told for line in (said, f"{'':>12}{rung.times} × detection_seconds: {rung.reason}")
+        line
+        for figure, rung in figures
+        for line in (figure, f"{'':>12}{rung.times} × detection_seconds: {rung.reason}")
     )
-    return first, *ladder_lines, *(line for limit in FIXED for line in _told(limit))
+    return first, *ladder_lines, *(line for limit in FIXED for line in _fixed_lines(limit))
 
 
-def _told(limit: _Fixed) -> tuple[str, str]:
+def _fixed_lines(limit: _Fixed) -> tuple[str, str]:
     order = f"never below {limit.outlasts}; " if limit.outlasts else ""
     return f"{limit.seconds:>8.1f} s  {limit.name:<20}  {limit.meaning}", f"{'':>12}fixed: {order}{limit.reason}"

@@ -1,1 +1,1 @@
-"""What the loops observe and store: the inputs of both `decide` functions, one module per noun."""
+"""Observations and stored records of the loops: the inputs of both `decide` functions, one module per noun."""

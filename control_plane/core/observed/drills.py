@@ -1,4 +1,4 @@
-"""Drills: faults that a user orders, to see that a job recovers."""
+"""Drills: faults that a user orders, to check that a job recovers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from everstep.protocol.ids import Generation, NodeId, Rank
 
 
 class DrillKind(StrEnum):
-    """What a drill does. KILL_RANK: one rank's process. KILL_AGENT: a node's agent.
+    """The fault that a drill injects.
 
-    TERMINATE_INSTANCE: a node's instance, in EC2.
+    - KILL_RANK: kills the process of one rank.
+    - KILL_AGENT: kills the agent of a node.
+    - TERMINATE_INSTANCE: terminates the instance of a node in EC2.
     """
 
     KILL_RANK = "kill-rank"
@@ -21,7 +23,7 @@ class DrillKind(StrEnum):
 
 
 class DrillState(StrEnum):
-    """How far a drill is: see `core.drills`."""
+    """The progress of a drill. `core.drills` describes the states."""
 
     REQUESTED = "requested"
     STRUCK = "struck"
@@ -33,7 +35,7 @@ class DrillState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillObserved:
-    """A drill that has not ended."""
+    """A drill as stored."""
 
     id: str
     kind: DrillKind
@@ -43,7 +45,7 @@ class DrillObserved:
     requested_at: float
     state: DrillState = DrillState.REQUESTED
     generation: Generation = NO_GENERATION
-    """That it struck."""
+    """The generation that the drill struck."""
     struck_at: float | None = None
     incident_id: str = ""
     ended_at: float | None = None

@@ -1,4 +1,4 @@
-"""A fleet's specification, its group and nodes as stored, and the input of one pass of its loop."""
+"""The specification of a fleet, its stored group and nodes, and the input of one pass of its loop."""
 
 from __future__ import annotations
 
@@ -23,31 +23,40 @@ class FleetSpec:
     min_node_count: int
     spare_count: int
     spare_probability: float | None = None
-    """Instead of a count: how probable it has to be that a spare is free when a failure comes."""
+    """The wanted probability that a failure finds a free spare. It replaces `spare_count`."""
     is_deleting: bool = False
-    """A user asked for its end: all nodes are ended, then the fleet is forgotten."""
+    """A user requested the deletion: the fleet terminates all nodes, then it is deleted."""
     is_blindness_lifted: bool = False
-    """A person has said that who is silent is gone: most of the fleet being silent freezes nothing, until sight returns."""
+    """A person confirmed that the silent nodes are lost.
+
+    A mostly silent fleet is then not frozen, until most agents report again.
+    """
     holds_failed_instances: bool = False
-    """Instances that would be ended for a fault are kept running for inspection, as long as that takes nobody's place."""
+    """Keep failed instances running for inspection instead of terminating them.
+
+    A held instance must not take the place of a node that a job needs.
+    """
     max_replacements_per_hour: int = DEFAULT_REPLACEMENTS_PER_HOUR
 
 
 Vacancies: TypeAlias = tuple[tuple[float, int], ...]
-"""The empty places of a group: since when (Unix seconds), and how many since then; the oldest first."""
+"""Empty places of a group, oldest first: pairs of the start in Unix seconds and the number of places."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetHistory:
-    """What a fleet has seen of failures and replacements."""
+    """Failures and replacements that a fleet has observed."""
 
     node_seconds: float = 0.0
-    """How long its nodes have worked for jobs, all together."""
+    """Time that the fleet's nodes have worked for jobs, summed over nodes."""
     lost_node_count: int = 0
-    """Nodes that its jobs have lost in that time: that failed, or that AWS took."""
+    """Nodes that jobs lost in that time, because they failed or AWS took them."""
     replacement_count: int = 0
     replacement_seconds: float = 0.0
-    """How long so many instances took, all together, from when the group lacked them until their agents dialled in: with the wait for capacity."""
+    """Total duration of the `replacement_count` replacements.
+
+    Each lasts from the empty place in the group until the agent connects, with the wait for capacity.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +71,7 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupObserved:
-    """The Auto Scaling group behind a fleet."""
+    """The Auto Scaling group of a fleet."""
 
     desired_count: int
     min_size: int
@@ -71,30 +80,34 @@ class GroupObserved:
     termination_hooks: tuple[str, ...]
     drift: tuple[str, ...]
     launch_failure: str = ""
-    """Why the newest launch failed, in AWS's words; empty where none has failed since the last that succeeded."""
+    """AWS's reason for the newest failed launch. Empty if a later launch succeeded."""
     hook_seconds: float = 60.0
-    """How long the terminating hooks hold an instance."""
+    """Timeout of the terminating hooks in seconds."""
     failed_at: float | None = None
-    """When that was, Unix seconds."""
+    """When the newest launch failed, in Unix seconds."""
     failing_since: float | None = None
-    """When the first one failed since the last that succeeded, Unix seconds; there where `failed_at` is."""
+    """When the first launch failed since the last successful one, in Unix seconds.
+
+    Set if and only if `failed_at` is set.
+    """
     launch_suspension: str | None = None
-    """AWS's reason while the group's Launch process is suspended; None while it is not."""
+    """AWS's reason if the group's Launch process is suspended, else None."""
     is_suspension_administrative: bool = False
-    """AWS itself suspended it, after launches had failed for long."""
+    """AWS suspended the launches itself, after failures over a long time."""
 
     @property
     def staying(self) -> tuple[NodeId, ...]:
-        """The members that do not leave it."""
+        """The members that are not leaving the group."""
         return tuple(member.node_id for member in self.members if not member.is_leaving)
 
 
 class Hold(StrEnum):
     """Why a node is held.
 
-    UNREACHABLE: until it is heard again and works for nobody. DISTRUSTED: what it did speaks against it and nothing
-    allows to end it; until a person releases it. INSPECTION: it failed and its fleet keeps failed instances; until a
-    person releases it. PERSON: a person wants it kept; until one releases it.
+    - UNREACHABLE: its agent is silent. The hold ends when the agent reports again and no job uses the node.
+    - DISTRUSTED: its behaviour is evidence against it, but no evidence permits its termination. A person releases it.
+    - INSPECTION: it failed, and its fleet keeps failed instances. A person releases it.
+    - PERSON: a person wants to keep it. A person releases it.
     """
 
     UNREACHABLE = "unreachable"
@@ -104,10 +117,12 @@ class Hold(StrEnum):
 
 
 class NodeRequest(StrEnum):
-    """What a person wants done with a node; its job leaves it first, at an agreed stop.
+    """A person's request for a node. If a job uses the node, the job first leaves it at an agreed stop.
 
-    DRAIN: it is held. REPLACE: its instance is ended and another one comes. REBOOT: it works again after a reboot.
-    HOLD: as DRAIN, of a node that works for nobody.
+    - DRAIN: the fleet holds the node.
+    - REPLACE: the fleet terminates the instance and launches another one.
+    - REBOOT: EC2 reboots the node, and the node returns to service.
+    - HOLD: like DRAIN, for a node without a job.
     """
 
     DRAIN = "drain"
@@ -126,27 +141,27 @@ class NodeRecord:
     reason: str
     created_at: float
     wanted_at: float | None = None
-    """Since when its group had a place for it; None where nobody saw that."""
+    """Since when the group had an empty place for this node. None if no pass observed it."""
     since: float = 0.0
-    """When it came into its state."""
+    """When the node entered its present state."""
     hold: Hold | None = None
-    """Why it is HELD."""
+    """Why the node is HELD."""
     replaced_at: float | None = None
-    """When another one was asked for in its place."""
+    """When the fleet requested a replacement for the node."""
     release: Literal["", "return", "terminate"] = ""
-    """What a person wants of a held node."""
+    """What a person wants done with a held node: return it to service, or terminate it."""
     request: NodeRequest | None = None
-    """What a person wants of it and has not got yet."""
+    """A person's request that is not fulfilled yet."""
     request_words: str = ""
     connected_at: float | None = None
-    """When its agent last dialled in."""
+    """When the node's agent last connected."""
     evidence_at: float | None = None
-    """When all that is to be kept of it was in S3."""
+    """When the upload of the node's logs to S3 was complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetJob:
-    """A live job as its fleet sees it."""
+    """A job that has not ended, as its fleet sees it."""
 
     job: JobName
     run: RunId
@@ -156,39 +171,48 @@ class FleetJob:
     created_at: float
     exclusions: tuple[Exclusion, ...] = ()
     source: SourceArchive | None = None
-    """What its nodes need before its ranks can start."""
+    """The source archive that nodes need before their ranks can start."""
     project: str = ""
     quota: int | None = None
-    """Nodes of this fleet that all jobs of its project may hold together; None: any."""
+    """Nodes of this fleet that all jobs of the project may hold together. None: no limit."""
     is_paused: bool = False
-    """A person paused it: it waits for nobody's nodes."""
+    """A person paused the job. While it is queued, it waits for no nodes."""
     is_taken_over: bool = False
-    """A person looks after it: it is given nothing and loses nothing but what AWS takes."""
+    """A person has taken the job over.
+
+    The fleet assigns it no nodes and takes none from it. Only AWS can remove nodes.
+    """
     may_pause: bool = False
-    """It is preemptible and trains, nothing is wrong with it, and saving has been seen to work."""
+    """The job is preemptible, trains without a fault, and has shown that its snapshots work."""
     not_before: float | None = None
     no_pause_before: float | None = None
     moves: tuple[Departure, ...] = ()
-    """Nodes that it is to leave; while it trains, another one is given to it for each."""
+    """Nodes that the job is to leave. While it trains, the fleet assigns it one more node for each."""
     avoided: tuple[NodeId, ...] = ()
-    """Nodes that it was moved away from: others are given to it first."""
+    """Nodes that the job was moved away from. The fleet prefers other nodes for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetObserved:
-    """Everything that a fleet's decision may look at."""
+    """The complete input of a fleet's decision."""
 
     group: GroupObserved
     records: tuple[NodeRecord, ...]
     nodes: Mapping[NodeId, NodeObserved]
     jobs: tuple[FleetJob, ...]
-    """All that have not ended."""
+    """All jobs of the fleet that have not ended."""
     history: FleetHistory = FleetHistory()
     vacancies: Vacancies = ()
-    """As the pass before left them."""
+    """The empty places of the group after the previous pass."""
     replaced: tuple[float, ...] = ()
-    """When nodes were replaced by Everstep's own verdict, over the last hour at least."""
+    """Times of replacements that Everstep itself decided, over at least the last hour."""
     failed_join_count: int = 0
-    """How many instances were replaced because they did not join, of those that came after the newest one that did; all of them are gone."""
+    """Instances in a row that were replaced because they did not join, since the newest that did.
+
+    All of them have ended.
+    """
     rebooted: Mapping[NodeId, float] = field(default_factory=dict)
-    """When EC2 was known to have taken the reboot that a row is REBOOTING for, Unix seconds; who is missing is still to be asked for."""
+    """When EC2 accepted the reboot of a REBOOTING node, in Unix seconds by node.
+
+    For a node without an entry, the fleet must still request the reboot.
+    """

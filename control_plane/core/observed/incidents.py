@@ -12,30 +12,33 @@ from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecord:
-    """A failure of the job's own making; what the breaker remembers."""
+    """A failure that counts as the job's own. The breakers remember it."""
 
     generation: Generation
     step: Step
     exit_class: ExitClass | None
-    """None: not a rank's exit, but a load that failed, or a hang."""
+    """None if no rank exited: a load failed, or the ranks hung."""
     code: int
     at: float
     max_boundary: Step
-    """The highest boundary that any generation had reached: has there been progress since?"""
+    """The highest boundary that any generation had reached by then. It shows later progress."""
     last_lines: str = ""
     words: str = ""
-    """How the first rank ended and what to do, where more is known than its class and code: it ran out of memory."""
+    """How the first rank ended and what to do.
+
+    Set if more is known than exit class and code, for example a lack of memory.
+    """
     is_hang: bool = False
-    """Nothing ended: its ranks stood still."""
+    """The ranks made no progress, and no process had ended."""
     node_id: NodeId | None = None
-    """Where it happened first; of a hang, who alone was stuck, if it could be told."""
+    """The node of the first failure. For a hang: the only stuck node, if it is known."""
     base_step: Step = FIRST_STEP
-    """The state that its generation began with."""
+    """The step that the generation was restored from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentRecord:
-    """A failure and its recovery, as it is stored."""
+    """A failure and its recovery, as stored."""
 
     id: str
     state: IncidentState
@@ -50,27 +53,30 @@ class IncidentRecord:
     """The highest boundary before the failure."""
     generation_after: Generation | None = None
     from_step: Step | None = None
-    """The base that training went on from."""
+    """The base step from which training resumed."""
     restore_source: str | None = None
-    """local, peer or s3: the farthest that any rank needed."""
+    """local, peer or s3: the farthest source that any rank needed."""
     instance_ids: tuple[NodeId, ...] = ()
-    """The nodes that were left, for whatever cause."""
+    """The nodes that the job left, for any cause."""
     faulted_instance_ids: tuple[NodeId, ...] = ()
-    """The nodes where it happened, lost by it or not."""
+    """The nodes where the failure occurred, whether or not the job left them."""
     lost_node_count: int = 0
-    """Of those that were left, how many failed or were taken by AWS."""
+    """How many of the left nodes failed or were taken by AWS."""
     kept_instance_ids: tuple[NodeId, ...] = ()
-    """The nodes that a launch was tried with although they report a fault of their own: a committed step was to be saved."""
+    """Nodes that report a fault of their own and still took part in a launch.
+
+    Without them, a committed step would have been lost.
+    """
     replacement_instance_ids: tuple[NodeId, ...] = ()
     replaced_at: float | None = None
     restored_at: float | None = None
     closed_at: float | None = None
     rank_sources: tuple[tuple[str, int], ...] = ()
-    """Where each rank's shard came from, by rank, run-length encoded: `(("local", 2), ("peer", 1))`.
+    """The source of each rank's shard, by rank, run-length encoded: `(("local", 2), ("peer", 1))`.
 
-    Empty before that is known.
+    Empty until the sources are chosen.
     """
     node_microseconds_before: int = 0
-    """The job's `node_microseconds` when it failed."""
+    """The job's `node_microseconds` at the failure."""
     idle_node_microseconds: int = 0
-    """Of the job's nodes during the incident; set in what a decision stores of it."""
+    """Idle time of the job's nodes during the incident. The decision sets it before storing."""

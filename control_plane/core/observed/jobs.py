@@ -1,4 +1,4 @@
-"""A job's specification, its stored record, and the input of one pass of its loop."""
+"""The specification of a job, its stored record, and the input of one pass of its loop."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from everstep.protocol.ids import FIRST_STEP, FleetName, Generation, JobName, No
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan, ObjectReference, ScriptPlan, Timeouts
 
 DEFAULT_REPLACEMENTS_PER_HOUR = 20
-"""Nodes that Everstep takes out of one fleet by its own verdict. What AWS ends is not counted: nobody chose it."""
+"""Limit per fleet for nodes that Everstep removes by its own verdict.
+
+Instances that AWS ends do not count, because Everstep did not decide their end.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What holds for every job of this control plane."""
+    """Settings that apply to every job of this control plane."""
 
     timeouts: Timeouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What the user asked for, checked."""
+    """The validated request of the user."""
 
     job: JobName
     run: RunId
@@ -41,13 +44,13 @@ class JobSpec:
     third_slot: bool = False
     max_slowdown: float = DEFAULT_MAX_SLOWDOWN
     max_attempts: int = 3
-    """The same failure at the same step this many times ends the job."""
+    """How often the same failure at the same step may occur before the job fails."""
     max_runtime_seconds: float | None = None
     max_pending_seconds: float | None = None
     max_cost_usd: float | None = None
     priority: int = 0
     fleets: tuple[FleetName, ...] = ()
-    """Where it may start, in the user's order, `fleet` among them; empty: nowhere else."""
+    """Fleets where the job may start, in the user's order, `fleet` among them. Empty: only `fleet`."""
 
     @property
     def world_size(self) -> int:
@@ -57,13 +60,13 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """Something that was changed once to tell why a job keeps failing alike: another node, or an older state."""
+    """One change that was tried after repeated identical failures: another node, or an older state."""
 
     kind: Literal["node", "state"]
     failure: FailureRecord
-    """The last one before it."""
+    """The last failure before the change."""
     node_id: NodeId | None = None
-    """Whose rank went to another node; None: a state was left out."""
+    """The node whose ranks moved to another node. None if an older state was tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +76,16 @@ class Exclusion:
     node_id: NodeId
     evidence: str
     may_terminate: bool
-    """AWS's word or the live agent's own fault; a node that is only unreachable is held, never ended."""
+    """Whether AWS's report or the live agent's own fault permits termination.
+
+    A node that is only unreachable is held and never terminated.
+    """
     remedy: Remedy | None = None
-    """None: REPLACE where it may be ended, else HOLD."""
+    """None means REPLACE if the node may be terminated, else HOLD."""
 
     @property
     def is_to(self) -> Remedy:
-        """What the fleet is to do about the node. Never one that ends it where nothing allows that."""
+        """What the fleet does about the node. It never terminates a node without permission."""
         if self.may_terminate:
             return self.remedy or Remedy.REPLACE
         return self.remedy if self.remedy in (Remedy.RELEASE, Remedy.RETIRE) else Remedy.HOLD
@@ -87,23 +93,23 @@ class Exclusion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Impairment:
-    """A member that trains on and has something wrong: a fault of its own, or replicas that do not answer.
+    """A member that continues to train with a problem: a fault of its own, or unresponsive replicas.
 
-    Followed from pass to pass.
+    The evidence rules follow it from pass to pass.
     """
 
     node_id: NodeId
     is_out_of_view: bool
-    """Else its agent reports a fault."""
+    """The member's replicas do not answer. If false, its agent reports a fault."""
     since: float
     boundary: Step
     stepped_at: float
-    """When two more boundaries had last been completed; `since` before that."""
+    """When training had last advanced by two boundaries. Equals `since` before that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departure:
-    """A member that is to be left at an agreed stop, so that the job loses nothing (ADR 0016)."""
+    """A member that the job is to leave at an agreed stop, so that no step is lost (ADR 0016)."""
 
     node_id: NodeId
     evidence: str
@@ -111,32 +117,38 @@ class Departure:
     remedy: Remedy
     may_terminate: bool
     asked_at: float | None = None
-    """When the stop was decided upon; it cannot be called off from then on."""
+    """When the job loop decided the stop. From then on, the stop cannot be cancelled."""
     what: str = ""
-    """The fault by its name, where there is one."""
+    """The name of the fault, if there is one."""
     is_kept: bool = False
-    """It could not be spared: a committed step would have been lost by leaving it."""
+    """The job stayed on the node, because leaving would have lost a committed step."""
     has_left: bool = False
-    """The fleet has taken it back: should it be given to the job once more, rebooted, it is a node as any other."""
+    """The fleet has taken the node back.
+
+    If the fleet assigns it to the job again after a reboot, it is an ordinary node.
+    """
     is_history: bool = False
-    """Its history speaks against it, not what it is like now: it is left at the failure that this came of."""
+    """Only the node's history is evidence against it, not its present condition.
+
+    The job leaves the node during the recovery from the failure that completed this history.
+    """
     ends_at: float | None = None
-    """When AWS may have taken its instance; None where nobody names a time."""
+    """When AWS may have taken the instance, in Unix seconds. None if no source names a time."""
 
     @property
     def is_announced(self) -> bool:
-        """Whether AWS takes its instance: nothing is wrong with it, and it cannot stay."""
+        """Whether AWS announced to take the instance. The node itself is healthy."""
         return self.cause is Cause.NOTICE
 
     @property
     def is_faulty(self) -> bool:
-        """Whether its own live agent says what is wrong with it."""
+        """Whether the node's own live agent reports the fault."""
         return self.cause is Cause.NODE_FAULT and self.may_terminate and not self.is_history
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """A node whose control link is silent, and how far training was when the silence last began to count."""
+    """A silent control link, and training's progress when the silence began to count."""
 
     node_id: NodeId
     since: float
@@ -146,33 +158,39 @@ class Silence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How long ranks of a job have stood still at the most before they moved on: what the limits of its phases are learned from."""
+    """The longest pauses of a job's ranks before they moved on.
+
+    `core.hangs` derives the limits of each phase from them.
+    """
 
     world_size: int = 0
     longest: Mapping[str, float] = field(default_factory=dict)
-    """By phase, seconds."""
+    """The longest pause in seconds, by phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspicion:
-    """Ranks stand still for longer than a first limit."""
+    """A suspected hang: ranks have made no progress for longer than the first limit."""
 
     since: float
-    """When the first of them stopped moving."""
+    """When the first of these ranks stopped."""
     began_at: float
-    """When the limit was passed."""
+    """When the first limit was exceeded."""
     number: int
-    """Of the last look at their stacks."""
+    """The number of the newest request for stacks."""
     asked_at: float
-    """When it was first asked for."""
+    """When that request was first sent."""
     is_answered: bool = False
     limit_seconds: float = 0.0
-    """After so long without progress a look at the stacks can prove a hang; 0 in records of an older server."""
+    """Time without progress after which stacks can prove a hang.
+
+    0 in records of an older server.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """What is stored of a job. `decide` returns the next one."""
+    """The stored record of a job. `decide` returns the next one."""
 
     state: JobState
     reason: str
@@ -180,106 +198,112 @@ class JobRecord:
     state_since: float
     stop_requested_at: float | None = None
     pause_requested_at: float | None = None
-    """When a person paused it; None once a person has resumed it."""
+    """When a person paused the job. None once a person has resumed it."""
     checkpoint_wanted: Step = NO_STEP
     """A person wants a checkpoint of this step or a later one."""
     taken_over_by: str = ""
-    """Who looks after it instead of Everstep; empty: nobody does."""
+    """The person who manages the job instead of Everstep. Empty: Everstep manages it."""
     started_at: float | None = None
     ended_at: float | None = None
     generation: Generation = NO_GENERATION
-    """The newest with a plan; 0 before the first."""
+    """The newest generation with a plan. 0 before the first."""
     issued_generation: Generation = NO_GENERATION
-    """The highest number that any agent can have seen."""
+    """The highest generation number that any agent can have received."""
     base_step: Step = FIRST_STEP
     committed: Step = NO_STEP
     proposed: Step = NO_STEP
     boundary: Step = NO_STEP
-    """The highest in the newest generation."""
+    """The highest boundary in the newest generation."""
     boundary_at: float | None = None
-    """When a rank was the first to pass it, by its own stamp; None where nobody has told."""
+    """When the first rank passed `boundary`, by its own time stamp. None if no rank reported it."""
     stepped_at: float | None = None
-    """When a rank made the first new step of the newest generation, by its own stamp, Unix seconds; None before it did."""
+    """When a rank completed the first new step of the newest generation, in Unix seconds.
+
+    The time stamp is the rank's own. None before that step.
+    """
     max_boundary: Step = NO_STEP
-    """The highest in any generation."""
+    """The highest boundary in any generation."""
     target: Step = NO_STEP
-    """Steps finished when its script will be done, as its ranks said last."""
+    """The number of finished steps at which the script ends, as the ranks last reported."""
     committed_at: float | None = None
     progress_at: float = 0.0
     asked: tuple[tuple[NodeId, float], ...] = ()
-    """Since when each member owes its promise of the issued generation; who has promised is not named."""
+    """Members that have not yet promised the issued generation, each with the time of the first request.
+
+    Members that have promised are not in it.
+    """
     failures: tuple[FailureRecord, ...] = ()
     exclusions: tuple[Exclusion, ...] = ()
     silences: tuple[Silence, ...] = ()
     refused: tuple[RefusedSource, ...] = ()
     doubted: tuple[RefusedSource, ...] = ()
-    """Slots in memory that were out of reach once: they are refused the next time."""
+    """Memory slots that were unreachable once. A second failure refuses them."""
     impairments: tuple[Impairment, ...] = ()
     moves: tuple[Departure, ...] = ()
     moves_after: float = 0.0
-    """No node is left before: the last agreed stop could not spare it."""
+    """The job leaves no node before this time, because the last agreed stop failed."""
     trials: tuple[Trial, ...] = ()
     stop_reason: str = ""
-    """Why the job is stopped, when it is not a user who asked."""
+    """Why the job stops, if no user requested the stop."""
     upload_seconds: float | None = None
-    """How long the slowest shard of the newest checkpoint took to S3; None before there was one."""
+    """How long the slowest shard of the newest checkpoint took to S3. None before the first."""
     microseconds: Mapping[str, int] = field(default_factory=dict)
-    """By bucket of `accounting.Bucket`, up to `accounted_until`."""
+    """The ledger: time by `accounting.Bucket`, up to `accounted_until`."""
     paused_microseconds_before_start: int = 0
-    """Of its paused time, what lay before `started_at`."""
+    """The part of the job's paused time before `started_at`."""
     node_microseconds: int = 0
-    """Up to there: how long its nodes have worked for it, all together."""
+    """Time that nodes have worked for the job, summed over nodes, up to `accounted_until`."""
     node_count: int = 0
-    """Nodes that work for it since then."""
+    """Nodes that have worked for the job since `accounted_until`."""
     gang_attempts: int = 0
-    """How often its gang did not come together since it last did."""
+    """How often the gang stayed incomplete since it was last complete."""
     not_before: float | None = None
-    """Until then it stands aside in the queue."""
+    """The job stands aside in the queue until this time."""
     no_pause_before: float | None = None
-    """Until then it is not asked to pause again: the last time did not work out."""
+    """The control plane requests no pause before this time, because the last pause failed."""
     accounted_until: float | None = None
     incident: IncidentRecord | None = None
-    """The open one."""
+    """The open incident."""
     pace: Pace = field(default_factory=Pace)
     suspicion: Suspicion | None = None
     unwatched: tuple[float, float] | None = None
-    """From when until when, Unix seconds, no control plane worked on the job, the last time that it was so."""
+    """The last period in which no control plane worked on the job: start and end in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobObserved:
-    """Everything that a job's decision may look at."""
+    """The complete input of a job's decision."""
 
     record: JobRecord
     plan: GenerationPlan | None
-    """Of `record.generation`."""
+    """The plan of `record.generation`."""
     lineage: tuple[GenerationRecord, ...]
     checkpoints: tuple[CheckpointRecord, ...]
-    """The complete ones."""
+    """The complete checkpoints."""
     assigned: tuple[NodeId, ...]
-    """Nodes that the fleet loop has given to this job, in the order given."""
+    """Nodes that the fleet loop has assigned to this job, in the order of assignment."""
     nodes: Mapping[NodeId, NodeObserved]
-    """At least the assigned ones and those of the plan."""
+    """At least the assigned nodes and the nodes of the plan."""
     dropped_checkpoints: frozenset[tuple[Generation, Step]] = frozenset()
-    """Generation and step of those that a person has deleted."""
+    """Generation and step of each checkpoint that a person has deleted."""
     price_usd_per_hour: float | None = None
-    """Of one of its fleet's nodes."""
+    """The hourly price of one node of the fleet."""
     drill: DrillObserved | None = None
-    """The one that has not ended."""
+    """The job's open drill."""
     is_admitted: bool = False
     gives_way_to: str = ""
-    """The job of higher priority that is to get this one's nodes, in words; empty when there is none."""
+    """The job of higher priority that gets this job's nodes, in words. Empty if there is none."""
     queue_words: str = "waits in the queue"
-    """Its place in the queue and who is ahead, for as long as it waits."""
+    """The job's place in the queue and the jobs ahead, while it waits."""
     newest_node_at: float | None = None
     """When the fleet's newest node appeared."""
     spare_count: int = 0
-    """Idle nodes of the fleet that could take over at once."""
+    """Spares of the fleet that could take over at once."""
     is_fleet_blind: bool = False
-    """Most of the fleet is silent while AWS says that it runs: silence proves nothing."""
+    """Most of the fleet is silent while AWS reports it running, so silence proves nothing."""
     waiting_words: str = ""
-    """What AWS says about launches that fail; empty when none does."""
+    """AWS's reason for failed launches. Empty if none fails."""
     launch_failed_at: float | None = None
-    """When the fleet's newest launch failed; None while none has."""
+    """When the fleet's newest launch failed, or None."""
     open_fleets: frozenset[FleetName] = frozenset()
-    """Of those where it may start, the ones that take jobs in now."""
+    """The fleets of `JobSpec.fleets` that accept jobs now."""

@@ -1,4 +1,4 @@
-"""A node as a pass observes it, and what its history says about it."""
+"""A node as a pass observes it, and its history."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from everstep.protocol.ids import NodeId
 
 
 class InstanceCondition(StrEnum):
-    """What AWS says about an instance.
+    """The condition of an instance, as AWS reports it.
 
-    PRESENT: pending or running. ENDED: going or gone, or its group is ending it. UNKNOWN: not asked, or no answer.
+    - PRESENT: pending or running.
+    - ENDED: shutting down or terminated, or its group is terminating it.
+    - UNKNOWN: not polled yet, or AWS did not answer.
     """
 
     PRESENT = "present"
@@ -21,14 +23,17 @@ class InstanceCondition(StrEnum):
 
 
 class Remedy(StrEnum):
-    """What is done about a node, from the mildest to the gravest.
+    """The action for a node, from the mildest to the most severe.
 
-    NONE: it is told. RESTART: ranks start again on the same nodes. RELEASE: it leaves its job and may work for others.
-    HOLD: it leaves its job and waits until it is heard again. RETIRE: it leaves its job and waits for a person, because
-    nothing that was proven allows to end it. REBOOT: it leaves its job and EC2 is asked to reboot it. REPLACE: it
-    leaves its job and is ended; another one comes. LET_GO: as REPLACE, but AWS takes it
-    anyway: nothing speaks against it, there is nothing to inspect, and its successor was asked for when this was
-    announced.
+    - NONE: the fault is only reported.
+    - RESTART: the ranks restart on the same nodes.
+    - RELEASE: the node leaves its job and may work for others.
+    - HOLD: the node leaves its job and waits until its agent reports again.
+    - RETIRE: the node leaves its job and waits for a person, because no evidence permits its termination.
+    - REBOOT: the node leaves its job, and EC2 reboots it.
+    - REPLACE: the node leaves its job and is terminated. Another instance replaces it.
+    - LET_GO: as REPLACE, but AWS takes the instance. The node is healthy, needs no inspection, and its successor was
+    requested at the announcement.
     """
 
     NONE = "none"
@@ -42,11 +47,14 @@ class Remedy(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why an incident was opened, from the mildest to the gravest: a graver one found later replaces a milder.
+    """The cause of an incident, from the mildest to the most severe. A more severe cause replaces a milder one.
 
-    NOTICE: nothing has failed; ranks leave a node that AWS has announced to take away. REQUESTED: nor here; a person
-    wants the node for something else. PAUSE_FAILED: nor here; the job was to pause, and could not. DRILL: a person had
-    it done, and all that is found follows from it.
+    The first four causes are no failures:
+
+    - NOTICE: the ranks leave a node because AWS announced to take its instance.
+    - REQUESTED: a person wants the node for something else.
+    - PAUSE_FAILED: the job was to pause and could not.
+    - DRILL: a person ordered the fault, and all findings follow from it.
     """
 
     NOTICE = "notice"
@@ -64,80 +72,86 @@ class Cause(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """Something failed by itself: what MTTF and MTTR are about."""
+        """Whether something failed by itself. MTTF and MTTR count these causes only."""
         return self not in (Cause.NOTICE, Cause.REQUESTED, Cause.PAUSE_FAILED, Cause.DRILL)
 
     @property
     def takes_nodes(self) -> bool:
-        """A node that is left for this asks for a spare: it failed, or AWS takes it.
+        """Whether a node left for this cause asks for a spare: it failed, or AWS takes it.
 
-        People's wishes say nothing about what comes next.
+        A person's request does not predict further losses.
         """
         return self.is_failure or self is Cause.NOTICE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implication:
-    """A node had its part in an incident. A line of the node's history."""
+    """An entry of a node's history: the node was involved in an incident."""
 
     node_id: NodeId
     incident_id: str
-    """Of a job; or `fleet-<fleet>-<Unix seconds>` when no job had the node."""
+    """The incident of a job, or `fleet-<fleet>-<Unix seconds>` if no job had the node."""
     at: float
     what: str
-    """A cause, or a fault's code with its number: `node_unreachable`, `gpu_xid 79`."""
+    """A cause, or a fault code with its number: `node_unreachable`, `gpu_xid 79`."""
     evidence: str
     is_own_word: bool = False
-    """The node's own live agent reported it: of such a node the instance may be ended."""
+    """The node's own live agent reported it. This permits the termination of the instance."""
     remedy: Remedy = Remedy.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """Something that AWS has announced for an instance."""
+    """An announcement of AWS for an instance."""
 
     kind: NoticeKind
     message: str
     """AWS's own words."""
     ends_at: float | None = None
-    """Unix seconds from which the instance may be gone; None where AWS names no time."""
+    """When AWS may end the instance, in Unix seconds. None if AWS names no time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeObserved:
-    """One node as AWS and its agent show it."""
+    """A node as AWS and its agent report it."""
 
     node_id: NodeId
     instance: InstanceCondition = InstanceCondition.UNKNOWN
     instance_words: str = ""
     """AWS's own words: `terminated, Client.UserInitiatedShutdown`."""
     complaint: str = ""
-    """What AWS finds wrong with an instance that runs; empty: nothing. Healthy ones fail checks, too."""
+    """A failed check that AWS reports for a running instance. Empty: none.
+
+    Checks can fail on healthy instances too.
+    """
     is_connected: bool = False
     silent_seconds: float = 0.0
-    """How long its control link has been silent.
+    """How long the control link has been silent.
 
-    Silence before the end of this control plane's own grace after its start does not count.
+    Silence before the end of this control plane's grace after its start does not count.
     """
     heard_at: float | None = None
-    """Its last message; None when this control plane has heard none."""
+    """When the last message arrived. None if this control plane has received none."""
     address: str = ""
     peer_port: int = 0
     has_reported: bool = False
-    """This control plane has had a report from the agent that is there now."""
+    """The agent that is connected now has sent this control plane a report."""
     is_warm: bool = False
-    """Its ranks start without importing first."""
+    """Ranks start from a process that has done the imports."""
     sources: frozenset[str] = frozenset()
-    """SHA-256 of the source archives that it holds ready."""
+    """SHA-256 of the source archives that the node holds."""
     member: MemberReport | None = None
-    """What it last reported to do, whatever the run; None: nothing, or it has not reported."""
+    """The newest report about a job, of any run. None if the node works for none or has not reported."""
     faults: tuple[NodeFault, ...] = ()
-    """Of the node itself, in its agent's last report."""
+    """Faults of the node itself, from its agent's newest report."""
     history: tuple[Implication, ...] = ()
-    """Incidents that it had its part in, oldest first, since a person last returned it to service."""
+    """Incidents that involved the node since a person last returned it to service, oldest first."""
     request_words: str = ""
-    """What a person asked to be done with it, in a sentence, while that is not done: its job leaves it first."""
+    """A person's pending request for the node, as a sentence.
+
+    The node's job leaves it first.
+    """
     domain: str | None = None
-    """Failure domain, where AWS tells it."""
+    """The failure domain, if AWS reports it."""
     notices: tuple[Notice, ...] = ()
-    """What AWS has announced for its instance, one of a kind; `control_plane.core.notices` says what counts."""
+    """Announcements of AWS for the instance, one per kind. `core.notices` decides which count."""

@@ -1,4 +1,4 @@
-"""Steps and generations as the control plane stores them: lineage, checkpoints, sources that failed."""
+"""Steps and generations as stored: lineage, checkpoints, refused sources."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ NO_GENERATION = Generation(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRecord:
-    """One link of a job's lineage."""
+    """One generation in a job's lineage."""
 
     generation: Generation
     parent: Generation
     base_step: Step
     was_started: bool
-    """Its Start may have been sent."""
+    """The control plane may have sent Start for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,10 @@ class CheckpointRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedSource:
-    """A shard of a step that could not be had verified; a later plan does not ask for it again."""
+    """A source of a shard that failed verification or was unreachable. Later plans do not use it."""
 
     rank: Rank
     origin_generation: Generation
     step: Step
     is_object: bool = False
-    """The object in S3; else the slots in memory."""
+    """The source is the object in S3. If false, it is the slots in memory."""
