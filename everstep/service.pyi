@@ -1123,127 +1123,127 @@ class EverstepClient(Protocol):
     def close(self) -> None: ...
     def can_paginate(self, operation_name: str) -> bool: ...
     def acknowledge_incident(self, *, IncidentId: str, Note: str = ...) -> Incident:
-        """Say to have seen an incident, with a note. It changes nothing of the recovery; the first acknowledgement stays."""
+        """Confirm that a person has seen an incident, with a note. It does not change the recovery. Only the first acknowledgement is kept."""
     def complete_source(self, *, SourceId: str) -> PutSourceResponse:
-        """Have an archive that was put where CreateSource said read back and checked; jobs may use it from then on. Repeating it changes nothing."""
+        """Check an archive that was uploaded to the URL of CreateSource. After that, jobs can use the source. Repeated calls change nothing."""
     def create_checkpoint(self, *, TrainingJobName: str) -> CreateCheckpointResponse:
-        """Have the newest committed step of a running job, or the next one, put into S3. While one is on its way, asking again changes nothing."""
+        """Request a checkpoint in S3 of the newest committed step of a running job, or of the next one. While a requested checkpoint is not complete, repeated calls change nothing."""
     def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ..., ExpectedChanges: Sequence[GroupChange] = ...) -> CreateFleetResponse:
-        """Register an Auto Scaling group as a fleet. From now on only Everstep changes its size and ends its instances. The answer lists what was changed of the group. A DryRun changes and creates nothing, and answers what would be changed; with that as ExpectedChanges nothing else is changed."""
+        """Register an Auto Scaling group as a fleet. From then on, only Everstep may resize the group and terminate its instances. The response lists the changes made to the group. With DryRun, the call changes and creates nothing and returns the planned changes. Pass these as ExpectedChanges to make the call fail if it would change anything else."""
     def create_join_token(self, *, FleetName: str, ExpiresInSeconds: int = ...) -> CreateJoinTokenResponse:
-        """Make a join token for a fleet's launch template. Each instance of the fleet's group may use it once; nobody else can."""
+        """Create a join token for a fleet's launch template. Each instance of the fleet's group can use it once. Other instances cannot use it."""
     def create_source(self, *, SourceId: str, Bytes: int) -> CreateSourceResponse:
-        """Ask where an archive is to be put: straight into S3, at an address that is good for this archive alone and for fifteen minutes. `IsStored`: it is there already. Repeating it gives another address."""
+        """Request a presigned S3 URL for the upload of a source archive. The URL accepts only this archive and expires after fifteen minutes. If `IsStored` is true, no upload is needed. A repeated call returns another URL."""
     def create_token(self, *, Role: Literal["admin", "submitter", "viewer"], Project: str = ..., Description: str = ..., ExpiresInSeconds: int = ...) -> CreateTokenResponse:
-        """Make a token. Its secret is in this answer and nowhere else; asking again makes another token."""
+        """Create a token. Only this response contains the secret. A repeated call creates another token."""
     def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., AlternativeFleetNames: Sequence[str] = ..., Requirements: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InputDataConfig: Sequence[Channel] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
-        """Start a training job: it waits for its nodes, runs, and survives what happens to them. A DryRun creates nothing and answers the plan."""
+        """Create a training job. It waits for its nodes, runs, and recovers from failures of ranks and nodes. With DryRun, the call creates nothing and returns the plan."""
     def delete_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
-        """Delete a checkpoint from S3. Refused for pinned ones, and for the one that a job which has not ended would be restored from next."""
+        """Delete a checkpoint from S3. Fails for a pinned checkpoint, and for the one from which an unfinished job would be restored next."""
     def delete_fleet(self, *, FleetName: str) -> Fleet:
-        """End a fleet's nodes and forget it. Refused while jobs on it have not ended. Asking again changes nothing."""
+        """End a fleet's nodes and delete it. Fails while jobs of the fleet have not ended. Repeated calls change nothing."""
     def delete_project_quota(self, *, Project: str) -> ProjectQuota:
-        """Lift a project's quota."""
+        """Delete a project's quota."""
     def delete_training_job(self, *, TrainingJobName: str, DeleteObjects: bool = ..., DryRun: bool = ...) -> DeleteTrainingJobResponse:
-        """Forget a training job that has ended. What it left in S3 stays unless DeleteObjects is set; a DryRun only says what would go."""
+        """Delete the records of a training job that has ended. Its objects in S3 remain unless DeleteObjects is set. With DryRun, the call deletes nothing and returns what it would delete."""
     def describe_fleet(self, *, FleetName: str) -> Fleet:
         """Describe one fleet."""
     def describe_incident(self, *, IncidentId: str) -> Incident:
-        """Describe one incident: its evidence, what was decided and why, and what it cost."""
+        """Describe one incident: its evidence, the decision with its reason, and the cost."""
     def describe_node(self, *, NodeId: str) -> Node:
         """Describe one node."""
     def describe_protection(self, *, TrainingJobName: str) -> DescribeProtectionResponse:
-        """Describe who holds which shard of a job right now."""
+        """Describe which nodes hold which shards of a job at this moment."""
     def describe_source(self, *, SourceId: str) -> PutSourceResponse:
-        """Say whether a source is stored already, so that nobody uploads it twice."""
+        """Check whether a source is stored already, to avoid a second upload."""
     def describe_training_job(self, *, TrainingJobName: str) -> TrainingJob:
-        """Describe one training job: what it is, where it stands, and why."""
+        """Describe one training job: its configuration, its state, and the reason for the state."""
     def drain_node(self, *, NodeId: str, Reason: str = ...) -> Node:
-        """Have a node's job leave it at an agreed stop, no step lost, once another node is there; then hold it. Asking again changes nothing."""
+        """Move the job off a node at an agreed stop, once another node is ready; then hold the node. The job loses no step. Repeated calls change nothing."""
     def execute_command(self, *, TrainingJobName: str, Rank: int, Command: Sequence[str], TimeoutInSeconds: int = ..., Stdin: str = ..., ClientRequestToken: str = ...) -> ExecuteCommandResponse:
-        """Run a program beside a rank and answer what it has said: `py-spy dump --pid {pid}`. Only where the job's fleet sets AllowCommands. It runs as the agent's user, in the rank's cgroup, with RANK and EVERSTEP_RANK_PID; without a shell or a terminal. Who ran what is an event."""
+        """Run a program beside a rank and return its output, for example `py-spy dump --pid {pid}`. Requires a fleet with AllowCommands. The program runs as the agent's user, in the rank's cgroup, with RANK and EVERSTEP_RANK_PID in its environment. It has neither a shell nor a terminal. An event records the caller and the command."""
     def follow_logs(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., NextToken: str = ...) -> FollowLogsResponse:
-        """Follow what a job's ranks print: from NextToken on, from the beginning with StartFromHead or StartTime, else from now. Each event has lines and a token to go on from, after a broken connection, say. Lines come from the agents as they are printed, from the object store where an agent cannot be reached; every line comes once. The stream ends when the job has ended and everything was given."""
+        """Follow the lines that a job's ranks print. The stream starts after NextToken, or at the beginning with StartFromHead or StartTime, else with the next new line. Each event has lines and a token from which a new call continues, for example after a disconnect. Agents send lines as they are printed; if an agent is unreachable, the lines come from the object store. Every line appears once. The stream ends after the last line of an ended job."""
     def get_caller_identity(self) -> GetCallerIdentityResponse:
-        """Say who is calling: role, project and how long that lasts."""
+        """Return the caller's token: its role, project and expiry."""
     def get_health(self) -> HealthResponse:
-        """Say that the server answers, which version it is, and what about it needs a person. A degraded server answers with status 200, too: it serves all that it can."""
+        """Return the server's version and the problems that need a person. A degraded server also returns status 200, because it serves all requests that it can."""
     def get_log(self, *, TrainingJobName: str, Key: str) -> GetLogResponse:
-        """Stream one log, by the key that ListLogs gave."""
+        """Download one log, by a key from ListLogs."""
     def get_log_events(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., Limit: int = ..., NextToken: str = ...) -> GetLogEventsResponse:
-        """Read what a job's ranks printed, merged by time over all ranks and nodes, one generation after another. FilterPattern is a part of the line. Without NextToken the newest lines are given, or with StartFromHead the first. NextForwardToken and NextBackwardToken read on in either direction: a page may be short or empty while there is more; nothing is left when a token comes back unchanged. What a node could not ship because it was lost is an event of its own, of the stream `gap`."""
+        """Read the lines that a job's ranks printed, merged by time over all ranks, generation by generation. FilterPattern selects lines that contain it. Without NextToken, the response has the newest lines, or with StartFromHead the first lines. NextForwardToken and NextBackwardToken continue in either direction. A page may be short or empty although more lines follow; the end is reached when a token comes back unchanged. Lines that a lost node could not upload appear as one event of the stream `gap`."""
     def get_metric_data(self, *, TrainingJobName: str, MetricName: str = ..., FirstStep: int = ..., LastStep: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., ResolutionInSteps: int = ..., ResolutionInSeconds: int = ..., MaxPoints: int = ...) -> GetMetricDataResponse:
-        """Get what a job's rank 0 has logged, and what Everstep has measured on its nodes. Of steps that were done again after a failure it is what was logged last. The newest 4,096 steps are kept as they were logged, older ones as points of 8, 64, 512 … steps. Where MaxPoints or a resolution asks for fewer points, several are joined into one; where a resolution asks for more than MaxPoints, points span twice as much, four times, and so on."""
+        """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes. If a step was repeated after a failure, its last value counts. The newest 4,096 steps have one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution asks for fewer points, neighbouring points are merged. If a resolution would give more than MaxPoints points, the span of a point is doubled until they fit."""
     def get_output(self, *, TrainingJobName: str, Key: str) -> GetOutputResponse:
-        """Stream one output file, by the key that ListOutputs gave."""
+        """Download one output file, by a key from ListOutputs."""
     def hand_back_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
-        """Let Everstep look after a job again. Asking again changes nothing."""
+        """Return control of a job to Everstep. Repeated calls change nothing."""
     def hold_node(self, *, NodeId: str, Reason: str = ...) -> Node:
-        """Keep a node that works for nobody out of use until ReleaseNode. Asking again changes nothing."""
+        """Keep a node without a job out of use until ReleaseNode. Repeated calls change nothing."""
     def list_checkpoints(self, *, TrainingJobName: str, MinStep: int = ..., MaxResults: int = ..., NextToken: str = ...) -> ListCheckpointsResponse:
-        """List a job's checkpoints in S3, newest step first; with MinStep those of that step and later ones, as CreateCheckpoint answers it."""
+        """List a job's checkpoints in S3, newest step first. With MinStep, the list contains only that step and later ones. CreateCheckpoint returns a suitable MinStep."""
     def list_drills(self, *, TrainingJobName: str = ..., MaxResults: int = ..., NextToken: str = ...) -> ListDrillsResponse:
-        """List drills in the order they were asked for, of all jobs or of one."""
+        """List the drills of all jobs or of one job, in the order of their requests."""
     def list_events(self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., TimeAfter: datetime | float | str = ..., TimeBefore: datetime | float | str = ..., MaxResults: int = ..., NextToken: str = ..., SortOrder: Literal["Ascending", "Descending"] = ...) -> ListEventsResponse:
-        """List events, oldest first; the newest first on request. To see what is new later, ask again with the last `EventId` as `AfterEventId`."""
+        """List events, oldest first, or newest first with SortOrder Descending. To poll for new events, pass the last `EventId` as `AfterEventId`."""
     def list_fleets(self, *, MaxResults: int = ..., NextToken: str = ...) -> ListFleetsResponse:
         """List fleets by name."""
     def list_incidents(self, *, TrainingJobName: str = ..., StatusEquals: Literal["Open", "Closed"] = ..., MaxResults: int = ..., NextToken: str = ..., SortOrder: Literal["Ascending", "Descending"] = ...) -> ListIncidentsResponse:
-        """List incidents in the order they were opened, of all jobs or of one; the newest first, or only open or closed ones, on request."""
+        """List the incidents of all jobs or of one job, in the order in which they were opened. SortOrder Descending lists the newest first. StatusEquals selects open or closed incidents."""
     def list_logs(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListLogsResponse:
-        """List what a job's ranks printed, by generation and rank; what should be there and is not comes with the reason."""
+        """List the log streams of a job's ranks, by generation and rank. An expected stream that is missing is listed with the reason."""
     def list_metrics(self, *, TrainingJobName: str) -> ListMetricsResponse:
-        """List the names under which a job's rank 0 has logged values, with the last value of each."""
+        """List the metrics of a job, with the last value of each."""
     def list_nodes(self, *, FleetName: str = ..., IncludeEnded: bool = ..., MaxResults: int = ..., NextToken: str = ...) -> ListNodesResponse:
-        """List nodes, oldest first; those that have ended on request."""
+        """List nodes, oldest first. IncludeEnded adds nodes that have ended."""
     def list_outputs(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListOutputsResponse:
-        """List the files that a job's ranks left in EVERSTEP_OUTPUT_DIR, by generation."""
+        """List the files that a job's ranks wrote into EVERSTEP_OUTPUT_DIR, by generation."""
     def list_project_quotas(self, *, MaxResults: int = ..., NextToken: str = ...) -> ListProjectQuotasResponse:
-        """List the quotas of projects, by project; a token of one project sees that one's."""
+        """List quotas by project. A token of one project sees only that project's quota."""
     def list_tokens(self, *, Project: str = ..., IncludeEnded: bool = ..., MaxResults: int = ..., NextToken: str = ...) -> ListTokensResponse:
-        """List tokens, oldest first; those that are revoked or have expired on request. Secrets are not known here."""
+        """List tokens, oldest first, without secrets. IncludeEnded adds revoked and expired tokens."""
     def list_training_job_nodes(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListTrainingJobNodesResponse:
-        """List the nodes that have worked for a job, and when: those of its newest 400 launches."""
+        """List the nodes that worked for a job, and when. Covers the newest 400 launches."""
     def list_training_job_revisions(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListTrainingJobRevisionsResponse:
         """List the revisions of a training job, oldest first."""
     def list_training_jobs(self, *, MaxResults: int = ..., NextToken: str = ..., StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ..., Project: str = ..., CreationTimeAfter: datetime | float | str = ..., CreationTimeBefore: datetime | float | str = ..., LastModifiedTimeAfter: datetime | float | str = ..., LastModifiedTimeBefore: datetime | float | str = ..., TagKey: str = ..., TagValue: str = ..., SortBy: Literal["CreationTime", "LastModifiedTime", "Name"] = ..., SortOrder: Literal["Ascending", "Descending"] = ...) -> ListTrainingJobsResponse:
-        """List training jobs, the newest first unless sorted otherwise. TagValue goes with TagKey; each filter narrows the others."""
+        """List training jobs, newest first unless SortBy or SortOrder is set. A job must match all filters. TagValue requires TagKey."""
     def pause_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
-        """Ask a training job to pause: all ranks stop at one agreed step, kept in S3, and its nodes go back to the fleet until ResumeTrainingJob. One that is being launched pauses once it trains. Asking again changes nothing."""
+        """Pause a training job: all ranks stop at one agreed step, which is stored in S3. The job's nodes return to the fleet until ResumeTrainingJob. A job that is being launched pauses once it trains. Repeated calls change nothing."""
     def pin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
-        """Keep a checkpoint: it is not deleted until it is unpinned."""
+        """Protect a checkpoint from deletion until UnpinCheckpoint."""
     def put_project_quota(self, *, Project: str, MaxNodeCount: int = ..., MaxJobCount: int = ..., MaxSourceBytes: int = ..., MaxPriority: int = ..., AllowedRoleArns: Sequence[str] = ..., AllowedSecrets: Sequence[str] = ..., AllowedData: Sequence[str] = ...) -> ProjectQuota:
-        """Set what the jobs of a project may have, in place of what it was. Nothing that runs is stopped."""
+        """Create or replace the quota of a project. Running jobs continue."""
     def put_source(self, *, SourceId: str, Body: bytes | BinaryIO) -> PutSourceResponse:
-        """Store a gzipped tar of a user's code. `SourceId` is its SHA-256; storing it again changes nothing."""
+        """Upload a gzipped tar of a user's code. `SourceId` is its SHA-256. Repeated calls change nothing."""
     def reboot_node(self, *, NodeId: str, Reason: str = ...) -> Node:
-        """Have the job of a node leave it like DrainNode; then reboot it, and it works again. Asking again changes nothing."""
+        """Move the job off a node as DrainNode does, then reboot the node and use it again. Repeated calls change nothing."""
     def release_node(self, *, NodeId: str, Terminate: bool = ...) -> Node:
-        """Let a held node work again, or end its instance; of another one, call off what was asked for. One kept for inspection is ended once its evidence is in S3. Asking again changes nothing."""
+        """Return a held node to use, or terminate its instance. For a node that is not held, cancel the pending request. A node that is held for inspection is terminated after its evidence is in S3. Repeated calls change nothing."""
     def replace_node(self, *, NodeId: str, Reason: str = ...) -> Node:
-        """Have the job of a node leave it like DrainNode; then end its instance, and another one comes. Asking again changes nothing."""
+        """Move the job off a node as DrainNode does, then terminate the instance, so that a new one replaces it. Repeated calls change nothing."""
     def reset_node_session(self, *, NodeId: str, Reason: str = ...) -> Node:
-        """Revoke the session of a node's agent, and let the node join once more with a join token. For an instance that lost its state directory, or whose session somebody may have copied. The agent's open connection ends within ten seconds. Asking again revokes the newer session, too."""
+        """Revoke the session of a node's agent, and let the node join again with a join token. Use it for an instance that lost its state directory, or whose session may have been copied. The agent's open connection ends within ten seconds. A repeated call revokes the newer session, too."""
     def resume_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
-        """Let a paused training job go on: back into the queue, then bit-identically from its checkpoint. One that is not paused is left as it is."""
+        """Resume a paused training job: it waits in the queue, then continues bit-identically from its checkpoint. The call does not change a job that is not paused."""
     def revoke_token(self, *, TokenId: str) -> Token:
-        """End a token at once: for requests, for browsers signed in with it, and within a second for answers that still go on. Joined agents stay."""
+        """Revoke a token. New requests and browser sessions of the token fail at once; open streams end within a second. Agents that have joined stay connected."""
     def start_drill(self, *, TrainingJobName: str, DrillType: Literal["kill-rank", "kill-agent", "terminate-instance"], NodeId: str = ..., Rank: int = ...) -> Drill:
-        """Break something of a training job on purpose, once. Only where its fleet sets AllowDrills, and while the job trains undisturbed."""
+        """Inject one fault into a training job. The job's fleet must set AllowDrills, and the job must be training."""
     def stop_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
-        """Ask a training job to stop: all ranks stop at one agreed step, which is kept. Asking again changes nothing."""
+        """Stop a training job: all ranks stop at one agreed step, which is stored. Repeated calls change nothing."""
     def take_over_training_job(self, *, TrainingJobName: str, Reason: str = ...) -> TrainingJobSummary:
-        """Look after a job yourself: Everstep observes and records until it is handed back, and decides nothing. Only ranks of generations that have ended are still halted. What is asked for meanwhile, a stop too, waits. Who took it over first stays."""
+        """Take control of a job: until HandBackTrainingJob, Everstep observes and records but makes no decision. Everstep still halts ranks of ended generations. Requests for the job, including a stop, wait until the hand-back. A repeated call does not change who took the job over."""
     def unfreeze_fleet(self, *, FleetName: str) -> Fleet:
-        """Say of a fleet most of which is silent: who is silent is gone. It holds until sight returns; a drift of the group stays a freeze."""
+        """Confirm that the silent nodes of a mostly silent fleet are lost, so that Everstep replaces them. The confirmation ends once most of the fleet is connected again. It does not lift a freeze because of drift."""
     def unpin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
-        """Let a pinned checkpoint be deleted again."""
+        """Allow the deletion of a pinned checkpoint again."""
     def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ...) -> Fleet:
-        """Change how many nodes and spares are kept, and what becomes of nodes that fail."""
+        """Change a fleet's settings: node and spare counts, price, and how failed nodes are handled."""
     def update_training_job(self, *, TrainingJobName: str, Priority: int = ..., Preemptible: bool = ..., RetryStrategy: RetryStrategy = ..., StoppingCondition: StoppingConditionUpdate = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfigUpdate = ..., Tags: Mapping[str, str] = ...) -> UpdateTrainingJobResponse:
-        """Change a training job that has not ended. What is left out stays; what is so already makes no revision. Protection and CheckpointConfig are part of a generation's plan: they hold from the next generation on, and the answer says so."""
+        """Change a training job that has not ended. Omitted fields keep their value, and an update without a change creates no revision. Protection and CheckpointConfig are part of a generation's plan, so changes to them apply from the next generation on. The response says when each change applies."""
     def verify_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
-        """Have a checkpoint's objects read back and hashed against its manifest; the verdict and its time are kept with it."""
+        """Read a checkpoint's objects back and compare their hashes with the manifest. The verification runs in the background; the checkpoint keeps its result and time."""
     def upload_source(self, *, Directory: str | os.PathLike[str] | None = ..., Body: bytes | BinaryIO | None = ...) -> SourceConfig:
         """Store a user's code: a directory, packed as it is, or a gzipped tar."""
     def follow_events(

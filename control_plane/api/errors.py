@@ -1,7 +1,7 @@
-"""Errors of the API: what a caller gets to see, and how anything else that is raised becomes one.
+"""Errors of the API, and the translation of internal exceptions into them.
 
     ApiError                            status  x-amzn-errortype
-    ├── InvalidRequest                  400     ValidationException          fields say what is wrong
+    ├── InvalidRequest                  400     ValidationException          Fields lists the errors
     │   ├── MethodNotAllowed            405
     │   ├── TooSlow                     408
     │   └── TooLarge                    413
@@ -14,7 +14,7 @@
     │   └── DiskFull
     └── InternalError                   500     InternalServerException      the server's log has the request id
 
-Invariant: every answer that is not a success has the same body, `schemas.ErrorResponse`.
+Invariant: every error response has the same body, `schemas.ErrorResponse`.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ _KINDS = {
     "dict_type": "map",
     "model_": "structure",
 }
-"""How pydantic's words for a wrong type begin, and the contract's name of the type."""
+"""Prefixes of pydantic's error types for wrongly typed values, and the contract's name of the expected type."""
 
 
 class ApiError(Exception):
-    """A request that is refused.
+    """The request failed. Base class of all errors that the API returns.
 
     Args:
-        message: a sentence for the caller, with names and figures.
-        hint: what to do about it.
-        fields: what is wrong, field by field.
+        message: a sentence for the caller, with the names and values concerned.
+        hint: how to correct the problem; may be empty.
+        fields: one error per invalid field.
     """
 
     status: ClassVar[int] = 500
@@ -74,20 +74,20 @@ class ApiError(Exception):
 
 
 class InvalidRequest(ApiError):
-    """The request cannot be what the caller wants; Fields say where."""
+    """The request is not valid. Fields lists the invalid fields."""
 
     status = 400
     code = "ValidationException"
 
 
 class MethodNotAllowed(InvalidRequest):
-    """The path exists, the method does not."""
+    """The path exists, but not with this method."""
 
     status = 405
 
 
 class TooSlow(InvalidRequest):
-    """Nothing of the body came for too long."""
+    """The client sent nothing of the body for too long."""
 
     status = 408
 
@@ -99,34 +99,34 @@ class TooLarge(InvalidRequest):
 
 
 class Forbidden(ApiError):
-    """No good token was sent, or its role or project does not allow it."""
+    """The request has no valid token, or the token's role or project does not allow the operation."""
 
     status = 403
     code = "AccessDeniedException"
 
 
 class Unauthenticated(Forbidden):
-    """No token, or one that is not good."""
+    """The request has no token, or an invalid one."""
 
     status = 401
 
 
 class NotFound(ApiError):
-    """There is no such thing, or the caller may not know of it."""
+    """The resource does not exist, or the caller may not see it."""
 
     status = 404
     code = "ResourceNotFoundException"
 
 
 class InUse(ApiError):
-    """The name is taken, or what it names is not in a state for that."""
+    """The name is taken, or the resource's state does not allow the operation."""
 
     status = 409
     code = "ConflictException"
 
 
 class Throttled(ApiError):
-    """Too many requests; the same request may succeed later."""
+    """Too many requests. The same request may succeed later."""
 
     status = 429
     code = "ThrottlingException"
@@ -134,7 +134,7 @@ class Throttled(ApiError):
 
 
 class Unavailable(ApiError):
-    """Something that the service needs did not answer; the same request may succeed later."""
+    """A dependency of the service did not answer. The same request may succeed later."""
 
     status = 503
     code = "ServiceUnavailableException"
@@ -142,11 +142,11 @@ class Unavailable(ApiError):
 
 
 class DiskFull(Unavailable):
-    """The server cannot write: its disk, or that of its database, is full. Reading goes on."""
+    """The server cannot write, because its disk or that of its database is full. Reading still works."""
 
 
 class InternalError(ApiError):
-    """The request failed inside the service; its log has the request id."""
+    """The request failed inside the service. The service's log contains the request id."""
 
 
 MODELED: tuple[type[ApiError], ...] = (
@@ -158,11 +158,14 @@ MODELED: tuple[type[ApiError], ...] = (
     InternalError,
     Unavailable,
 )
-"""One for each type of error; the contract is made from them."""
+"""One class per error type of the contract.
+
+`control_plane.contract` generates the model's errors from them.
+"""
 
 
 def install(app: FastAPI) -> None:
-    """Make every refusal of the application answer in the one form."""
+    """Register handlers that turn all known exceptions of the application into error responses."""
     for kind, translate in (
         (ApiError, lambda error: error),
         (db.DatabaseError, _from_database),
@@ -174,7 +177,7 @@ def install(app: FastAPI) -> None:
 
 
 def response(error: ApiError, request_id: str) -> JSONResponse:
-    """Return the answer for an error."""
+    """Return the HTTP response for an error."""
     body = ErrorResponse(
         code=error.code, message=error.message, request_id=request_id, hint=error.hint, fields=list(error.fields)
     )
@@ -187,7 +190,7 @@ def response(error: ApiError, request_id: str) -> JSONResponse:
 
 
 class _Handler:
-    """Answers one kind of exception."""
+    """Exception handler for one exception class; `translate` converts the exception into an ApiError."""
 
     def __init__(self, translate: object) -> None:
         self._translate = translate
@@ -216,14 +219,17 @@ def _from_database(error: db.DatabaseError) -> ApiError:
 
 
 def unexpected(error: Exception) -> ApiError:
-    """Return the answer for an exception that no handler knows. Called once per failed request, which the caller logs.
+    """Return the error for an exception that no handler covers.
+
+    The envelope calls it once per failed request and logs the exception.
 
     Args:
-        error: what a route raised. A full disk is told from its code: ENOSPC, EDQUOT, SQLite's message, or PostgreSQL's
-            53100.
+        error: the exception that a route raised.
 
     Returns:
-        `DiskFull` where a disk is full, else `InternalError`.
+        `DiskFull` if the exception's code reports a full disk (ENOSPC, EDQUOT, SQLite's message, PostgreSQL's 53100),
+            else
+            `InternalError`.
     """
     if is_disk_full(error):
         return DiskFull(
@@ -271,13 +277,14 @@ def _from_http(error: HTTPException) -> ApiError:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """Return `A.B[0]` for a location that pydantic reports, without the part of the request that it is in."""
+    """Return the field path `A.B[0]` for a location of pydantic, without its first part (body, query, path, header)."""
     parts = location[1:] if location and location[0] in ("body", "query", "path", "header") else location
-    return constraints.path_of([part for part in parts if part != "[key]"])  # pydantic's mark for a dictionary's key
+    # pydantic marks a dictionary's key this way
+    return constraints.path_of([part for part in parts if part != "[key]"])
 
 
 def _words(path: str, entry: Mapping[str, Any]) -> str:
-    """Return pydantic's complaint in the words that the client has for it, too."""
+    """Return pydantic's error in the words that the client's own validation uses."""
     kind, given, context = str(entry["type"]), entry.get("input"), entry.get("ctx", {})
     match kind:
         case "missing":

@@ -1,1 +1,1 @@
-"""One module per noun; each has a `router`."""
+"""Routes of the API, one module per resource; each has a `router`."""

@@ -1,30 +1,32 @@
-"""The agents' connection: one websocket per node, binary frames of `everstep.protocol.codec`.
+"""Websocket endpoint for agents: one connection per node, binary frames of `everstep.protocol.codec`.
 
     agent                                          control plane
     GET /v1/agents/connect, Authorization: Bearer <join token, or session token>
-                                     ◀──           403 instead of an upgrade: the token is unknown, used up or not an agent's
+                                     ◀──           HTTP 403: the token is unknown, used up or not an agent's
     Hello                            ──▶
                                      ◀──           AgentWelcome with the session token to use from now on
     AgentReport …                    ◀─▶           commands …
 
-A join token is bound to a fleet. It lets an instance join that EC2 reports as a pending or running member of the
-fleet's group and that has not joined before. The node has joined with the first report after the welcome, so an agent
-that never received its session token can try again. After that only the session token opens the node's line: a join
-with any join token is refused until an administrator resets the session (ResetNodeSession). A session token is bound to
-its node, and revoked when the node or its fleet ends; a line ends within `SESSION_LOOK_SECONDS` of the revocation.
+A join token is bound to a fleet. It admits an instance that EC2 reports as a pending or running member of the fleet's
+group and that has not joined before. The join is complete with the first report after the welcome, so an agent that
+never received its session token can retry. After that, only the session token is accepted. The server rejects every
+join token for this node until an administrator resets the session (ResetNodeSession).
 
-    close code   why                                         what the agent does
-    1013         the cloud or the fleet is not ready, or     tries again later, at the next address
+A session token is bound to its node. It is revoked when the node or its fleet ends. The server closes an open
+connection within `SESSION_LOOK_SECONDS` of the revocation.
+
+    close code   reason                                      reaction of the agent
+    1013         the cloud or the fleet is not ready, or     retries later, at the next address
                  another replica serves the fleet
-    1009         a message is too long                       it is a bug, or another version; tries again later
-    4400         a message that is not one                   likewise; both are counted, per node, and shown with it
-    4401         the token is not this node's                drops its session, and joins anew
-    4403         EC2 does not list the node in the group     tries again later: lists lag behind
-    4408         nothing was heard for too long              connects again
-    4409         a newer connection of the node exists       ends
-    4410         the node has joined before                  tries its session token again, if it has one; else tries again later
+    1009         a message is too long                       retries later; a bug, or another version
+    4400         a message is malformed                      likewise; the server counts 1009 and 4400 per node
+    4401         the token belongs to another node           drops its session and joins anew
+    4403         EC2 does not list the node in the group     retries later: EC2's lists lag behind
+    4408         the agent was silent for too long           connects again
+    4409         the node has a newer connection             exits
+    4410         the node has joined before                  tries its session token if it has one; else retries later
 
-Invariant: nothing of a connection reaches the registry before its token and its node were checked.
+Invariant: the registry sees a connection only after its token and its node were checked.
 """
 
 from __future__ import annotations
@@ -74,10 +76,13 @@ router = APIRouter()
 T = TypeVar("T")
 _NODE_ID = re.compile(r"[A-Za-z0-9-]{1,63}")
 _SAID = AgentReport | LogLines | CommandEnded
-"""What an agent says after its Hello."""
+"""Messages that an agent may send after its Hello."""
 
 SILENT_LEASES = 4.0
-"""An agent reports three times per lease; one that is silent for this many leases is let go, so that it dials in anew."""
+"""Leases of silence after which the server closes a connection, so that the agent reconnects.
+
+An agent reports three times per lease.
+"""
 
 TRY_AGAIN = 1013
 MALFORMED = 4400
@@ -85,16 +90,16 @@ NOT_A_MEMBER = 4403
 SILENT = 4408
 SUPERSEDED = 4409
 SESSION_LOOK_SECONDS = 10.0
-"""Interval at which an open line checks that its session was not revoked."""
+"""Interval at which an open connection checks that its session was not revoked."""
 ELSEWHERE = "another replica of the control plane serves this fleet"
 OVERSIZED = 1009
-"""Sent by the websocket itself, at the announced length of a message (RFC 6455)."""
+"""The websocket library sends this code when a frame announces too large a length (RFC 6455)."""
 MAX_REASON_BYTES = 123
-"""What a closing frame has room for, in UTF-8 (RFC 6455)."""
+"""Size limit of a close frame's reason in UTF-8 (RFC 6455)."""
 
 
 class _Refusal(Exception):
-    """The connection is closed with this code and reason."""
+    """The server closes the connection with this code and reason."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -104,18 +109,18 @@ class _Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Admission:
-    """Who connected, as what, with which token from now on."""
+    """The result of a successful admission: the agent's fleet, and its session token."""
 
     fleet: FleetName
     secret: str
     session_id: str
     is_join: bool
-    """It connected with a join token: the node has joined with the first report."""
+    """The agent connected with a join token. The join is complete with the first report."""
 
 
 @router.websocket("/v1/agents/connect")
 async def connect(websocket: WebSocket) -> None:
-    """Serve one agent until either side goes."""
+    """Serve one agent's connection until either side ends it."""
     services: Services = websocket.app.state.services
     try:
         secret = bearer(websocket.headers.get("authorization"))
@@ -123,7 +128,7 @@ async def connect(websocket: WebSocket) -> None:
     except Unauthenticated:
         token = None
     if token is None or token.kind == TokenKind.USER:
-        await websocket.close()  # before it is accepted: the client sees HTTP 403
+        await websocket.close()  # closed before accept, so the client receives HTTP 403
         return
     await websocket.accept()
     node_id, proven = "?", token.node_id
@@ -147,7 +152,7 @@ async def connect(websocket: WebSocket) -> None:
 
 
 def _count(services: Services, proven: str | None, code: int) -> None:
-    """Count what was refused because of the message itself, if it is certain whose it was."""
+    """Count a malformed or oversized message, if the sending node is proven by its token."""
     if proven is not None and code in (MALFORMED, OVERSIZED):
         services.registry.refuse(NodeId(proven))
 
@@ -166,7 +171,7 @@ async def _hello(websocket: WebSocket) -> Hello:
 
 
 async def _serve(websocket: WebSocket, services: Services, hello: Hello, admission: _Admission) -> None:
-    """Pass reports in and commands out; the first side to end ends the other."""
+    """Read reports and send commands until one of the two directions ends."""
     connection = services.registry.accept(hello, admission.fleet)
     log.info("agent of node %s (fleet %s, %s) is connected", hello.node_id, admission.fleet, hello.version)
     try:
@@ -249,26 +254,30 @@ async def _close(websocket: WebSocket, refusal: _Refusal) -> None:
 
 def _decoded(data: bytes, kind: type[T] | UnionType) -> T:
     try:
-        said: T = decode(data, kind)  # type: ignore[arg-type]  # msgspec takes a union for a type
+        said: T = decode(data, kind)  # type: ignore[arg-type]  # msgspec accepts a union as type
         return said
     except ProtocolError as error:
         raise _Refusal(MALFORMED, f"{type(error).__name__}: {error}") from error
 
 
 def _admit(services: Services, token: TokenRecord, secret: str, hello: Hello) -> _Admission:
-    """Check that the token is this node's and return what it is admitted as. Blocks on the database and on the cloud.
+    """Check the token against the Hello and the cloud, and return the admission.
+
+    Blocks on the database and, for a join token, on the cloud. A join also creates the session token.
 
     Args:
-        services: what the routes stand on.
-        token: the record of the token.
-        secret: the token itself; a session goes on with it.
+        services: services of the application.
+        token: the database record of the token.
+        secret: the token itself. An existing session keeps it.
         hello: the agent's first message.
 
     Returns:
-        What it is admitted as.
+        The fleet and the session token.
 
     Raises:
-        _Refusal: it is not.
+        _Refusal: the token is not valid for this node, the node is not a member of the fleet's group or has joined
+            before, or
+            the cloud did not answer.
     """
     assert token.fleet_name is not None
     fleet_name = FleetName(token.fleet_name)
@@ -301,7 +310,7 @@ def _admit(services: Services, token: TokenRecord, secret: str, hello: Hello) ->
 
 def _require_not_joined(session: Session, node_id: NodeId) -> None:
     if nodes.has_joined(session, node_id):
-        # At most 120 bytes: a close frame takes no more.
+        # The reason must fit into a close frame: at most 123 bytes.
         raise _Refusal(
             ALREADY_JOINED, f"{node_id} has joined before. Show its session, or: everstep nodes reset-session {node_id}"
         )
@@ -333,7 +342,7 @@ def _note(services: Services, hello: Hello, admission: _Admission) -> None:
             if not admission.is_join and nodes.mark_joined(session, hello.node_id, now):
                 tokens.revoke_sessions(
                     session, hello.node_id, now, but=admission.session_id
-                )  # of joins that never completed
+                )  # sessions of joins that were never completed
             if admission.is_join:
                 message = f"Node {hello.node_id} joined the fleet {admission.fleet}."
                 events.append(
@@ -347,11 +356,9 @@ def _note(services: Services, hello: Hello, admission: _Admission) -> None:
 
 
 def _complete_join(services: Services, node_id: NodeId, session_id: str) -> None:
-    """Record that the agent holds its session token, and revoke every other session of the node.
+    """Record that the agent received its session token, and revoke all other sessions of the node.
 
-    Blocks on the database.
-
-    Of two agents that join as one node at the same time, the first to report wins.
+    Blocks on the database. If two agents join as the same node at once, the first to report wins.
     """
     now = services.now()
     with services.database.write() as session:

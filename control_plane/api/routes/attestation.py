@@ -1,8 +1,9 @@
-"""Agents on EC2 join by showing which instance they are (`everstep.protocol.attestation`).
+"""Endpoints with which agents on EC2 prove which instance they are (`everstep.protocol.attestation`).
 
-No part of the contract: only agents have a use for it.
+Not part of the contract, because only agents call them.
 
-Invariant: nothing is stored for a caller before STS and EC2 have spoken for it; a nonce makes one session at the most.
+Invariant: the server stores nothing for a caller before STS and EC2 have confirmed the instance. A nonce yields at most
+one session.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ from everstep.protocol.ids import NodeId
 router = Router(prefix="/v1/agents", include_in_schema=False)
 
 SESSION_SECONDS = 3600
-"""How long a session token opens new connections; one that is open stays.
+"""Seconds during which a session token can open connections. Open connections continue after that.
 
-An instance that still is one gets another at any time.
+A running instance can obtain another session token at any time.
 """
 HeaderValue = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
 
 class NonceResponse(common_schemas.Shape):
-    """Something to sign."""
+    """A nonce for the agent to sign."""
 
     nonce: str
 
 
 class SessionRequest(common_schemas.Request):
-    """What an agent signed, and who it says it is."""
+    """A signed STS request, with the instance that the agent claims to be."""
 
     fleet_name: common_schemas.Name
     node_id: Annotated[str, StringConstraints(pattern=r"^i-[0-9a-f]{8,17}$")]
@@ -55,7 +56,7 @@ class SessionRequest(common_schemas.Request):
 
 
 class SessionResponse(common_schemas.Shape):
-    """What the agent connects with."""
+    """The session token with which the agent connects."""
 
     session_token: str
     expiration_time: datetime
@@ -63,7 +64,7 @@ class SessionResponse(common_schemas.Shape):
 
 @router.post("/nonce")
 def make_nonce(services: ServicesDep) -> NonceResponse:
-    """Give an agent something to sign. Nothing is stored: anybody may ask."""
+    """Return a nonce to sign. The server stores nothing, so the endpoint needs no token."""
     _attestation(services)
     return NonceResponse(
         nonce=attestation.nonce(services.nonce_key, secrets.token_bytes(16), services.now().timestamp())
@@ -72,7 +73,10 @@ def make_nonce(services: ServicesDep) -> NonceResponse:
 
 @router.post("/session", status_code=201)
 def make_session(request: SessionRequest, services: ServicesDep) -> SessionResponse:
-    """Give the agent of an instance a session token: STS says who signed, EC2 and Auto Scaling say that it is a node of the fleet."""
+    """Create a session token for the agent of an instance.
+
+    STS confirms the signer; EC2 and Auto Scaling confirm that the instance is a running member of the fleet.
+    """
     cloud = _attestation(services)
     end = attestation.nonce_end(services.nonce_key, request.nonce, services.now().timestamp())
     if end is None:

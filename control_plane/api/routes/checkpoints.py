@@ -1,8 +1,8 @@
-"""Checkpoints: made, read back, kept and let go at a person's word. Listing them is in `routes.jobs`.
+"""Operations on checkpoints: create, verify, pin and delete. `routes.jobs` lists them.
 
-A checkpoint is named by its step; where a job has made the same step in two generations, by the generation, too.
+A step identifies a checkpoint. If a job made the same step in two generations, the generation is needed, too.
 
-Invariant: what a job would be restored from next, and what is pinned, is never deleted here.
+Invariant: these operations never delete a pinned checkpoint, nor the one that the job would be restored from next.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from control_plane.loop.checkpoint_keeper import delete, is_same, restorable
 router = Router(prefix="/v1/training-jobs/{TrainingJobName}/checkpoints", tags=["Checkpoints"])
 
 PATIENCE = timedelta(seconds=600)
-"""A checkpoint that was asked for so long ago and is not there is asked for anew, of a later step."""
+"""Age at which a requested checkpoint that has not appeared is requested again, for a later step."""
 StepPath = Annotated[int, Path(alias="Step", ge=0, le=common_schemas.MAX_WHOLE_NUMBER)]
 GenerationQuery = Annotated[int | None, Query(alias="Generation", ge=1, le=2**31 - 1)]
 
@@ -39,9 +39,9 @@ GenerationQuery = Annotated[int | None, Query(alias="Generation", ge=1, le=2**31
 def create_checkpoint(
     training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep
 ) -> checkpoints_schemas.CreateCheckpointResponse:
-    """Have the newest committed step of a running job, or the next one, put into S3.
+    """Request a checkpoint in S3 of the newest committed step of a running job, or of the next one.
 
-    While one is on its way, asking again changes nothing.
+    While a requested checkpoint is not complete, repeated calls change nothing.
     """
     now = services.now()
     with services.database.write() as session:
@@ -80,7 +80,10 @@ def verify_checkpoint(
     services: ServicesDep,
     generation: GenerationQuery = None,
 ) -> checkpoints_schemas.Checkpoint:
-    """Have a checkpoint's objects read back and hashed against its manifest; the verdict and its time are kept with it."""
+    """Read a checkpoint's objects back and compare their hashes with the manifest.
+
+    The verification runs in the background; the checkpoint keeps its result and time.
+    """
     with services.database.write() as session:
         job, found = _find(session, training_job_name, caller, step, generation)
         _require_complete(found)
@@ -96,7 +99,7 @@ def pin_checkpoint(
     services: ServicesDep,
     generation: GenerationQuery = None,
 ) -> checkpoints_schemas.Checkpoint:
-    """Keep a checkpoint: it is not deleted until it is unpinned."""
+    """Protect a checkpoint from deletion until UnpinCheckpoint."""
     with services.database.write() as session:
         job, found = _find(session, training_job_name, caller, step, generation)
         _require_complete(found)
@@ -114,7 +117,7 @@ def unpin_checkpoint(
     services: ServicesDep,
     generation: GenerationQuery = None,
 ) -> checkpoints_schemas.Checkpoint:
-    """Let a pinned checkpoint be deleted again."""
+    """Allow the deletion of a pinned checkpoint again."""
     with services.database.write() as session:
         job, found = _find(session, training_job_name, caller, step, generation)
         if found.pinned_at is not None:
@@ -133,7 +136,7 @@ def delete_checkpoint(
 ) -> checkpoints_schemas.Checkpoint:
     """Delete a checkpoint from S3.
 
-    Refused for pinned ones, and for the one that a job which has not ended would be restored from next.
+    Fails for a pinned checkpoint, and for the one from which an unfinished job would be restored next.
     """
     with services.database.write() as session:
         job, found = _find(session, training_job_name, caller, step, generation)

@@ -1,6 +1,8 @@
-"""Programs that people run beside a rank, through the agent of its node: to look what it does, where the fleet allows that.
+"""ExecuteCommand: runs a user's program beside a rank, through the agent of the rank's node.
 
-Invariant: who ran what where is an event before any agent hears of it.
+Users inspect a rank with it. The fleet must allow commands.
+
+Invariant: an event with the caller, the command and the rank is stored before the agent receives the command.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ router = Router(prefix="/v1/training-jobs/{TrainingJobName}/ranks/{Rank}/command
 
 RankPath = Annotated[int, Path(alias="Rank", ge=0, le=2**31 - 1)]
 TOLD_LENGTH: Final = 500
-"""Characters of a command that its event tells."""
+"""Maximum number of characters of a command in its event."""
 
 
 @router.post("", operation_id="ExecuteCommand")
@@ -41,12 +43,11 @@ async def execute_command(
     caller: User,
     services: ServicesDep,
 ) -> commands_schemas.ExecuteCommandResponse:
-    """Run a program beside a rank and answer what it has said: `py-spy dump --pid {pid}`.
+    """Run a program beside a rank and return its output, for example `py-spy dump --pid {pid}`.
 
-    Only where the job's fleet sets AllowCommands.
-
-    It runs as the agent's user, in the rank's cgroup, with RANK and EVERSTEP_RANK_PID; without a shell or a terminal.
-    Who ran what is an event.
+    Requires a fleet with AllowCommands. The program runs as the agent's user, in the rank's cgroup, with RANK and
+    EVERSTEP_RANK_PID in its environment. It has neither a shell nor a terminal. An event records the caller and the
+    command.
     """
     desk = services.registry.commands
     node_id, command = await asyncio.to_thread(_ask, services, training_job_name, rank, request, caller)
@@ -80,7 +81,7 @@ async def execute_command(
 def _ask(
     services: Services, name: str, rank: int, request: commands_schemas.ExecuteCommandRequest, caller: Caller
 ) -> tuple[NodeId, RunCommand]:
-    """Return whom to ask for what; it is an event from then on. Blocks on the database."""
+    """Return the node and the command to send, and record the command as an event. Blocks on the database."""
     if any("\0" in word for word in request.command):
         message = "no word may have a NUL in it"
         raise InvalidRequest(

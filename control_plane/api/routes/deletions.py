@@ -1,10 +1,9 @@
-"""Ended training jobs are forgotten, and what they left in S3 is deleted if asked.
+"""DeleteTrainingJob: deletes the records of an ended job and, on request, its objects in S3.
 
-    objects first, a bounded number in a call, then the rows: a call that dies anywhere is made good by the same call
-    again
+    Objects are deleted first, in calls of bounded size, then the rows. Repeating an interrupted call completes it.
 
-Invariant: only keys of the job's own run or generations, below the job's own prefixes, are ever deleted: a prefix may
-be shared with others. In the service's bucket generations are the job's own in its own place alone.
+Invariant: only objects of the job's own run or generations, below the job's own prefixes, are deleted, because other
+jobs may share a prefix. In the service's bucket, only the job's own prefix counts.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from everstep.protocol.plan import ObjectReference
 router = Router(prefix="/v1/training-jobs/{TrainingJobName}", tags=["TrainingJobs"])
 
 OBJECTS_AT_ONCE = 10_000
-"""A call deletes no more: it is to answer before clients lose patience."""
+"""Objects that one call deletes at most, so that it returns before clients time out."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a job writes, and what of it is the job's own."""
+    """A prefix that the job writes below, and the pattern of the job's own keys."""
 
     below: ObjectReference
     own: re.Pattern[str]
-    """Of the key below it."""
+    """Matched against the part of the key after the prefix."""
 
 
 @router.delete("", operation_id="DeleteTrainingJob")
@@ -53,9 +52,10 @@ def delete_training_job(
     delete_objects: Annotated[bool, Query(alias="DeleteObjects")] = False,
     dry_run: Annotated[bool, Query(alias="DryRun")] = False,
 ) -> jobs_schemas.DeleteTrainingJobResponse:
-    """Forget a training job that has ended.
+    """Delete the records of a training job that has ended.
 
-    What it left in S3 stays unless DeleteObjects is set; a DryRun only says what would go.
+    Its objects in S3 remain unless DeleteObjects is set. With DryRun, the call deletes nothing and returns what it
+    would delete.
     """
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
@@ -95,7 +95,7 @@ def _forget(services: Services, job: JobRecord) -> None:
         try:
             jobs.remove(session, job.run_id)
         except NotFound:
-            return  # the same request came twice at once, and the other was quicker
+            return  # a concurrent identical request removed the job first
         message = f"{job.name} was deleted: {job.reason}"
         events.append(
             session,

@@ -1,4 +1,4 @@
-"""Drills: break something of a job on purpose, where its fleet allows that, and see what became of it."""
+"""Drills: inject a fault into a running job, if its fleet allows it, and list the outcomes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ router = Router(prefix="/v1/drills", tags=["Drills"])
 def start_drill(
     request: drills_schemas.StartDrillRequest, caller: Admin, services: ServicesDep
 ) -> drills_schemas.Drill:
-    """Break something of a training job on purpose, once.
+    """Inject one fault into a training job.
 
-    Only where its fleet sets AllowDrills, and while the job trains undisturbed.
+    The job's fleet must set AllowDrills, and the job must be training.
     """
     now = services.now()
     with services.database.write() as session:
@@ -79,7 +79,7 @@ def list_drills(
     max_results: MaxResults = 100,
     next_token: NextToken = None,
 ) -> drills_schemas.ListDrillsResponse:
-    """List drills in the order they were asked for, of all jobs or of one."""
+    """List the drills of all jobs or of one job, in the order of their requests."""
     after = None
     if next_token is not None:
         requested_at, drill_id = page_tokens.position(next_token, page_tokens.moment, page_tokens.text)
@@ -93,7 +93,7 @@ def list_drills(
 
 
 def _target(request: drills_schemas.StartDrillRequest, plan: GenerationPlan) -> tuple[str, int | None]:
-    """Return whom a drill strikes: a node of the job and, for kill-rank, one of its ranks."""
+    """Return the node that a drill strikes and, for kill-rank, one of its ranks."""
     node = (
         plan.nodes[-1]
         if request.node_id is None

@@ -1,17 +1,17 @@
-"""Events: what happened, oldest first, read-only; in pages, and as a stream.
+"""Events: read-only, as pages and as a stream.
 
     GET /v1/events/stream      text/event-stream, https://html.spec.whatwg.org/multipage/server-sent-events.html
 
-    retry: 1000                first of all
-    id: 17                     where the follower is: after a reconnection it goes on from here, whatever it was sent before
+    retry: 1000                first line of the stream
+    id: 17                     the follower's position; a reconnection continues there, even if no event was sent
     (an empty line)
     id: 18
-    data: {"EventId": 18, …}   an Event of the contract, as ListEvents answers it
-    : alive                    a comment, when there has been nothing else for a while
+    data: {"EventId": 18, …}   an Event of the contract, as ListEvents returns it
+    : alive                    a comment, sent when there was nothing else for a while
     event: end
     data: {"Code": …, "Message": …}   last: why the service ends the stream
 
-Invariant: a follower that comes back with the last id that it read misses nothing and is told nothing twice.
+Invariant: a follower that reconnects with the last id it read receives each later event exactly once.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def list_events(
     next_token: NextToken = None,
     sort_order: Annotated[SortOrder, Query(alias="SortOrder")] = SortOrder.ASCENDING,
 ) -> events_schemas.ListEventsResponse:
-    """List events, oldest first; the newest first on request.
+    """List events, oldest first, or newest first with SortOrder Descending.
 
-    To see what is new later, ask again with the last `EventId` as `AfterEventId`.
+    To poll for new events, pass the last `EventId` as `AfterEventId`.
     """
     is_ascending = sort_order is SortOrder.ASCENDING
     position = (
@@ -100,11 +100,12 @@ async def stream_events(
     fleet_name: FleetNameFilter = None,
     after_event_id: Annotated[int | None, Query(alias="AfterEventId", ge=0, le=common_schemas.MAX_WHOLE_NUMBER)] = None,
 ) -> LiveResponse:
-    """Follow events as server-sent events: from the header `Last-Event-ID` on, else from AfterEventId, else from now.
+    """Stream events as server-sent events.
 
-    `data` is an Event as ListEvents answers it, `id` its EventId. An event named `end` says why the service ends the
-    stream. A connection that is cut off otherwise is made again with the last id: nothing is lost and nothing comes
-    twice. A reader that takes nothing for 20 seconds is cut off.
+    The stream starts after the header `Last-Event-ID`, else after AfterEventId, else with the next new event. `data` is
+    an Event as ListEvents returns it, `id` its EventId. An event named `end` contains the reason when the service ends
+    the stream. After any other disconnect, reconnect with the last id to receive each later event once. The service
+    disconnects a reader that reads nothing for 20 seconds.
     """
     interest = Interest(
         token_id=caller.token.id,
@@ -113,7 +114,7 @@ async def stream_events(
         job_name=training_job_name,
         fleet_name=fleet_name,
     )
-    request.state.token_id = None  # the feed looks after the token, and says why it ends
+    request.state.token_id = None  # the feed checks the token itself and sends the reason when it ends
     batches = services.feed.follow(interest, _last_event_id(request, after_event_id))
     try:
         first = await anext(batches)
@@ -126,13 +127,16 @@ async def stream_events(
 
 
 def _last_event_id(request: Request, otherwise: int | None) -> int | None:
-    """Return where to go on from: what a browser says by itself when it connects again wins over the address that it was first given."""
+    """Return the position to continue from.
+
+    Browsers send `Last-Event-ID` when they reconnect, so the header overrides the position in the URL.
+    """
     said = request.headers.get("last-event-id")
     if not said:
         return otherwise
     is_number = (
         said.isascii() and said.isdigit() and len(said) <= len(str(common_schemas.MAX_WHOLE_NUMBER))
-    )  # Python refuses to read very long ones
+    )  # int() raises for very long digit strings
     if not is_number or int(said) > common_schemas.MAX_WHOLE_NUMBER:
         message = "must be an id that this stream has sent"
         raise errors.InvalidRequest(

@@ -1,4 +1,4 @@
-"""Fleets: register an Auto Scaling group, change its figures, let it go."""
+"""Fleets: register an Auto Scaling group, change its settings, delete it."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ router = Router(prefix="/v1/fleets", tags=["Fleets"])
 def create_fleet(
     request: fleets_schemas.CreateFleetRequest, caller: Admin, services: ServicesDep
 ) -> fleets_schemas.CreateFleetResponse:
-    """Register an Auto Scaling group as a fleet. From now on only Everstep changes its size and ends its instances.
+    """Register an Auto Scaling group as a fleet.
 
-    The answer lists what was changed of the group. A DryRun changes and creates nothing, and answers what would be
-    changed; with that as ExpectedChanges nothing else is changed.
+    From then on, only Everstep may resize the group and terminate its instances. The response lists the changes made to
+    the group. With DryRun, the call changes and creates nothing and returns the planned changes. Pass these as
+    ExpectedChanges to make the call fail if it would change anything else.
     """
     project = caller.choose_project(request.project)
     with services.database.read() as session:
@@ -82,7 +83,7 @@ def describe_fleet(fleet_name: FleetNamePath, _caller: Reader, services: Service
 def update_fleet(
     fleet_name: FleetNamePath, request: fleets_schemas.UpdateFleetRequest, _caller: Admin, services: ServicesDep
 ) -> fleets_schemas.Fleet:
-    """Change how many nodes and spares are kept, and what becomes of nodes that fail."""
+    """Change a fleet's settings: node and spare counts, price, and how failed nodes are handled."""
     with services.database.write() as session:
         before = fleets.get(session, fleet_name)
         fleet = fleets.set_wanted(session, fleet_name, **_wishes(request))
@@ -114,9 +115,9 @@ def update_fleet(
 
 @router.post("/{FleetName}/unfreeze", operation_id="UnfreezeFleet", status_code=202)
 def unfreeze_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDep) -> fleets_schemas.Fleet:
-    """Say of a fleet most of which is silent: who is silent is gone.
+    """Confirm that the silent nodes of a mostly silent fleet are lost, so that Everstep replaces them.
 
-    It holds until sight returns; a drift of the group stays a freeze.
+    The confirmation ends once most of the fleet is connected again. It does not lift a freeze because of drift.
     """
     now = services.now()
     with services.database.write() as session:
@@ -137,7 +138,10 @@ def unfreeze_fleet(fleet_name: FleetNamePath, _caller: Admin, services: Services
 
 @router.delete("/{FleetName}", operation_id="DeleteFleet", status_code=202)
 def delete_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDep) -> fleets_schemas.Fleet:
-    """End a fleet's nodes and forget it. Refused while jobs on it have not ended. Asking again changes nothing."""
+    """End a fleet's nodes and delete it. Fails while jobs of the fleet have not ended.
+
+    Repeated calls change nothing.
+    """
     now = services.now()
     with services.database.write() as session:
         before = fleets.get(session, fleet_name)
@@ -155,7 +159,7 @@ def delete_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDe
 
 
 def _wishes(request: fleets_schemas.UpdateFleetRequest) -> FleetWishes:
-    """Return the columns that a request changes; a count of spares ends the policy that counted them."""
+    """Return the columns that a request changes. Setting SpareCount removes the spare policy."""
     wishes: FleetWishes = {}
     if request.min_node_count is not None:
         wishes["min_node_count"] = request.min_node_count
@@ -189,9 +193,9 @@ def _require_room(request: fleets_schemas.CreateFleetRequest, group: GroupState)
 def _require_expected(
     name: str, planned: list[fleets_schemas.GroupChange], expected: list[fleets_schemas.GroupChange]
 ) -> None:
-    """Refuse to change what nobody was shown.
+    """Raise InUse if a planned change is not among the expected changes.
 
-    What was shown and is not needed any more is no harm: a request may come a second time.
+    An expected change that is no longer needed is no error, because clients may repeat a request.
     """
     others = [
         f"{change.setting}: {change.before or 'none'} → {change.after}. {change.reason}"
@@ -220,7 +224,7 @@ def _answer(
 
 
 def _later(request: fleets_schemas.CreateFleetRequest, group: GroupState) -> list[fleets_schemas.GroupChange]:
-    """Return what the fleet's loop changes once the fleet is there: its size."""
+    """Return the change that the fleet's loop makes after creation: the desired capacity."""
     spec = FleetSpec(
         name=FleetName(request.fleet_name),
         group=group.name,
@@ -293,7 +297,7 @@ def _store(
 
 @contextmanager
 def _refusals_told(name: str) -> Iterator[None]:
-    """Say of what the cloud refuses which field of the request it is about."""
+    """Convert cloud errors about the group into field errors of the request."""
     try:
         yield
     except CloudNotFound as error:

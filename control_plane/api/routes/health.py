@@ -1,4 +1,4 @@
-"""Whether this server answers, and what about it needs a person; the one route that needs no token."""
+"""GetHealth: the server's version and problems. This operation needs no token."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ router = Router(prefix="/v1/health", tags=["Health"])
 
 @router.get("", operation_id="GetHealth")
 async def get_health(services: ServicesDep) -> health_schemas.HealthResponse:
-    """Say that the server answers, which version it is, and what about it needs a person.
+    """Return the server's version and the problems that need a person.
 
-    A degraded server answers with status 200, too: it serves all that it can.
+    A degraded server also returns status 200, because it serves all requests that it can.
     """
     return views.health(services.database.disk.full(), version("everstep"))

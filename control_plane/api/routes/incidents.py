@@ -1,4 +1,4 @@
-"""Incidents: failures and their recoveries; people say that they have seen them."""
+"""Incidents: list and describe failures with their recoveries, and acknowledge them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from control_plane.loop.records import job_record
 
 
 class IncidentStatus(StrEnum):
-    """Whether a job has recovered from an incident."""
+    """Whether the job has recovered from the incident (Closed) or not (Open)."""
 
     OPEN = "Open"
     CLOSED = "Closed"
@@ -50,7 +50,10 @@ def list_incidents(
     next_token: NextToken = None,
     sort_order: Annotated[SortOrder, Query(alias="SortOrder")] = SortOrder.ASCENDING,
 ) -> incidents_schemas.ListIncidentsResponse:
-    """List incidents in the order they were opened, of all jobs or of one; the newest first, or only open or closed ones, on request."""
+    """List the incidents of all jobs or of one job, in the order in which they were opened.
+
+    SortOrder Descending lists the newest first. StatusEquals selects open or closed incidents.
+    """
     after = None
     if next_token is not None:
         _, opened_at, incident_id = page_tokens.position(
@@ -76,10 +79,10 @@ def list_incidents(
 
 @router.get("/{IncidentId}", operation_id="DescribeIncident")
 def describe_incident(incident_id: IncidentIdPath, caller: Reader, services: ServicesDep) -> incidents_schemas.Incident:
-    """Describe one incident: its evidence, what was decided and why, and what it cost."""
+    """Describe one incident: its evidence, the decision with its reason, and the cost."""
     with services.database.read() as session:
         record = incidents.get(session, incident_id)
-        # Both were stored in one transaction, so that the event is never missing where the incident is.
+        # One transaction stores the incident and the event, so an incident is never read without its event.
         stacks = events.newest_of(
             session, hangs.PROVEN, job_name=record.job_name, since=record.opened_at, until=record.closed_at
         )
@@ -95,9 +98,9 @@ def acknowledge_incident(
     caller: User,
     services: ServicesDep,
 ) -> incidents_schemas.Incident:
-    """Say to have seen an incident, with a note.
+    """Confirm that a person has seen an incident, with a note.
 
-    It changes nothing of the recovery; the first acknowledgement stays.
+    It does not change the recovery. Only the first acknowledgement is kept.
     """
     now = services.now()
     with services.database.write() as session:
@@ -115,7 +118,10 @@ def acknowledge_incident(
 
 
 def _cost_usd(session: Session, record: IncidentRecord, now: datetime) -> float | None:
-    """Return what an incident has cost by now: what is stored of one that is over; of an open one that stands where its recovery changed last."""
+    """Return the cost of an incident so far.
+
+    Of a closed incident, it is the stored cost. Of the job's open incident, it is computed up to `now`.
+    """
     if record.closed_at is not None:
         return record.cost_usd
     job = jobs.get_run(session, record.run_id)

@@ -1,4 +1,4 @@
-"""Training jobs: create, look at, stop, pause, resume."""
+"""Training jobs: create, list, describe, stop, pause and resume; their protection, nodes and checkpoints."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ from control_plane.loop.observer import schedule_of
 router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
 
 TAG_KEY_PATTERN = r'^[^"\\\x00-\x1f]{1,256}$'
-"""What can be part of a path into JSON in every database."""
+"""Characters that are valid in a JSON path in every supported database."""
 
 
 @router.post("", operation_id="CreateTrainingJob", status_code=201)
 def create_training_job(
     request: jobs_schemas.CreateTrainingJobRequest, caller: User, services: ServicesDep
 ) -> jobs_schemas.CreateTrainingJobResponse:
-    """Start a training job: it waits for its nodes, runs, and survives what happens to them.
+    """Create a training job. It waits for its nodes, runs, and recovers from failures of ranks and nodes.
 
-    A DryRun creates nothing and answers the plan.
+    With DryRun, the call creates nothing and returns the plan.
     """
     project = caller.choose_project(request.project)
     token, digest = (None, None) if request.dry_run else _known_by(request, project)
@@ -120,7 +120,7 @@ def create_training_job(
     try:
         job = _store(services, new)
     except AlreadyExists:
-        with services.database.read() as session:  # the same request came twice at once, and the other was quicker
+        with services.database.read() as session:  # a concurrent identical request created the job first
             made = _made(session, token, digest)
         if made is None:
             raise
@@ -148,9 +148,9 @@ def list_training_jobs(
     sort_by: Annotated[SortBy, Query(alias="SortBy")] = SortBy.CREATION_TIME,
     sort_order: Annotated[SortOrder, Query(alias="SortOrder")] = SortOrder.DESCENDING,
 ) -> jobs_schemas.ListTrainingJobsResponse:
-    """List training jobs, the newest first unless sorted otherwise.
+    """List training jobs, newest first unless SortBy or SortOrder is set.
 
-    TagValue goes with TagKey; each filter narrows the others.
+    A job must match all filters. TagValue requires TagKey.
     """
     if tag_value is not None and tag_key is None:
         raise _wrong("TagValue", "needs a TagKey")
@@ -183,7 +183,7 @@ def list_training_jobs(
 def describe_training_job(
     training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep
 ) -> jobs_schemas.TrainingJob:
-    """Describe one training job: what it is, where it stands, and why."""
+    """Describe one training job: its configuration, its state, and the reason for the state."""
     with services.database.read() as session:
         found = descriptions.find(session, training_job_name)
         job = found.job
@@ -212,7 +212,10 @@ def describe_training_job(
 def stop_training_job(
     training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep
 ) -> jobs_schemas.TrainingJobSummary:
-    """Ask a training job to stop: all ranks stop at one agreed step, which is kept. Asking again changes nothing."""
+    """Stop a training job: all ranks stop at one agreed step, which is stored.
+
+    Repeated calls change nothing.
+    """
     now = services.now()
     with services.database.write() as session:
         before = find_job(session, training_job_name, caller)
@@ -227,9 +230,10 @@ def stop_training_job(
 def pause_training_job(
     training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep
 ) -> jobs_schemas.TrainingJobSummary:
-    """Ask a training job to pause: all ranks stop at one agreed step, kept in S3, and its nodes go back to the fleet until ResumeTrainingJob.
+    """Pause a training job: all ranks stop at one agreed step, which is stored in S3.
 
-    One that is being launched pauses once it trains. Asking again changes nothing.
+    The job's nodes return to the fleet until ResumeTrainingJob. A job that is being launched pauses once it trains.
+    Repeated calls change nothing.
     """
     now = services.now()
     with services.database.write() as session:
@@ -245,9 +249,9 @@ def pause_training_job(
 def resume_training_job(
     training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep
 ) -> jobs_schemas.TrainingJobSummary:
-    """Let a paused training job go on: back into the queue, then bit-identically from its checkpoint.
+    """Resume a paused training job: it waits in the queue, then continues bit-identically from its checkpoint.
 
-    One that is not paused is left as it is.
+    The call does not change a job that is not paused.
     """
     now = services.now()
     with services.database.write() as session:
@@ -263,7 +267,7 @@ def resume_training_job(
 def describe_protection(
     training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep
 ) -> checkpoints_schemas.DescribeProtectionResponse:
-    """Describe who holds which shard of a job right now."""
+    """Describe which nodes hold which shards of a job at this moment."""
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
         shards = protection.of_run(session, job.run_id)
@@ -280,7 +284,7 @@ def list_training_job_nodes(
     max_results: MaxResults = 1000,
     next_token: NextToken = None,
 ) -> jobs_schemas.ListTrainingJobNodesResponse:
-    """List the nodes that have worked for a job, and when: those of its newest 400 launches."""
+    """List the nodes that worked for a job, and when. Covers the newest 400 launches."""
     after = None if next_token is None else page_tokens.position(next_token, page_tokens.number, page_tokens.text)
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
@@ -307,7 +311,10 @@ def list_checkpoints(
     max_results: MaxResults = 1000,
     next_token: NextToken = None,
 ) -> checkpoints_schemas.ListCheckpointsResponse:
-    """List a job's checkpoints in S3, newest step first; with MinStep those of that step and later ones, as CreateCheckpoint answers it."""
+    """List a job's checkpoints in S3, newest step first.
+
+    With MinStep, the list contains only that step and later ones. CreateCheckpoint returns a suitable MinStep.
+    """
     before = None if next_token is None else page_tokens.position(next_token, page_tokens.whole, page_tokens.whole)
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
@@ -323,7 +330,7 @@ def list_checkpoints(
 def _summaries(
     session: Session, services: Services, shown: Sequence[JobRecord]
 ) -> list[jobs_schemas.TrainingJobSummary]:
-    """Return the lines of a page, with as many queries for a thousand jobs as for one."""
+    """Return the entries of a page of jobs. The number of queries does not depend on the number of jobs."""
     with_memory = {job.run_id: job.generation for job in shown if views.holds_memory(job)}
     held = protection.totals(session, with_memory)
     members = nodes.by_run(session, [job.run_id for job in shown if job.ended_at is None])
@@ -346,15 +353,15 @@ def find_job(session: Session, name: str, caller: Caller) -> JobRecord:
     """Return a job that the caller may see.
 
     Args:
-        session: any.
-        name: of the job.
-        caller: who asks.
+        session: any database session.
+        name: name of the job.
+        caller: the authenticated caller.
 
     Returns:
         The job as stored.
 
     Raises:
-        NotFound: there is none, or it is of another project.
+        NotFound: the job does not exist or belongs to another project.
     """
     job = jobs.get(session, name)
     caller.require_sight("training job", name, job.project)
@@ -384,7 +391,10 @@ def _tell(session: Session, job: JobRecord, now: datetime, kind: str, message: s
 
 
 def _known_by(request: jobs_schemas.CreateTrainingJobRequest, project: str) -> tuple[str | None, str | None]:
-    """Return what the same ClientRequestToken has in common with this one's, and what the same request has; None without a token."""
+    """Return the digest of the client request token and the digest of the request, or two Nones without a token.
+
+    Equal first values mean the same ClientRequestToken in the same project.
+    """
     if request.client_request_token is None:
         return None, None
     return _digest(project, request.client_request_token), _digest(
@@ -403,7 +413,7 @@ def _made(session: Session, token: str | None, digest: str | None) -> JobRecord 
 def _store(services: Services, new: NewJob) -> JobRecord:
     now = services.now()
     with services.database.write() as session:
-        # What was read before, others may have taken since; nobody else writes until this is committed.
+        # Another request may have taken the name or the quota since the checks, so this write transaction repeats them.
         _fleet(session, new.fleet_name)
         _require_room(session, quotas.find(session, new.project))
         job = jobs.create(session, new, now)
@@ -474,7 +484,7 @@ def _source(session: Session, request: jobs_schemas.CreateTrainingJobRequest, ca
 
 
 def _max_node_count(services: Services, fleet: FleetRecord) -> int:
-    """Return the group's MaxSize as AWS says it now, or as it was last seen when AWS does not answer."""
+    """Return the group's current MaxSize from AWS, or the last stored value if AWS does not answer."""
     try:
         return services.operator.describe_group(fleet.auto_scaling_group_name).max_size
     except CloudError as error:
@@ -489,7 +499,10 @@ def _place(job: JobRecord, sort_by: SortBy, order: SortOrder) -> tuple[str, ...]
 
 
 def _position(token: str, sort_by: SortBy, order: SortOrder) -> job_lists.Position:
-    """Return the position in a token; one of a list that was sorted otherwise leads nowhere."""
+    """Return the position in a page token.
+
+    Raises InvalidRequest if the token's list was sorted differently.
+    """
     by, direction, value, run_id = page_tokens.position(
         token,
         page_tokens.text,

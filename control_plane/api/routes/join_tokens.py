@@ -1,4 +1,4 @@
-"""Join tokens: what lets the instances of a fleet's group become its nodes."""
+"""Join tokens: let the instances of a fleet's group join as nodes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ router = Router(prefix="/v1/join-tokens", tags=["JoinTokens"])
 def create_join_token(
     request: tokens_schemas.CreateJoinTokenRequest, _caller: Admin, services: ServicesDep
 ) -> tokens_schemas.CreateJoinTokenResponse:
-    """Make a join token for a fleet's launch template.
+    """Create a join token for a fleet's launch template.
 
-    Each instance of the fleet's group may use it once; nobody else can.
+    Each instance of the fleet's group can use it once. Other instances cannot use it.
     """
     now = services.now()
     expires_at = None if request.expires_in_seconds is None else now + timedelta(seconds=request.expires_in_seconds)

@@ -1,11 +1,11 @@
-"""What a job's ranks print: in pages, and as it comes. Merged over all ranks and nodes, every line once.
+"""Log lines of a job's ranks, in pages and as a stream, merged over all ranks and nodes; each line appears once.
 
-FollowLogs reads what is stored, then passes on what the agents send, and goes back to what is stored wherever a number
-is missing: a slow line, an agent that restarts, a node that is gone.
+FollowLogs first reads stored lines, then forwards lines that the agents send. It reads from the store again wherever a
+line number is missing: because of a slow line, a restarted agent, or a lost node.
 
-Invariant: a token is a `Cursor` of `loop.log_reader`: whoever goes on from one misses no line and is given none twice.
-It has a number for each node that its generation was planned with, in their order, for ids of thousands of nodes would
-be longer than an address can be.
+Invariant: a page token encodes a `Cursor` of `loop.log_reader`. Continuing from a token neither skips nor repeats a
+line. The token has one number per node of its generation's plan, in the plan's order, because thousands of node ids
+would exceed the length limit of a URL.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from everstep.protocol.plan import ObjectReference
 router = Router(prefix="/v1/training-jobs/{TrainingJobName}/logs", tags=["Results"])
 
 FOLLOW_LINES: Final = 1_000
-"""In one event of a followed log."""
+"""Lines in one event of the FollowLogs stream."""
 STORED_SECONDS: Final = 2.0
-"""How often a follower looks at what is stored while agents send nothing."""
+"""Seconds between two reads of the store while agents send nothing."""
 CATCH_UP_SECONDS: Final = 0.3
-"""The same while a line is missing: it is stored within a second."""
+"""Seconds between two reads of the store while a line is missing. Lines are stored within a second."""
 ALIVE_SECONDS: Final = 10.0
 MAX_TOKEN_CHARACTERS: Final = 32_768
-"""It is part of an address."""
+"""The token is part of the URL."""
 
 RankFilter = Annotated[int | None, Query(alias="Rank", ge=0, le=2**31 - 1)]
 GenerationFilter = Annotated[int | None, Query(alias="Generation", ge=1, le=2**31 - 1)]
@@ -80,12 +80,12 @@ def get_log_events(
     limit: Annotated[int, Query(alias="Limit", ge=1, le=10_000)] = 1_000,
     next_token: LogToken = None,
 ) -> logs_schemas.GetLogEventsResponse:
-    """Read what a job's ranks printed, merged by time over all ranks and nodes, one generation after another.
+    """Read the lines that a job's ranks printed, merged by time over all ranks, generation by generation.
 
-    FilterPattern is a part of the line. Without NextToken the newest lines are given, or with StartFromHead the first.
-    NextForwardToken and NextBackwardToken read on in either direction: a page may be short or empty while there is
-    more; nothing is left when a token comes back unchanged. What a node could not ship because it was lost is an event
-    of its own, of the stream `gap`.
+    FilterPattern selects lines that contain it. Without NextToken, the response has the newest lines, or with
+    StartFromHead the first lines. NextForwardToken and NextBackwardToken continue in either direction. A page may be
+    short or empty although more lines follow; the end is reached when a token comes back unchanged. Lines that a lost
+    node could not upload appear as one event of the stream `gap`.
     """
     wanted = _filter(rank, generation, start_time, end_time, filter_pattern)
     facts = _facts(services, training_job_name, caller)
@@ -129,11 +129,12 @@ async def follow_logs(
     start_from_head: Annotated[bool, Query(alias="StartFromHead")] = False,
     next_token: LogToken = None,
 ) -> LiveResponse:
-    """Follow what a job's ranks print: from NextToken on, from the beginning with StartFromHead or StartTime, else from now.
+    """Follow the lines that a job's ranks print.
 
-    Each event has lines and a token to go on from, after a broken connection, say. Lines come from the agents as they
-    are printed, from the object store where an agent cannot be reached; every line comes once. The stream ends when the
-    job has ended and everything was given.
+    The stream starts after NextToken, or at the beginning with StartFromHead or StartTime, else with the next new line.
+    Each event has lines and a token from which a new call continues, for example after a disconnect. Agents send lines
+    as they are printed; if an agent is unreachable, the lines come from the object store. Every line appears once. The
+    stream ends after the last line of an ended job.
     """
     wanted = _filter(rank, generation, start_time, None, filter_pattern)
     facts = await services.caller_threads.run(_facts, services, training_job_name, caller)
@@ -167,7 +168,7 @@ async def follow_logs(
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What the database says of a job's log."""
+    """Database facts about a job's log: its location, its generations, and which nodes still exist."""
 
     name: str
     run: str
@@ -205,7 +206,7 @@ async def _follow(
     *,
     is_from_head: bool,
 ) -> AsyncGenerator[tuple[tuple[LogEvent, ...], str], None]:
-    """Yield lines, and each time the token to go on from."""
+    """Yield batches of lines, each with the token that continues after the batch."""
     reader = _reader(services, facts)
     if cursor is None:
         cursor = await services.caller_threads.run(reader.head if is_from_head else reader.tail, wanted)
@@ -232,7 +233,7 @@ async def _follow(
             return
         if is_more:
             continue
-        # Before the first generation there is nothing to read, so that looking often costs little.
+        # Before the first generation there is nothing to read, so frequent reads are cheap.
         again, until, is_missing = (
             deque(ahead),
             time.monotonic() + (STORED_SECONDS if facts.generations else CATCH_UP_SECONDS),
@@ -248,7 +249,7 @@ async def _follow(
             node_id, sent = taken
             planned = next((known.ranks for known in facts.generations if known.number == sent.generation), None)
             if planned is None and sent.generation > cursor.generation:
-                is_missing = True  # its plan is read with the next look; until then nobody knows whose lines they are
+                is_missing = True  # the next iteration reads the generation's plan, which assigns the lines to nodes
                 continue
             if not planned or node_id not in planned:
                 continue
@@ -300,7 +301,7 @@ def _event(event: LogEvent) -> logs_schemas.LogEvent:
         generation=event.generation,
         node_id=event.node_id,
         rank=event.rank,
-        stream=event.kind,  # type: ignore[arg-type]  # the reader gives three
+        stream=event.kind,  # type: ignore[arg-type]  # the reader returns only these three values
         message=event.text,
     )
 
@@ -337,5 +338,8 @@ def _cursor(token: str, generations: Iterable[GenerationFacts]) -> tuple[bool, C
 
 
 def _planned(generations: Iterable[GenerationFacts], number: int) -> dict[NodeId, None]:
-    """Return the nodes that a generation was planned with, in the order that tokens have them; none where its plan is not kept any more."""
+    """Return the nodes of a generation's plan, in the order that tokens use.
+
+    Empty if the plan is no longer stored.
+    """
     return dict.fromkeys(next((sorted(known.ranks) for known in generations if known.number == number), ()))

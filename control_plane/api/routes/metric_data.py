@@ -1,4 +1,7 @@
-"""What scripts log and nodes measure: the names of a job's metrics, and their values over steps, as fine as they are kept or as coarse as asked."""
+"""Metrics of a job: names and values, logged by the script or measured on the nodes.
+
+Values are returned at the stored resolution or at a coarser one.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ router = Router(prefix="/v1/training-jobs/{TrainingJobName}", tags=["TrainingJob
 def list_metrics(
     training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep
 ) -> metrics_schemas.ListMetricsResponse:
-    """List the names under which a job's rank 0 has logged values, with the last value of each."""
+    """List the metrics of a job, with the last value of each."""
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
         found, dropped = metrics.names(session, job.run_id), metrics.dropped_count(session, job.run_id)
@@ -60,13 +63,11 @@ def get_metric_data(
     ] = None,
     max_points: Annotated[int, Query(alias="MaxPoints", ge=1, le=5000)] = 500,
 ) -> metrics_schemas.GetMetricDataResponse:
-    """Get what a job's rank 0 has logged, and what Everstep has measured on its nodes.
+    """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes.
 
-    Of steps that were done again after a failure it is what was logged last.
-
-    The newest 4,096 steps are kept as they were logged, older ones as points of 8, 64, 512 … steps. Where MaxPoints or
-    a resolution asks for fewer points, several are joined into one; where a resolution asks for more than MaxPoints,
-    points span twice as much, four times, and so on.
+    If a step was repeated after a failure, its last value counts. The newest 4,096 steps have one point each, older
+    steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution asks for fewer points, neighbouring points are
+    merged. If a resolution would give more than MaxPoints points, the span of a point is doubled until they fit.
     """
     if resolution_in_steps is not None and resolution_in_seconds is not None:
         message = "goes without ResolutionInSteps: points span steps or time"

@@ -1,6 +1,6 @@
-"""`GET /metrics`: figures for Prometheus (`control_plane.api.prometheus`).
+"""`GET /metrics`: metrics of this service for Prometheus (`control_plane.api.prometheus`).
 
-No part of the contract: only a scraper has a use for it.
+Not part of the contract, because only a scraper calls it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ router = Router(include_in_schema=False)
 
 @router.get("/metrics")
 def get_metrics(caller: Reader, services: ServicesDep) -> Response:
-    """Answer a scrape: of a token that belongs to a project, its jobs alone, and not what this server has counted over all."""
+    """Answer a scrape.
+
+    A token of one project gets the metrics of that project's jobs, without the counters of the whole server.
+    """
     with services.database.read() as session:
         live = tuple(job for job in jobs.unfinished(session) if caller.project_filter in (None, job.project))
         facts = Facts(

@@ -1,4 +1,4 @@
-"""Nodes: which instances there are, what each is used for, and what becomes of those that are held."""
+"""Nodes: list and describe instances, and drain, replace, reboot, hold or release them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def list_nodes(
     max_results: MaxResults = 1000,
     next_token: NextToken = None,
 ) -> nodes_schemas.ListNodesResponse:
-    """List nodes, oldest first; those that have ended on request."""
+    """List nodes, oldest first. IncludeEnded adds nodes that have ended."""
     after = None if next_token is None else page_tokens.position(next_token, page_tokens.moment, page_tokens.text)
     with services.database.read() as session:
         page = nodes.page(session, fleet_name, with_ended=include_ended, after=after, limit=max_results + 1)
@@ -65,9 +65,11 @@ def describe_node(node_id: NodeIdPath, caller: Reader, services: ServicesDep) ->
 def release_node(
     node_id: NodeIdPath, request: nodes_schemas.ReleaseNodeRequest, caller: Admin, services: ServicesDep
 ) -> nodes_schemas.Node:
-    """Let a held node work again, or end its instance; of another one, call off what was asked for.
+    """Return a held node to use, or terminate its instance.
 
-    One kept for inspection is ended once its evidence is in S3. Asking again changes nothing.
+    For a node that is not held, cancel the pending request.
+
+    A node that is held for inspection is terminated after its evidence is in S3. Repeated calls change nothing.
     """
     now = services.now()
     with services.database.write() as session:
@@ -103,9 +105,9 @@ def release_node(
 def drain_node(
     node_id: NodeIdPath, request: nodes_schemas.DrainNodeRequest, caller: Admin, services: ServicesDep
 ) -> nodes_schemas.Node:
-    """Have a node's job leave it at an agreed stop, no step lost, once another node is there; then hold it.
+    """Move the job off a node at an agreed stop, once another node is ready; then hold the node.
 
-    Asking again changes nothing.
+    The job loses no step. Repeated calls change nothing.
     """
     return _ask(NodeRequest.DRAIN, node_id, request, caller, services)
 
@@ -114,9 +116,9 @@ def drain_node(
 def replace_node(
     node_id: NodeIdPath, request: nodes_schemas.ReplaceNodeRequest, caller: Admin, services: ServicesDep
 ) -> nodes_schemas.Node:
-    """Have the job of a node leave it like DrainNode; then end its instance, and another one comes.
+    """Move the job off a node as DrainNode does, then terminate the instance, so that a new one replaces it.
 
-    Asking again changes nothing.
+    Repeated calls change nothing.
     """
     return _ask(NodeRequest.REPLACE, node_id, request, caller, services)
 
@@ -125,9 +127,9 @@ def replace_node(
 def reboot_node(
     node_id: NodeIdPath, request: nodes_schemas.RebootNodeRequest, caller: Admin, services: ServicesDep
 ) -> nodes_schemas.Node:
-    """Have the job of a node leave it like DrainNode; then reboot it, and it works again.
+    """Move the job off a node as DrainNode does, then reboot the node and use it again.
 
-    Asking again changes nothing.
+    Repeated calls change nothing.
     """
     return _ask(NodeRequest.REBOOT, node_id, request, caller, services)
 
@@ -136,7 +138,7 @@ def reboot_node(
 def hold_node(
     node_id: NodeIdPath, request: nodes_schemas.HoldNodeRequest, caller: Admin, services: ServicesDep
 ) -> nodes_schemas.Node:
-    """Keep a node that works for nobody out of use until ReleaseNode. Asking again changes nothing."""
+    """Keep a node without a job out of use until ReleaseNode. Repeated calls change nothing."""
     return _ask(NodeRequest.HOLD, node_id, request, caller, services)
 
 
@@ -144,10 +146,10 @@ def hold_node(
 def reset_node_session(
     node_id: NodeIdPath, request: nodes_schemas.ResetNodeSessionRequest, caller: Admin, services: ServicesDep
 ) -> nodes_schemas.Node:
-    """Revoke the session of a node's agent, and let the node join once more with a join token.
+    """Revoke the session of a node's agent, and let the node join again with a join token.
 
-    For an instance that lost its state directory, or whose session somebody may have copied. The agent's open
-    connection ends within ten seconds. Asking again revokes the newer session, too.
+    Use it for an instance that lost its state directory, or whose session may have been copied. The agent's open
+    connection ends within ten seconds. A repeated call revokes the newer session, too.
     """
     now = services.now()
     with services.database.write() as session:
@@ -168,12 +170,12 @@ def reset_node_session(
 def _ask(
     asked: NodeRequest, node_id: str, request: nodes_schemas.NodeOperation, caller: Caller, services: Services
 ) -> nodes_schemas.Node:
-    """Note what a person wants of a node, if it can be done; the loops do it."""
+    """Validate and store a person's request for a node. The fleet's loop carries it out."""
     now = services.now()
     with services.database.write() as session:
         record = nodes.get(session, node_id)
         if record.hold == Hold.PERSON and asked in (NodeRequest.DRAIN, NodeRequest.HOLD):
-            return _shown(session, services, record, caller)  # it is done
+            return _shown(session, services, record, caller)  # already in the requested state
         refusal = requests.refusal(asked, _standing(session, record))
         if refusal:
             raise InUse(f"{refusal[:1].upper()}{refusal[1:]}.")
@@ -230,7 +232,7 @@ def _view(
     job_name = owner.job_name if owner is not None and caller.project in ("", owner.project) else None
     refused = services.registry.refused_count(NodeId(record.id))
     if job_name is None and caller.project_filter is not None:
-        record = replace(record, reason="", request_words="")  # they may speak of another project's job
+        record = replace(record, reason="", request_words="")  # the texts may name another project's job
     return views.node(
         record, agents.get(NodeId(record.id)), refused_message_count=refused, job_name=job_name, history=history
     )

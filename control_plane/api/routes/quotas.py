@@ -1,4 +1,4 @@
-"""Quotas of projects: how many nodes and jobs each may have, and what of AWS its submitters may name."""
+"""Quotas of projects: limits of nodes and jobs, and the AWS resources that submitters may use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ProjectPath = Annotated[str, Path(alias="Project", min_length=1, max_length=63)]
 def list_project_quotas(
     caller: Reader, services: ServicesDep, max_results: MaxResults = 1000, next_token: NextToken = None
 ) -> quotas_schemas.ListProjectQuotasResponse:
-    """List the quotas of projects, by project; a token of one project sees that one's."""
+    """List quotas by project. A token of one project sees only that project's quota."""
     after = None if next_token is None else page_tokens.position(next_token, page_tokens.text)[0]
     with services.database.read() as session:
         page = quotas.page(session, only_project=caller.project_filter, after=after, limit=max_results + 1)
@@ -34,7 +34,7 @@ def list_project_quotas(
 def put_project_quota(
     project: ProjectPath, request: quotas_schemas.PutProjectQuotaRequest, _caller: Admin, services: ServicesDep
 ) -> quotas_schemas.ProjectQuota:
-    """Set what the jobs of a project may have, in place of what it was. Nothing that runs is stopped."""
+    """Create or replace the quota of a project. Running jobs continue."""
     quota = QuotaRecord(
         project=project,
         max_node_count=request.max_node_count,
@@ -63,7 +63,7 @@ def put_project_quota(
 
 @router.delete("/{Project}", operation_id="DeleteProjectQuota")
 def delete_project_quota(project: ProjectPath, _caller: Admin, services: ServicesDep) -> quotas_schemas.ProjectQuota:
-    """Lift a project's quota."""
+    """Delete a project's quota."""
     with services.database.write() as session:
         quota = quotas.find(session, project)
         quotas.remove(session, project)
@@ -77,7 +77,7 @@ def delete_project_quota(project: ProjectPath, _caller: Admin, services: Service
             ),
         )
     services.wake()
-    assert quota is not None  # else removing it had raised
+    assert quota is not None  # quotas.remove raises if there is no quota
     return _shown(quota)
 
 

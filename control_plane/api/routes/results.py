@@ -1,7 +1,7 @@
-"""What a job leaves in S3: logs and outputs, listed and streamed.
+"""Logs and outputs that a job left in S3: lists and downloads.
 
-Invariant: only keys of the job's own generations, below its own prefixes, are ever read or told; in the service's
-bucket those are in its own place.
+Invariant: only keys of the job's own generations, below its own prefixes, are read or shown. In the service's bucket
+only the job's own prefix counts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def list_logs(
     max_results: MaxResults = 1000,
     next_token: NextToken = None,
 ) -> logs_schemas.ListLogsResponse:
-    """List what a job's ranks printed, by generation and rank; what should be there and is not comes with the reason."""
+    """List the log streams of a job's ranks, by generation and rank.
+
+    An expected stream that is missing is listed with the reason.
+    """
     after = (
         (0, 0, "")
         if next_token is None
@@ -77,7 +80,7 @@ def list_logs(
 def get_log(
     training_job_name: TrainingJobNamePath, key: Key, caller: Reader, services: ServicesDep
 ) -> StreamingResponse:
-    """Stream one log, by the key that ListLogs gave."""
+    """Download one log, by a key from ListLogs."""
     return _content(
         services,
         prefix_of(_find(services, training_job_name, caller).spec.log_uri),
@@ -95,7 +98,7 @@ def list_outputs(
     max_results: MaxResults = 1000,
     next_token: NextToken = None,
 ) -> results_schemas.ListOutputsResponse:
-    """List the files that a job's ranks left in EVERSTEP_OUTPUT_DIR, by generation."""
+    """List the files that a job's ranks wrote into EVERSTEP_OUTPUT_DIR, by generation."""
     prefix = _outputs_of(services, _find(services, training_job_name, caller))
     after = "" if next_token is None else page_tokens.position(next_token, page_tokens.text)[0]
     of_generations = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}gen=")
@@ -117,7 +120,7 @@ def list_outputs(
 def get_output(
     training_job_name: TrainingJobNamePath, key: Key, caller: Reader, services: ServicesDep
 ) -> StreamingResponse:
-    """Stream one output file, by the key that ListOutputs gave."""
+    """Download one output file, by a key from ListOutputs."""
     return _content(
         services,
         _outputs_of(services, _find(services, training_job_name, caller)),
@@ -133,17 +136,17 @@ def _find(services: Services, name: str, caller: Caller) -> JobRecord:
 
 
 def has_own_outputs(job: JobRecord, bucket: str) -> bool:
-    """Say whether what lies at a job's output path can be its own alone, as far as the service's bucket goes.
+    """Say whether the job's output path holds only the job's own objects.
 
-    Called by deletions, too. Jobs that were stored before admission refused such a path may have one that leads to what
-    belongs to others.
+    Deletions call it, too. Jobs from before the check in admission may have an output path among other jobs' objects in
+    the service's bucket.
 
     Args:
-        job: any.
-        bucket: the service's own.
+        job: the job as stored.
+        bucket: the service's bucket.
 
     Returns:
-        Whether the path is in another bucket, or in the job's own place in this one.
+        True if the path is in another bucket, or below the job's own prefix in the service's bucket.
     """
     return prefix_of(job.spec.output_uri).bucket != bucket or job.spec.output_uri.startswith(
         own_place(bucket, job.name, job.run_id)
@@ -163,7 +166,7 @@ def _outputs_of(services: Services, job: JobRecord) -> ObjectReference:
 def _logs_of(
     services: Services, job: JobRecord, number: int, launched: GenerationRecord | None, alive: set[str], *, since: int
 ) -> Iterator[logs_schemas.LogEntry]:
-    """Yield the entries of one generation from a rank on, in order; the object store is asked as they are taken."""
+    """Yield the log entries of one generation in order, from rank `since` on; reads the object store lazily."""
     nodes_of = (
         sorted((rank, node.node_id) for node in launched.plan.nodes for rank in node.ranks if rank >= since)
         if launched is not None
@@ -180,11 +183,11 @@ def _logs_of(
 def _stored_logs(
     services: Services, prefix: ObjectReference, number: int, since: int, last: int | None
 ) -> Iterator[logs_schemas.LogEntry]:
-    """Yield what is stored of a generation from a rank on, by rank.
+    """Yield the stored log entries of one generation, from rank `since` on, in the order of ranks.
 
-    S3 knows keys in the order of their letters: 1, 10, 100, 11. Ranks with as many digits as the last one come in order
-    there, so that from the first of them on no more is read than is taken; those before them lie scattered over the
-    whole list. `last` is None where nobody knows it any more.
+    S3 lists keys in lexicographic order: 1, 10, 100, 11. Ranks with as many digits as the last rank are in numeric
+    order there, so a listing that starts at such a rank can stop early. Ranks with fewer digits are scattered over the
+    whole listing, so the function reads all of it. `last` is None if the generation's plan is no longer stored.
     """
     key = f"{prefix.key}gen={number}/rank="
     of_generation = ObjectReference(bucket=prefix.bucket, key=key)
@@ -197,7 +200,7 @@ def _stored_logs(
     for info in services.objects.list(of_generation, after=f"{key}{since}"):
         if (
             info.reference.key > f"{key}{last}/"
-        ):  # behind all keys of the last rank, "rank=1019.stdout" say: only ranks with fewer digits follow
+        ):  # past all keys of the last rank, such as "rank=1019.stdout": only ranks with fewer digits follow
             return
         entry = _log_entry(prefix, info)
         if entry is not None and entry.rank >= since:
@@ -216,7 +219,7 @@ def _log_entry(prefix: ObjectReference, info: ObjectInfo) -> logs_schemas.LogEnt
     return logs_schemas.LogEntry(
         generation=int(generation),
         rank=int(rank),
-        stream=stream,  # type: ignore[arg-type]  # the pattern allows two
+        stream=stream,  # type: ignore[arg-type]  # the pattern allows only these two values
         key=info.reference.key,
         bytes=info.size_bytes,
         missing_reason=None,
@@ -224,7 +227,7 @@ def _log_entry(prefix: ObjectReference, info: ObjectInfo) -> logs_schemas.LogEnt
 
 
 def _missing(job: JobRecord, number: int, rank: int, node_id: str, alive: set[str]) -> logs_schemas.LogEntry:
-    """Return the entry of a rank that was started, should nothing of it have been uploaded."""
+    """Return the entry for a started rank without any uploaded log, with the reason."""
     if number == job.generation and job.state not in ENDED_JOBS:
         reason = "nothing has been uploaded yet"
     elif node_id not in alive:
@@ -251,7 +254,7 @@ def _content(
             f"The job has nothing under the key {key!r}.", hint="Use a key that the list of the same job gave."
         )
     info = services.objects.head(ObjectReference(bucket=prefix.bucket, key=key))
-    # A log may grow while it is read: what was announced is what is sent.
+    # A log may grow during the download. Send exactly the announced length.
     body = services.objects.stream(info.reference, end=info.size_bytes)
     return StreamingResponse(
         body,

@@ -1,4 +1,4 @@
-"""Training jobs are changed while they wait or train: each change is a revision of what was asked for."""
+"""UpdateTrainingJob and its history: each update of a job creates a revision of its configuration."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ def update_training_job(
     caller: User,
     services: ServicesDep,
 ) -> revisions_schemas.UpdateTrainingJobResponse:
-    """Change a training job that has not ended. What is left out stays; what is so already makes no revision.
+    """Change a training job that has not ended.
 
-    Protection and CheckpointConfig are part of a generation's plan: they hold from the next generation on, and the
-    answer says so.
+    Omitted fields keep their value, and an update without a change creates no revision. Protection and CheckpointConfig
+    are part of a generation's plan, so changes to them apply from the next generation on. The response says when each
+    change applies.
     """
     now = services.now()
     with services.database.write() as session:

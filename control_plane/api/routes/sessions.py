@@ -1,6 +1,6 @@
-"""The dashboard's own routes: sign in, who am I, sign out.
+"""The dashboard's session endpoints: sign in, describe the session, sign out.
 
-They are no part of the contract, because only a browser has a use for them.
+Not part of the contract, because only browsers call them.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ router = Router(prefix="/v1/session", include_in_schema=False)
 
 
 class SignIn(RequestShape):
-    """A token to be exchanged."""
+    """The token to exchange for a session."""
 
     token: Annotated[str, StringConstraints(min_length=1, max_length=auth.MAX_TOKEN_LENGTH)]
 
 
 class Session(Shape):
-    """Who is signed in, and as what."""
+    """The signed-in token's role and project, and the session's expiry."""
 
     role: str
     project: str
-    """Empty: every project."""
+    """Empty for a token of every project."""
     token_id: str
     description: str
     expires_at: datetime
     version: str
-    """Of the server."""
+    """Version of the server."""
     time: datetime
-    """Of the server: a browser's own clock may be wrong."""
+    """The server's time, because a browser's clock may be wrong."""
 
 
 @router.post("")
@@ -53,7 +53,10 @@ def create_session(sign_in: SignIn, request: Request, response: Response, servic
 
 @router.get("", response_model=Session)
 def describe_session(request: Request, services: ServicesDep) -> Session | Response:
-    """Say who is signed in; 204 where nobody is, or not any more: to ask is no mistake, and browsers report every refusal as one."""
+    """Return the current session, or status 204 if there is none or it has ended.
+
+    An error status would appear in the browser's console although nothing is wrong.
+    """
     try:
         found = sessions.find(request, services)
     except Unauthenticated:
@@ -65,7 +68,7 @@ def describe_session(request: Request, services: ServicesDep) -> Session | Respo
 
 @router.delete("", status_code=204)
 def delete_session(request: Request, services: ServicesDep) -> Response:
-    """Sign out: the session ends, also for copies of its cookie."""
+    """End the session, including all copies of its cookie."""
     sessions.require_own_site(request)
     response = Response(status_code=204)
     sessions.sign_out(request, response, services)

@@ -1,12 +1,13 @@
-"""Sources: the users' archives, checked, in S3 under their own digest.
+"""Source archives: checked, and stored in S3 under their digest.
 
-    CreateSource ──▶ an address in S3, signed for this digest and length      nothing, where the source is there already
-    CompleteSource   what was put there is read back, hashed and checked,     it is deleted where it is not what it should be
-                     stored beside the other sources, and deleted there       an upload that nobody completes: `loop.upload_keeper`
-    PutSource        the archive through the service itself                   where S3 cannot be reached, or signs nothing
+    CreateSource     returns a presigned S3 URL for this digest and length, or IsStored if the source exists
+    CompleteSource   reads the upload back, hashes and checks it, stores it, and deletes the upload
+    PutSource        uploads the archive through the service, if S3 is unreachable or cannot presign
 
-Invariant: no source is in the database, and so none in a job, before all of it was read and checked here; however it
-came.
+CompleteSource deletes an invalid upload. `loop.upload_keeper` deletes uploads that nobody completes.
+
+Invariant: the database, and therefore a job, contains only sources whose archive this service has read and checked
+completely.
 """
 
 from __future__ import annotations
@@ -37,24 +38,25 @@ log = logging.getLogger(__name__)
 router = Router(prefix="/v1/sources", tags=["Sources"])
 
 IN_MEMORY_BYTES = 1024 * 1024
-"""Archives up to this size never touch the disk of the control plane."""
+"""Archives up to this size are kept in memory. Larger ones are spooled to disk."""
 PIECE_BYTES = 1024 * 1024
-"""What comes of a larger archive until a thread is asked for that writes it."""
+"""Bytes of a larger archive that are buffered before a thread writes them to disk."""
 LEAVE_OUT = (
     "Name data and results in the file .everstepignore of the source directory (patterns as in "
     ".gitignore), or move them elsewhere."
 )
 UPLOAD_SECONDS = 900
-"""How long an address is good: an archive of 256 MiB takes so long at 2.4 Mbit/s."""
+"""Lifetime of a presigned URL: enough for 256 MiB at 2.4 Mbit/s."""
 
 
 @router.post("", operation_id="CreateSource")
 def create_source(
     request: sources_schemas.CreateSourceRequest, caller: User, services: ServicesDep
 ) -> sources_schemas.CreateSourceResponse:
-    """Ask where an archive is to be put: straight into S3, at an address that is good for this archive alone and for fifteen minutes.
+    """Request a presigned S3 URL for the upload of a source archive.
 
-    `IsStored`: it is there already. Repeating it gives another address.
+    The URL accepts only this archive and expires after fifteen minutes. If `IsStored` is true, no upload is needed. A
+    repeated call returns another URL.
     """
     if request.bytes > services.source_limits.archive_bytes:
         raise _too_long(services)
@@ -78,9 +80,9 @@ def create_source(
 
 @router.post("/{SourceId}/completion", operation_id="CompleteSource")
 def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep) -> sources_schemas.PutSourceResponse:
-    """Have an archive that was put where CreateSource said read back and checked; jobs may use it from then on.
+    """Check an archive that was uploaded to the URL of CreateSource. After that, jobs can use the source.
 
-    Repeating it changes nothing.
+    Repeated calls change nothing.
     """
     known = _known(services, source_id, caller)
     if known is not None:
@@ -94,7 +96,7 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
             received = 0
             for chunk in services.objects.stream(upload):
                 received += len(chunk)
-                if received > limit:  # it was put anew since
+                if received > limit:  # the object was replaced since the head request
                     raise _too_long(services)
                 digest.update(chunk)
                 spool.write(chunk)
@@ -103,7 +105,7 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
             taken = _store(services, caller, source_id, cast(BinaryIO, spool), received)
     except NotFound as error:
         known = _known(services, source_id, caller)
-        if known is not None:  # the same call came twice at once, and the other was quicker
+        if known is not None:  # a concurrent identical call completed the upload first
             return _shown(known)
         raise InUse("Nothing was put for this source yet.", hint="CreateSource says where to.") from error
     except InvalidRequest:
@@ -111,7 +113,7 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
         raise
     try:
         services.objects.delete(upload.bucket, [upload.key])
-    except CloudError as error:  # the source is stored; what is left of its upload goes later
+    except CloudError as error:  # the source is stored; the upload keeper deletes the upload later
         log.warning("the upload of the source %s could not be deleted and is left for later: %s", source_id, error)
     return taken
 
@@ -120,7 +122,7 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
 async def put_source(
     source_id: SourceIdPath, request: Request, caller: User, services: ServicesDep
 ) -> sources_schemas.PutSourceResponse:
-    """Store a gzipped tar of a user's code. `SourceId` is its SHA-256; storing it again changes nothing."""
+    """Upload a gzipped tar of a user's code. `SourceId` is its SHA-256. Repeated calls change nothing."""
     limit = services.source_limits.archive_bytes
     with _spool(services) as spool:
         digest = hashlib.sha256()
@@ -149,7 +151,7 @@ async def put_source(
 def describe_source(
     source_id: SourceIdPath, caller: Reader, services: ServicesDep
 ) -> sources_schemas.PutSourceResponse:
-    """Say whether a source is stored already, so that nobody uploads it twice."""
+    """Check whether a source is stored already, to avoid a second upload."""
     with services.database.read() as session:
         return _shown(sources.get(session, source_id, caller.project_filter))
 
@@ -157,7 +159,7 @@ def describe_source(
 def _store(
     services: Services, caller: Caller, source_id: str, file: BinaryIO, archive_bytes: int
 ) -> sources_schemas.PutSourceResponse:
-    """Check an archive, put it into S3, and take it. Blocks."""
+    """Check an archive, store it in S3, and add it to the database. Blocks."""
     _keep_room(services, caller, source_id, archive_bytes)
     try:
         contents = inspect_apart(file, archive_bytes, services.source_limits)
@@ -192,16 +194,18 @@ def _store(
 
 
 def _keep_room(services: Services, caller: Caller, source_id: str, archive_bytes: int) -> None:
-    """Keep room in the project's quota for an archive, or refuse it. Room is kept as long as the upload can lie in S3.
+    """Reserve space for an archive in the project's quota, for as long as the upload may exist in S3.
+
+    Does nothing if the project has no limit.
 
     Args:
-        services: for the database and the time.
-        caller: whose project the archive belongs to.
-        source_id: SHA-256 of the archive; what was kept for it before is replaced.
-        archive_bytes: its length.
+        services: provides the database and the time.
+        caller: the archive belongs to the caller's project.
+        source_id: SHA-256 of the archive. An earlier reservation for it is replaced.
+        archive_bytes: size of the archive.
 
     Raises:
-        InUse: the quota has no room for it.
+        InUse: the quota has no room for the archive.
     """
     project, now = caller.choose_project(None), services.now()
     with services.database.write() as session:
@@ -221,9 +225,9 @@ def _keep_room(services: Services, caller: Caller, source_id: str, archive_bytes
 
 
 def _known(services: Services, source_id: str, caller: Caller) -> SourceRecord | None:
-    """Return a source that the caller may use.
+    """Return a stored source that the caller may use, or None.
 
-    What another project uploaded must be uploaded again: to know a digest proves nothing.
+    A source of another project must be uploaded again, because knowing a digest does not prove access to the code.
     """
     with services.database.read() as session:
         return sources.find(session, source_id, caller.project_filter)
@@ -234,9 +238,9 @@ def _reference(services: Services, source_id: str) -> ObjectReference:
 
 
 def _upload(services: Services, caller: Caller, source_id: str) -> ObjectReference:
-    """Return where an archive is put before it was checked: nothing there is a source, and nothing there stays.
+    """Return the key of an unchecked upload. The object is deleted after the check.
 
-    Each project has a place of its own: else a project that knows a digest could complete another project's upload.
+    Each project has its own prefix. Otherwise a project that knows a digest could complete another project's upload.
     """
     return ObjectReference(bucket=services.bucket, key=f"{PREFIX}{caller.choose_project(None)}/{source_id}.tar.gz")
 

@@ -1,4 +1,4 @@
-"""A person takes a job over, and hands it back: in between Everstep observes it and decides nothing."""
+"""TakeOverTrainingJob and HandBackTrainingJob: while a person controls a job, Everstep only observes it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def take_over_training_job(
     caller: User,
     services: ServicesDep,
 ) -> jobs_schemas.TrainingJobSummary:
-    """Look after a job yourself: Everstep observes and records until it is handed back, and decides nothing.
+    """Take control of a job: until HandBackTrainingJob, Everstep observes and records but makes no decision.
 
-    Only ranks of generations that have ended are still halted. What is asked for meanwhile, a stop too, waits. Who took
-    it over first stays.
+    Everstep still halts ranks of ended generations. Requests for the job, including a stop, wait until the hand-back. A
+    repeated call does not change who took the job over.
     """
     now = services.now()
     with services.database.write() as session:
@@ -53,7 +53,7 @@ def take_over_training_job(
 def hand_back_training_job(
     training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep
 ) -> jobs_schemas.TrainingJobSummary:
-    """Let Everstep look after a job again. Asking again changes nothing."""
+    """Return control of a job to Everstep. Repeated calls change nothing."""
     now = services.now()
     with services.database.write() as session:
         before = find_job(session, training_job_name, caller)

@@ -1,6 +1,6 @@
-"""Tokens of people and programs: made, listed and revoked; and who somebody is who has one.
+"""Access tokens of people and programs: create, list and revoke them, and identify the caller.
 
-Invariant: a secret is answered once, by the call that makes it.
+Invariant: only CreateToken returns a secret, once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ router = Router(prefix="/v1", tags=["Tokens"])
 def create_token(
     request: tokens_schemas.CreateTokenRequest, caller: Admin, services: ServicesDep
 ) -> tokens_schemas.CreateTokenResponse:
-    """Make a token. Its secret is in this answer and nowhere else; asking again makes another token."""
+    """Create a token. Only this response contains the secret. A repeated call creates another token."""
     if Role(request.role) is Role.ADMIN and request.project is not None:
         message = "an admin has every project"
         raise InvalidRequest(f"Project: {message}.", fields=[FieldError(field="Project", message=message)])
@@ -57,7 +57,7 @@ def list_tokens(
     max_results: MaxResults = 100,
     next_token: NextToken = None,
 ) -> tokens_schemas.ListTokensResponse:
-    """List tokens, oldest first; those that are revoked or have expired on request. Secrets are not known here."""
+    """List tokens, oldest first, without secrets. IncludeEnded adds revoked and expired tokens."""
     after = None
     if next_token is not None:
         created_at, token_id = page_tokens.position(next_token, page_tokens.moment, page_tokens.text)
@@ -72,7 +72,12 @@ def list_tokens(
 
 @router.post("/tokens/{TokenId}/revoke", operation_id="RevokeToken", status_code=202)
 def revoke_token(token_id: TokenIdPath, caller: Admin, services: ServicesDep) -> tokens_schemas.Token:
-    """End a token at once: for requests, for browsers signed in with it, and within a second for answers that still go on. Joined agents stay."""
+    """Revoke a token.
+
+    New requests and browser sessions of the token fail at once; open streams end within a second.
+
+    Agents that have joined stay connected.
+    """
     now = services.now()
     with services.database.write() as session:
         before = tokens.get(session, token_id)
@@ -85,10 +90,10 @@ def revoke_token(token_id: TokenIdPath, caller: Admin, services: ServicesDep) ->
 
 @router.get("/caller-identity", operation_id="GetCallerIdentity")
 def get_caller_identity(caller: Reader, services: ServicesDep) -> tokens_schemas.GetCallerIdentityResponse:
-    """Say who is calling: role, project and how long that lasts."""
+    """Return the caller's token: its role, project and expiry."""
     return tokens_schemas.GetCallerIdentityResponse(
         token_id=caller.token.id,
-        role=caller.role.value,  # type: ignore[arg-type]  # an agent's token does not get here
+        role=caller.role.value,  # type: ignore[arg-type]  # an agent's token does not reach this route
         project=caller.project or None,
         description=caller.token.description,
         creation_time=caller.token.created_at,
