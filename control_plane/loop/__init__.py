@@ -1,9 +1,9 @@
-"""Making it so: a loop over jobs and one over fleets, who is connected, and the watch on AWS.
+"""Reconciliation: the loops over jobs and fleets, the connections of agents, and the poller of AWS.
 
     agents ────────┐
-    cloud_watch ───┼─▶ observer ──▶ core.job | core.fleets ──▶ executor       one pass of `runner`, under the entity's lease
+    cloud_watch ───┼─▶ observer ──▶ core.job | core.fleets ──▶ executor   a pass of `runner`, under the entity's lease
     database ──────┘
 
-Invariant: nothing is decided here. A pass sees, asks the core, does and stores what it says; it may die anywhere, and
-the next one makes it good.
+Invariant: this package decides nothing. A pass reads the state, calls the core, and executes and stores the decision. A
+pass may die at any point; the next pass completes its work.
 """

@@ -1,15 +1,15 @@
-"""Who is connected: the newest word of every agent, and what is still to be said to it.
+"""The registry of connected agents: the newest report of each agent, and the messages queued for it.
 
     websocket route (api)                       job and fleet loop
-      accept(hello, fleet) → connection           views()            what every agent said last, and when
+      accept(hello, fleet) → connection           views()            newest report of each agent, and its time
       connection.report(report)       ──▶         send(node, …)      queued for the route's writer
       connection.next_message()       ◀──         wait_for_change()  wakes the loops
       connection.close()
 
-Everything here is level-triggered: a report replaces the one before it, and a message that is still queued is not
-queued twice. So nothing is lost when a connection breaks: the loop says again what a report does not yet show.
+All state is level-triggered: a report replaces the previous one, and a message that is already queued is not queued
+again. A broken connection therefore loses nothing: the loop repeats a message until a report shows its effect.
 
-Invariant: at most one connection per node counts, the newest. All methods run on the server's event loop; none blocks.
+Invariant: at most one connection per node is open, the newest. All methods run on the server's event loop; none blocks.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from everstep.protocol.agent_messages import AgentReport, CommandEnded, ControlT
 from everstep.protocol.ids import FleetName, Generation, NodeId, RunId
 
 QUEUE_LIMIT = 64
-"""Messages waiting for one agent. An agent that does not read loses the oldest; the loop repeats what still matters."""
+"""Queued messages per agent. Above the limit the oldest is dropped; the loop repeats it if it still matters."""
 MAX_DEPARTED = 1000
-"""Ended nodes whose last word and whose count of refusals are kept."""
+"""Ended nodes whose last report and count of rejected messages are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentView:
-    """What is known of one agent since this server started."""
+    """State of one agent as this server has seen it since its start."""
 
     node_id: NodeId
     fleet: FleetName
     hello: Hello
     report: AgentReport | None
-    """The newest; None until the first after a connection."""
+    """The newest report. None until the agent's first one."""
     is_connected: bool
     heard_at: float
     """Monotonic seconds of the last message, or of the connection."""
     heard_at_seconds: float
-    """The same as Unix time."""
+    """The same moment as Unix seconds."""
 
 
 class AgentConnection:
-    """One websocket of one agent, for as long as it lives.
+    """One open websocket of one agent.
 
-    Made by `AgentRegistry.accept`; the websocket route owns it.
+    `AgentRegistry.accept` creates it. The websocket route owns and closes it.
     """
 
     def __init__(self, registry: AgentRegistry, node_id: NodeId) -> None:
@@ -64,38 +64,39 @@ class AgentConnection:
         self.is_open = True
 
     def report(self, report: AgentReport) -> None:
-        """Take the agent's newest state. Late ones (lower sequence) and those on a superseded connection are dropped.
+        """Accept an agent's report.
+
+        A report is dropped if it is late (lower sequence number) or comes from a superseded connection.
 
         Args:
-            report: as decoded from the websocket.
+            report: decoded from the websocket.
         """
         if self.is_open and report.node_id == self.node_id:
             self._registry._reported(self, report)
 
     def lines(self, lines: LogLines) -> None:
-        """Take what the node's ranks have printed.
+        """Pass the output of the node's ranks to log followers.
 
         Args:
-            lines: as decoded from the websocket.
+            lines: decoded from the websocket.
         """
         if self.is_open:
             self._registry.lines.deliver(self.node_id, lines)
 
     def command_ended(self, ended: CommandEnded) -> None:
-        """Take what came of a command that a person runs beside a rank.
+        """Accept the result of a command that a user runs beside a rank.
 
         Args:
-            ended: as decoded from the websocket.
+            ended: decoded from the websocket.
         """
         if self.is_open:
             self._registry.commands.ended(self.node_id, ended)
 
     async def next_message(self) -> ControlToAgent | None:
-        """Wait for what is to be sent next.
+        """Wait for the next message to send.
 
         Returns:
-            The message, or None when this connection is over (closed, or superseded by a newer one): close the
-            websocket.
+            The message. None when the connection is closed or superseded: the route then closes the websocket.
         """
         while self.is_open and not self._queue:
             self._filled.clear()
@@ -105,7 +106,7 @@ class AgentConnection:
         return self._queue.popitem(last=False)[1]
 
     def close(self) -> None:
-        """Say that the websocket is gone. Idempotent."""
+        """Mark the websocket as closed. Idempotent."""
         if self.is_open:
             self._end()
             self._registry._closed(self)
@@ -123,11 +124,11 @@ class AgentConnection:
 
 
 class AgentRegistry:
-    """All agents that dialled in since this server started.
+    """All agents that have connected since this server started.
 
     Args:
-        monotonic: seconds of a clock that never jumps; ages are measured on it.
-        unix: seconds since the epoch, of the clock that the loops read; for what is shown and for phases of incidents.
+        monotonic: seconds of a clock that never jumps; used for ages.
+        unix: Unix seconds of the loops' clock; used for display and for the phases of incidents.
     """
 
     def __init__(
@@ -140,11 +141,11 @@ class AgentRegistry:
         self._connections: dict[NodeId, AgentConnection] = {}
         self._refused: Counter[NodeId] = Counter()
         self.lines = LogFeed()
-        """What ranks print, on its way to whoever follows it."""
+        """Output of ranks on its way to log followers."""
         self.commands = CommandDesk(self.send, monotonic)
-        """What people run beside ranks."""
+        """Commands that users run beside ranks."""
         self.logged = MetricInbox()
-        """What scripts log, on its way to the database."""
+        """Metrics on their way to the database."""
         self._changed = asyncio.Event()
         self._change_count = 1
         self._watched: frozenset[RunId] = frozenset()
@@ -152,16 +153,16 @@ class AgentRegistry:
         self._lost: deque[NodeId] = deque(maxlen=1024)
 
     def accept(self, hello: Hello, fleet: FleetName) -> AgentConnection:
-        """Begin a connection. One that the node had before ends: its `next_message` returns None.
+        """Register a new connection. An older connection of the node ends: its `next_message` returns None.
 
-        Called by the websocket route once the agent's token is checked.
+        The websocket route calls this once it has verified the agent's token.
 
         Args:
             hello: the agent's first message.
-            fleet: the fleet that the token binds the node to.
+            fleet: the fleet to which the token binds the node.
 
         Returns:
-            The connection: feed it reports, send what it yields, close it at the end.
+            The connection. The route passes reports to it, sends its messages, and closes it at the end.
         """
         before = self._connections.get(hello.node_id)
         if before is not None:
@@ -183,30 +184,34 @@ class AgentRegistry:
         return connection
 
     def leave(self, fleets: frozenset[FleetName]) -> None:
-        """Leave the agents of these fleets, and of no others, to another replica: connections that they have here end."""
+        """Close the connections of agents whose fleets another replica serves.
+
+        Args:
+            fleets: all such fleets; replaces the set of the previous call.
+        """
         self._elsewhere = fleets
         for node_id, connection in list(self._connections.items()):
             if self._views[node_id].fleet in fleets:
                 connection.close()
 
     def is_elsewhere(self, fleet: FleetName) -> bool:
-        """Say whether another replica serves this fleet."""
+        """Return whether another replica serves this fleet."""
         return fleet in self._elsewhere
 
     def views(self) -> Mapping[NodeId, AgentView]:
-        """Return what every agent said last, lost ones included. A snapshot: it does not change under its reader."""
+        """Return a snapshot of all agents' state, including disconnected agents."""
         return dict(self._views)
 
     def view(self, node_id: NodeId) -> AgentView | None:
-        """Return what one agent said last."""
+        """Return one agent's state, or None if the agent has not connected."""
         return self._views.get(node_id)
 
     def connected(self) -> Mapping[NodeId, AgentView]:
-        """Return the views of the agents that are connected now."""
+        """Return the state of all agents that are connected now."""
         return {node_id: view for node_id, view in self._views.items() if view.is_connected}
 
     def measured(self, run: RunId, generation: Generation) -> Mapping[NodeId, Mapping[str, float]]:
-        """Return what each node that is connected and works for this generation of a run measured last, by the name of its metric."""
+        """Return the newest measurements of each connected node of a generation: values by metric name."""
         members = (
             (node_id, view.report.member) for node_id, view in self.connected().items() if view.report is not None
         )
@@ -217,14 +222,14 @@ class AgentRegistry:
         }
 
     def send(self, node_id: NodeId, message: ControlToAgent) -> bool:
-        """Queue a message unless the same one is queued already.
+        """Queue a message, unless the same message is already queued.
 
         Args:
             node_id: the agent's node.
             message: an idempotent command.
 
         Returns:
-            False when the agent is not connected: nothing was queued, the loop comes again.
+            False if the agent is not connected. The message is then dropped, and the loop repeats it.
         """
         connection = self._connections.get(node_id)
         if connection is None or not connection.is_open:
@@ -233,9 +238,9 @@ class AgentRegistry:
         return True
 
     def forget(self, node_id: NodeId) -> None:
-        """Drop a node that will not come back.
+        """Remove a node that has ended.
 
-        A connection it still has ends; its last word stays for the incident that it may belong to.
+        An open connection ends. The last report remains available, because an incident may refer to it.
         """
         connection = self._connections.pop(node_id, None)
         if connection is not None:
@@ -251,47 +256,47 @@ class AgentRegistry:
             self._refused.pop(longest_gone, None)
 
     def refuse(self, node_id: NodeId) -> None:
-        """Count a message of this node's agent that was not taken.
+        """Count a rejected message of this node's agent.
 
         Args:
-            node_id: as its token or its admission prove it: what anybody could claim would grow without limit.
+            node_id: proven by a token or by admission. Unproven ids would let the counter grow without limit.
         """
         self._refused[node_id] += 1
 
     def refused_count(self, node_id: NodeId) -> int:
-        """Return how many of its agent's messages were not taken since this server started."""
+        """Return how many messages of this node's agent were rejected since this server started."""
         return self._refused[node_id]
 
     def hint(self) -> None:
-        """Wake the loops: something outside of the agents changed (a request, a notice).
+        """Wake the loops after a change that did not come from an agent, such as a request or a notice.
 
         Must run on the server's event loop.
         """
         self._wake()
 
     async def wait_for_change(self, seen: int, timeout_seconds: float) -> int:
-        """Return at the first change that the caller has not seen, or after the timeout. Any number of loops may wait.
+        """Wait for the first change that the caller has not seen, or for the timeout. Several loops may wait.
 
         Args:
-            seen: what the last call returned; 0 the first time.
-            timeout_seconds: at most this long.
+            seen: result of the previous call; 0 for the first call.
+            timeout_seconds: longest wait.
 
         Returns:
-            What to pass next time.
+            The value to pass as `seen` in the next call.
         """
         if self._change_count == seen:
             await pause(timeout_seconds, until=self._changed)
         return self._change_count
 
     def watch_closely(self, runs: frozenset[RunId]) -> None:
-        """Wake the loops at every report of these runs, steps included: they are on their way back to training.
+        """Wake the loops at every report of these runs, including mere progress.
 
-        Of others, news alone wakes them.
+        These runs are recovering. Reports of other runs wake the loops only with news (see `_news`).
         """
         self._watched = runs
 
     def take_lost(self) -> Iterator[NodeId]:
-        """Yield the nodes whose connection broke since the last call: EC2 is asked about them at once."""
+        """Yield the nodes whose connection broke since the last call. The caller then polls AWS at once."""
         while self._lost:
             yield self._lost.popleft()
 
@@ -326,7 +331,7 @@ class AgentRegistry:
 
 
 def _news(report: AgentReport) -> object:
-    """What of a report cannot wait for the next look: anything but how far training is."""
+    """Return the part of a report that wakes the loops when it changes: everything except training progress."""
     member = report.member
     if member is None:
         return report.notices
@@ -339,7 +344,10 @@ def _news(report: AgentReport) -> object:
 
 
 def _identity(message: ControlToAgent) -> object:
-    """What makes a queued message the same as another: a Load is its generation, the rest is its whole content."""
+    """Return the identity of a queued message.
+
+    A Load is identified by its generation, a Release by its run, any other message by its whole content.
+    """
     if isinstance(message, Load):
         return Load, message.plan.run, message.plan.generation
     if isinstance(message, Release):

@@ -1,11 +1,12 @@
-"""Deletes checkpoints from S3: those that a person wants gone, and those beyond what their job keeps (`CheckpointConfig`).
+"""Deletes checkpoints from S3: at a user's request, or beyond the job's retention limits (`CheckpointConfig`).
 
-    complete ──▶ deleting, in the database: nobody restores from it any more ──▶ its manifest, then its other objects ──▶ deleted, and an event
+    complete ──▶ deleting: no restore may start from it ──▶ delete the manifest ──▶ delete the other objects ──▶ deleted
 
-A server that dies in between leaves it in deleting, and the next pass of any replica goes on. Deleting twice is
-deleting once.
+A server that dies in between leaves the checkpoint in state deleting. A later pass of any replica continues; deletion
+is idempotent.
 
-Invariant: what is pinned, what a job would be restored from next, and the newest are not begun with.
+Invariant: the retention limits never delete a pinned checkpoint, the newest one, or the one that the job would restore
+next.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 5.0
 AT_ONCE: Final = 16
-"""Checkpoints of one job that one pass begins to delete."""
+"""Checkpoints per job whose deletion one pass starts."""
 _RESTORING: Final = frozenset({JobState.PREPARING, JobState.LOADING})
-"""A job that may be reading any of its checkpoints."""
+"""States in which a job may be reading any of its checkpoints."""
 
 
 class CheckpointKeeper:
-    """The loop that deletes.
+    """The loop that deletes checkpoints.
 
     Args:
-        database: where checkpoints are listed.
+        database: lists the checkpoints.
         objects: S3.
-        now: the time in UTC.
+        now: returns the time in UTC.
     """
 
     def __init__(self, database: Database, objects: ObjectStore, now: Callable[[], datetime]) -> None:
@@ -58,11 +59,11 @@ class CheckpointKeeper:
         self._now = now
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Delete what is to go until `stop` is set."""
+        """Delete checkpoints until `stop` is set."""
         await repeat(self.look, stop, seconds=LOOK_SECONDS, trouble="checkpoints could not be let go")
 
     def look(self) -> None:
-        """Make one pass over all jobs. Blocks: called in a thread."""
+        """Make one pass over all jobs. Blocks: call it in a thread."""
         with self._database.read() as session:
             run_ids = checkpoints.runs_to_look_after(session)
         for run_id in run_ids:
@@ -80,7 +81,7 @@ class CheckpointKeeper:
                 log.info("run %s: it is gone, and its checkpoints with it", run_id)
 
     def _begin(self, run_id: str) -> None:
-        """Mark what is beyond a job's limits, in one transaction with the look at what it needs."""
+        """Mark checkpoints beyond the job's limits as deleting. The same transaction reads which ones the job needs."""
         with self._database.write() as session:
             job = jobs.get_run(session, run_id)
             if job.spec.checkpoint_max_count is None and job.spec.checkpoint_max_age_seconds is None:
@@ -114,38 +115,38 @@ class CheckpointKeeper:
 
 
 def restorable(session: Session, job: JobRecord) -> RestorableCheckpoint | None:
-    """Return the newest checkpoint that a job could be restored from, or None."""
+    """Return the newest checkpoint from which the job could be restored, or None."""
     known = (records.checkpoint_record(each) for each in checkpoints.of_run(session, job.run_id))
     lineage = [records.generation_record(entry) for entry in jobs.lineage(session, job.run_id)]
     return newest_restorable([each for each in known if each is not None], lineage, Generation(job.generation))
 
 
 def is_same(checkpoint: CheckpointRecord, other: RestorableCheckpoint | None) -> bool:
-    """Say whether a stored checkpoint is the one that the core speaks of."""
+    """Return whether a stored checkpoint and a record of the core are the same checkpoint."""
     return other is not None and (checkpoint.generation, checkpoint.step) == (other.generation, other.step)
 
 
 def delete(
     database: Database, objects: ObjectStore, run_id: str, checkpoint: CheckpointRecord, now: datetime
 ) -> CheckpointRecord:
-    """Delete the objects of a checkpoint that is in deleting, and tell of it once. Blocks on S3; may be repeated.
+    """Delete the objects of a checkpoint in state deleting, and record the event once. Blocks on S3. Idempotent.
 
-    The manifest goes first: an incomplete set never looks complete. All that lies beside it is of the same generation
-    and step.
+    The manifest is deleted first, so that an incomplete checkpoint never looks complete. All other objects in its
+    folder belong to the same generation and step.
 
     Args:
-        database: where it is listed.
+        database: lists the checkpoint.
         objects: S3.
-        run_id: the job's run.
-        checkpoint: which.
-        now: when.
+        run_id: of the job.
+        checkpoint: in state deleting.
+        now: time of the event.
 
     Returns:
-        The checkpoint as it is now.
+        The checkpoint's new row.
 
     Raises:
-        CloudError: not all of it is gone; it stays in deleting.
-        NotFound: its job is gone.
+        CloudError: some objects are left. The checkpoint stays in state deleting.
+        NotFound: the job was removed.
     """
     objects.delete(checkpoint.bucket, [checkpoint.manifest_key])
     folder, _, _ = checkpoint.manifest_key.rpartition("/")

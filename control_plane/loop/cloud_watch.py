@@ -1,13 +1,13 @@
-"""What AWS says, looked up in the background: the loops read the newest answer and never wait for one.
+"""Polls AWS in the background. The loops read the newest answer and never wait for AWS.
 
-Polled every `POLL_SECONDS`, and at once when an agent's line breaks, an event came or a change was asked for. What EC2
-has scheduled and where instances hang in the network changes seldom and is asked every `CLOSE_SECONDS`, at once for
-instances that are new. How EC2's status checks go is asked with it, and every `SUSPECT_SECONDS` of instances whose
-agents are silent: of nobody else does it matter.
+- Groups and instances: every `POLL_SECONDS`, and at once after a lost connection, an AWS event or a change of the
+  group.
+- Scheduled events and network topology: every `CLOSE_SECONDS`, and at once for new instances.
+- Status checks: every `CLOSE_SECONDS`, and every `SUSPECT_SECONDS` for instances with a silent agent.
 
-Invariant: an answer says when the question was asked; one asked before a change is not used to decide about that change
-again. What AWS announces for an instance goes to the database, where the loop that owns its job finds it, whichever
-replica asked.
+Invariant: each answer carries the time of its question. An answer that is older than a change of the group is not used
+for decisions about the group. Notices from AWS are stored in the database, where the replica that owns the job reads
+them.
 """
 
 from __future__ import annotations
@@ -49,53 +49,53 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 FLEETS_AT_ONCE = 4
-"""Are asked about; each call has its thread."""
+"""Fleets that are polled in parallel. Each poll uses one thread."""
 CLOSE_SECONDS = 60.0
 SUSPECT_SECONDS = 5.0
-"""EC2 checks once a minute; more often than this there is nothing new."""
+"""Seconds between two polls of the status checks of suspects. EC2 itself runs the checks once a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudView:
-    """One answer about a fleet."""
+    """AWS's answer about one fleet."""
 
     asked_at: float
-    """Monotonic seconds."""
+    """Monotonic seconds at which the question was sent."""
     group: GroupObserved
     instance_type: str
     availability_zone: str
     conditions: Mapping[NodeId, tuple[InstanceCondition, str]]
-    """By node: what AWS says of it, in AWS's words."""
+    """Condition of each node's instance, and AWS's words for it."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """What is kept of a fleet between two answers."""
+    """State of one fleet between two polls."""
 
     looked_closely_at: float = float("-inf")
     asked: set[NodeId] = field(default_factory=set)
-    """Whose network nodes EC2 was asked for."""
+    """Nodes for which EC2 was asked for the network topology."""
     suspects: dict[NodeId, float] = field(default_factory=dict)
-    """Whose agents are silent, and when that was last said; monotonic seconds."""
+    """Nodes with a silent agent, and the monotonic time of the newest call of `suspect`."""
     looked_at_suspects_at: float = float("-inf")
     failed_checks: dict[NodeId, tuple[float, tuple[str, ...]]] = field(default_factory=dict)
-    """When EC2 was asked, monotonic seconds, and which status checks of an instance it called impaired."""
+    """By node: when EC2 was asked, in monotonic seconds, and the status checks that it reported as impaired."""
     domains: dict[NodeId, str] = field(default_factory=dict)
     launch_failures: tuple[LaunchFailure, ...] = ()
-    """As AWS told of them last, while instances are missing."""
+    """AWS's newest answer while instances are missing; empty otherwise."""
     has_held: bool = True
-    """A terminating hook held one of its instances, or may have before this server started."""
+    """Whether a terminating hook held an instance at the last poll. True before the first poll."""
 
 
 class CloudWatch:
-    """The newest answer of AWS about every fleet. One per server; its methods run on the server's event loop.
+    """AWS's newest answer about each fleet. There is one per server, used on the server's event loop only.
 
     Args:
-        database: for the fleets and the nodes to ask about.
-        operator: whom to ask; called in threads.
-        when_changed: called when an answer differs from the one before.
+        database: holds the fleets and nodes to ask about, and receives notices.
+        operator: client of AWS; called in threads.
+        when_changed: called when an answer differs from the previous one.
         monotonic: seconds of a clock that never jumps.
-        now: the time in UTC.
+        now: returns the time in UTC.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class CloudWatch:
         self._look_closer = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Poll until `stop` is set. Everything that goes wrong with one fleet is told once and tried again."""
+        """Poll until `stop` is set. A failure of one fleet is logged once, retried, and does not delay other fleets."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._repeat(stop, partial(self.poll, patience_seconds=POLL_SECONDS), self._look))
@@ -137,15 +137,18 @@ class CloudWatch:
             wake.clear()
             try:
                 await ask()
-            except Exception:  # the database was away, say: nothing else looks at AWS meanwhile
+            except Exception:  # for example a lost database connection: this is the only poller, so it must go on
                 log.exception("looking at AWS failed; it is looked at again")
             await pause(POLL_SECONDS, until=wake)
 
     async def poll(self, *, patience_seconds: float | None = None) -> None:
-        """Ask about every fleet that is not being asked about; several at a time, so that one whose calls hang, or take long, holds up no other.
+        """Ask about each fleet that has no question in flight.
+
+        Fleets are polled in parallel, so that a call that hangs does not delay other fleets.
 
         Args:
-            patience_seconds: after which it returns although not all have been answered; None: when all have.
+            patience_seconds: time limit of this call; slower questions continue in the background. None: wait for all
+                answers.
         """
         for fleet in await asyncio.to_thread(self._fleets):
             if (name := FleetName(fleet.name)) not in self._asking:
@@ -177,9 +180,9 @@ class CloudWatch:
             self._when_changed()
 
     async def survey(self) -> None:
-        """Ask what EC2 has scheduled and where instances hang, where that is due.
+        """Ask for scheduled events, status checks and network topology, where that is due.
 
-        Apart from `poll`: what is rare must not hold up what is urgent.
+        This runs beside `poll`, so that slow and rare questions do not delay the frequent ones.
         """
         for name, view in list(self._views.items()):
             about = self._known.setdefault(name, _Known())
@@ -192,28 +195,31 @@ class CloudWatch:
                 self._when_changed()
 
     def look_now(self) -> None:
-        """Poll at once: something may have changed."""
+        """Poll at once. Call this when AWS's state may have changed."""
         self._look.set()
         self._look_closer.set()
 
     def look_closely(self) -> None:
-        """Poll at once, and ask what EC2 has scheduled, too."""
+        """Poll at once, including the scheduled events."""
         for known in self._known.values():
             known.looked_closely_at = float("-inf")
         self.look_now()
 
     def changed(self, fleet: FleetName) -> None:
-        """Say that a change of the fleet's group was just asked for: answers to older questions are void."""
+        """Invalidate all answers to older questions: a change of the fleet's group was just requested."""
         self._not_before[fleet] = self._monotonic()
         self._look.set()
 
     def group(self, fleet: FleetName) -> CloudView | None:
-        """Return the newest answer that knows of all changes asked for, or None: there is nothing to decide upon yet."""
+        """Return the newest answer that includes all requested changes, or None if no such answer has arrived yet."""
         view = self._views.get(fleet)
         return view if view is not None and view.asked_at > self._not_before.get(fleet, float("-inf")) else None
 
     def condition(self, fleet: FleetName, node_id: NodeId) -> tuple[InstanceCondition, str]:
-        """Return what AWS said last of a node, in which words. That it has ended stays true; that it ran does not."""
+        """Return the condition of a node's instance and AWS's words for it.
+
+        ENDED never expires. PRESENT becomes UNKNOWN when the answer is older than `FORGET_SECONDS`.
+        """
         view = self._views.get(fleet)
         if view is None:
             return InstanceCondition.UNKNOWN, ""
@@ -223,14 +229,17 @@ class CloudWatch:
         return condition, words
 
     def suspect(self, fleet: FleetName, node_id: NodeId) -> None:
-        """Say that a node's agent is silent: EC2's status checks of its instance are of interest.
+        """Mark a node whose agent is silent, so that the status checks of its instance are polled more often.
 
-        Said again in every pass while it is.
+        The mark expires: callers repeat it in each pass while the agent is silent.
         """
         self._known.setdefault(fleet, _Known()).suspects[node_id] = self._monotonic()
 
     def complaint(self, fleet: FleetName, node_id: NodeId) -> str:
-        """Return what AWS finds wrong with an instance that runs, in words that follow `and`; empty where it has not said so lately."""
+        """Return a clause that names the impaired status checks of a running instance.
+
+        Callers append the clause after `and`. It is empty if EC2 reported no impaired check within `FORGET_SECONDS`.
+        """
         known = self._known.get(fleet)
         asked_at, failed = known.failed_checks.get(node_id, (0.0, ())) if known is not None else (0.0, ())
         if not failed or self._monotonic() - asked_at > FORGET_SECONDS:
@@ -238,17 +247,17 @@ class CloudWatch:
         return f"EC2 reports its {' and '.join(failed)} status check{'s' if len(failed) > 1 else ''} as impaired"
 
     def domains(self, fleet: FleetName) -> Mapping[NodeId, str]:
-        """Return by node the network node that its instance hangs on; nodes that AWS tells nothing of are left out."""
+        """Return the innermost network node of each instance. Nodes without topology data are missing."""
         known = self._known.get(fleet)
         return dict(known.domains) if known is not None else {}
 
     def waiting_words(self, fleet: FleetName) -> str:
-        """Return why instances do not come, in AWS's words; empty when they do."""
+        """Return AWS's reason why the group's instances do not start. Empty while instances start normally."""
         view = self._views.get(fleet)
         return waiting_words(view.group) if view is not None else ""
 
     def launch_failed_at(self, fleet: FleetName) -> float | None:
-        """Return when the fleet's newest launch failed, Unix seconds; None while none has since the last that succeeded."""
+        """Return the Unix time of the newest failed launch, or None if a later launch succeeded."""
         view = self._views.get(fleet)
         return view.group.failed_at if view is not None else None
 
@@ -276,7 +285,10 @@ class CloudWatch:
         )
 
     def _launch_failures(self, fleet: fleets.FleetRecord, about: _Known) -> tuple[LaunchFailure, ...]:
-        """Ask why instances do not come; without an answer that is what it was, and the rest of what AWS says counts all the same."""
+        """Return the newest launch failures. After an AWS error, return the previous ones.
+
+        An error of this call does not discard the rest of the poll's answer.
+        """
         key = f"{fleet.name}/launches"
         try:
             found = self._operator.recent_launch_failures(fleet.auto_scaling_group_name)
@@ -287,7 +299,7 @@ class CloudWatch:
         return found
 
     def _note_held(self, group: GroupState, instances: Mapping[NodeId, InstanceState], about: _Known) -> None:
-        """Store which instances a terminating hook holds, and from the first sight until when."""
+        """Store a notice for each instance that a terminating hook holds, with the time at which the hook expires."""
         held = _held(group, instances)
         if not held and not about.has_held:
             return
@@ -308,17 +320,17 @@ class CloudWatch:
         about.has_held = bool(held)
 
     def _ask_closely(self, fleet: FleetName, ids: set[NodeId], about: _Known) -> bool:
-        """Ask both questions about a fleet; without an answer both are unknown. Returns whether anything is news."""
+        """Ask for status and topology where due. Return whether an answer changed; an AWS error changes nothing."""
         asked_at = self._monotonic()
         is_due = asked_at - about.looked_closely_at >= CLOSE_SECONDS
         is_news = False
         if is_due:
-            for node_id, said_at in list(about.suspects.items()):  # the event loop adds to it meanwhile
+            for node_id, said_at in list(about.suspects.items()):  # a copy: the event loop adds entries concurrently
                 if asked_at - said_at > FORGET_SECONDS:
                     about.suspects.pop(node_id, None)
             about.failed_checks = {node_id: told for node_id, told in about.failed_checks.items() if node_id in ids}
             is_news = self._ask_status(fleet, ids, about, asked_at)
-            about.looked_closely_at = asked_at  # what was said is stored, or AWS said nothing
+            about.looked_closely_at = asked_at  # the answer is stored, or AWS returned an error
         elif asked_at - about.looked_at_suspects_at >= SUSPECT_SECONDS:
             suspects = {
                 node_id for node_id, said_at in list(about.suspects.items()) if asked_at - said_at <= SUSPECT_SECONDS
@@ -340,11 +352,11 @@ class CloudWatch:
         about.domains = {
             **about.domains,
             **{node_id: network[-1] for node_id, network in networks.items()},
-        }  # a new one: others may be reading
+        }  # replaced, not updated: other threads may be reading it
         return is_news or bool(networks)
 
     def _ask_status(self, fleet: FleetName, ids: set[NodeId], about: _Known, asked_at: float) -> bool:
-        """Ask what EC2 has scheduled for instances and how their checks go. Returns whether anything is news."""
+        """Ask EC2 for scheduled events and status checks of instances. Return whether an answer changed."""
         try:
             found = self._operator.statuses(sorted(ids))
         except CloudError as error:
@@ -356,7 +368,7 @@ class CloudWatch:
         self._failing.pop(f"{fleet}/events", None)
         failed = {node_id: (asked_at, found[node_id].failed_checks if node_id in found else ()) for node_id in ids}
         before = about.failed_checks
-        about.failed_checks = {**before, **failed}  # a new one: others may be reading
+        about.failed_checks = {**before, **failed}  # replaced, not updated: other threads may be reading it
         scheduled = [_scheduled(node_id, event) for node_id, status in found.items() for event in status.events]
         with self._database.write() as session:
             is_news = notices.replace_polled(session, NoticeSource.STATUS, ids, scheduled, self._now())
@@ -397,12 +409,12 @@ def _group(group: GroupState, failures: tuple[LaunchFailure, ...], before: Group
 
 
 def _first_line(error: CloudError) -> str:
-    """Return what fits a line of a log: an answer that does not parse comes whole."""
+    """Return the first line of an error. An answer that cannot be parsed has many."""
     return str(error).partition("\n")[0]
 
 
 def _hook_seconds(group: GroupState) -> float:
-    """Return how long the group's terminating hooks hold an instance: the shortest of them counts."""
+    """Return the shortest timeout of the group's terminating hooks: for this long an instance is held."""
     timeouts = [hook.heartbeat_timeout for hook in group.hooks if hook.transition == TERMINATING_TRANSITION]
     return min(timeouts, default=MAX_HOOK_TIMEOUT).total_seconds()
 
@@ -420,9 +432,10 @@ def _scheduled(node_id: NodeId, event: ScheduledEvent) -> NoticeRecord:
 
 
 def _held(group: GroupState, instances: Mapping[NodeId, InstanceState]) -> list[MemberState]:
-    """Return the members that a terminating hook holds or is about to: one is Terminating, for minutes where a load balancer drains it, before that.
+    """Return the members that a terminating hook holds, or will hold.
 
-    Source: Amazon EC2 Auto Scaling User Guide, how lifecycle hooks work.
+    A member is in the state Terminating before its hook takes effect. With a load balancer this lasts minutes. Source:
+    Amazon EC2 Auto Scaling User Guide, how lifecycle hooks work.
     """
     has_hook = any(hook.transition == TERMINATING_TRANSITION for hook in group.hooks)
     return [
@@ -436,9 +449,11 @@ def _held(group: GroupState, instances: Mapping[NodeId, InstanceState]) -> list[
 def _conditions(
     group: GroupState, instances: Mapping[NodeId, InstanceState]
 ) -> dict[NodeId, tuple[InstanceCondition, str]]:
-    """Return what AWS says of each node; a group that is ending a member says so before EC2 does, unless a hook still holds it: that is a notice.
+    """Return each node's condition and AWS's words for it.
 
-    EC2 may not know an id yet that a group has just launched: that is no word that it has ended.
+    A group reports that it ends a member before EC2 does, so the group's word counts. A member that a hook still holds
+    is not ended: it has a notice instead. EC2 may not return a newly launched instance yet. Such an instance is
+    UNKNOWN, not ENDED.
     """
     conditions = {}
     launching = {member.instance_id for member in group.members if member.lifecycle_state.startswith("Pending")}

@@ -1,13 +1,13 @@
-"""Programs that people run beside ranks: each is asked of one agent once, and answered to whoever waits.
+"""Runs commands of users beside ranks: sends each command to its agent once, and returns the answer to all callers.
 
     run(node, command) ──▶ RunCommand ──▶ agent
                        ◀── CommandEnded ──      ended(node, answer)
 
-A command whose answer was lost on its way to the caller is asked for again with the same id: it waits for the same
-answer, or is given it. Nothing is repeated to an agent: running something twice is not the same as once.
+A caller that lost the answer repeats the call with the same id. It receives the same answer, or waits for it. The agent
+receives each command once, because a command need not be idempotent.
 
-Invariant: an answer counts only from the node that was asked. What is kept has limits. All methods run on the server's
-event loop.
+Invariant: only the node that received the command may answer it. The number of kept commands is bounded. All methods
+run on the server's event loop.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from everstep.protocol.agent_messages import CommandEnded, RunCommand
 from everstep.protocol.ids import NodeId
 
 MAX_WAITING: Final = 32
-"""Commands under way at one time."""
+"""Commands that run at the same time."""
 MAX_KEPT: Final = 64
-"""Commands whose answers are kept for who asks again; none is let go before it has one."""
+"""Commands kept for repeated calls. A command that is still running is never removed."""
 ANSWER_SECONDS: Final = 5.0
-"""How much longer than the command itself its answer may take."""
+"""Seconds that an answer may take in addition to the command's own timeout."""
 
 
 class CommandFailed(Exception):
-    """There is no answer."""
+    """Base class: the command has no answer."""
 
 
 class TooManyCommands(CommandFailed):
-    """As many are under way as may be."""
+    """`MAX_WAITING` commands are running already."""
 
 
 class NotAsked(CommandFailed):
-    """The agent is not connected here: nothing was run."""
+    """The agent is not connected to this server. The command did not run."""
 
 
 class NotAnswered(CommandFailed):
-    """The agent has not answered in time: it may have been run."""
+    """The agent did not answer in time. The command may have run."""
 
 
 class AnotherCommand(CommandFailed):
-    """The id is that of another command."""
+    """The id belongs to a different command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +55,18 @@ class _Asked:
     command: RunCommand
     answer: asyncio.Future[CommandEnded]
     ends_at: float
-    """Monotonic seconds; nothing is expected any more then."""
+    """Monotonic seconds at which waiting for the answer ends."""
 
     def is_waited_for(self, now: float) -> bool:
-        """Say whether its answer may still come."""
+        """Return whether the answer may still arrive."""
         return not self.answer.done() and now < self.ends_at
 
 
 class CommandDesk:
-    """One per server, kept by the registry of agents.
+    """All commands of one server. The registry of agents owns it.
 
     Args:
-        send: queues a message for an agent that is connected; says whether it is.
+        send: queues a message for an agent and returns whether the agent is connected.
         monotonic: seconds of a clock that never jumps.
     """
 
@@ -76,24 +76,24 @@ class CommandDesk:
         self._asked: OrderedDict[str, _Asked] = OrderedDict()
 
     def is_known(self, command_id: str) -> bool:
-        """Say whether this id was asked for before, as far as that is remembered."""
+        """Return whether a command with this id is still kept."""
         return command_id in self._asked
 
     async def run(self, node_id: NodeId, command: RunCommand) -> CommandEnded:
-        """Have an agent run a command, and wait for what comes of it.
+        """Send a command to an agent and wait for its answer.
 
         Args:
-            node_id: where.
-            command: what; one whose id was asked for before waits for the same answer.
+            node_id: of the agent.
+            command: the command. If its id is kept already, wait for that command's answer.
 
         Returns:
             The agent's answer.
 
         Raises:
-            TooManyCommands: as many are under way as may be.
+            TooManyCommands: `MAX_WAITING` commands are running already.
             NotAsked: the agent is not connected here.
-            NotAnswered: it has not answered in time.
-            AnotherCommand: the id was asked for with another command.
+            NotAnswered: the agent did not answer in time.
+            AnotherCommand: the id belongs to a different command.
         """
         asked = self._asked.get(command.command_id)
         if asked is None:
@@ -111,7 +111,7 @@ class CommandDesk:
             raise NotAnswered from None
 
     def ended(self, node_id: NodeId, answer: CommandEnded) -> None:
-        """Take an agent's answer; one that nobody has asked this agent for is dropped."""
+        """Accept an agent's answer. An answer to a command that this agent did not receive is dropped."""
         asked = self._asked.get(answer.command_id)
         if asked is not None and asked.node_id == node_id and not asked.answer.done():
             asked.answer.set_result(answer)

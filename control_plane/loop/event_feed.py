@@ -1,14 +1,14 @@
-"""New events for whoever follows them: one reader of the table for all followers of this server.
+"""Delivers new events to followers. One task reads the table for all followers of this server.
 
-                    every `poll_seconds`, while anybody follows
-    table event ──▶ the newest few, in memory ──▶ followers that are up to date
-              └───▶ a page at a time          ──▶ followers that are behind
+                    every `poll_seconds`, while there are followers
+    table event ──▶ newest events, in memory  ──▶ followers that are up to date
+              └───▶ one page per read         ──▶ followers that are behind
 
-Events of other replicas of the control plane come through the table like our own. A follower pulls: one that does not
-read holds a position, no buffer.
+Events of other replicas arrive through the same table. Followers pull: a follower that does not read occupies a
+position, not a buffer.
 
-Invariant: a follower is given every event after its position that it may see, once and in order; nothing once its token
-is not good any more.
+Invariant: a follower receives each event after its position that it may see, once and in order. It receives none after
+its token has expired or was revoked.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from control_plane.db.session import Database
 log = logging.getLogger(__name__)
 
 MAX_FOLLOWERS: Final = 256
-"""Streams that are open at one time."""
+"""Open streams in total."""
 MAX_FOLLOWERS_PER_TOKEN: Final = 32
-"""Of one token, so that no caller holds all streams."""
+"""Open streams per token, so that one caller cannot use up all places."""
 POLL_SECONDS: Final = 0.2
 HEARTBEAT_SECONDS: Final = 10.0
-"""A follower that there is nothing for is given an empty batch this often."""
+"""A follower without new events receives an empty batch this often."""
 RECENT_LIMIT: Final = 1_000
 """Events kept in memory."""
 PAGE_LIMIT: Final = 500
-"""Events read, and given to a follower, at once."""
+"""Events per read of the table and per batch."""
 
 
 class TooManyFollowers(Exception):
-    """As many follow as may."""
+    """The limit of followers is reached, in total or for the caller's token."""
 
 
 class End(StrEnum):
-    """Why a follower is given nothing more.
+    """Reason why a stream ends.
 
-    TOKEN: its token was revoked or has expired. SESSION: the browser's session is over. SERVER: this server stops;
-    another one, or the same later, goes on from the follower's position.
+    TOKEN: the token was revoked or has expired. SESSION: the browser's session has ended. SERVER: the server stops; the
+    follower can continue from its position on another replica, or here after the restart.
     """
 
     TOKEN = "token"
@@ -62,18 +62,18 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interest:
-    """Who follows, and what they may and want to see."""
+    """Identity of a follower, and a filter for the events that it may see and wants."""
 
     token_id: str
     ends_at: datetime | None
-    """When the browser's session ends, if it is one."""
+    """End of the browser's session. None for other clients."""
     project: str | None
-    """None: every project."""
+    """None: all projects."""
     job_name: str | None
     fleet_name: str | None
 
     def has(self, event: EventRecord) -> bool:
-        """Say whether this event is one for this follower; the table's own filter is `events.page`."""
+        """Return whether the follower receives this event. `events.page` applies the same filter in SQL."""
         return (
             (self.project is None or event.project == self.project)
             and (self.job_name is None or event.job_name == self.job_name)
@@ -83,11 +83,11 @@ class Interest:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What is new to a follower; without events it is a sign of life."""
+    """New events for a follower. A batch without events is a heartbeat."""
 
     events: tuple[EventRecord, ...]
     position: int
-    """Where to go on from later: there is nothing for this follower up to here but what it has."""
+    """Position to resume from. The follower has received all its events up to this position."""
 
 
 @dataclass(eq=False, slots=True)
@@ -98,13 +98,13 @@ class _Follower:
 
 
 class EventFeed:
-    """The events as they come. One per server; everything runs on its event loop, the database is read in threads.
+    """All event streams of one server. Runs on the server's event loop; reads the database in threads.
 
     Args:
-        database: where events and tokens are.
-        now: the time in UTC.
-        poll_seconds: how often the table is looked at.
-        heartbeat_seconds: how long a follower hears nothing at most.
+        database: holds events and tokens.
+        now: returns the time in UTC.
+        poll_seconds: pause between two polls of the table.
+        heartbeat_seconds: longest time between two batches of a stream.
     """
 
     def __init__(
@@ -122,25 +122,24 @@ class EventFeed:
         self._followers: set[_Follower] = set()
         self._recent: deque[EventRecord] = deque()
         self._complete_after = 0
-        """All events with a higher id that were read are in `_recent`."""
+        """`_recent` contains all read events with a higher id."""
         self._newest: int | None = None
-        """None: the table has not been looked at since anybody follows."""
+        """Highest id that was read. None: no poll has finished since the first follower started."""
         self._polling: asyncio.Task[None] | None = None
         self._is_closed = False
 
     async def follow(self, interest: Interest, after_id: int | None) -> AsyncGenerator[Batch | End, None]:
-        """Yield what is new, as long as it is read.
+        """Yield new events until the stream ends or the caller stops iterating.
 
         Args:
-            interest: who follows.
-            after_id: the last event that the follower has; None: it wants what comes from now on.
+            interest: identity and filter of the follower.
+            after_id: id of the last event that the follower has. None: start with future events.
 
         Yields:
-            First a batch without events, as soon as the position is known; then batches; last, if the follower does not
-            leave first, why it ends.
+            A batch without events first, which contains the position; then batches; at the end the reason, as an `End`.
 
         Raises:
-            TooManyFollowers: at the first step, before anything is yielded.
+            TooManyFollowers: at the first step, before the first batch.
         """
         of_token = sum(follower.interest.token_id == interest.token_id for follower in self._followers)
         if len(self._followers) >= MAX_FOLLOWERS or of_token >= MAX_FOLLOWERS_PER_TOKEN:
@@ -156,7 +155,7 @@ class EventFeed:
                 me.changed.clear()
                 batch = await self._after(position, me)
                 if me.end is not None:
-                    break  # while the table was read
+                    break  # it ended during the read
                 if not batch.events and batch.position == position:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(self._heartbeat_seconds):
@@ -170,7 +169,7 @@ class EventFeed:
             self._followers.discard(me)
 
     def close(self) -> None:
-        """End every follower, and whoever comes from now on. The server stops. Idempotent."""
+        """End all present and future streams because the server stops. Idempotent."""
         self._is_closed = True
         for follower in self._followers:
             self._tell(follower, End.SERVER)
@@ -183,7 +182,7 @@ class EventFeed:
             is_good, page = await asyncio.to_thread(self._read_page, position, me.interest)
             if not is_good:
                 self._tell(me, End.TOKEN)
-            # The page was read after the last look: it may reach beyond what that look had found.
+            # The page was read after the last poll, so it may contain newer events than `newest`.
             return Batch(
                 page, page[-1].id if len(page) == PAGE_LIMIT else max([newest, *(event.id for event in page[-1:])])
             )
@@ -207,7 +206,7 @@ class EventFeed:
             self._recent.clear()
 
     def _take(self, ended: frozenset[str], found: tuple[EventRecord, ...], newest: int) -> None:
-        """Believe one look at the table. What it says of tokens comes first: the events were read after them."""
+        """Apply one poll's result. Expired tokens come first, because the poll read tokens before events."""
         now = self._now()
         for follower in self._followers:
             interest = follower.interest

@@ -1,9 +1,10 @@
-"""Does what decisions ask for: messages to agents, calls to the cloud, manifests in S3.
+"""Executes decisions: sends messages to agents, calls AWS, and writes manifests to S3.
 
-Messages are idempotent and need no record: they say again what is stored. A call that changes the world is written down
-first (an intent, under the lease), tried, and its outcome written down; an intent that is done is not tried again.
+Messages are idempotent and repeat stored state, so they need no record. A call that changes AWS or S3 is recorded in
+the database before the attempt, as an intent under the lease. Its outcome is recorded afterwards. An intent that is
+done is not attempted again.
 
-Invariant: no database session is open during a call, and no secret is in an intent or a log line.
+Invariant: no database session is open during a call. Intents and log lines contain no secrets.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One change of the world."""
+    """A call that changes AWS or S3."""
 
     key: str
     name: str
@@ -93,33 +94,35 @@ class Call:
 
 
 def generation_key(secret: bytes, run: RunId, generation: Generation) -> bytes:
-    """Return the key that authenticates the peers of one generation: derived, never stored, so that a restarted server can repeat a Load.
+    """Return the key with which the agents of one generation authenticate each other.
+
+    The key is derived and never stored, so that a restarted server can send the same Load again.
 
     Args:
-        secret: the server's own.
+        secret: the server secret.
         run: of the job.
-        generation: whose key.
+        generation: of the run.
 
     Returns:
-        uint8[32].
+        32 bytes.
     """
     return hmac.new(secret, f"{run}/{generation}".encode(), hashlib.sha256).digest()
 
 
 class Executor:
-    """Acts for the loops.
+    """Executes the decisions of the loops.
 
-    It runs on the server's event loop and begins what calls outside in threads: no pass waits for S3 or AWS.
+    Used on the server's event loop. Calls to AWS and S3 run in threads, so no pass waits for them.
 
     Args:
-        database: for intents and checkpoints.
-        registry: the agents.
-        operator: the cloud.
+        database: stores intents and checkpoints.
+        registry: sends messages to agents.
+        operator: client of AWS.
         objects: S3.
-        secret: the server's own, for generation keys.
-        bucket: the service's, for evidence.
-        now: the time in UTC.
-        renewed: returns a lease as the loop renewed it last; called in threads.
+        secret: the server secret, from which generation keys are derived.
+        bucket: receives the evidence of held nodes.
+        now: returns the time in UTC.
+        renewed: returns the loop's newest renewal of a lease; called in threads.
     """
 
     def __init__(
@@ -144,9 +147,9 @@ class Executor:
         self._under_way: dict[str, asyncio.Task[None]] = {}
 
     def tell(self, action: JobAction | FleetAction) -> None:
-        """Queue the message that an action stands for.
+        """Queue the message of an action for its agent.
 
-        An agent that is not connected hears it when it is: the loop says it again.
+        If the agent is not connected, the message is dropped. The next pass repeats it.
         """
         match action:
             case SendLoad(node_id=node_id, plan=plan):
@@ -165,22 +168,22 @@ class Executor:
                 pass
 
     def put_manifest(self, lease: Lease, action: PutManifest) -> None:
-        """Begin to put a manifest and to record its checkpoint, unless that is under way.
+        """Start to write a manifest and record its checkpoint, unless that is in progress.
 
-        S3 never holds up a job's passes.
+        The work runs in the background, so S3 does not delay the job's passes.
         """
         key = f"manifest/{action.manifest.run}/{action.manifest.generation}/{action.manifest.step}"
         self._begin_work(key, lambda: self._put(lease, key, action))
 
     def keep_evidence(self, lease: Lease, action: SendKeepEvidence) -> None:
-        """Begin to put what is known of a held node into S3, and ask its agent for the rest, unless that is under way.
+        """Store the evidence about a held node in S3, unless that is in progress.
 
             evidence/<node>/node.json       the node, its history, its incidents, its agent's last report
-            evidence/<node>/agent.log       by its agent, where it is heard
-            evidence/<node>/shim.log
+            evidence/<node>/agent.log       uploaded by the agent, if it is connected
+            evidence/<node>/shim.log        uploaded by the agent, if it is connected
 
-        Ranks' streams are where they always are: with their job's logs. It is done when both halves are there, or the
-        agent is not connected.
+        The output of ranks remains in the log of their job. The evidence is complete when the agent has uploaded its
+        part, or is not connected, and `node.json` is written.
         """
         key = f"evidence/{action.node_id}/"
         view = self._registry.view(action.node_id)
@@ -192,27 +195,29 @@ class Executor:
         self._begin_work(key, lambda: self._put_evidence(lease, action.node_id, key, report))
 
     def change_group(self, lease: Lease, actions: Sequence[GroupAction], changed: Callable[[], None]) -> None:
-        """Begin to make changes of a fleet's group, one after the other, unless earlier ones are under way: then they are decided anew after those.
+        """Start to apply changes to a fleet's Auto Scaling group, one after the other.
 
-        A call that hangs holds up this group, and no pass over any fleet or job.
+        If earlier changes are still in progress, these changes are dropped and decided again in a later pass. A call
+        that hangs delays only this group.
 
         Args:
             lease: of the fleet.
-            actions: what to change.
-            changed: told before and after each change of who is in the group: what AWS said before is void.
+            actions: the changes.
+            changed: called before and after each change of the group's members, to invalidate older answers of AWS.
         """
         if actions:
             self._begin_work(f"group/{lease.key}", lambda: self._change_group(lease, actions, changed))
 
     def strike(self, run: RunId, group: str, drill: DrillObserved) -> None:
-        """Begin to do what a drill is for, once: it is stored that it happens.
+        """Start a drill's fault injection.
 
-        What does not get through is not tried again.
+        The caller has already stored the state STRUCK, so the injection happens at most once. A message or call that
+        fails is not retried.
 
         Args:
             run: of the job.
-            group: of its fleet.
-            drill: STRUCK.
+            group: the Auto Scaling group of its fleet.
+            drill: in state STRUCK.
         """
         if drill.kind is DrillKind.TERMINATE_INSTANCE:
             self._begin_work(f"drill/{drill.id}", lambda: self._strike_member(group, drill))
@@ -222,7 +227,7 @@ class Executor:
             log.warning("%s: the agent of %s is not connected", drill.id, drill.node_id)
 
     async def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait until all background work has ended."""
         await asyncio.gather(*self._under_way.values(), return_exceptions=True)
 
     def _begin_work(self, key: str, work: Callable[[], Coroutine[None, None, None]]) -> None:
@@ -238,9 +243,10 @@ class Executor:
             log.exception("%s failed; it is decided anew", key)
 
     def _call(self, action: GroupAction) -> Call:
-        """Return the call of an action.
+        """Return the API call of an action.
 
-        Its key holds for a minute: an effect that is not seen by then is tried again; a reboot is asked for once.
+        Most keys change every minute: a call without a visible effect is repeated after that. A reboot is requested
+        once.
         """
         minute = int(self._now().timestamp() // 60)
         match action:
@@ -288,7 +294,7 @@ class Executor:
                     make=lambda: self._operator.resume_processes(group, ["Launch"]),
                 )
             case HoldTermination(group=group, hook=hook, node_id=node_id, seconds=seconds):
-                # A third of the timeout: one heartbeat that fails or comes late lets nothing go.
+                # Three heartbeats per timeout: one that fails or is late does not let the instance terminate.
                 return Call(
                     key=f"hold/{node_id}/{hook}/{int(self._now().timestamp() // (seconds / 3))}",
                     name="RecordLifecycleActionHeartbeat",
@@ -312,14 +318,14 @@ class Executor:
         for action in actions:
             try:
                 if isinstance(action, MemberAction):
-                    # Void before and after: an answer to a question asked while the change was on its way does not know
-                    # of it.
+                    # Invalidate answers before and after the call: AWS may answer a concurrent question from the time
+                    # before the change.
                     changed()
                     await self._change(lease, action)
                     changed()
                 else:
-                    # Decided again in every pass until AWS shows an effect, and made once: no reason to void what AWS
-                    # said.
+                    # Each pass decides this again until AWS shows the effect, and the intent prevents a second call. So
+                    # older answers remain valid.
                     await self._change(lease, action)
             except StaleLease as stale:
                 log.info("fleet %s: %s", lease.key, stale)
@@ -376,7 +382,7 @@ class Executor:
         self._registry.hint()
 
     def _evidence(self, node_id: NodeId, report: object) -> bytes:
-        """Return all that the database says of a node, and its agent's last report, as JSON."""
+        """Return all database rows about a node and its agent's last report, as JSON."""
         with self._database.read() as session:
             node = nodes.get(session, node_id)
             history = implications.of_node(session, node_id)
@@ -393,9 +399,9 @@ class Executor:
         )
 
     def _under(self, lease: Lease, write: Callable[[Session, Lease], T]) -> T:
-        """Write in one transaction under a lease that the loop has gone on renewing beside a call.
+        """Run `write` in one transaction under the newest renewal of a lease.
 
-        Blocks: called in a thread.
+        The loop may renew the lease during a call, which makes the older lease stale. Blocks: call it in a thread.
         """
         while True:
             held = self._renewed(lease)
@@ -404,7 +410,7 @@ class Executor:
                     return write(session, held)
             except StaleLease:
                 if self._renewed(lease) == held:
-                    raise  # else it was renewed just now
+                    raise  # otherwise the loop has just renewed it: try again
 
     def _begin(self, lease: Lease, call: Call) -> intents.IntentRecord:
         return self._under(

@@ -1,12 +1,12 @@
-"""Tells others what happens to jobs: from the table of events to a bus or a topic, at least once, in order for each job.
+"""Sends the events of jobs to an EventBridge bus or SNS topic, at least once and in order per job.
 
-    claim the export's lease ──▶ read events after its position ──▶ send those of different jobs at once ──▶ store the position ──▶ …
+    claim the lease ──▶ read events after the position ──▶ send one event per job ──▶ store the position ──▶ …
 
-A server that dies between sending and storing sends again: who receives knows an event by its id. Another replica goes
-on from the position once the lease stands still. What is refused is tried again, later and later, and nothing behind it
-goes out before it.
+A server that dies between sending and storing causes a second delivery. Receivers detect it by the event's id. Another
+replica continues from the stored position once the lease has expired. After a refused call the exporter backs off and
+retries; later events wait.
 
-Invariant: a position is stored after everything up to it was taken.
+Invariant: a position is stored only after the receiver has accepted all events up to it.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ MOST_RETRY_SECONDS: Final = 300.0
 
 
 class Exporter(ABC):
-    """The loop of one export, under its lease: passes, later and later while they fail, and what is known of the failure.
+    """Base class of export loops: holds the lease, repeats the passes, backs off and records failures.
 
     Args:
-        database: where its state is.
+        database: stores the export's state.
         name: of the export.
-        leaser: of this replica, this loop's alone.
-        now: the time in UTC.
+        leaser: used by this loop only.
+        now: returns the time in UTC.
     """
 
     look_seconds: ClassVar[float] = LOOK_SECONDS
-    """Between two passes while all is well."""
+    """Seconds between two passes without failures."""
 
     def __init__(self, database: Database, name: str, leaser: Leaser, now: Callable[[], datetime]) -> None:
         self._database = database
@@ -57,21 +57,21 @@ class Exporter(ABC):
         self._now = now
         self._lease: Lease | None = None
         self.failure_count = 0
-        """In a row."""
+        """Failed passes since the last successful one."""
 
     @abstractmethod
     def export_some(self) -> bool:
-        """Make one pass. Blocks: called in a thread.
+        """Make one pass. Blocks: call it in a thread.
 
         Returns:
-            Whether there is more to send at once.
+            Whether more is ready to be sent at once.
 
         Raises:
-            StaleLease: another replica took the export over; what was sent is sent again there.
+            StaleLease: another replica took the export over and will send the last entries again.
         """
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Export until `stop` is set; then another replica may go on at once."""
+        """Export until `stop` is set, then release the lease for another replica."""
         while not stop.is_set():
             is_more = False
             try:
@@ -86,17 +86,17 @@ class Exporter(ABC):
         await asyncio.to_thread(self._release)
 
     def pause_seconds(self) -> float:
-        """Return how long to wait before the next pass."""
+        """Return the pause before the next pass."""
         return retry_seconds(self.failure_count) if self.failure_count else self.look_seconds
 
     def _claim(self, session: Session) -> tuple[Lease, exports.ExportRecord] | None:
-        """Return the lease and what is stored of the export, or None while another replica has it."""
+        """Return the lease and the export's stored state, or None while another replica holds the lease."""
         exports.ensure(session, self._name)
         self._lease = self._leaser.claim(session, "export", self._name)
         return None if self._lease is None else (self._lease, exports.get(session, self._name))
 
     def _kept(self) -> Lease:
-        """Return the lease to go on with in the middle of a pass, renewed if it has to be."""
+        """Return the lease during a pass. Renew it if a renewal is due."""
         assert self._lease is not None
         if self._leaser.is_due(self._lease):
             with self._database.write() as session:
@@ -126,14 +126,14 @@ class Exporter(ABC):
 
 
 class EventExporter(Exporter):
-    """The export of events to one sink.
+    """The loop that exports events to one bus or topic.
 
     Args:
-        database: where events and the position are.
-        name: of the export: its ARN.
-        sink: where to.
-        leaser: of this replica, this loop's alone.
-        now: the time in UTC.
+        database: holds the events and the export's position.
+        name: of the export, which is the receiver's ARN.
+        sink: client of the receiver.
+        leaser: used by this loop only.
+        now: returns the time in UTC.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class EventExporter(Exporter):
         self._sink = sink
 
     def export_some(self) -> bool:
-        """Send what comes next (see `Exporter`)."""
+        """Send the next events. See `Exporter.export_some`."""
         with self._database.write() as session:
             claimed = self._claim(session)
             if claimed is None:
@@ -168,21 +168,21 @@ class EventExporter(Exporter):
 
 
 def retry_seconds(failure_count: int) -> float:
-    """Return how long to wait after so many failures in a row, at least one: twice as long each time, up to a limit."""
+    """Return the pause after consecutive failures (at least one). It doubles up to `MOST_RETRY_SECONDS`."""
     return float(min(MOST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failure_count - 1, 16)))
 
 
 class _Taken:
-    """What of a page can be sent in one call."""
+    """Entries of a page that fit into one call."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.position: int | None = None
-        """Everything up to here is sent with it, or is nobody's business."""
+        """Id of the last event that the entries cover, including skipped events without a job."""
 
 
 def _first(page: Sequence[EventRecord]) -> _Taken:
-    """Return the first events of a page that may go out together: of different jobs."""
+    """Return the first events of a page, each of another job. One call may send them: the order per job holds."""
     taken, jobs = _Taken(), set[str]()
     for event in page:
         if event.job_name is not None:
@@ -195,7 +195,7 @@ def _first(page: Sequence[EventRecord]) -> _Taken:
 
 
 def entry_of(event: EventRecord) -> Entry:
-    """Return an event of a job as others are told of it."""
+    """Convert an event of a job to the entry that receivers see."""
     assert event.job_name is not None
     detail = {
         "EventId": event.id,

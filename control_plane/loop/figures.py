@@ -1,7 +1,7 @@
-"""What the loops of this process count of themselves, for Prometheus: no table has it, and it begins anew with the process.
+"""Prometheus metrics of this process's loops. They are not stored and start at zero with the process.
 
-Names, units and labels follow https://prometheus.io/docs/practices/naming. Invariant: series are as many as there are
-loops, kinds of leases and phases; nothing grows with jobs, fleets or time.
+Names, units and labels follow https://prometheus.io/docs/practices/naming. Invariant: the number of series is constant.
+It depends on the loops, lease kinds and recovery phases, not on jobs, fleets or time.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from prometheus_client.registry import Collector
 
 from control_plane.core.incidents import PHASES
 
-# Second series beside every one, with the time of the process's start: nothing that the server's own metrics do not
-# tell.
+# Otherwise each series has a `_created` twin with the start time of the process, which is already a metric.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 Loop = Literal["job", "fleet"]
@@ -52,7 +51,7 @@ class LoopFigures:
             buckets=PHASE_SECONDS,
             registry=None,
         )
-        for loop in LOOPS:  # a series that is there from the first scrape on shows its first increase
+        for loop in LOOPS:  # create all series at the start, so that rate() sees their first increase
             self._reconcile_seconds.labels(loop)
             self._stale_applies.labels(loop)
             self._leases_lost.labels(loop)
@@ -61,26 +60,26 @@ class LoopFigures:
 
     @property
     def collectors(self) -> tuple[Collector, ...]:
-        """What a registry takes."""
+        """Collectors to register with a Prometheus registry."""
         return self._reconcile_seconds, self._stale_applies, self._leases_lost, self._phase_seconds
 
     def reconciled(self, loop: Loop, seconds: float) -> None:
-        """Count a pass, whatever came of it."""
+        """Record the duration of a pass, successful or not."""
         self._reconcile_seconds.labels(loop).observe(seconds)
 
     def was_stale(self, loop: Loop) -> None:
-        """Count a pass of which nothing could be stored."""
+        """Count a pass that stored nothing because its lease was lost."""
         self._stale_applies.labels(loop).inc()
 
     def lost_lease(self, kind: str) -> None:
-        """Count a lease that another server has now."""
+        """Count a lease that another server took over."""
         self._leases_lost.labels(kind).inc()
 
     def recovered(self, phase_seconds: Mapping[str, float]) -> None:
-        """Count a recovery that is over.
+        """Record the phases of a completed recovery.
 
         Args:
-            phase_seconds: by `<phase>_seconds`.
+            phase_seconds: duration of each phase, with keys like `detect_seconds`.
         """
         for phase in PHASES:
             self._phase_seconds.labels(phase).observe(phase_seconds[f"{phase}_seconds"])

@@ -1,13 +1,15 @@
-"""Copies what ranks print into a CloudWatch log group: from the chunks in S3, at least once, in order for each node.
+"""Copies the ranks' output from S3 into a CloudWatch log group, at least once and in order per node.
 
     stream   `<job>/<run>/<node>`        message   {"generation", "rank", "stream", "message"} as JSON
 
-Of each job that has not ended, or has ended and is not copied to its end yet: read on from its stored cursor, send,
-store the cursor. One replica does it, under the lease of the export. What a call refuses is tried again, later and
-later; other jobs wait as well, because what refuses one job's lines (a missing group, a missing permission, a rate)
-refuses all.
+A pass visits each run whose log is not completely copied. It reads lines after the stored cursor, sends them, and
+stores the new cursor. One replica exports at a time, under the lease of the export.
 
-Invariant: a cursor is stored after every line before it was taken, or refused for its own time.
+After a refused call the exporter backs off and retries. All runs wait meanwhile: a missing group, a missing permission
+or throttling affects all of them.
+
+Invariant: a cursor is stored only after CloudWatch has accepted every line before it, or rejected the line for its
+timestamp.
 """
 
 from __future__ import annotations
@@ -35,21 +37,21 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 2.0
 LINES_AT_ONCE: Final = 10_000
-"""Of one job in one pass."""
+"""Lines per job and pass."""
 CALLS_PER_PASS: Final = 100
-"""A pass every two seconds: far below the account's 800 calls a second."""
+"""API calls per pass. With a pass every two seconds this is far below the account's limit of 800 per second."""
 
 
 class LogExporter(Exporter):
-    """The export to a log group.
+    """The loop that exports to one log group.
 
     Args:
-        database: where cursors are.
-        objects: where lines are.
-        group: the log group's name, for the lease and the log.
-        sink: where to.
-        leaser: of this replica, this loop's alone.
-        now: the time in UTC.
+        database: stores the cursors.
+        objects: S3, which holds the log chunks.
+        group: name of the log group; part of the lease's key and of log messages.
+        sink: client of the log group.
+        leaser: used by this loop only.
+        now: returns the time in UTC.
     """
 
     look_seconds = LOOK_SECONDS
@@ -68,10 +70,10 @@ class LogExporter(Exporter):
         self._sink = sink
         self._calls_left = 0
         self._copied_last = ""
-        """The run: a pass begins behind it, else those that print much would use up all calls of every pass."""
+        """Run that was copied last. The next pass starts behind it, so that busy runs do not starve the others."""
 
     def export_some(self) -> bool:
-        """Send the next lines of all jobs (see `Exporter`)."""
+        """Send the next lines of all runs. See `Exporter.export_some`."""
         with self._database.write() as session:
             claimed = self._claim(session)
             if claimed is None:
@@ -89,10 +91,10 @@ class LogExporter(Exporter):
             self._note_failure(self._kept(), before, failure)
         else:
             self._note_success(self._kept(), before, before.position)
-        return False  # the account's calls are limited: the next pass is soon enough
+        return False  # API calls are limited per account, so the next pass does not start early
 
     def _copy(self, run_id: str) -> None:
-        """Copy the next lines of one job."""
+        """Copy the next lines of one run."""
         self._kept()
         with self._database.read() as session:
             job = jobs.get_run(session, run_id)
@@ -124,12 +126,12 @@ class LogExporter(Exporter):
 
 
 def text_of(cursor: Cursor) -> str:
-    """Return a cursor as it is stored."""
+    """Encode a cursor for the database."""
     return json.dumps([cursor.generation, dict(cursor.positions), sorted(cursor.told)])
 
 
 def cursor_of(text: str) -> Cursor:
-    """Return a stored cursor."""
+    """Decode a cursor from the database."""
     generation, positions, told = json.loads(text)
     return Cursor(
         generation,

@@ -1,7 +1,7 @@
-"""Lines of ranks on their way from agents to whoever follows them. On the server's event loop.
+"""Passes log lines from agents to log followers. Used on the server's event loop only.
 
-Invariant: what waits for a follower is bounded; what is dropped is in the object store, and its follower knows from the
-numbers that it is missing.
+Invariant: each follower's queue is bounded. Dropped lines are in the object store, and gaps in the line numbers show
+the follower that lines are missing.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from everstep.protocol.agent_messages import LogLines
 from everstep.protocol.ids import NodeId, RunId
 
 MAX_FOLLOWERS: Final = 64
-"""Logs that are followed at one time."""
+"""Open followers in total."""
 MAX_FOLLOWERS_PER_TOKEN: Final = 16
-"""Of one token, so that no caller follows all of them."""
+"""Open followers per token, so that one caller cannot use up all places."""
 WAITING_LIMIT: Final = 256
-"""Messages that wait for one follower; the oldest are dropped."""
+"""Queued messages per follower. Above the limit the oldest ones are dropped."""
 
 
 class TooManyLogFollowers(Exception):
-    """As many follow as may."""
+    """The limit of followers is reached, in total or for the caller's token."""
 
 
 class LogFollower:
-    """The reader of one followed run.
+    """One open reader of a run's log.
 
     Args:
-        token_id: that the reader called with.
+        token_id: of the token with which the reader authenticated.
     """
 
     def __init__(self, token_id: str) -> None:
@@ -40,12 +40,12 @@ class LogFollower:
         self._filled = asyncio.Event()
 
     def put(self, node_id: NodeId, lines: LogLines) -> None:
-        """Take lines of a node."""
+        """Queue lines of a node. A full queue drops its oldest message."""
         self._waiting.append((node_id, lines))
         self._filled.set()
 
     async def take(self, timeout_seconds: float) -> tuple[NodeId, LogLines] | None:
-        """Return the oldest message that waits, or None if none comes in time."""
+        """Remove and return the oldest queued message, or None after the timeout."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 while not self._waiting:
@@ -57,29 +57,29 @@ class LogFollower:
 
 
 class LogFeed:
-    """All who follow, by run."""
+    """All open log followers, by run."""
 
     def __init__(self) -> None:
         self._followers: dict[RunId, set[LogFollower]] = {}
 
     def deliver(self, node_id: NodeId, lines: LogLines) -> None:
-        """Pass on what an agent has sent."""
+        """Queue an agent's lines for all followers of their run."""
         for follower in self._followers.get(lines.run, ()):
             follower.put(node_id, lines)
 
     @contextmanager
     def follow(self, run: RunId, token_id: str) -> Iterator[LogFollower]:
-        """Give a follower for the time of the block.
+        """Register a follower until the block ends.
 
         Args:
-            run: whose lines.
-            token_id: of the reader.
+            run: the run whose lines it receives.
+            token_id: of the reader's token.
 
         Yields:
-            It.
+            The follower.
 
         Raises:
-            TooManyLogFollowers: as many follow as may, in all or with this token.
+            TooManyLogFollowers: the limit of followers is reached, in total or for this token.
         """
         open_now = [follower for of_run in self._followers.values() for follower in of_run]
         if (

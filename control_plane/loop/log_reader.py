@@ -1,14 +1,17 @@
-"""What a job's ranks printed, read from the chunks in the object store: merged by time over all nodes of a generation, one generation after another.
+"""Reads a job's log from the chunks in the object store.
 
-    cursor = (generation, {node: number of its next line}, nodes whose end was told)
+Lines of all nodes of a generation are merged by time. Generations follow one another.
 
-A node's lines are numbered (`everstep.protocol.log_chunks`), so a cursor means the same whatever is stored meanwhile:
-what a node ships late comes late, out of its time's order, and is not missed. A generation is left once every node of
-it has said that nothing follows, or cannot say it any
-more: then a `gap` says where its lines end.
+    cursor = (generation, {node: number of its next line}, nodes whose gap was reported)
 
-Invariant: reading on from a cursor, forwards or back, gives every line once. Synchronous; one thread at a time works
-with a reader.
+Each node numbers its lines (`everstep.protocol.log_chunks`), so a cursor stays valid while further chunks arrive. Lines
+that a node uploads late appear late, out of the order of time, but are not skipped.
+
+The reader leaves a generation once each node has marked the end of its lines. For a node that can no longer do so, the
+reader emits a `gap` event that says where its lines end.
+
+Invariant: reading on from a cursor in either direction returns each line once. Synchronous: only one thread at a time
+may use a reader.
 """
 
 from __future__ import annotations
@@ -43,54 +46,54 @@ from everstep.protocol.log_chunks import (
 from everstep.protocol.plan import ObjectReference
 
 SCAN_LINES: Final = 100_000
-"""Lines looked at for one page: a filter that lets little through gives short pages."""
+"""Lines examined per page. A filter that matches few lines therefore yields short pages."""
 SCAN_GENERATIONS: Final = 100
-"""Generations looked at for one page."""
+"""Generations examined per page."""
 CACHED_BYTES: Final = 8 * 1024 * 1024
-"""Of chunks, as they are stored, whose lines a reader keeps: of most nodes the newest one is small."""
+"""Limit of the cache of decoded chunks, counted in stored bytes. The newest chunk of most nodes is small."""
 PATIENCE: Final = timedelta(seconds=30)
-"""How long a generation that is over waits for a node that lives and has not said that nothing follows."""
+"""How long after a generation's end the reader waits for a live node that has not marked the end of its lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Between two lines of a job's log."""
+    """A position between two lines of a job's log."""
 
     generation: int
-    """0: before the first."""
+    """Number of the generation. 0: before the first one."""
     positions: Mapping[NodeId, int] = field(default_factory=dict)
     told: frozenset[NodeId] = frozenset()
-    """Nodes whose gap was told."""
+    """Nodes whose gap was already returned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEvent:
-    """One line, wherever it was printed."""
+    """One line of the log."""
 
     at_ms: int
     generation: int
     node_id: NodeId
     rank: Rank | None
-    """None: of the node."""
+    """Rank that printed the line. None: the line concerns the whole node."""
     kind: str
-    """stdout, stderr, gap."""
+    """`stdout`, `stderr` or `gap`."""
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFilter:
-    """Which lines are wanted. Gaps are wanted always, within the times."""
+    """Selects lines. Gaps ignore `text`; the other conditions apply to them."""
 
     rank: Rank | None = None
     generation: int | None = None
     start_ms: int | None = None
     end_ms: int | None = None
-    """Exclusive."""
+    """Exclusive end of the time range."""
     text: str = ""
-    """A part of the line."""
+    """Substring of the line."""
 
     def has(self, event: LogEvent, ranks: Mapping[NodeId, tuple[Rank, ...]]) -> bool:
-        """Say whether an event is wanted."""
+        """Return whether the filter selects an event."""
         if (self.start_ms is not None and event.at_ms < self.start_ms) or (
             self.end_ms is not None and event.at_ms >= self.end_ms
         ):
@@ -106,27 +109,27 @@ class LogFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationFacts:
-    """What the database says of a generation."""
+    """Facts about one generation from the database."""
 
     number: int
     ranks: Mapping[NodeId, tuple[Rank, ...]]
-    """By node; empty where its plan is not kept any more."""
+    """Ranks of each node. Empty if retention has removed the generation's plan."""
     over_since: datetime | None
-    """None: it is the newest of a job that has not ended."""
+    """When the generation ended. None for the newest generation of an unfinished job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """What was found."""
+    """Result of one read."""
 
     events: tuple[LogEvent, ...]
-    """Oldest first."""
+    """Events, oldest first."""
     first: Cursor
-    """Before them."""
+    """Cursor before the events."""
     last: Cursor
-    """After them."""
+    """Cursor after the events."""
     is_over: bool = False
-    """Nothing will ever follow."""
+    """Whether the log is complete and all of it was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,42 +141,42 @@ class _Stored:
 
 @dataclass(slots=True)
 class _OfNode:
-    """What is stored of one node's lines in one generation."""
+    """Stored chunks with one node's lines of one generation."""
 
     chunks: list[_Stored] = field(default_factory=list)
-    """By the node itself, in order."""
+    """Chunks that the node uploaded, in order."""
     tails: list[_Stored] = field(default_factory=list)
-    """By its peers, in order."""
+    """Chunks that peers uploaded for the node, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """What is known of a chunk that was read: who has read it to its end need not read it again before it has changed."""
+    """Cached facts about a chunk. A reader at the chunk's end need not download it again while its ETag is the same."""
 
     etag: str
     end: int
-    """Number of the line after its last."""
+    """Number of the chunk's last line, plus one."""
     last_at_ms: int | None
-    """Of its last line; None: it has none."""
+    """Time of the chunk's last line. None if it has no lines."""
     is_last: bool
-    """Its node has said that nothing follows."""
+    """Whether the node marked this chunk as its last."""
 
 
 class _Stopped(Exception):
-    """The server ends: nothing is read on, and nobody waits for it."""
+    """The server is stopping, so the read was aborted."""
 
 
 class LogReader:
-    """Reads one job's log.
+    """Reads one run's log.
 
     Args:
-        objects: where the chunks are.
-        place: the prefix of the run's log.
+        objects: S3, which holds the chunks.
+        place: prefix of the run's log.
         generations: of the run, oldest first.
-        alive: nodes that have not ended.
-        has_ended: whether the job has.
-        now: the time.
-        is_stopped: asked before each request to the object store; once it says so, nothing more is read.
+        alive: ids of the nodes that have not ended.
+        has_ended: whether the job has ended.
+        now: returns the time in UTC.
+        is_stopped: called before each request to the object store. True aborts the read.
     """
 
     def __init__(
@@ -192,29 +195,29 @@ class LogReader:
         self._is_stopped = is_stopped
         self._facts: dict[int, GenerationFacts] = {}
         self._extents: dict[str, _Extent] = {}
-        """By key."""
+        """By object key."""
         self._cache: OrderedDict[tuple[str, str], tuple[list[LogLine], int]] = OrderedDict()
-        """Lines and stored bytes by key and ETag, the latest used last."""
+        """Lines and stored size by object key and ETag, least recently used first."""
         self._cached_bytes = 0
         self.know(generations, alive, has_ended)
 
     def know(self, generations: Iterable[GenerationFacts], alive: frozenset[str], has_ended: bool) -> None:
-        """Take what the database says now."""
+        """Replace the facts from the database by newer ones."""
         self._facts = {facts.number: facts for facts in generations}
         self._alive = alive
         self._has_ended = has_ended
 
     def head(self, wanted: LogFilter) -> Cursor:
-        """Return where the log begins."""
+        """Return the cursor at the log's start."""
         return Cursor(wanted.generation or min(self._facts, default=0))
 
     def tail(self, wanted: LogFilter) -> Cursor:
-        """Return where it ends now; gaps that can be told by now are before it."""
+        """Return the cursor at the log's present end, behind all gaps that are already certain."""
         number = wanted.generation or max(self._facts, default=0)
         return self._end_of(number) if number in self._facts else Cursor(number)
 
     def forward(self, cursor: Cursor, wanted: LogFilter, limit: int) -> Page:
-        """Return what follows a cursor, `limit` events at most."""
+        """Return up to `limit` events after a cursor."""
         found: list[LogEvent] = []
         at, scanned = cursor, 0
         for _ in range(SCAN_GENERATIONS):
@@ -254,7 +257,7 @@ class LogReader:
                 last = self._facts.get(wanted.generation or 0) or self._facts.get(max(self._facts, default=0))
                 is_over = (
                     last.over_since is not None if last is not None else self._has_ended
-                )  # it may have ended before it was first launched
+                )  # a job may end before its first launch
                 return Page(events=tuple(found), first=cursor, last=at, is_over=is_over)
             at = Cursor(following)
             if len(found) >= limit:
@@ -262,7 +265,7 @@ class LogReader:
         return Page(events=tuple(found), first=cursor, last=at)
 
     def backward(self, cursor: Cursor, wanted: LogFilter, limit: int) -> Page:
-        """Return what comes before a cursor, the nearest `limit` events, oldest first."""
+        """Return the `limit` events before a cursor that are nearest to it, oldest first."""
         found: list[LogEvent] = []
         at, scanned = cursor, 0
         for _ in range(SCAN_GENERATIONS):
@@ -331,7 +334,7 @@ class LogReader:
         return found
 
     def _is_awaited(self, facts: GenerationFacts | None, node: NodeId) -> bool:
-        """Say whether a node may still ship the rest of its lines: then nobody else's word of them counts."""
+        """Return whether a node may still upload lines itself. Until then its peers' chunks are ignored."""
         over_since = None if facts is None else facts.over_since
         return over_since is None or (node in self._alive and self._now() - over_since < PATIENCE)
 
@@ -363,7 +366,10 @@ class LogReader:
         return known
 
     def _beyond(self, of_node: _OfNode) -> list[tuple[_Stored, LogLine, int]]:
-        """Return what peers have stored of a node beyond its own chunks, with numbers; a gap stands for lines that nobody has."""
+        """Return the lines that peers stored after the node's own chunks, with their numbers.
+
+        Lines that no peer stored are represented by a gap.
+        """
         own = self._extent(of_node.chunks[-1]) if of_node.chunks else None
         if own is not None and own.is_last:
             return []
@@ -384,7 +390,7 @@ class LogReader:
         return found
 
     def _end(self, of_node: _OfNode) -> _Extent:
-        """Return how far a node's lines are known, by itself or by its peers."""
+        """Return how far a node's lines are stored, by the node or by its peers."""
         own = self._extent(of_node.chunks[-1]) if of_node.chunks else _Extent("", 0, None, is_last=False)
         beyond = self._beyond(of_node)
         return replace(own, end=beyond[-1][2] + 1, last_at_ms=beyond[-1][1].at_ms) if beyond else own
@@ -420,7 +426,10 @@ class LogReader:
                     yield _event(line, node, chunk.reference), number
 
     def _settle(self, facts: GenerationFacts, chunks: Mapping[NodeId, _OfNode]) -> tuple[bool, list[LogEvent]]:
-        """Say whether nothing more is to be waited for in a generation, and where lines of nodes end that have not said so themselves."""
+        """Return whether a generation's log is final, and a gap for each node that did not mark its end.
+
+        The log is final if the generation is over and no node is awaited.
+        """
         if facts.over_since is None:
             return False, []
         is_settled, gaps = True, []
@@ -451,7 +460,11 @@ class LogReader:
 
 
 def facts_of(session: Session, job: JobRecord) -> tuple[tuple[GenerationFacts, ...], frozenset[str], bool]:
-    """Return what the database says of a job's generations, none before it was first planned, which nodes live, and whether it has ended."""
+    """Read the arguments of a `LogReader` from the database.
+
+    Return the job's generations (none before its first launch), the ids of the live nodes, and whether the job has
+    ended.
+    """
     ranks = {
         record.number: {node.node_id: node.ranks for node in record.plan.nodes}
         for record in jobs.planned(session, job.run_id)
@@ -468,7 +481,7 @@ def facts_of(session: Session, job: JobRecord) -> tuple[tuple[GenerationFacts, .
 
 
 def of_line(line: LogLine, node: NodeId, generation: int) -> LogEvent:
-    """Return a line as an event."""
+    """Convert a stored line to an event."""
     return LogEvent(
         at_ms=line.at_ms,
         generation=generation,
@@ -480,7 +493,7 @@ def of_line(line: LogLine, node: NodeId, generation: int) -> LogEvent:
 
 
 def advanced(cursor: Cursor, node: NodeId, position: int) -> Cursor:
-    """Return the cursor with another position of one node."""
+    """Return a copy of the cursor with a new position of one node."""
     return replace(cursor, positions={**cursor.positions, node: position})
 
 

@@ -1,6 +1,6 @@
-"""Logged values that agents have sent and the database does not have yet.
+"""Batches of metrics that agents have sent and the database does not contain yet.
 
-Invariant: at most one batch per node. An agent sends its next batch when it hears that the last one is stored.
+Invariant: at most one batch per node. An agent sends its next batch after the server confirmed the previous one.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Logged values from the agents' reports into the database.
+"""Stores the metrics that agents report in the database.
 
-    report ──▶ MetricInbox.take         one batch per node, in memory; nothing waits for it
-    about once a second ──▶ store, one short transaction per batch ──▶ MetricsStored to the agent, which then sends the next batch
+    report ──▶ MetricInbox.take         one batch per node, in memory, without waiting
+    once a second ──▶ store, one short transaction per batch ──▶ MetricsStored ──▶ the agent sends its next batch
 
-What Everstep measures itself comes with rank 0's values; beside the newest of a batch stands what all nodes of the job
-say they measured last.
+Rank 0's batch also contains the values that Everstep measures. The newest point of a batch is stored together with the
+latest measurements of all nodes of the job.
 
-An agent keeps what is not confirmed and sends it again, to whichever replica it is connected to. So a server that dies
-here loses nothing, and a database that is slow or away makes agents wait, not heartbeats.
+An agent keeps unconfirmed values and sends them again to whichever replica it is connected to. So a server that dies
+loses no values. A slow or missing database delays agents' metrics, but not their heartbeats.
 
-Invariant: a batch is confirmed after the transaction that holds it. Nothing is stored that a node says of a generation
-it was not planned in.
+Invariant: a batch is confirmed after its transaction. Values from a node that was not part of the generation are
+dropped.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ log = logging.getLogger(__name__)
 
 FLUSH_SECONDS: Final = 1.0
 REST_RATIO: Final = 3.0
-"""After storing it rests for so many times as long as that took: a fourth of the database's time is the most that logged values take."""
+"""Pause after a flush, as a multiple of the flush's duration. Metrics use at most a quarter of the database's time."""
 
 
 class MetricWriter:
-    """The loop that stores.
+    """The loop that stores metrics.
 
     Args:
-        database: where to.
-        registry: whose inbox is emptied, and through which agents are told.
+        database: receives the values.
+        registry: provides the inbox, and sends confirmations to agents.
     """
 
     def __init__(self, database: Database, registry: AgentRegistry) -> None:
@@ -51,7 +51,7 @@ class MetricWriter:
         self._registry = registry
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Store what comes until `stop` is set, then what is left."""
+        """Store batches until `stop` is set, then store the rest."""
         stopping = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
@@ -66,7 +66,7 @@ class MetricWriter:
             stopping.cancel()
 
     async def flush(self) -> None:
-        """Store everything that waits and tell the agents. What cannot be stored now is sent again by its agent."""
+        """Store all waiting batches and confirm them. An agent sends an unconfirmed batch again."""
         for node_id, received in self._registry.logged.empty().items():
             batch = received.batch
             try:
@@ -77,7 +77,7 @@ class MetricWriter:
                     "run %s: logged values could not be stored, their agent sends them again: %s", batch.run, error
                 )
                 continue
-            except Exception:  # what cannot be stored at all must not come again for ever
+            except Exception:  # confirm a batch that can never be stored, otherwise its agent sends it for ever
                 log.exception("run %s: %d logged values were dropped", batch.run, len(batch.points))
             self._registry.send(
                 node_id, MetricsStored(agent_id=received.agent_id, next_number=batch.first_number + len(batch.points))

@@ -1,9 +1,12 @@
-"""Reads the queue of events: notices into the database, and everything as a hint to look at AWS now.
+"""Reads AWS events from an SQS queue: stores notices, and triggers a poll of AWS for every event.
 
-Invariant: a message is deleted after what it says is stored, or after it is recorded that it says nothing; so a replica
-that dies in between has it delivered again, and the second delivery changes nothing. A server that stops counts on that
-as well: it does not wait for the end of a long poll, since until then its jobs and its address would be nobody's. A
-queue that fails is tried again ever more slowly: AWS is polled all the same.
+A message is deleted after its notice is stored, or after the refusal of the message is recorded. A replica that dies in
+between causes a second delivery, which changes nothing.
+
+A server that stops abandons its long poll, because its leases and port must be free at once. The queue delivers the
+abandoned messages again.
+
+After an error of the queue the reader backs off; AWS is polled in any case.
 """
 
 from __future__ import annotations
@@ -31,22 +34,22 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
-"""Between two tries of a queue that fails; twice as long each time."""
+"""Longest pause after an error of the queue. The pause doubles with each error."""
 MAX_DELIVERIES = 5
-"""A message that could not be taken so often is recorded and deleted: whatever is wrong with it, it must not come back for ever."""
+"""Deliveries after which a message that cannot be processed is recorded and deleted."""
 EXCERPT_CHARACTERS = 300
 
 
 class NoticeReader:
-    """The loop that reads one queue of events. One per server; any number of servers may read the same queue.
+    """The loop that reads one queue of events. There is one per server; servers may share a queue.
 
     Args:
-        queue: what EventBridge delivers to; called in threads, and left behind in one when the server stops.
-        database: where notices go.
-        operator: asked for the instances of a capacity block.
-        registry: whose loops are woken.
-        cloud: told to look.
-        now: the time in UTC.
+        queue: the SQS queue; called in threads. A call in progress is abandoned when the server stops.
+        database: receives notices and events.
+        operator: finds the instances of a capacity block.
+        registry: used to wake the loops.
+        cloud: polled after an event.
+        now: returns the time in UTC.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class NoticeReader:
         """Read until `stop` is set.
 
         Args:
-            stop: set by the server when it ends.
+            stop: set by the server when it stops.
         """
         self._stop = stop
         pause_seconds = FIRST_PAUSE_SECONDS
@@ -90,13 +93,13 @@ class NoticeReader:
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
     async def read(self) -> int:
-        """Take one batch of messages.
+        """Process one batch of messages.
 
         Returns:
-            How many were delivered.
+            The number of delivered messages.
 
         Raises:
-            CloudError: the queue or EC2 did not answer; what was not deleted is delivered again.
+            CloudError: the queue or EC2 failed. Messages that were not deleted are delivered again.
         """
         messages = await self._received()
         is_news, is_close = False, False
@@ -113,12 +116,12 @@ class NoticeReader:
         return len(messages)
 
     async def _received(self) -> tuple[QueuedMessage, ...]:
-        """Wait for messages in a thread that nobody has to wait for; once the server stops there are none."""
+        """Wait for messages in a daemon thread. Return none as soon as the server stops, and abandon the thread."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[tuple[QueuedMessage, ...]] = loop.create_future()
 
         def settle(settled: Callable[[], None]) -> None:
-            with suppress(RuntimeError):  # the loop is closed: the server has stopped
+            with suppress(RuntimeError):  # the event loop is closed because the server has stopped
                 loop.call_soon_threadsafe(lambda: None if answer.done() else settled())
 
         def receive() -> None:
@@ -140,7 +143,7 @@ class NoticeReader:
             stopping.cancel()
 
     def _take(self, message: QueuedMessage) -> CloudEvent | None:
-        """Store what one message says, then delete it."""
+        """Store one message's notice, then delete the message."""
         try:
             event = parse(message.body)
             if event is not None and event.kind is not None:
@@ -160,7 +163,7 @@ class NoticeReader:
         return event
 
     def _store(self, event: CloudEvent) -> None:
-        assert event.kind is not None  # the caller has asked
+        assert event.kind is not None  # checked by the caller
         now = self._now()
         if event.ends_at is not None and (now - event.ends_at).total_seconds() > OVER_SECONDS:
             log.info("%s of %s is too late to mean anything", event.detail_type, event.at)

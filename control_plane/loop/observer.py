@@ -1,7 +1,7 @@
-"""What the loops see: the database, the agents and the cloud's last answer, put together for one pass.
+"""Combines the database, the agents' reports and AWS's newest answer into the input of one pass.
 
-Invariant: no database session is open while anything else is waited for, and silence counts only from when this server
-could have heard.
+Invariant: no database session is open while this module waits for anything else. The silence of an agent counts only
+from the moment at which this server could have received a message.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from everstep.protocol.ids import FleetName, Generation, NodeId, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
 
 HISTORY_SECONDS = 60.0
-"""How old a fleet's history may be: it is summed over all jobs that it ever had."""
+"""Maximum age of a cached fleet history. Reading one sums over all jobs of the fleet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What the database has on a fleet, for passes over its jobs: the same for all of them."""
+    """Rows of one fleet that the passes over its jobs share."""
 
     name: FleetName
     fleets: Mapping[FleetName, fleets.FleetRecord]
-    """All that there are."""
+    """All fleets, by name."""
     jobs: tuple[jobs.JobRecord, ...]
-    """Those that have not ended."""
+    """The fleet's unfinished jobs."""
     nodes: Mapping[NodeId, nodes.NodeRecord]
-    """Ended ones included: they are evidence."""
+    """The fleet's nodes, including ended ones, which are evidence."""
     notices: Mapping[NodeId, tuple[Notice, ...]]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredJob:
-    """What the database has on a job."""
+    """Rows that a pass over one job needs."""
 
     job: jobs.JobRecord
     plan: GenerationPlan | None
@@ -64,37 +64,37 @@ class StoredJob:
     dropped_checkpoints: frozenset[tuple[Generation, Step]]
     around: Surroundings
     open_fleets: frozenset[FleetName] = frozenset()
-    """Of those where it may start, the ones that would take it in."""
+    """Fleets that the job names and that would accept it now."""
     drill: drills.DrillRecord | None = None
-    """The one that has not ended."""
+    """The unfinished drill, if any."""
 
     @property
     def fleet(self) -> fleets.FleetRecord | None:
-        """Its own; None once it was forgotten, which takes jobs that have ended."""
+        """The job's fleet. None after the fleet was deleted, which is possible once its jobs have ended."""
         return self.around.fleets.get(self.around.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFleet:
-    """What the database has on a fleet, read in one session."""
+    """Rows that a pass over one fleet needs, read in one session."""
 
     fleet: fleets.FleetRecord
     nodes: tuple[nodes.NodeRecord, ...]
-    """Without the ended ones."""
+    """The nodes that have not ended."""
     jobs: tuple[jobs.JobRecord, ...]
-    """Those that have not ended."""
+    """The jobs that have not ended."""
     notices: tuple[notices.NoticeRecord, ...]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
     replaced: tuple[datetime, ...]
-    """When nodes were replaced by Everstep's own verdict, over the last hour at least."""
+    """Times at which Everstep replaced a node by its own verdict; covers at least the last hour."""
     failed_join_count: int
     rebooted: Mapping[NodeId, datetime]
-    """When EC2 was known to have taken the reboot of those that are being rebooted."""
+    """By node that is being rebooted: when EC2 confirmed the reboot request."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What is stored of a fleet's nodes besides their rows."""
+    """Stored notices and fault history of a fleet's nodes."""
 
     notices: Mapping[NodeId, tuple[Notice, ...]]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
@@ -102,7 +102,7 @@ class _Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sight:
-    """What surroundings come to; worked out once for all jobs."""
+    """Facts derived from one `Surroundings`. Computed once and used for all jobs of the fleet."""
 
     of: Surroundings
     turns: Schedule
@@ -113,10 +113,12 @@ class _Sight:
 
 
 class Hearing:
-    """How long an agent has been silent, counted from when this server could have heard it.
+    """Measures how long each agent has been silent.
+
+    Time in which this server could not receive messages does not count as silence.
 
     Args:
-        timeouts: for the grace after the start.
+        timeouts: the ladder; defines the grace period after the server's start.
         monotonic: seconds of a clock that never jumps.
     """
 
@@ -128,15 +130,18 @@ class Hearing:
         self._last_beat = monotonic()
 
     def begin_anew(self, fleets: Iterable[FleetName]) -> None:
-        """Note that another replica hears these fleets' agents now: should this one take over, they have to find it first."""
+        """Restart the grace period for fleets that another replica serves now.
+
+        If this replica takes such a fleet over later, its agents first need time to connect here.
+        """
         for fleet in fleets:
             self._serves_since[fleet] = self._monotonic() + grace_seconds(self._timeouts)
 
     def beat(self) -> None:
-        """Note that the server is awake: after a standstill of its process, in which no agent could be heard, silence begins anew.
+        """Record that the event loop runs. After a standstill of the process, all silences start at zero.
 
-        Called from the server's event loop several times in a lease, whatever the loops are at: one that is busy hears
-        agents all the same.
+        Called on the server's event loop several times per lease, even while the loops are busy: a busy server still
+        receives messages.
         """
         now = self._monotonic()
         if now - self._last_beat > self._timeouts.lease_seconds / 2:
@@ -144,7 +149,10 @@ class Hearing:
         self._last_beat = now
 
     def silent_seconds(self, fleet: FleetName, view: AgentView | None) -> float:
-        """Return how long an agent has been silent; one that has not connected yet is silent since the end of the grace."""
+        """Return an agent's silence in seconds.
+
+        For an agent that has not connected yet, silence counts from the end of the grace period.
+        """
         heard_at = view.heard_at if view is not None else 0.0
         return max(
             0.0,
@@ -152,7 +160,7 @@ class Hearing:
         )
 
     def verdict_in(self, views: Iterable[AgentView]) -> float:
-        """Return in how many seconds the next silence outlasts its lease, infinity while nobody is silent for long: then a pass is due."""
+        """Return the seconds until the next silence exceeds its lease, or infinity. A pass is due at that moment."""
         lease = self._timeouts.lease_seconds
         left = [
             lease - silent
@@ -163,13 +171,13 @@ class Hearing:
 
 
 class Observer:
-    """Puts together what one pass looks at.
+    """Builds the input of a pass.
 
     Args:
-        database: where jobs, nodes and plans are.
-        registry: the agents.
-        cloud: AWS's last answer.
-        hearing: how silence is counted.
+        database: holds jobs, nodes and plans.
+        registry: the agents' reports.
+        cloud: AWS's newest answers.
+        hearing: measures silence.
         timeouts: the ladder.
         monotonic: seconds of a clock that never jumps.
     """
@@ -194,17 +202,17 @@ class Observer:
         self._histories: dict[FleetName, tuple[float, FleetHistory]] = {}
 
     def read_job(self, run: RunId, known: Mapping[FleetName, Surroundings] = MappingProxyType({})) -> StoredJob:
-        """Read a job. Blocks: called in a thread.
+        """Read all rows that a pass over a job needs. Blocks: call it in a thread.
 
         Args:
             run: of the job.
-            known: surroundings that may be relied upon; others are read with the job.
+            known: `Surroundings` that were read before and may be reused. Missing ones are read together with the job.
 
         Returns:
-            The job with all that its decision needs of the database, as of one moment but for what was known.
+            The rows, read in one transaction except for reused `Surroundings`.
 
         Raises:
-            NotFound: it was removed.
+            NotFound: the job was removed.
         """
         with self._database.read() as session:
             job = jobs.get_run(session, run)
@@ -234,17 +242,17 @@ class Observer:
                 drill=drills.open_of_run(session, run),
             )
         if plan is not None:
-            self._plans[run] = plan  # immutable once stored: worth keeping
+            self._plans[run] = plan  # stored plans are immutable, so they can be cached
         return stored
 
     def forget_job(self, run: RunId) -> None:
-        """Drop what is kept of a job that has ended."""
+        """Drop the cached plan of a job that has ended."""
         self._plans.pop(run, None)
 
     def observe_job(self, stored: StoredJob, now: float) -> tuple[JobSpec, JobObserved]:
-        """Return what a pass over a job decides about at `now`, Unix seconds.
+        """Return the core's input for a pass over a job at `now`, in Unix seconds.
 
-        Runs on the server's event loop; waits for nothing.
+        Runs on the server's event loop and does not wait.
         """
         around, run = stored.around, RunId(stored.job.run_id)
         fleet, told = around.name, _Told(around.notices, around.implications)
@@ -279,7 +287,7 @@ class Observer:
         )
 
     def _sight(self, around: Surroundings, now: float) -> _Sight:
-        """Return what surroundings come to; those that were asked about last are known."""
+        """Return the facts derived from `Surroundings`. They are cached while the same object is passed."""
         known = self._sights.get(around.name)
         if known is not None and known.of is around:
             return known
@@ -309,9 +317,9 @@ class Observer:
         return sight
 
     def read_history(self, name: FleetName) -> FleetHistory:
-        """Read what a fleet has seen of failures and replacements, at most once a minute.
+        """Read a fleet's history of failures and replacements. The result is cached for `HISTORY_SECONDS`.
 
-        Blocks: called in a thread.
+        Blocks: call it in a thread.
         """
         kept = self._histories.get(name)
         if kept is None or self._monotonic() - kept[0] > HISTORY_SECONDS:
@@ -327,17 +335,17 @@ class Observer:
         return kept[1]
 
     def read_fleet(self, name: FleetName, now: datetime) -> StoredFleet:
-        """Read a fleet, its nodes and its live jobs. Blocks: called in a thread.
+        """Read a fleet with its nodes and unfinished jobs. Blocks: call it in a thread.
 
         Args:
             name: of the fleet.
-            now: for how far back replacements count.
+            now: end of the period in which replacements count.
 
         Returns:
-            The fleet with all that its decision needs of the database, as of one moment.
+            All rows that a pass over the fleet needs, read in one transaction.
 
         Raises:
-            NotFound: it was removed.
+            NotFound: the fleet was removed.
         """
         with self._database.read() as session:
             rows = nodes.of_fleet(session, name)
@@ -360,7 +368,7 @@ class Observer:
     def observe_fleet(
         self, stored: StoredFleet, view: CloudView, history: FleetHistory
     ) -> tuple[FleetSpec, FleetObserved]:
-        """Return what a pass over a fleet decides about. Runs on the server's event loop; waits for nothing."""
+        """Return the core's input for a pass over a fleet. Runs on the server's event loop and does not wait."""
         name = FleetName(stored.fleet.name)
         views = self._registry.views()
         by_id = {NodeId(row.id): row for row in stored.nodes}
@@ -437,17 +445,17 @@ def schedule_of(
     *,
     newcomer: FleetJob | None = None,
 ) -> Schedule:
-    """Return whose turn it is in a fleet.
+    """Compute which jobs of a fleet may run now.
 
     Args:
-        fleet: as stored; None has no capacity.
-        live: its jobs that have not ended.
-        rows: its nodes.
+        fleet: as stored. None: no capacity.
+        live: the fleet's unfinished jobs.
+        rows: the fleet's nodes. Held nodes are not part of the capacity.
         now: Unix seconds.
-        newcomer: a job that is not there yet, to see what would become of it.
+        newcomer: a job that is not stored yet, to predict its place in the queue.
 
     Returns:
-        What the pure core makes of them; a held node is nobody's capacity.
+        The schedule that the core computes.
     """
     held = sum(row.state == NodeState.HELD for row in rows)
     capacity = fleet.max_node_count - held if fleet is not None else 0
@@ -465,5 +473,5 @@ def _takes_in(fleet: fleets.FleetRecord, job: jobs.JobRecord) -> bool:
 
 
 def _what_holds(fleet: fleets.FleetRecord | None) -> str:
-    """Return what keeps a fleet from bringing nodes, in its own words; empty while nothing does."""
+    """Return the fleet's own reason for not adding nodes, or an empty string."""
     return fleet.reason if fleet is not None and (NOT_REPLACED in fleet.reason or NOT_JOINED in fleet.reason) else ""

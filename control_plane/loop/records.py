@@ -1,6 +1,6 @@
-"""Between what is stored and what the core decides about: translation both ways, and nothing else. Pure.
+"""Converts between database rows and the core's records. Pure: no I/O and no decisions.
 
-Invariant: a core record that is stored and read back is equal to itself.
+Invariant: a core record that is stored and read back is equal to the original.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ from everstep.protocol.plan import InputChannel, ObjectReference, ScriptPlan, So
 
 
 class Memo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the loop must remember of a job between two passes. `suspicion_of` is the only part that callers see."""
+    """State of a job that the job loop needs in its next pass, stored as one JSON column.
+
+    Callers of the API see only the `suspicion`, through `suspicion_of`.
+    """
 
     state_since: float | None = None
     progress_at: float = 0.0
@@ -66,12 +69,12 @@ class Memo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def at(seconds: float) -> datetime:
-    """Return Unix seconds as a moment in UTC."""
+    """Convert Unix seconds to a datetime in UTC."""
     return datetime.fromtimestamp(seconds, UTC)
 
 
 def job_spec(job: jobs.JobRecord) -> JobSpec:
-    """Return what the core needs to know of what the user asked for."""
+    """Return the part of the user's request that the core needs."""
     spec = job.spec
     return JobSpec(
         job=JobName(job.name),
@@ -120,13 +123,13 @@ def prefix_of(uri: str) -> ObjectReference:
 
 
 def suspicion_of(job: jobs.JobRecord) -> Suspicion | None:
-    """Return the hang that is suspected of a job, if any. Called for each view of a job."""
+    """Return the suspected hang of a job, or None. Each view of a job calls this."""
     stored = job.memo.get("suspicion")
     return None if stored is None else msgspec.convert(stored, Suspicion)
 
 
 def job_record(job: jobs.JobRecord) -> JobRecord:
-    """Return a stored job as the core sees it."""
+    """Convert a row of the job table to the core's record."""
     memo = msgspec.convert(dict(job.memo), Memo)
     return JobRecord(
         state=JobState(job.state),
@@ -179,7 +182,10 @@ def job_record(job: jobs.JobRecord) -> JobRecord:
 
 
 def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobUpdate:
-    """Return the columns of a job that the core has decided about, its cost at the fleet's price; its state is written by the transition."""
+    """Return the columns that the core has decided for a job, including its cost at the fleet's price.
+
+    The job's state is not among them: `jobs.transition` writes it.
+    """
     memo = Memo(
         state_since=record.state_since,
         progress_at=record.progress_at,
@@ -229,7 +235,7 @@ def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobU
 
 
 def generation_record(entry: jobs.LineageEntry) -> GenerationRecord:
-    """Return one link of a job's lineage."""
+    """Convert one entry of a job's lineage to the core's record."""
     return GenerationRecord(
         generation=Generation(entry.number),
         parent=Generation(entry.parent),
@@ -239,7 +245,7 @@ def generation_record(entry: jobs.LineageEntry) -> GenerationRecord:
 
 
 def checkpoint_record(stored: checkpoints.CheckpointRecord) -> CheckpointRecord | None:
-    """Return a complete checkpoint as the core sees it, or None for one that is not, or is being deleted."""
+    """Convert a complete checkpoint to the core's record. Return None if it is incomplete or being deleted."""
     manifest = stored.contents()
     if manifest is None or stored.state != checkpoints.COMPLETE:
         return None
@@ -249,7 +255,7 @@ def checkpoint_record(stored: checkpoints.CheckpointRecord) -> CheckpointRecord 
 
 
 def new_incident(incident: IncidentRecord, job: jobs.JobRecord, now: float) -> incidents.NewIncident:
-    """Return an incident to be stored for the first time."""
+    """Return the row of an incident that is stored for the first time."""
     return incidents.NewIncident(
         job_name=job.name,
         project=job.project,
@@ -271,7 +277,10 @@ def new_incident(incident: IncidentRecord, job: jobs.JobRecord, now: float) -> i
 
 
 def incident_update(incident: IncidentRecord, now: float, price_usd_per_hour: float | None) -> incidents.IncidentUpdate:
-    """Return the columns of an incident that can change, its cost at the fleet's price; a phase that has not ended has no length yet."""
+    """Return the columns of an incident that can change, including its cost at the fleet's price.
+
+    The duration of a phase is None until the phase has ended.
+    """
     seconds = core_incidents.phase_seconds(incident, now)
     is_closed = incident.closed_at is not None
     return incidents.IncidentUpdate(
@@ -303,7 +312,7 @@ def incident_update(incident: IncidentRecord, now: float, price_usd_per_hour: fl
 
 
 def fleet_spec(fleet: fleets.FleetRecord) -> FleetSpec:
-    """Return what the user wants of a fleet."""
+    """Return the part of the user's configuration of a fleet that the core needs."""
     return FleetSpec(
         name=FleetName(fleet.name),
         group=fleet.auto_scaling_group_name,
@@ -326,7 +335,7 @@ def _source(spec: jobs.JobSpec) -> SourceArchive:
 
 
 def fleet_job(job: jobs.JobRecord) -> FleetJob:
-    """Return a live job as its fleet sees it."""
+    """Convert an unfinished job to the record that decisions about its fleet use."""
     record = job_record(job)
     return FleetJob(
         job=JobName(job.name),
@@ -350,7 +359,10 @@ def fleet_job(job: jobs.JobRecord) -> FleetJob:
 
 
 def _may_pause(spec: jobs.JobSpec, record: JobRecord) -> bool:
-    """Say whether a pause would cost nearly nothing: the job trains undisturbed, and has committed a step of its own since it was launched."""
+    """Return whether a pause would cost the job almost no work.
+
+    This is the case while the job runs without an open incident and has committed a step since its last launch.
+    """
     return (
         spec.preemptible
         and not record.taken_over_by
@@ -361,7 +373,7 @@ def _may_pause(spec: jobs.JobSpec, record: JobRecord) -> bool:
 
 
 def node_record(node: nodes.NodeRecord) -> NodeRecord:
-    """Return a row of the node table as the core sees it."""
+    """Convert a row of the node table to the core's record."""
     return NodeRecord(
         node_id=NodeId(node.id),
         state=NodeState(node.state),
@@ -372,7 +384,7 @@ def node_record(node: nodes.NodeRecord) -> NodeRecord:
         since=(node.since or node.created_at).timestamp(),
         hold=Hold(node.hold) if node.hold is not None else None,
         replaced_at=_seconds(node.replaced_at),
-        release=node.release,  # type: ignore[arg-type]  # written through the API's literal alone
+        release=node.release,  # type: ignore[arg-type]  # only the API writes it, from the same literal type
         request=NodeRequest(node.request) if node.request else None,
         request_words=node.request_words,
         connected_at=_seconds(node.connected_at),
@@ -381,15 +393,17 @@ def node_record(node: nodes.NodeRecord) -> NodeRecord:
 
 
 def node_update(node: NodeRecord, before: str | None, *, had_request: bool = False) -> nodes.NodeUpdate:
-    """Return the columns of a node that the core has decided about; what others write while it stays in its state is left to them.
+    """Return the columns that the core has decided for a node.
+
+    Columns that the API or agents write are included only when the node's state changes.
 
     Args:
-        node: as decided.
-        before: its state, as it was read.
-        had_request: a person wanted something of it, as it was read: one that came since is not done yet.
+        node: as the core decided.
+        before: the node's state when the pass read it. None: the node is new.
+        had_request: whether the pass read a person's request for this node. If False, a newer request is kept.
 
     Returns:
-        The columns.
+        The columns to write.
     """
     columns = nodes.NodeUpdate(
         state=node.state.value,
@@ -408,7 +422,7 @@ def node_update(node: NodeRecord, before: str | None, *, had_request: bool = Fal
 
 
 def drill(stored: drills.DrillRecord) -> DrillObserved:
-    """Return a drill as the core sees it."""
+    """Convert a row of the drill table to the core's record."""
     return DrillObserved(
         id=stored.id,
         kind=DrillKind(stored.kind),
@@ -426,7 +440,7 @@ def drill(stored: drills.DrillRecord) -> DrillObserved:
 
 
 def drill_update(drill: DrillObserved) -> drills.DrillUpdate:
-    """Return the columns of a drill that the core has decided about."""
+    """Return the columns that the core has decided for a drill."""
     return drills.DrillUpdate(
         state=drill.state.value,
         generation=drill.generation,
@@ -438,7 +452,7 @@ def drill_update(drill: DrillObserved) -> drills.DrillUpdate:
 
 
 def implication(line: implications.ImplicationRecord) -> Implication:
-    """Return a line of a node's history as the core sees it."""
+    """Convert a row of a node's fault history to the core's record."""
     return Implication(
         node_id=NodeId(line.node_id),
         incident_id=line.incident_id,
@@ -451,7 +465,7 @@ def implication(line: implications.ImplicationRecord) -> Implication:
 
 
 def new_implication(line: Implication, fleet_name: str) -> implications.ImplicationRecord:
-    """Return a line of a node's history to be stored."""
+    """Convert the core's record of a node's fault to a row."""
     return implications.ImplicationRecord(
         node_id=line.node_id,
         incident_id=line.incident_id,
@@ -465,7 +479,7 @@ def new_implication(line: Implication, fleet_name: str) -> implications.Implicat
 
 
 def notices_of(stored: Iterable[notices.NoticeRecord]) -> dict[NodeId, tuple[Notice, ...]]:
-    """Return the stored notices of each node, as the core sees them."""
+    """Return the stored notices by node, as the core's records."""
     found: dict[NodeId, tuple[Notice, ...]] = {}
     for notice in stored:
         told = Notice(kind=NoticeKind(notice.kind), message=notice.message, ends_at=_seconds(notice.ends_at))
@@ -474,7 +488,7 @@ def notices_of(stored: Iterable[notices.NoticeRecord]) -> dict[NodeId, tuple[Not
 
 
 def own_notices(report: AgentReport | None) -> tuple[Notice, ...]:
-    """Return what a node's own metadata announces, by its agent's newest report."""
+    """Return the notices from the node's instance metadata, according to its agent's newest report."""
     if report is None:
         return ()
     return tuple(

@@ -1,4 +1,4 @@
-"""Work that a server does again and again in the background, until it stops; and how it waits in between."""
+"""Helpers for background work that repeats until the server stops: `repeat` and `pause`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ log = logging.getLogger(__name__)
 async def repeat(
     work: Callable[[], object], stop: asyncio.Event, *, seconds: float, trouble: str, more_seconds: float = 0.0
 ) -> None:
-    """Do a piece of work in a thread, again and again; what it runs into ends nothing: the next turn begins anew.
+    """Call `work` in a thread again and again until `stop` is set. An exception is logged, and the next call follows.
 
     Args:
-        work: blocks; where it returns True itself, more of it waits.
-        stop: ends this, after the turn that is under way.
-        seconds: from one turn to the next.
-        trouble: what could not be done, in words, where a turn fails.
-        more_seconds: from one turn to the next where more waits.
+        work: may block. It returns True if more work is due at once.
+        stop: ends the repetition after the current call.
+        seconds: pause after a call.
+        trouble: log message for a failed call, which says what could not be done.
+        more_seconds: pause after a call that returned True.
     """
     while not stop.is_set():
         is_more = False
@@ -36,11 +36,11 @@ async def repeat(
 
 
 async def pause(seconds: float, *, until: asyncio.Event) -> None:
-    """Wait for an event, but no longer than this.
+    """Wait until an event is set, at most for the given time.
 
     Args:
-        seconds: the longest that is waited.
-        until: what ends it; set already, there is no pause.
+        seconds: longest wait.
+        until: ends the wait. If the event is already set, return at once.
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):

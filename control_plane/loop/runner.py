@@ -1,17 +1,19 @@
-"""The loops: claim, observe, decide, act, apply, one job or one fleet per pass (docs/design.md#control-loops).
+"""Runs all loops of a replica: passes over jobs and fleets, and background work (docs/design.md#control-loops).
 
-    retention    lets go of what is older than its limit, once a minute
-    job loop     woken by agents and requests, else about once a second       lease of each job
-    fleet loop   woken likewise, and by AWS's answers                         lease of each fleet
-    cloud watch  asks AWS in the background; the loops read its last answer
-    verifier     reads checkpoints back when a person asks for it
-    keeper       deletes checkpoints that are to go
-    uploads      deletes those of sources that nobody completed, once an hour
-    notices      reads AWS's events, where there is a queue of them: hints for the cloud watch, and notices for the database
+A pass handles one job or one fleet: claim its lease, observe, decide, act, and apply the decision.
 
-Invariant: what a pass stores is stored under its lease in one transaction, or not at all; what it sends follows from
-what was stored before, so a pass that dies anywhere is made good by the next one. One entity that fails does not hold
-up the others.
+    job loop     woken by agents and requests, else about once a second       lease per job
+    fleet loop   woken likewise, and by new answers of AWS                    lease per fleet
+    cloud watch  polls AWS in the background
+    retention    deletes rows that are older than their limit, once a minute
+    verifier     verifies checkpoints at a user's request
+    keeper       deletes checkpoints
+    uploads      deletes uploads of sources that no client completed, once an hour
+    notices      reads AWS events from the queue, if one is configured
+
+Invariant: a pass stores all its results under its lease in one transaction, or none. Its messages follow from state
+that was stored before. So the next pass completes the work of a pass that died. An entity that fails does not delay
+others.
 """
 
 from __future__ import annotations
@@ -64,19 +66,19 @@ from everstep.protocol.plan import Timeouts
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 1.0
-"""A loop looks at everything at least this often."""
+"""Longest time between two sweeps over all entities."""
 PRUNE_SECONDS = 60.0
 PAUSE_SECONDS = 0.005
-"""After a look it rests for as long as the look took, at least this long, whatever wakes it: half of its time is the most that a loop takes."""
+"""Shortest pause after a sweep. The pause is as long as the sweep, so a loop is busy for at most half of the time."""
 BEATS_PER_LEASE = 6
-"""Signs of life of the server's event loop; half of them have to be missing for it to have stood still."""
+"""Calls of `Hearing.beat` per lease. A gap of more than half a lease counts as a standstill of the process."""
 AGAIN_LIMIT = 8
-"""Passes over one job in a row, while each asks for another at once."""
+"""Consecutive passes over one job while each pass requests another one at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopContext:
-    """What the loops stand on; made by the composition root."""
+    """Dependencies of the loops. The composition root (`app`) creates it."""
 
     database: Database
     operator: CloudOperator
@@ -84,25 +86,25 @@ class LoopContext:
     registry: AgentRegistry
     timeouts: Timeouts
     secret: bytes
-    """The server's own; generation keys are derived from it."""
+    """The server secret, from which generation keys are derived."""
     owner: str
-    """Of leases: fresh at every start of the server."""
+    """Owner of this process's leases, new at each start of the server."""
     bucket: str
-    """The service's own: evidence of held nodes goes there."""
+    """The server's bucket. It receives the evidence of held nodes."""
     events: EventQueue | None = None
-    """Where AWS's events come from; None: AWS is polled only."""
+    """Queue of AWS events. None: the server polls AWS only."""
     now: Callable[[], datetime] = steady_now
     monotonic: Callable[[], float] = time.monotonic
     retention: Retention = DEFAULT
     figures: LoopFigures = field(default_factory=LoopFigures)
-    """What the loops count of themselves."""
+    """Prometheus metrics of the loops."""
 
 
 class Runner:
     """All loops of one control-plane replica.
 
     Args:
-        context: what they stand on.
+        context: the loops' dependencies.
     """
 
     def __init__(self, context: LoopContext) -> None:
@@ -136,17 +138,20 @@ class Runner:
         self._fleet_leases = _Leases(context, "fleet")
         self._policy = Policy(timeouts=context.timeouts)
         self._fleets: tuple[FleetName, ...] = ()
-        """As the database had them last."""
+        """Names of all fleets at the last successful read."""
         self._around: dict[FleetName, Surroundings] = {}
-        """What the passes of a sweep over jobs share: each reading all jobs and nodes of its fleet, a sweep would take the square of its jobs."""
+        """Rows that the passes of one sweep over jobs share.
+
+        Without sharing, each pass would read all jobs and nodes of its fleet, and a sweep's cost would be quadratic.
+        """
         self._protection: dict[RunId, tuple[protection.ShardRecord, ...]] = {}
         self._protected_at: dict[RunId, float] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set, then let go of every lease.
+        """Work until `stop` is set, then release all leases.
 
         Args:
-            stop: set by the server when it ends.
+            stop: set by the server when it stops.
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(self._beat(stop))
@@ -167,7 +172,7 @@ class Runner:
         await asyncio.to_thread(self._fleet_leases.release_all)
 
     async def sweep_jobs(self) -> None:
-        """Make a pass over every job that has not ended and whose fleet is served here."""
+        """Make a pass over each unfinished job whose fleet's lease this replica holds."""
         if any(True for _ in self._context.registry.take_lost()):
             self.cloud.look_now()
         self._around.clear()
@@ -192,11 +197,11 @@ class Runner:
         self._context.registry.watch_closely(frozenset(RunId(job.run_id) for job in closely))
 
     async def sweep_fleets(self) -> None:
-        """Make a pass over every fleet, and leave the agents of those that another replica serves to it.
+        """Make a pass over each fleet. Disconnect the agents of fleets that another replica serves.
 
-        Whose lease could not be renewed in time, because the database is out of this replica's reach alone, may be
-        served by another one unseen. Its agents would be heard by nobody who decides, and taken for silent there: they
-        are left, too, and dial the next address.
+        This replica cannot see the other one if only this replica has lost the database. So it also disconnects the
+        agents of a fleet whose lease has expired after a failed pass. Otherwise the replica that serves the fleet would
+        take these agents for silent. The agents then connect to the next address.
         """
         failed = set(self._fleets)
         try:
@@ -214,15 +219,16 @@ class Runner:
                 except Exception:
                     log.exception("fleet %s: the pass failed; it is made again", name)
                     failed.add(name)
-                    if self._fleet_leases.has_lapsed(
-                        name
-                    ):  # the others' may have, too, and each may take as long to fail
+                    if self._fleet_leases.has_lapsed(name):
                         self._leave(self._fleets)
         finally:
             self._leave(failed)
 
     def _leave(self, failed: Collection[FleetName]) -> None:
-        """Leave the agents of fleets that another replica serves, and of those that failed here and that one may serve by now."""
+        """Disconnect the agents of fleets that another replica serves.
+
+        For fleets in `failed` an expired lease is enough: another replica may have taken the fleet over unseen.
+        """
         leases = self._fleet_leases
         elsewhere = frozenset(
             name for name in self._fleets if leases.sees_another(name) or (name in failed and leases.has_lapsed(name))
@@ -231,25 +237,26 @@ class Runner:
         self.hearing.begin_anew(elsewhere)
 
     async def pass_over_job(self, run: RunId, around: dict[FleetName, Surroundings] | None = None) -> Decision | None:
-        """Claim, observe, decide, act and apply, as often as each pass asks for another at once.
+        """Claim, observe, decide, act and apply; repeat while the decision requests another pass at once.
 
         Args:
-            run: the job's.
-            around: what passes over other jobs have just read, to be added to; emptied when what they look at changes.
-                None: nothing is known.
+            run: of the job.
+            around: rows that passes over other jobs of this sweep have read. This pass adds its own, and empties the
+                mapping
+                when it changes such rows. None: no shared rows.
 
         Returns:
-            The last decision, or None while another replica holds the job.
+            The last decision, or None while another replica holds the job's lease.
 
         Raises:
-            StaleLease: another replica took the job over in the middle; nothing of the last pass was stored.
+            StaleLease: another replica took the job over during the pass. The last pass stored nothing.
             NotFound: the job was removed.
         """
         decision, around = None, around if around is not None else {}
         for _ in range(AGAIN_LIMIT):
             lease = await asyncio.to_thread(
                 partial(self._job_leases.hold, run, at_once=True)
-            )  # who serves the fleet has the right to it
+            )  # the fleet's lease entitles this replica to the job
             if lease is None:
                 return None
             with self._reconciling("job"):
@@ -287,7 +294,7 @@ class Runner:
                         self._context.figures.recovered(core_incidents.phase_seconds(incident, now))
                 await self._follow_drill(lease, stored, observed, decision, now)
             if decision.requeue_after_seconds > 0 or decision.record.state in ENDED_JOBS or decision.fleet is not None:
-                break  # in another fleet it is whose turn it is to serve that one
+                break  # the replica that serves the new fleet makes the next pass
         if decision is not None and decision.record.state in ENDED_JOBS:
             self._forget(run)
         return decision
@@ -296,13 +303,13 @@ class Runner:
         """Make one pass over a fleet.
 
         Args:
-            name: the fleet's.
+            name: of the fleet.
 
         Returns:
-            The decision, or None while another replica holds the fleet or AWS has not answered yet.
+            The decision. None while another replica holds the fleet's lease, or before AWS has answered.
 
         Raises:
-            StaleLease: another replica took the fleet over in the middle; nothing was stored.
+            StaleLease: another replica took the fleet over during the pass. Nothing was stored.
             NotFound: the fleet was removed.
         """
         served_before = self._fleet_leases.holds(name)
@@ -310,7 +317,8 @@ class Runner:
         if lease is None:
             return None
         if not served_before:
-            self._context.registry.hint()  # its jobs waited for this
+            # wake the job loop: it passes over jobs only once their fleet's lease is held
+            self._context.registry.hint()
         view = self.cloud.group(name)
         if view is None:
             return None
@@ -343,7 +351,7 @@ class Runner:
 
     @contextmanager
     def _reconciling(self, loop: Loop) -> Iterator[None]:
-        """Count what is done inside as a pass."""
+        """Record the duration of the block as a pass, and whether it lost its lease."""
         begun = self._context.monotonic()
         try:
             yield
@@ -380,7 +388,7 @@ class Runner:
         )
 
     def prune(self) -> bool:
-        """Let go of what is older than its limit, and say whether there may be more. Blocks: called in a thread."""
+        """Delete old rows. Return whether more may be left. Blocks: call it in a thread."""
         with self._context.database.write() as session:
             counts = prune(session, self._context.retention, self._context.now())
         if any(counts.values()):
@@ -390,7 +398,10 @@ class Runner:
     async def _follow_drill(
         self, lease: Lease, stored: StoredJob, observed: JobObserved, decision: Decision, now: float
     ) -> None:
-        """Let a drill go on: that it strikes is stored first, then it does; one whose server dies in between never strikes."""
+        """Advance a drill. The state STRUCK is stored before the fault is injected.
+
+        If the server dies in between, the fault is never injected.
+        """
         if observed.drill is None:
             return
         plan = decision.plan or observed.plan
@@ -432,7 +443,7 @@ class Runner:
         shards: tuple[protection.ShardRecord, ...],
         now: float,
     ) -> None:
-        """Store what a pass decided, all of it or nothing."""
+        """Store all results of a pass over a job in one transaction."""
         moment = records.at(now)
         before, after = stored.job, decision.record
         price = stored.fleet.price_usd_per_hour if stored.fleet is not None else None
@@ -441,7 +452,7 @@ class Runner:
             changes["fleet_name"] = decision.fleet
         with self._context.database.write() as session:
             if decision.fleet is not None and not fleets.takes_jobs(session, decision.fleet):
-                return  # it was deleted since it was read; the next pass decides without it
+                return  # the fleet was deleted after the read; the next pass decides without it
             if decision.plan is not None:
                 jobs.add_generation(session, lease, decision.plan, moment, revision=before.revision)
             if before.state != after.state.value or decision.plan is not None:
@@ -495,7 +506,7 @@ class Runner:
             reason=decision.reason,
         )
         if fleet.blindness_lifted_at is not None and not decision.is_blind:
-            changes["blindness_lifted_at"] = None  # else left alone: a person may have said it since it was read
+            changes["blindness_lifted_at"] = None  # otherwise unchanged: a user may have lifted it after the read
         is_same = all(getattr(fleet, column) == value for column, value in changes.items())
         told = self.cloud.domains(FleetName(fleet.name))
         domains = {
@@ -537,9 +548,7 @@ class Runner:
             owners = jobs.owners(session, {draft.run for draft in decision.events if draft.run is not None})
             for draft in decision.events:
                 owner = None if draft.run is None else owners.get(draft.run)
-                project = (
-                    "" if owner is None else owner.project
-                )  # what befell nobody's node may speak of whoever had it: for those who see all
+                project = "" if owner is None else owner.project
                 event = events.NewEvent(
                     at=moment,
                     type=draft.type,
@@ -563,7 +572,10 @@ class Runner:
                 )
 
     def _shards(self, stored: StoredJob, observed: JobObserved, now: float) -> tuple[protection.ShardRecord, ...]:
-        """Return the shards to write: when who holds what has changed, and for the steps at most once a second."""
+        """Return the rows of shards to write.
+
+        A change of holders is written at once. Changes of steps alone are written at most once per `SWEEP_SECONDS`.
+        """
         run = RunId(stored.job.run_id)
         if stored.plan is None or stored.job.state not in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
             return ()
@@ -602,15 +614,14 @@ class Runner:
 class _Held:
     lease: Lease
     first_counter: int
-    """The lease's, since when nobody else had it in between."""
+    """Counter of the lease at the start of this replica's uninterrupted ownership."""
 
 
 class _Leases:
-    """The leases that this replica holds of one kind.
+    """The leases of one kind that this replica holds.
 
-    A held one is renewed when a third of its time is over, not at every pass.
-
-    Used in one thread at a time: each loop waits for its own passes. Only `renewed` is asked in others, too.
+    A lease is renewed after a third of its duration, not in every pass. Each loop uses its own instance from one thread
+    at a time. Only `renewed` may be called from other threads.
     """
 
     def __init__(self, context: LoopContext, kind: Loop) -> None:
@@ -623,9 +634,9 @@ class _Leases:
         self._held: dict[str, _Held] = {}
 
     def hold(self, key: str, *, at_once: bool = False) -> Lease | None:
-        """Return the lease, claimed or renewed if it has to be; None while another replica has it.
+        """Return the lease, claimed or renewed if due. Return None while another replica holds it.
 
-        `at_once`: as for `Leaser.claim`.
+        See `Leaser.claim` for `at_once`.
         """
         held = self._held.get(key)
         if held is not None and not self._leaser.is_due(held.lease):
@@ -640,34 +651,37 @@ class _Leases:
         return lease
 
     def renewed(self, lease: Lease) -> Lease:
-        """Return a lease as it was renewed last; itself, where it is held no more or was somebody else's in between: `guard` refuses it."""
+        """Return the newest renewal of a lease.
+
+        Return the argument itself if this replica lost the lease in the meantime. `guard` then rejects it.
+        """
         held = self._held.get(lease.key)
         return held.lease if held is not None and held.first_counter <= lease.counter else lease
 
     def holds(self, key: str) -> bool:
-        """Say whether a lease is held that nobody else may have taken over yet."""
+        """Return whether this replica holds the lease and no other replica may have taken it over yet."""
         held = self._held.get(key)
         return held is not None and self._monotonic() - held.lease.taken_at < self._ttl_seconds
 
     def has_lapsed(self, key: str) -> bool:
-        """Say whether a lease was held that another replica may have taken over since."""
+        """Return whether this replica held the lease and another replica may have taken it over since."""
         return key in self._held and not self.holds(key)
 
     def sees_another(self, key: str) -> bool:
-        """Say whether another replica is at work under this lease."""
+        """Return whether another replica is active under this lease."""
         return key not in self._held and self._leaser.sees_another(self._kind, key)
 
     def lose(self, key: str) -> None:
-        """Forget a lease that another replica has now."""
+        """Forget a lease that another replica has taken over, and count the loss."""
         if self._held.pop(key, None) is not None:
             self._figures.lost_lease(self._kind)
 
     def drop(self, key: str) -> None:
-        """Forget a lease that is no longer of use."""
+        """Forget a lease that is no longer needed."""
         self._held.pop(key, None)
 
     def release_all(self) -> None:
-        """Let other replicas claim at once what this one held."""
+        """Release all leases, so that other replicas can claim them at once."""
         with self._database.write() as session:
             for held in self._held.values():
                 self._leaser.release(session, held.lease)
@@ -688,7 +702,8 @@ def _shard_records(report: MemberReport, stored: StoredJob) -> list[protection.S
             ),
             verified=tuple(
                 protection.VerifiedRecord(node_id=holder, step=step, at=records.at(at))
-                for holder, (step, at) in zip(shard.holders, shard.verified, strict=False)  # an older agent tells none
+                # older agents do not report verified steps
+                for holder, (step, at) in zip(shard.holders, shard.verified, strict=False)
                 if step >= 0
             ),
         )
@@ -698,7 +713,10 @@ def _shard_records(report: MemberReport, stored: StoredJob) -> list[protection.S
 
 
 def _unvouched(shard: protection.ShardRecord, owner: NodeId, silent: frozenset[NodeId]) -> protection.ShardRecord:
-    """Return a shard without silent holders in view: while no step is committed, what a silent agent held may be lost with its node."""
+    """Return a shard without silent nodes among its holders in view.
+
+    Used while no step commits: a silent node may be lost, and its copy with it.
+    """
     quiet = next(
         (
             node

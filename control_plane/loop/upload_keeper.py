@@ -1,14 +1,13 @@
-"""Deletes uploads of sources that nobody completed.
+"""Deletes source uploads that no client completed.
 
     CreateSource ──▶ uploads/<project>/<sha256>.tar.gz
-                      ├─ CompleteSource: checked, stored under sources/, the upload deleted
-                      └─ never completed: deleted here, `KEPT` after it was put
+                      ├─ CompleteSource: verified, stored under sources/, the upload deleted
+                      └─ never completed: deleted here, `KEPT` after the upload
 
-An address is good for minutes, so that nobody comes back to an upload of yesterday; whoever does asks for another
-address.
+A presigned upload URL expires after minutes, so no client completes an upload that is a day old. It can request a new
+URL.
 
-Invariant: only what lies under `PREFIX` is ever deleted here. A source that was completed lies elsewhere, so that none
-can be lost.
+Invariant: this module deletes only objects under `PREFIX`. Completed sources have another prefix.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ LOOK_SECONDS: Final = 3_600.0
 
 
 class UploadKeeper:
-    """The loop that deletes. Any number of replicas may run it: deleting twice is deleting once.
+    """The loop that deletes old uploads. Several replicas may run it: deletion is idempotent.
 
     Args:
         objects: S3.
         bucket: of sources and uploads.
-        now: the time in UTC.
+        now: returns the time in UTC.
     """
 
     def __init__(self, objects: ObjectStore, bucket: str, now: Callable[[], datetime]) -> None:
@@ -46,13 +45,13 @@ class UploadKeeper:
         self._now = now
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Delete what was left until `stop` is set."""
+        """Delete old uploads once per `LOOK_SECONDS` until `stop` is set."""
         await repeat(
             self.look, stop, seconds=LOOK_SECONDS, trouble="uploads that nobody completed could not be deleted"
         )
 
     def look(self) -> int:
-        """Delete what was put longer ago than `KEPT`, and say how many that were. Blocks: called in a thread."""
+        """Delete uploads that are older than `KEPT` and return their number. Blocks: call it in a thread."""
         count = 0
         before = self._now() - KEPT
         uploads = self._objects.list(ObjectReference(bucket=self._bucket, key=PREFIX))

@@ -1,12 +1,13 @@
-"""Reads checkpoints back, when a person asks for it, and stores what is found.
+"""Verifies checkpoints in S3 at a user's request, and stores the verdict.
 
-    a shard is intact: its object is there, its header is ours, and the payload that would be restored from it hashes to
-    the manifest's digest
+    a shard is intact if its object exists, its header was written by Everstep, and the payload that a restore would
+        read
+    from it hashes to the manifest's digest
 
-One checkpoint at a time, in a thread, its objects streamed. What is asked for is in the database: a server that dies
-meanwhile begins again when it is back, and two replicas that read the same one find the same.
+One checkpoint at a time is read, as a stream in a thread. Requests are rows of the database: a restarted server starts
+the verification again. If two replicas verify the same checkpoint, both find the same verdict.
 
-Invariant: nothing is written but the verdict, and a cloud that does not answer is none.
+Invariant: this module writes only verdicts. An unreachable cloud yields no verdict.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ ZEROS = bytes(1024 * 1024)
 
 
 class Verifier:
-    """The loop that verifies.
+    """The loop that verifies checkpoints.
 
     Args:
-        database: where it is asked for, and what was found is kept.
+        database: holds the requests and receives the verdicts.
         objects: S3.
-        now: the time in UTC.
+        now: returns the time in UTC.
     """
 
     def __init__(self, database: Database, objects: ObjectStore, now: Callable[[], datetime]) -> None:
@@ -51,7 +52,7 @@ class Verifier:
         self._now = now
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Verify what is asked for until `stop` is set; what is being read then is read again by the next server."""
+        """Verify requested checkpoints until `stop` is set. The next server repeats an unfinished verification."""
         await repeat(
             partial(self.verify_next, stop.is_set),
             stop,
@@ -60,16 +61,16 @@ class Verifier:
         )
 
     def verify_next(self, is_stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Verify the checkpoint that was asked for first. Blocks, for hours where it is large: called in a thread.
+        """Verify the checkpoint with the oldest request. Blocks, for hours if it is large: call it in a thread.
 
         Args:
-            is_stopped: asked again and again; once it says so, what is being read stays asked for.
+            is_stopped: called before each chunk. True aborts the verification and keeps the request.
 
         Returns:
-            Whether there was one.
+            Whether a verdict was stored.
 
         Raises:
-            CloudError: of the retryable kind; it stays asked for.
+            CloudError: a retryable error. The request is kept.
         """
         with self._database.read() as session:
             asked = checkpoints.to_verify(session)
@@ -112,24 +113,24 @@ class Verifier:
 
 
 class _Stopped(Exception):
-    """The server ends: nothing is read on."""
+    """The server is stopping, so the read was aborted."""
 
 
 def verify_shard(
     objects: ObjectStore, where: ObjectReference, shard: ManifestShard, is_stopped: Callable[[], bool]
 ) -> None:
-    """Read one shard's object, whole, and hold it against the manifest.
+    """Read one shard's object completely and compare it with the manifest.
 
     Args:
         objects: S3.
         where: the object.
-        shard: what the manifest says.
-        is_stopped: asked before each chunk.
+        shard: the manifest's entry.
+        is_stopped: called before each chunk.
 
     Raises:
-        _Stopped: it was not read to its end.
-        CorruptObject: it is not what the manifest says.
-        CloudError: it could not be read.
+        _Stopped: the read was aborted.
+        CorruptObject: the object differs from the manifest.
+        CloudError: the object could not be read.
     """
     size = objects.head(where).size_bytes
     if size != shard.object_bytes:
@@ -145,7 +146,7 @@ def verify_shard(
 
 
 def _digest(reader: _Reader, plan: Restore) -> str:
-    """Return what the payload hashes to that would be restored from an object."""
+    """Return the digest of the payload that a restore would read from the object."""
     hasher, position = ShardHasher(plan.payload_bytes), 0
 
     def zeros(end: int) -> None:
@@ -165,7 +166,7 @@ def _digest(reader: _Reader, plan: Restore) -> str:
 
 
 class _Reader:
-    """A stream of chunks as bytes in order."""
+    """Reads a stream of chunks by byte count."""
 
     def __init__(self, chunks: Iterator[bytes], is_stopped: Callable[[], bool]) -> None:
         self._chunks = chunks
@@ -187,10 +188,10 @@ class _Reader:
             yield piece
 
     def take(self, count: int) -> bytes:
-        """Return the next `count` bytes; for small ones."""
+        """Return the next `count` bytes. Use it for small counts."""
         return b"".join(self.pieces(count))
 
     def close(self) -> None:
-        """Let the line go."""
+        """Close the stream's connection."""
         if hasattr(self._chunks, "close"):
             self._chunks.close()
