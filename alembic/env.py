@@ -1,5 +1,6 @@
-"""Alembic's entry: runs migrations on the connection that `control_plane.db.schema` hands over, or on alembic.ini's URL
-for a developer.
+"""Alembic's entry point.
+
+It migrates the connection that `control_plane.db.schema` passes, or for developers the URL in alembic.ini.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from control_plane.db.session import Database
 
 
 def plain_type(kind: str, item: Any, _context: object) -> str | Literal[False]:
-    """Write our column types as what the database sees: a migration must not change when a class of ours does."""
+    """Return Everstep's column types as plain SQL types.
+
+    A migration must not change when a class of Everstep changes.
+    """
     if kind != "type":
         return False
     if isinstance(item, UtcDateTime):
@@ -23,7 +27,7 @@ def plain_type(kind: str, item: Any, _context: object) -> str | Literal[False]:
 
 
 def run() -> None:
-    """Run the migrations that were asked for, all of them in one transaction where the database can."""
+    """Run the requested migrations, in one transaction if the database supports that."""
     connection = context.config.attributes.get("connection")
     if connection is not None:
         context.configure(

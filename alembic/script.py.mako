@@ -13,10 +13,10 @@ depends_on = ${repr(depends_on)}
 
 
 def upgrade() -> None:
-    """Go one step newer."""
+    """Migrate to this version from the version before it."""
     ${upgrades if upgrades else "pass"}
 
 
 def downgrade() -> None:
-    """Go one step older."""
+    """Migrate back to the version before it."""
     ${downgrades if downgrades else "pass"}

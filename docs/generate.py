@@ -1,15 +1,15 @@
-"""Writes the documents that follow from the code, so that they cannot say anything else.
+"""Writes the documents that are generated from the code.
 
-    docs/states.md        every state machine, drawn from its transition table
-    docs/modules.md       every module and the first sentence of its docstring
-    docs/reference/timeouts.md         the ladder of timeouts and the fixed limits, between its two markers
-    docs/security.md      between its two markers: what role each operation of the API takes at least
-    docs/reference/field-coverage.md   every field of every request, and the tests that show what it does, as they say themselves (`covers`)
+    docs/states.md                     every state machine, drawn from its transition table
+    docs/modules.md                    every module, with the first paragraph of its docstring
+    docs/reference/timeouts.md         between its markers: the timeouts and the fixed limits
+    docs/security.md                   between its markers: the least role that each API operation needs
+    docs/reference/field-coverage.md   every request field, and the tests that declare to cover it (`covers`)
 
-Prose of all documents is wrapped: a paragraph with a line that is too long.
+It also wraps the long lines of prose in all Markdown documents.
 
-python docs/generate.py             writes them anew
-python docs/generate.py --check     names the stale ones, and exits with 1 if there are any
+    python docs/generate.py             writes the documents
+    python docs/generate.py --check     names the stale documents, and exits with 1 if there are any
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ LADDER_BEGIN, LADDER_END = "<!-- ladder: begin (python docs/generate.py) -->", "
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One transition table and where it is used."""
+    """One transition table, and its description in the document."""
 
     title: str
     table_name: str
     kinds: type[StrEnum]
     events: type[StrEnum]
     rows: tuple[tuple[str, str, str], ...]
-    """State, event, next state."""
+    """(state, event, next state)."""
     where: str
-    """Who moves it, and what the table alone does not show."""
+    """The component that applies the table, and facts that the table does not show."""
 
 
 def rows_of(table: Mapping[tuple[S, E], S]) -> tuple[tuple[str, str, str], ...]:
-    """Return a transition table as text."""
+    """Return the rows of a transition table as text."""
     return tuple((state.value, event.value, after.value) for (state, event), after in table.items())
 
 
@@ -108,10 +108,10 @@ MACHINES = (
 
 
 def main(arguments: list[str]) -> int:
-    """Write or check.
+    """Write or check the documents.
 
     Args:
-        arguments: of the command line.
+        arguments: command-line arguments without the program name.
 
     Returns:
         The exit code.
@@ -138,7 +138,7 @@ def main(arguments: list[str]) -> int:
 
 
 def documents() -> list[Path]:
-    """Return the Markdown documents of the repository that are written by hand or here."""
+    """Return the repository's Markdown documents, both handwritten and generated."""
     return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -180,7 +180,7 @@ def _diagram(machine: Machine) -> Iterator[str]:
 
 
 def _meanings(kinds: type[StrEnum]) -> Iterator[str]:
-    """Return what an enumeration's docstring says: its first line, a row for each member, and what else there is."""
+    """Yield an enumeration's docstring as a summary, a table of its members, and remarks."""
     summary, _, rest = (inspect.getdoc(kinds) or "").partition("\n\n")
     yield f"**{kinds.__name__}.** {' '.join(summary.split())}\n"
     members, _, remarks = rest.partition("\n\n")
@@ -198,13 +198,13 @@ def _meanings(kinds: type[StrEnum]) -> Iterator[str]:
 
 
 def security_document(text: str) -> str:
-    """Return docs/security.md with the table of roles renewed.
+    """Return docs/security.md with a renewed table of roles.
 
     Args:
-        text: the document as it is, markers included.
+        text: the present document with its markers.
 
     Returns:
-        The document as it should be.
+        The renewed document.
 
     Raises:
         ValueError: a marker is missing.
@@ -227,13 +227,13 @@ def _roles() -> Iterator[str]:
 
 
 def timeouts_document(text: str) -> str:
-    """Return docs/reference/timeouts.md with its tables renewed.
+    """Return docs/reference/timeouts.md with renewed tables.
 
     Args:
-        text: the document as it is, markers included.
+        text: the present document with its markers.
 
     Returns:
-        The document as it should be.
+        The renewed document.
 
     Raises:
         ValueError: a marker is missing.
@@ -243,7 +243,7 @@ def timeouts_document(text: str) -> str:
 
 def _ladder() -> Iterator[str]:
     lines = iter(explained(ladder(DEFAULT_DETECTION_SECONDS)))
-    next(lines)  # the knob itself
+    next(lines)  # Skip the note about `detection_seconds` itself.
     is_fixed = False
     yield "| timeout | × `detection_seconds` | default | meaning | reason |"
     yield "| --- | ---: | ---: | --- | --- |"
@@ -266,13 +266,13 @@ def _ladder() -> Iterator[str]:
 
 
 def request_fields(model: Mapping[str, Any]) -> list[str]:
-    """Return every field of every request that has no fields of its own.
+    """Return every request field that has no inner fields.
 
     Args:
-        model: service-2.json.
+        model: content of service-2.json.
 
     Returns:
-        `Operation.Field.Inner`, of lists `Field[].Inner`.
+        Paths such as `Operation.Field.Inner`, or `Operation.Field[].Inner` for fields in lists.
     """
     shapes = model["shapes"]
 
@@ -295,13 +295,13 @@ def request_fields(model: Mapping[str, Any]) -> list[str]:
 
 
 def covered(paths: Iterable[Path]) -> dict[str, list[str]]:
-    """Return which tests say of themselves that they show what a field does: `@pytest.mark.covers("Operation.Field", …)`.
+    """Return the tests that declare to cover a field: `@pytest.mark.covers("Operation.Field", …)`.
 
     Args:
-        paths: of files with tests.
+        paths: test files.
 
     Returns:
-        By field, `path::test`.
+        `path::test` entries, by field.
     """
     found: dict[str, list[str]] = {}
     for path in paths:
@@ -322,14 +322,14 @@ def coverage_document(fields: Iterable[str], tests: Mapping[str, list[str]]) -> 
     """Return docs/reference/field-coverage.md.
 
     Args:
-        fields: of all requests.
-        tests: by field.
+        fields: fields of all requests.
+        tests: covering tests, by field.
 
     Returns:
-        The page; a field without a test has a dash.
+        The document. A field without a test has a dash.
 
     Raises:
-        ValueError: a test names a field that is none.
+        ValueError: a test covers an unknown field.
     """
     known = list(fields)
     if strange := sorted(tests.keys() - set(known)):
@@ -385,10 +385,10 @@ def _modules() -> Iterator[str]:
 
 
 def summary(path: Path) -> str:
-    """Return the first paragraph of a module's docstring, on one line and safe in a table.
+    """Return the first paragraph of a module's docstring, on one line and escaped for a table.
 
     Args:
-        path: of the module.
+        path: file of the module.
 
     Returns:
         The summary.

@@ -1,10 +1,10 @@
-"""Everstep: all that user code imports: the training hooks, the client and the command line, over one wire.
+"""The package that user code imports: the training hooks, the client and the command line.
 
     import everstep
     client = everstep.client()        # a boto3 client of the service
 
-Invariant: nothing here imports the service; `control_plane`, `worker` and `infra` are processes of their own. Ranks
-import this, so it is quick.
+Invariant: this package imports none of `control_plane`, `worker` and `infra`, which run in other processes. Ranks
+import it, so the import must stay fast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Import the client, and botocore with it, only once it is asked for."""
+    """Import `client`, and with it botocore, at the first access."""
     if name == "client":
         from everstep.sdk import client
 

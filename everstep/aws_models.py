@@ -1,15 +1,15 @@
-"""What makes plain boto3 and the AWS CLI speak to an Everstep service: its model, where botocore looks, with the endpoint and the token in it.
+"""Installs the service's model, so that plain boto3 and the AWS CLI can call an Everstep service.
 
-botocore itself sends a bearer token over https only, and finds one in the environment or in a login of IAM Identity
-Center; a local cluster has neither. But its endpoint rules may name headers. So the installed rules hold the endpoints
-that are configured and the header that goes to each:
+botocore itself sends bearer tokens over https only. It reads them from the environment or from a login of IAM Identity
+Center, and a local cluster has neither. But botocore's endpoint rules may add headers. So the installed rules contain
+the configured endpoints, and an Authorization header for each:
 
-    no endpoint given                      the default profile's, with its token
-    that of a profile given                that profile's token
-    any other                              refused: there is no token for it
+    no endpoint given                      the default profile's endpoint and token
+    the endpoint of a profile given        that profile's token
+    any other endpoint given               an error, because no token is configured for it
 
-Invariant: a token goes to the endpoint that it was configured for and nowhere else, over https or to this machine; the
-file that holds it is readable by its owner alone from the first moment on.
+Invariant: a token is sent only to the endpoint that it was configured for, over https or to this machine. Files that
+contain a token are created readable by their owner only.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from everstep.config import ClientConfig, checked_endpoint
 Json = dict[str, Any]
 
 DATA: Final = Path(__file__).with_name("data")
-"""Where the generated model is; of the form of `AWS_DATA_PATH`."""
+"""Directory of the generated model, in the layout of `AWS_DATA_PATH`."""
 SERVICE: Final = "everstep"
 RULES: Final = "endpoint-rule-set-1.json"
 
 
 def default_directory(home: Path) -> Path:
-    """Return the directory that every botocore looks into."""
+    """Return the directory that every botocore searches for models."""
     return home / ".aws" / "models"
 
 
 def install(directory: Path, default: ClientConfig | None, *others: ClientConfig) -> list[Path]:
-    """Write the model of the service for the endpoints that are configured; what is there already is replaced.
+    """Write the model of the service for the configured endpoints. Existing files are replaced.
 
     Args:
-        directory: `~/.aws/models`, or one that `AWS_DATA_PATH` names.
-        default: the endpoint that counts where none is named, and its token; None: there is no such.
-        *others: endpoints that have to be named, and their tokens.
+        directory: `~/.aws/models`, or a directory of `AWS_DATA_PATH`.
+        default: endpoint and token for calls that name no endpoint. None: such calls fail.
+        *others: endpoints that calls must name, with their tokens.
 
     Returns:
-        The files written.
+        The written files.
 
     Raises:
-        ConfigurationError: a token would cross a network in the clear.
+        ConfigurationError: a token would cross a network unencrypted.
     """
     rules = _rules(json.loads(next((DATA / SERVICE).glob(f"*/{RULES}")).read_text()), default, others)
     written = []
@@ -69,7 +69,10 @@ def install(directory: Path, default: ClientConfig | None, *others: ClientConfig
 
 
 def _without_streams(model: Json) -> Json:
-    """Return the model without operations that answer with events without an end: the AWS CLI would list them and cannot print them."""
+    """Return the model without operations that answer with an endless event stream.
+
+    The AWS CLI would list these operations but cannot print their output.
+    """
     shapes = model["shapes"]
 
     def is_stream(operation: Json) -> bool:
@@ -83,7 +86,10 @@ def _without_streams(model: Json) -> Json:
 
 
 def _without_signing(model: Json) -> Json:
-    """Return the model of a service whose requests nobody signs: the token comes with the endpoint, and AWS keys must not."""
+    """Return the model with signing disabled for every operation.
+
+    The endpoint rules supply the token, and AWS credentials must not be sent.
+    """
     metadata = {
         **{name: value for name, value in model["metadata"].items() if name != "auth"},
         "signatureVersion": "v4",
@@ -106,7 +112,8 @@ def _rules(rules: Json, default: ClientConfig | None, others: Sequence[ClientCon
     for configuration in configured:
         url = checked_endpoint(configuration.endpoint_url)
         answer: Json = {"endpoint": _endpoint(configuration), "type": "endpoint"}
-        if len(tokens[url]) > 1:  # an endpoint is all that tells profiles apart here: nobody acts with another's token
+        # The rules select a profile by its endpoint only. An error prevents the use of another profile's token.
+        if len(tokens[url]) > 1:
             answer = {
                 "error": f"Profiles with different tokens have the endpoint {url}: give one another name of the server",
                 "type": "error",

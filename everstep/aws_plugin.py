@@ -1,14 +1,14 @@
-"""A plugin of the AWS CLI: `aws everstep` sends the token of EVERSTEP_TOKEN.
+"""A plugin of the AWS CLI with which `aws everstep` sends the token in EVERSTEP_TOKEN.
 
-The endpoint rules that `everstep configure` installs hold a token and cannot read the environment. The user names this
-module in `[plugins]` of ~/.aws/config. Every `aws` command imports it then, so it imports the standard library and
-`everstep.config` alone.
+The endpoint rules that `everstep configure` installs contain a token and cannot read the environment. The user lists
+this module under `[plugins]` in ~/.aws/config. Every `aws` command then imports it. To stay fast, it imports only the
+standard library and `everstep.config`.
 
-The precedence is the SDK's: EVERSTEP_TOKEN wins over the token of the default profile; a named profile wins over the
-environment.
+The precedence is that of the SDK: EVERSTEP_TOKEN overrides the token of the default profile, and a named profile
+overrides the environment.
 
-Invariant: the token goes to the endpoint that the rules chose and that EVERSTEP_ENDPOINT_URL, where it is set, names;
-over https or to this machine.
+Invariant: the token is sent only to the endpoint that the rules chose, over https or to this machine. If
+EVERSTEP_ENDPOINT_URL is set, that endpoint must be the same.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, Final
 from everstep.config import checked_endpoint
 
 NAMED_PROFILES: Final = "everstep-"
-"""Begins the AWS profile of each named profile of Everstep."""
+"""Prefix of the AWS profiles that stand for Everstep's named profiles."""
 
 
 def awscli_initialize(hooks: Any) -> None:
-    """Register the plugin. The AWS CLI calls this once, before it reads its arguments.
+    """Register the plugin. The AWS CLI calls it once, before it parses its arguments.
 
     Args:
         hooks: the event hooks of the AWS CLI's session.
@@ -44,17 +44,17 @@ def _sign(request: Any, **_: Any) -> None:
 
 
 def is_for(url: str, environment: Mapping[str, str]) -> bool:
-    """Return whether the token of the environment may go to a URL.
+    """Return whether the token of the environment may be sent to a URL.
 
     Args:
-        url: of a request.
-        environment: the process's.
+        url: URL of the request.
+        environment: variables of the process.
 
     Returns:
-        False where EVERSTEP_ENDPOINT_URL names another endpoint: its token is not sent here.
+        False if EVERSTEP_ENDPOINT_URL names another endpoint.
 
     Raises:
-        ConfigurationError: the token would cross a network in the clear.
+        ConfigurationError: the token would cross a network unencrypted.
     """
     checked_endpoint(url)
     endpoint = environment.get("EVERSTEP_ENDPOINT_URL", "").rstrip("/")

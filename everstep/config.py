@@ -1,19 +1,19 @@
-"""Where the client finds the service and its token.
+"""Resolution of the service's endpoint and the client's token.
 
-    1. what is passed to `client()`; a profile that is named there wins over the environment
+    1. arguments of `client()`; a profile that is named there overrides the environment
     2. EVERSTEP_ENDPOINT_URL, EVERSTEP_TOKEN, EVERSTEP_CA_BUNDLE
-    3. $XDG_CONFIG_HOME/everstep/config.toml (~/.config/everstep/config.toml), as `everstep configure` writes it:
+    3. $XDG_CONFIG_HOME/everstep/config.toml (~/.config/everstep/config.toml), written by `everstep configure`:
 
         endpoint_url = "…"          the profile "default"
         token = "…"
-        ca_bundle = "…"             where the authority is your own
+        ca_bundle = "…"             if the certificate authority is your own
 
-        [profiles.staging]          others; EVERSTEP_PROFILE names the one that counts
+        [profiles.staging]          more profiles; EVERSTEP_PROFILE selects one
         endpoint_url = "…"
         token = "…"
 
-Invariant: a token never leaves this machine unencrypted, is never read from a file that others can read, and one from
-the file goes to the endpoint that it was written down with and to no other.
+Invariant: a token never crosses a network unencrypted, and is never read from a file that other users can read. A token
+from the file is sent only to the endpoint of the same profile.
 """
 
 from __future__ import annotations
@@ -37,12 +37,15 @@ _PROFILE_PATTERN: Final = r"[A-Za-z0-9_-]{1,63}"
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """Whom to call, as whom."""
+    """The endpoint and the credentials of a client."""
 
     endpoint_url: str
     token: str = field(repr=False)
     ca_bundle: str | None = None
-    """PEM file with the authorities that the service's certificate may come from; None: those that everybody knows."""
+    """PEM file with the accepted certificate authorities.
+
+    None: the public authorities.
+    """
 
 
 def load(
@@ -53,20 +56,20 @@ def load(
     ca_bundle: str | None = None,
     profile: str | None = None,
 ) -> ClientConfig:
-    """Return the configuration that counts.
+    """Return the effective configuration.
 
     Args:
-        endpoint_url: of the service; wins over all else.
-        token: wins over all else.
-        environment: the process's.
-        ca_bundle: wins over all else.
-        profile: of the user's file; where it is named, the environment says nothing.
+        endpoint_url: of the service. Overrides all other sources.
+        token: overrides all other sources.
+        environment: variables of the process.
+        ca_bundle: overrides all other sources.
+        profile: name of a profile in the user's file. If set, the environment is ignored.
 
     Returns:
-        Where to call, and the token to send.
+        The endpoint, the token and the certificate authorities.
 
     Raises:
-        ConfigurationError: something is missing, the endpoint is not a URL, or the token would be at risk.
+        ConfigurationError: a setting is missing, the endpoint is not a URL, or the token would be exposed.
     """
     said = environment if profile is None else {}
     name = profile or environment.get("EVERSTEP_PROFILE") or DEFAULT_PROFILE
@@ -97,16 +100,16 @@ def load(
 
 
 def checked_endpoint(url: str) -> str:
-    """Return the endpoint without a trailing slash.
+    """Return the endpoint without a trailing slash, after checking that a token may be sent to it.
 
     Args:
         url: of the service.
 
     Returns:
-        The same URL, as paths are appended to it.
+        The URL, to which callers append paths.
 
     Raises:
-        ConfigurationError: it is not an http(s) URL, or is plain http to another machine.
+        ConfigurationError: the URL is not http or https, contains credentials, or is plain http to another machine.
     """
     host = url_host(url)
     if not host:
@@ -125,18 +128,18 @@ def checked_endpoint(url: str) -> str:
 def write(
     configuration: ClientConfig, environment: Mapping[str, str] = os.environ, *, profile: str = DEFAULT_PROFILE
 ) -> Path:
-    """Write one profile of the user's configuration; called by `everstep configure`.
+    """Write one profile to the user's configuration file. `everstep configure` calls it.
 
     Args:
-        configuration: what counts from now on, unless the environment says otherwise.
-        environment: the process's.
-        profile: its name; what the file says of others stays.
+        configuration: the new content of the profile.
+        environment: variables of the process.
+        profile: name of the profile. Other profiles in the file remain unchanged.
 
     Returns:
-        The file, readable by its owner alone.
+        The file, readable by its owner only.
 
     Raises:
-        ConfigurationError: the profile cannot have this name, or the file that is there cannot be read.
+        ConfigurationError: the profile name is invalid, or the existing file is unreadable.
     """
     if not re.fullmatch(_PROFILE_PATTERN, profile):
         raise ConfigurationError(f"A profile cannot be called {profile!r}: letters, digits, - and _, 63 at most.")
@@ -147,14 +150,14 @@ def write(
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         for name in sorted(profiles, key=lambda name: (name != DEFAULT_PROFILE, name)):
             file.write("" if name == DEFAULT_PROFILE else f"\n[profiles.{name}]\n")
-            # A JSON string is a TOML string, too.
+            # Every JSON string is also a TOML string.
             file.writelines(f"{setting} = {json.dumps(value)}\n" for setting, value in profiles[name].items())
     draft.replace(path)
     return path
 
 
 def profiles(environment: Mapping[str, str] = os.environ) -> dict[str, ClientConfig]:
-    """Return every profile of the user's file that has an endpoint and a token, by name."""
+    """Return the complete profiles of the user's file, by name: those with an endpoint and a token."""
     found = _read_file(_path(environment))
     return {
         name: ClientConfig(values["endpoint_url"].rstrip("/"), values["token"], values.get("ca_bundle"))
@@ -184,7 +187,7 @@ def _profile(path: Path, name: str) -> dict[str, str]:
 
 
 def _read_file(path: Path) -> dict[str, dict[str, str]]:
-    """Return the settings of each profile."""
+    """Return the settings of each profile. An absent file has no profiles."""
     try:
         text = path.read_text()
         mode = path.stat().st_mode

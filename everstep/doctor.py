@@ -1,7 +1,8 @@
-"""What is wrong with a laptop or a node, and what to do about it: judged from facts that were gathered before (`everstep.doctor_facts`).
+"""The checks of `everstep doctor`: judges facts about a laptop or a node, and advises the user.
 
-Invariant: pure. A fact that could not be had is a finding of its own, never a silence; only what will not work is
-WRONG.
+`everstep.doctor_facts` gathers the facts.
+
+Invariant: pure. A fact that could not be gathered leads to a finding. Only a fault that breaks Everstep is WRONG.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ GIB: Final = 1024**3
 OLDEST_PYTHON: Final = (3, 11)
 SKEW_TOLD_SECONDS: Final = 2.0
 SKEW_WRONG_SECONDS: Final = 60.0
-"""AWS refuses signatures five minutes off, nonces last one, and the phases of incidents are compared across machines."""
+"""Clock skew from which a finding is WRONG. From `SKEW_TOLD_SECONDS` on it is a WARNING.
+
+AWS rejects signatures that are five minutes off. A nonce is valid for one minute. Incident phases compare timestamps of
+several machines.
+"""
 LEAST_SHARED_MEMORY_BYTES: Final = GIB
 LEAST_MEMORY_BYTES: Final = 2 * GIB
 RENDEZVOUS_PORTS: Final = (20_000, 31_999)
-"""Where torch's rendezvous listens (docs/reference/settings.md#ports)."""
+"""Port range of torch's rendezvous (docs/reference/settings.md#ports)."""
 EXPIRY_TOLD: Final = timedelta(days=7)
 SERVER_ACTIONS: Final = (
     "autoscaling:CompleteLifecycleAction",
@@ -51,7 +56,7 @@ SERVER_ACTIONS: Final = (
     "s3:ListBucket",
     "s3:PutObject",
 )
-"""What a control plane asks of AWS."""
+"""IAM actions that every control plane needs."""
 SERVER_OPTIONS: Final = {
     "events:PutEvents": "events to EventBridge",
     "logs:CreateLogStream": "logs to CloudWatch Logs",
@@ -60,20 +65,25 @@ SERVER_OPTIONS: Final = {
     "sqs:DeleteMessage": "AWS's notices from a queue",
     "sqs:ReceiveMessage": "AWS's notices from a queue",
 }
-"""What it asks besides where it is set up for that, and what that is."""
+"""IAM actions that the control plane needs for an optional feature, and the feature."""
 NODE_ACTIONS: Final = ("s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject")
-"""What an agent asks of AWS."""
+"""IAM actions that every agent needs."""
 NODE_OPTIONS: Final = {
     "s3:ListBucket": "InputDataConfig",
     "secretsmanager:GetSecretValue": "Secrets",
     "ssm:GetParameter": "Secrets",
     "sts:AssumeRole": "RoleArn",
 }
-"""What it asks besides for jobs that use a field of the request, and which."""
+"""IAM actions that an agent needs for an optional request field, and the field."""
 
 
 class Level(StrEnum):
-    """How bad a finding is. OK: it works. WARNING: it works, and something is worth a look. WRONG: it will not work."""
+    """The severity of a finding.
+
+    - OK: the checked thing works.
+    - WARNING: it works, but needs attention.
+    - WRONG: it does not work.
+    """
 
     OK = "ok"
     WARNING = "warning"
@@ -82,37 +92,37 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
     level: Level
     message: str
     advice: str = ""
-    """What to do about it; empty where there is nothing to do."""
+    """The remedy. Empty if none is needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceFacts:
-    """What the service said."""
+    """Facts from the service's responses."""
 
     endpoint: str = ""
     error: str = ""
-    """Why there is no endpoint, or no answer; empty where there is one."""
+    """Why there is no endpoint or no response. Empty if there is a response."""
     hint: str = ""
     is_refused: bool = False
-    """It answered, and does not take the token."""
+    """Whether the service responded and rejected the token."""
     version: str = ""
     role: str = ""
     project: str = ""
     expires_at: datetime | None = None
     skew_seconds: float | None = None
-    """This machine's clock − the service's, as well as the time of a request allows."""
+    """This machine's clock minus the service's clock, as precise as the request's duration permits."""
     uncertainty_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """An EC2 quota, in vCPUs, beside what is to be launched."""
+    """An EC2 quota in vCPUs, and the vCPUs that the planned launch needs."""
 
     name: str
     limit: float
@@ -123,66 +133,66 @@ class Quota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsFacts:
-    """What AWS said."""
+    """Facts from AWS's responses."""
 
     error: str = ""
-    """Why nothing could be asked; empty where something could."""
+    """Why AWS could not be queried at all. Empty otherwise."""
     caller: str = ""
     region: str = ""
     permissions: Mapping[str, bool | None] = field(default_factory=dict)
-    """By action; None: nobody could say."""
+    """Whether each action is allowed. None: unknown."""
     quota: Quota | None = None
     quota_error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Everything that was gathered."""
+    """All gathered facts."""
 
     now: datetime
     is_node: bool
-    """Judged as a machine that is to run ranks."""
+    """Whether the machine is to run ranks. The checks of a node are stricter."""
     machine: str
-    """The processor, as `platform.machine()` names it."""
+    """The processor, as reported by `platform.machine()`."""
     python: tuple[int, int]
     version: str
     packages: Mapping[str, str] = field(default_factory=dict)
-    """Versions of what training uses; absent: not installed."""
+    """Versions of the packages that training uses. A package that is not installed has no entry."""
     service: ServiceFacts = ServiceFacts()
     shared_memory_free: int | None = None
-    """Of /dev/shm, bytes; None: there is none."""
+    """Free bytes of /dev/shm. None: /dev/shm does not exist."""
     shared_memory_total: int = 0
     can_write_shared_memory: bool = False
     memory_total: int = 0
     memory_available: int = 0
     listen_error: str = ""
-    """Why a port could not be listened on; empty where it could."""
+    """Why the process cannot listen on a port. Empty if it can."""
     local_ports: tuple[int, int] | None = None
-    """The kernel's own range of ports for connections."""
+    """The kernel's port range for outgoing connections. None: unknown."""
     gpus: tuple[str, ...] = ()
     gpu_error: str = ""
-    """Why the driver says nothing; empty where it speaks or there is none."""
+    """Why the GPU driver does not respond. Empty if it responds or there is no GPU."""
     is_ec2: bool = False
-    """The firmware says that this is an EC2 instance."""
+    """Whether the firmware identifies the machine as an EC2 instance."""
     is_root: bool = False
     closed_folder: str = ""
-    """One above this Python that others than its owner cannot go through; empty: there is none."""
+    """A parent directory of this Python that other users cannot enter. Empty: none."""
     has_ip: bool = True
-    """iproute2 is installed."""
+    """Whether iproute2 is installed."""
     allows_builds: bool = False
-    """The agent's settings let pip build packages."""
+    """Whether the agent's settings let pip build packages."""
     aws: AwsFacts | None = None
-    """None: not asked."""
+    """None: AWS was not queried."""
 
 
 def judge(facts: Facts) -> tuple[Finding, ...]:
-    """Return everything that was looked at, in the order in which one would look.
+    """Return the findings of all checks, in the order in which a person would check.
 
     Args:
-        facts: as gathered.
+        facts: the gathered facts.
 
     Returns:
-        At least one finding for each thing.
+        The findings. A check that does not apply to this machine has none.
     """
     return tuple(
         finding
@@ -192,7 +202,7 @@ def judge(facts: Facts) -> tuple[Finding, ...]:
 
 
 def is_wrong(findings: tuple[Finding, ...]) -> bool:
-    """Say whether anything will not work."""
+    """Return whether any finding is WRONG."""
     return any(finding.level is Level.WRONG for finding in findings)
 
 

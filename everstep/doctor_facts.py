@@ -1,7 +1,7 @@
-"""Gathers what `everstep doctor` judges: of this machine, of the service, and of AWS.
+"""Gathers the facts that `everstep doctor` judges: about this machine, the service and AWS.
 
-Invariant: nothing is changed anywhere. AWS is asked dry runs, simulations and descriptions alone; whatever fails
-becomes a fact.
+Invariant: the module changes nothing. It sends AWS only dry runs, simulations and describe calls. Every failure becomes
+a fact.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from everstep.protocol.firmware import is_ec2_instance
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 AGENT_SETTINGS: Final = Path("/etc/everstep/agent.env")
-"""Where the agent's unit of docs/operating.md#nodes has its environment."""
+"""Environment file of the agent's systemd unit (docs/operating.md#nodes)."""
 TIMEOUT_SECONDS: Final = 10.0
 DRY_RUNS: Final = {
     "ec2:DescribeInstances": "describe_instances",
     "ec2:DescribeInstanceStatus": "describe_instance_status",
     "ec2:DescribeInstanceTopology": "describe_instance_topology",
 }
-"""Where AWS offers a dry run that needs no instance."""
+"""Actions with a dry run that needs no instance, and their client methods."""
 QUOTAS: Final = {"p": "L-417A185B", "g": "L-DB2E81BA", "trn": "L-2C3B7624", "inf": "L-1945791B"}
-"""EC2's quotas of running on-demand instances, by the letters that an instance type begins with.
+"""EC2's quotas of running on-demand instances, by the prefix of the instance type.
 
 Source: Amazon EC2 User Guide, On-Demand quotas.
 """
 STANDARD_QUOTA: Final = "L-1216C47A"
-"""Of types that begin with a, c, d, h, i, m, r, t or z."""
+"""Quota of types that begin with a, c, d, h, i, m, r, t or z."""
 
 
 def gather(
@@ -62,18 +62,18 @@ def gather(
     profile_name: str | None = None,
     region_name: str | None = None,
 ) -> Facts:
-    """Return the facts about this machine, its service and its AWS.
+    """Return the facts about this machine, its service and its AWS account.
 
     Args:
-        is_node: it is to run ranks.
-        with_aws: whether AWS is asked.
-        instance_type: whose quota is looked up, or None.
-        node_count: how many of those are to be launched.
-        profile_name: which of the services that are written down.
-        region_name: in which AWS is asked; by default the credentials' own.
+        is_node: whether the machine is to run ranks.
+        with_aws: whether to query AWS.
+        instance_type: type whose quota is checked. None: no quota is checked.
+        node_count: number of such instances that are to be launched.
+        profile_name: Everstep profile of the service. None: the default.
+        region_name: AWS region to query. Default: the region of the credentials.
 
     Returns:
-        The facts; what could not be had says so in them.
+        The facts. A fact that could not be gathered holds the reason.
     """
     free, total, can_write = _shared_memory(SHARED_MEMORY)
     available, memory = _memory(Path("/proc/meminfo"))
@@ -112,7 +112,7 @@ def gather(
 
 
 def service_facts(profile_name: str | None = None) -> ServiceFacts:
-    """Return what the service says, or why it says nothing."""
+    """Return the facts about the service, or the reason why it does not respond."""
     endpoint = ""
     try:
         client: Any = sdk.client(profile_name=profile_name)
@@ -137,14 +137,14 @@ def service_facts(profile_name: str | None = None) -> ServiceFacts:
         project=identity.get("Project", ""),
         expires_at=identity.get("ExpirationTime"),
         skew_seconds=clock + took / 2 - identity["ServerTime"].timestamp(),
-        uncertainty_seconds=took / 2 + 1.0,  # the service's answer may be in whole seconds
+        uncertainty_seconds=took / 2 + 1.0,  # The response may have a resolution of one second.
     )
 
 
 def aws_facts(
     actions: Sequence[str], instance_type: str | None, node_count: int, region_name: str | None = None
 ) -> AwsFacts:
-    """Return what AWS says of the credentials here, asked without changing anything."""
+    """Return the facts about this machine's AWS credentials, without changing anything in AWS."""
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
@@ -173,19 +173,19 @@ def aws_facts(
 
 
 def permissions_of(caller: str, ec2: Any, iam: Any, actions: Sequence[str]) -> Mapping[str, bool | None]:
-    """Return which actions a caller may use: by dry runs where AWS offers them, else by a simulation of its policies.
+    """Return which actions a caller may use.
 
-    The simulation is of any resource: an action that can be allowed for named resources alone, and that no policy
-    speaks of for all, may be allowed.
+    The answer comes from a dry run if AWS offers one, and otherwise from a simulation of the caller's policies. The
+    simulation covers all resources. So an action that policies allow only for named resources may count as unknown.
 
     Args:
-        caller: its ARN.
-        ec2: a client.
-        iam: likewise.
-        actions: as IAM writes them.
+        caller: ARN of the caller.
+        ec2: an EC2 client.
+        iam: an IAM client.
+        actions: IAM action names.
 
     Returns:
-        By action; None where nobody could say.
+        Whether each action is allowed. None: unknown.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -223,25 +223,25 @@ def _decided(action: str, decision: str) -> bool | None:
 
 
 def policy_source(caller: str) -> str:
-    """Return the ARN whose policies a caller has: of a role's session, the role."""
+    """Return the ARN whose policies apply to a caller: the role for a role session, else the caller itself."""
     parts = re.fullmatch(r"arn:(aws[a-z-]*):sts::(\d{12}):assumed-role/([^/]+)/.+", caller)
     return caller if parts is None else f"arn:{parts[1]}:iam::{parts[2]}:role/{parts[3]}"
 
 
 def quota_of(ec2: Any, quotas: Any, instance_type: str, node_count: int) -> Quota:
-    """Return the quota that instances of a type are launched within.
+    """Return the EC2 quota that applies to instances of a type.
 
     Args:
-        ec2: a client.
+        ec2: an EC2 client.
         quotas: a client of Service Quotas.
-        instance_type: as EC2 writes it.
-        node_count: how many are to be launched.
+        instance_type: EC2's name of the type.
+        node_count: number of instances that are to be launched.
 
     Returns:
-        The quota, beside what they need.
+        The quota, and the vCPUs that these instances need.
 
     Raises:
-        LookupError: EC2 does not know the type.
+        LookupError: EC2 has no such type.
     """
     described = ec2.describe_instance_types(InstanceTypes=[instance_type])["InstanceTypes"]
     if not described:
@@ -276,10 +276,11 @@ def _shared_memory(path: Path) -> tuple[int | None, int, bool]:
 
 
 def _memory(path: Path) -> tuple[int, int]:
-    """Return how much memory is available, and how much there is, in bytes; zeros where the kernel does not tell."""
+    """Return the available and the total memory in bytes, or zeros if /proc/meminfo is unreadable."""
     try:
         lines = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
-        return tuple(int(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))  # type: ignore[return-value]  # two of them
+        available, total = (int(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
+        return available, total
     except (OSError, KeyError, ValueError):
         return 0, 0
 
@@ -301,13 +302,13 @@ def _local_ports(path: Path) -> tuple[int, int] | None:
 
 
 def _closed_folder(*paths: Path) -> str:
-    """Return the first folder above these that not everybody may go through; empty: there is none."""
+    """Return the first parent directory of these paths that not every user can enter, or an empty string."""
     above = (folder for path in paths for folder in reversed(path.parents))
     return next((str(folder) for folder in above if not folder.stat().st_mode & 0o001), "")
 
 
 def _allows_builds(settings: Path = AGENT_SETTINGS) -> bool:
-    """Say whether an agent that is started here lets pip build packages."""
+    """Return whether an agent that starts on this machine lets pip build packages."""
     try:
         lines = settings.read_text().splitlines()
     except OSError:
@@ -316,7 +317,7 @@ def _allows_builds(settings: Path = AGENT_SETTINGS) -> bool:
 
 
 def _gpus() -> tuple[tuple[str, ...], str]:
-    """Return the GPUs as the driver's own tool lists them, or why it does not."""
+    """Return the GPU names that nvidia-smi lists, or the reason why it lists none."""
     has_device = Path("/dev/nvidiactl").exists()
     tool = shutil.which("nvidia-smi")
     if tool is None:

@@ -1,16 +1,16 @@
-"""Errors of the client and the command line that are not the service's.
+"""Errors that the client and the command line raise, apart from the service's own errors.
 
-EverstepError                    message, hint
-├── ConfigurationError           no endpoint, no token, or a token that would cross a network in the clear
-├── SourceRefused                a source directory that cannot be packed: a link, a device, nothing in it
-├── NothingToDownload            a job left no outputs
-├── WaitFailed                   what was waited for did not happen, and will not
-├── WaitTimedOut                 what was waited for has not happened in time                 retryable
-├── ServiceFailed                what the service answered, or that it did not: boto3's errors, for those who tell people
-├── FileFailed                   the operating system refused a file of this machine
-└── TransferFailed               bytes came that are not what was announced                  retryable
+    EverstepError                    message, hint
+    ├── ConfigurationError           no endpoint, no token, or a token that would cross a network unencrypted
+    ├── SourceRefused                a source directory that cannot be packed: it is empty or contains a link or device
+    ├── NothingToDownload            a job without outputs
+    ├── WaitFailed                   an awaited state cannot be reached any more
+    ├── WaitTimedOut                 an awaited state was not reached in time                 retryable
+    ├── ServiceFailed                an error or a missing response of the service, translated from boto3's errors
+    ├── FileFailed                   the operating system failed to read or write a local file
+    └── TransferFailed               received bytes differ from the announced content         retryable
 
-What the service refuses is raised as boto3 raises it: `botocore.exceptions.ClientError`, and
+If the service rejects a request, the client raises boto3's errors: `botocore.exceptions.ClientError`,
 `client.exceptions.ValidationException` and so on.
 """
 
@@ -23,18 +23,18 @@ from typing import ClassVar
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """What is wrong with one field of a request."""
+    """An invalid field of a request, and the reason."""
 
     field: str
     message: str
 
 
 class EverstepError(Exception):
-    """Base of everything that the client raises on purpose.
+    """Base of all errors that the client raises deliberately.
 
     Args:
         message: a sentence for the user.
-        hint: what to do about it; empty when there is nothing to say.
+        hint: the remedy. Empty if none is known.
     """
 
     retryable: ClassVar[bool] = False
@@ -46,36 +46,36 @@ class EverstepError(Exception):
 
 
 class ConfigurationError(EverstepError):
-    """The client does not know whom to call, or must not call like this."""
+    """The client lacks an endpoint or a token, or must not use the configured ones."""
 
 
 class SourceRefused(EverstepError):
-    """A source directory that cannot be packed."""
+    """A source directory cannot be packed."""
 
 
 class NothingToDownload(EverstepError):
-    """A job that left no outputs, or none of the generation that was asked for."""
+    """A job, or its requested generation, has no outputs."""
 
 
 class WaitFailed(EverstepError):
-    """What was waited for did not happen, and will not."""
+    """The awaited state cannot be reached any more."""
 
 
 class WaitTimedOut(EverstepError):
-    """What was waited for has not happened in time; it may yet."""
+    """The awaited state was not reached in time. It may still be reached later."""
 
     retryable = True
 
 
 class ServiceFailed(EverstepError):
-    """What the service answered, or that it did not. Raised by `everstep.failures` alone.
+    """The service returned an error or did not respond. Only `everstep.failures` raises it.
 
     Args:
-        message: the service's.
-        hint: the service's.
-        code: the error's type, as `ValidationException`; empty where it has none.
-        request_id: under which the service's log has it.
-        fields: what is wrong, field by field.
+        message: the service's message.
+        hint: the service's hint.
+        code: the error type, for example `ValidationException`. Empty if unknown.
+        request_id: identifies the request in the service's log.
+        fields: the invalid fields of the request.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class ServiceFailed(EverstepError):
 
 
 class FileFailed(EverstepError):
-    """The operating system refused to read or write a file of this machine: no permission, no space, not a directory."""
+    """The operating system failed to read or write a local file: no permission, no space, not a directory."""
 
 
 class TransferFailed(EverstepError):
-    """Bytes came that are not what was announced."""
+    """Received bytes differ from the announced content."""
 
     retryable = True

@@ -1,15 +1,15 @@
-"""Events as they come: the service's server-sent events, read as a program reads them. botocore has no reader for these.
+"""A client for the service's stream of server-sent events, which botocore cannot read.
 
     retry: 1000
     id: 18
     data: {"EventId": 18, …}
-    (an empty line)                      an event is whole
-    : alive                              a sign of life
+    (an empty line)                      ends an event
+    : alive                              keep-alive
     event: end
     data: {"Code": …, "Message": …}      why the service ends the stream
 
-Invariant: an event is given once it is whole, and in the order that it came in. A connection that breaks raises; who
-goes on says `last_event_id`.
+Invariant: the stream yields complete events, in the order of arrival. A broken connection raises an error. The caller
+can continue from `last_event_id` with a new connection.
 """
 
 from __future__ import annotations
@@ -35,28 +35,31 @@ OPERATION: Final = "StreamEvents"
 PATH: Final = "/v1/events/stream"
 CONNECT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 30.0
-"""The service gives a sign of life every ten seconds."""
+"""Read timeout. The service sends a keep-alive every ten seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What the service has sent at once."""
+    """One complete block of the stream."""
 
     kind: str
-    """`message`; `end`; `position`: nothing happened up to here that this reader was not told."""
+    """`message`, `end` or `position`.
+
+    `position`: the reader has all events up to `event_id` that match its query.
+    """
     data: Json
     event_id: int | None
-    """Where the reader is after it."""
+    """Id from which the reader can continue after this frame."""
 
 
 def frames(lines: Iterable[bytes]) -> Iterator[Frame]:
-    """Yield what a stream says.
+    """Yield the frames of a stream.
 
     Args:
-        lines: of its body, with or without their ends.
+        lines: lines of the response body, with or without line ends.
 
     Yields:
-        Whole frames; signs of life are passed over. Source: HTML Standard, server-sent events.
+        Complete frames, without keep-alives. Source: HTML Standard, server-sent events.
     """
     kind, data, event_id = "message", "", None
     for line in lines:
@@ -74,21 +77,22 @@ def frames(lines: Iterable[bytes]) -> Iterator[Frame]:
 
 
 class EventStream:
-    """One connection. Gives events, as ListEvents has them; `close` ends it.
+    """One connection, which yields events in the format of ListEvents until `close`.
 
-    `last_event_id` is where a reader is that has taken what it was given; None before the service has said so.
+    `last_event_id` is the id from which a reader can continue after the events it has read. It is None until the
+    service has sent an id.
     """
 
     def __init__(self, configuration: ClientConfig, query: Mapping[str, object]) -> None:
-        """Connect.
+        """Open the connection.
 
         Args:
-            configuration: whom to ask, as whom.
+            configuration: the endpoint and the token.
             query: TrainingJobName, FleetName, AfterEventId.
 
         Raises:
-            ClientError: the service refuses.
-            EndpointConnectionError: it does not answer.
+            ClientError: the service rejects the request.
+            EndpointConnectionError: the service does not respond.
         """
         self.last_event_id: int | None = None
         url = configuration.endpoint_url
@@ -128,13 +132,13 @@ class EventStream:
                 yield {**frame.data, "Time": datetime.fromtimestamp(frame.data["Time"], UTC)}
 
     def close(self) -> None:
-        """End the connection. Idempotent."""
+        """Close the connection. Idempotent."""
         self._answer.close()
         self._pool.clear()
 
 
 def _lines(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
-    """Yield lines as they come: urllib3 gives chunks, as the service has sent them."""
+    """Yield complete lines of the body. urllib3 yields chunks as the service sent them, so a chunk may split a line."""
     rest = b""
     for chunk in answer.stream(amt=None, decode_content=True):
         *whole, rest = (rest + chunk).split(b"\n")

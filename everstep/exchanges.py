@@ -1,4 +1,6 @@
-"""HTTP exchanges with the service, told to Python's logging: `everstep … --debug` shows them, and a program that sets `everstep.http` to DEBUG.
+"""Debug log of the HTTP exchanges with the service, on the logger `everstep.http`.
+
+`everstep … --debug` shows the log, and so does a program that sets the logger to DEBUG.
 
     endpoint http://127.0.0.1:8443, everstep 0.1.0, botocore 1.42.0
     DescribeTrainingJob {"TrainingJobName": "gpt"}
@@ -7,9 +9,9 @@
     < 503 in attempt 1
     < x-amzn-requestid: 4bc8…
     < {"Error": {"Code": "ServiceUnavailableException", …}}
-    > GET …                                                    once more for every retry
+    > GET …                                                    again for every retry
 
-Invariant: no token is in a line, nor the value of a field that the contract calls sensitive.
+Invariant: the log contains no token, and no value of a field that the contract marks as sensitive.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ log = logging.getLogger("everstep.http")
 
 MASK: Final = "*****"
 TOLD_LENGTH: Final = 4_000
-"""Characters of a request or an answer."""
+"""Characters of a request or response body that are logged."""
 _HIDDEN_HEADERS: Final = ("authorization", "proxy-authorization", "cookie", "set-cookie")
 
 
 def watch(client: Any) -> None:
-    """Have a client tell what it sends and is answered, while anybody listens.
+    """Log the requests and responses of a client, if the logger is at DEBUG.
 
     Args:
         client: a botocore client of this service.
@@ -80,13 +82,13 @@ def watch(client: Any) -> None:
 
 
 def told_request(method: str, url: str, headers: Iterable[tuple[str, object]]) -> None:
-    """Tell of a request that is sent."""
+    """Log the first line and the headers of a request."""
     log.debug("> %s %s", method, url)
     _tell_headers(">", headers)
 
 
 def told_answer(status: str, headers: Iterable[tuple[str, object]]) -> None:
-    """Tell of an answer's head."""
+    """Log the status and the headers of a response."""
     log.debug("< %s", status)
     _tell_headers("<", headers)
 
@@ -107,7 +109,7 @@ def _told(value: Any, shape: Any) -> str:
 
 
 def _masked(value: Any, shape: Any) -> Any:
-    """Return a value with what its shape calls sensitive replaced; what the model does not know stays as it is."""
+    """Return a value with its sensitive parts replaced by `MASK`. Values without a shape in the model are kept."""
     if shape is None:
         return value
     if shape.metadata.get("sensitive"):

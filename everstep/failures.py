@@ -1,6 +1,8 @@
-"""What botocore raises, as one error that a person can be told: the command line and other programs of ours stand on this, SDK users need not.
+"""Translation of botocore's errors into `everstep.errors`, for programs that show errors to people.
 
-Invariant: whatever a call of the client raises on purpose ends as an `everstep.errors.EverstepError`.
+The command line uses it. Users of the SDK need not.
+
+Invariant: every error that a client call raises deliberately becomes an `everstep.errors.EverstepError`.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ _UNAVAILABLE_STATUSES = (502, 503, 504)
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn what botocore raises inside the block into one of `everstep.errors`.
+    """Convert errors of botocore inside the block into errors of `everstep.errors`.
 
     Raises:
-        ServiceFailed: with the service's message, code and request id, where it has said any.
-        WaitFailed: what a waiter waits for cannot come any more.
-        WaitTimedOut: it has not come in time.
+        ServiceFailed: the service returned an error or did not respond. It has the service's message, code and request
+            id,
+            where the service sent them.
+        WaitFailed: the state that a waiter awaits cannot be reached any more.
+        WaitTimedOut: the awaited state was not reached in time.
     """
     try:
         yield
@@ -62,7 +66,7 @@ def _from_answer(error: ClientError) -> ServiceFailed:
     answer = error.response
     said, metadata = answer.get("Error", {}), answer.get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", 0)
-    if not str(said.get("Code", "")).endswith("Exception"):  # nothing of ours: a proxy, or another service
+    if not str(said.get("Code", "")).endswith("Exception"):  # A response of a proxy or of another service.
         code = UNAVAILABLE if status in _UNAVAILABLE_STATUSES else ""
         return ServiceFailed(f"HTTP {status}, without a word of the service.", hint=WRONG_ADDRESS, code=code)
     return ServiceFailed(

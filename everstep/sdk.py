@@ -1,4 +1,4 @@
-"""The client of the service: boto3's own, over the service model that is made from the API.
+"""The client of the service: a boto3 client, built from the service model that is generated from the API.
 
     import everstep
     client = everstep.client()
@@ -6,12 +6,14 @@
     client.create_training_job(TrainingJobName="gpt", Source=source, EntryPoint="train.py", NodeCount=4)
     client.get_waiter("training_job_completed_or_stopped").wait(TrainingJobName="gpt")
 
-What boto3 does not do by itself is added the way boto3 adds it to S3's client: requests are held against the whole
-contract before they are sent, `upload_source` packs a directory, `download_outputs` writes files, and `follow_events`
-reads the stream of events.
+The client extends boto3 in the same way in which boto3 extends its S3 client. It checks each request against the whole
+contract before sending it. Three methods are added:
 
-Invariant: the token goes over https, or to this machine, and nowhere else; nothing of the user's AWS configuration is
-read.
+- `upload_source` packs and uploads a directory.
+- `download_outputs` writes a job's outputs to files.
+- `follow_events` reads the event stream.
+
+Invariant: the token is sent over https or to this machine only. The client ignores the user's AWS configuration.
 """
 
 from __future__ import annotations
@@ -40,10 +42,10 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 REGION: Final = "us-east-1"
-"""botocore wants one; the service has none."""
+"""botocore requires a region. The service has none."""
 CHUNK_BYTES: Final = 1024 * 1024
 SIGNED_ADDRESSES: Final = 2
-"""An upload that took so long that its address has expired is tried once more with another one."""
+"""Signed upload URLs that the client requests at most, because a URL may expire during a slow upload."""
 _DEFAULTS: Final = Config(
     connect_timeout=5,
     read_timeout=60,
@@ -52,13 +54,13 @@ _DEFAULTS: Final = Config(
     max_pool_connections=32,
 )
 IMPATIENT: Final = Config(connect_timeout=1, read_timeout=2, retries={"mode": "standard", "total_max_attempts": 1})
-"""For what may as well not be known: completion at a prompt."""
+"""Settings for optional requests that must not delay the user, such as shell completion."""
 _UNREAD: Final = {
     "profile": (None, None, None, None),
     "config_file": (None, None, os.devnull, None),
     "credentials_file": (None, None, os.devnull, None),
 }
-"""A profile that does not exist, or one that is meant for AWS, is not the business of this client."""
+"""Session settings that make botocore ignore the user's AWS profile and files."""
 
 
 def client(
@@ -73,25 +75,23 @@ def client(
     """Return a boto3 client of the service.
 
     Args:
-        endpoint_url: of the service; by default from the environment or the user's configuration, see
-            `everstep.config`.
-        token: by default from there, too.
-        profile_name: one that `everstep configure --profile` wrote down; it wins over the environment.
-        region_name: what the client says its region is, as boto3's clients do; the service has none.
-        ca_bundle: PEM file with the authority of the service's certificate, where it is not one that everybody knows;
-            by default from there, too.
-        config: botocore's settings, as timeouts and retries; they win over Everstep's own.
+        endpoint_url: of the service. Default: from the environment or the user's configuration, see `everstep.config`.
+        token: bearer token. Default: from the same sources.
+        profile_name: profile written by `everstep configure --profile`. It overrides the environment.
+        region_name: region that the client reports, as boto3's clients do. The service has no regions.
+        ca_bundle: PEM file with the certificate authority, if it is not a public one. Default: from the same sources.
+        config: botocore settings, such as timeouts and retries. They override Everstep's defaults.
 
     Returns:
-        A client, thread-safe as boto3's are.
+        A client, thread-safe like boto3's clients.
 
     Raises:
-        ConfigurationError: nothing is configured, or the token would be sent in the clear.
+        ConfigurationError: no endpoint or token is configured, or the token would cross a network unencrypted.
     """
     found = _configuration(endpoint_url, token, ca_bundle, profile_name)
     settings = _DEFAULTS.merge(Config(signature_version=UNSIGNED))
     if is_loopback(found.endpoint_url):
-        # A proxy from the environment has no business between two processes of one machine.
+        # Two processes of one machine communicate without a proxy.
         settings = settings.merge(Config(proxies={}))
     session = botocore.session.Session(session_vars=_UNREAD)
     session.register_component("data_loader", _loader())
@@ -110,7 +110,7 @@ def client(
 
 
 def add_to(client: Any, token: str) -> None:
-    """Let a client of the service send a token, and check requests before they are sent.
+    """Make a client send a token and check its requests before sending them.
 
     Args:
         client: a botocore client of this service.
@@ -133,7 +133,10 @@ def _configuration(
 
 
 class _Loader(Loader):  # type: ignore[misc]  # botocore has no types
-    """Loads one service. botocore's own loader lists the folders of all AWS services three times for each client."""
+    """Loads the model of one service.
+
+    botocore's own loader lists the directories of all AWS services three times per client.
+    """
 
     def list_available_services(self, type_name: str) -> list[str]:  # noqa: ARG002  # botocore's signature
         return [SERVICE]
@@ -141,12 +144,18 @@ class _Loader(Loader):  # type: ignore[misc]  # botocore has no types
 
 @functools.cache
 def _loader() -> Loader:
-    """Read botocore's data once for all clients; ours first: an older version may have installed its model in ~/.aws/models."""
+    """Return one loader for all clients, so that botocore's data is read once.
+
+    It searches the package's model first, because ~/.aws/models may contain an older version.
+    """
     return _Loader(extra_search_paths=[str(DATA)])
 
 
 def _require_ours(http_response: Any, **_: Any) -> None:
-    """Refuse a success that is not the service's: botocore takes any page for an answer without members."""
+    """Reject a successful response that another server sent.
+
+    botocore accepts any page as the response of an operation without output members.
+    """
     if http_response.status_code < 300 and http_response.url and "x-amzn-requestid" not in http_response.headers:
         raise ConfigurationError(
             f"What {http_response.url} answers is not Everstep's.",
@@ -159,27 +168,28 @@ def _add_conveniences(base_classes: list[type], **_: Any) -> None:
 
 
 class Conveniences:
-    """What the client does beyond single operations. Mixed into botocore's class."""
+    """Methods of the client in addition to the API's operations. Mixed into botocore's client class."""
 
     def upload_source(
         self, *, Directory: str | os.PathLike[str] | None = None, Body: bytes | BinaryIO | None = None
     ) -> Json:
-        """Store a user's code; what is stored already is not sent again.
+        """Store the user's code, unless it is already stored.
 
-        It goes straight into S3 where that can be reached, else by the service.
+        The client uploads directly to S3 if S3 is reachable. Otherwise it uploads through the service.
 
         Args:
-            Directory: packed as it is, without version control, caches and what `.everstepignore` names; links in it
-                are refused.
-            Body: instead of a directory, a gzipped tar.
+            Directory: directory to pack, without version control, caches and files that `.everstepignore` excludes.
+                Links in
+                it are rejected.
+            Body: a gzipped tar, instead of a directory.
 
         Returns:
-            `{"SourceId": …}`, as `create_training_job(Source=…)` takes it.
+            `{"SourceId": …}`, for `create_training_job(Source=…)`.
 
         Raises:
-            ConfigurationError: both or neither were given.
+            ConfigurationError: both arguments or neither were given.
             SourceRefused: the directory cannot be packed.
-            ClientError: the service does not take it.
+            ClientError: the service rejects the source.
         """
         if (Directory is None) == (Body is None):
             raise ConfigurationError("upload_source needs either Directory or Body.")
@@ -192,19 +202,19 @@ class Conveniences:
     def follow_events(
         self, *, TrainingJobName: str | None = None, FleetName: str | None = None, AfterEventId: int | None = None
     ) -> event_stream.EventStream:
-        """Follow what happens, as it happens: events as ListEvents has them.
+        """Follow events as they happen, in the format of ListEvents.
 
         Args:
-            TrainingJobName: only of this training job.
-            FleetName: only of this fleet.
-            AfterEventId: begin behind this event; by default with what happens from now on.
+            TrainingJobName: only events of this training job.
+            FleetName: only events of this fleet.
+            AfterEventId: begin after this event. Default: begin now.
 
         Returns:
-            An iterator without an end, to be closed. Where it breaks, go on with its `last_event_id`.
+            An endless iterator, which the caller must close. After an error, continue with its `last_event_id`.
 
         Raises:
-            ClientError: the service refuses.
-            EndpointConnectionError: it does not answer.
+            ClientError: the service rejects the request.
+            EndpointConnectionError: the service does not respond.
         """
         query = {"TrainingJobName": TrainingJobName, "FleetName": FleetName, "AfterEventId": AfterEventId}
         asked = {name: value for name, value in query.items() if value is not None}
@@ -213,20 +223,22 @@ class Conveniences:
     def download_outputs(
         self, *, TrainingJobName: str, Directory: str | os.PathLike[str], Generation: int | None = None
     ) -> list[Path]:
-        """Write the outputs of one generation below a directory, as `rank=<r>/<path>`; files that are there are replaced.
+        """Write the outputs of one generation below a directory, as `rank=<r>/<path>`.
+
+        Existing files are replaced.
 
         Args:
-            TrainingJobName: whose.
-            Directory: where to; made if it is missing.
-            Generation: which; by default the newest that left anything.
+            TrainingJobName: the training job.
+            Directory: target directory, created if missing.
+            Generation: number of the generation. Default: the newest one with outputs.
 
         Returns:
-            The files written.
+            The written files.
 
         Raises:
             ConfigurationError: Directory is a file.
-            NothingToDownload: there are no outputs.
-            TransferFailed: a file came short, or has a name that leaves the directory.
+            NothingToDownload: the job has no outputs.
+            TransferFailed: a file is incomplete, or its name leads outside the directory.
         """
         top = Path(Directory)
         if top.exists() and not top.is_dir():
@@ -296,7 +308,7 @@ def _copy(body: bytes | BinaryIO | None, into: BinaryIO) -> str:
 
 
 def _below(top: Path, path: str) -> Path:
-    """Return where a file of the service goes; names come from training scripts and are not trusted."""
+    """Return the local path of an output. Names are untrusted, because training scripts choose them."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or any(ord(letter) < 32 for letter in path):
         raise TransferFailed(f"The output {path!r} has a name that is not a clean relative path; it was not written.")

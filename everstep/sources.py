@@ -1,12 +1,14 @@
-"""A source directory as an archive: the same bytes for the same files, on any machine and at any time.
+"""Packs a source directory into an archive. Equal files give equal bytes, on any machine and at any time.
 
-A file `.everstepignore` at its top says what else is left out, one pattern a line, as in a `.gitignore`: `*.log`
-anywhere, `/data` at the top, `cache/` directories alone, `a/**/b`, `!keep.log` to take one back, `#` before a comment.
-What is in a directory that is left out cannot be taken back. The directory `output` at the top is left out unless
-`!/output` takes it back: a script that runs without Everstep writes its results there.
+A file `.everstepignore` at the top of the directory excludes more files, with one pattern per line as in `.gitignore`:
 
-Invariant: an archive holds regular files and directories only; whatever else is in the directory is refused by name,
-never followed or dropped.
+- `*.log` matches anywhere, `/data` only at the top, `cache/` only directories.
+- `a/**/b` matches at any depth, `!keep.log` includes a file again, `#` begins a comment.
+
+Files in an excluded directory cannot be included again. The directory `output` at the top is excluded unless `!/output`
+includes it. A script that runs without Everstep writes its results there.
+
+Invariant: an archive contains only regular files and directories. Any other file type raises an error with its name.
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ LEFT_OUT = frozenset(
         ".ipynb_checkpoints",
     }
 )
-"""Directories (and files) of these names are no part of a program."""
+"""Names of files and directories that are always excluded, because they are not part of a program."""
 IGNORE_FILE = ".everstepignore"
 OUTPUT = re.compile("output")
 """The default of EVERSTEP_OUTPUT_DIR, relative to the source directory.
 
-Results of an earlier run are no part of the program.
+It is excluded because results of an earlier run are not part of the program.
 """
 
 
@@ -50,20 +52,20 @@ def pack(directory: Path, into: BinaryIO) -> str:
     """Write a directory as a gzipped tar.
 
     Args:
-        directory: what to pack; its content comes to the archive's top.
+        directory: the directory to pack. Its content becomes the archive's top level.
         into: a binary file, written from its current position.
 
     Returns:
-        The archive's SHA-256, hexadecimal: the source's id.
+        The archive's SHA-256, hexadecimal, which is the source's id.
 
     Raises:
-        SourceRefused: it is not a directory, holds a link or a special file, or no file at all.
+        SourceRefused: the path is not a directory, or the directory contains a link, a special file or no file at all.
     """
     if not directory.is_dir():
         raise SourceRefused(f"{directory} is not a directory.")
     target = _Digesting(into)
     file_count = 0
-    # No name and no time in the gzip header, and none of the machine's users in the tar.
+    # For reproducible bytes: no name and time in the gzip header, and no user names in the tar.
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=target, mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
@@ -86,7 +88,7 @@ def pack(directory: Path, into: BinaryIO) -> str:
 
 
 Rule = tuple[re.Pattern[str], bool, bool]
-"""What a pattern matches of a path, whether it is for directories alone, and whether it takes back."""
+"""(pattern for a path, whether it matches only directories, whether it includes the path again)."""
 
 
 def _ignored(directory: Path) -> list[Rule]:
@@ -113,7 +115,9 @@ def _ignored(directory: Path) -> list[Rule]:
             if part in known:
                 regex += known[part]
             elif part.startswith("[") and part.endswith("]"):
-                regex += f"[{'^' if part[1] in '!^' else ''}{re.escape(part[2:-1] if part[1] in '!^' else part[1:-1]).replace(chr(92) + '-', '-')}]"
+                is_negated = part[1] in "!^"
+                characters = re.escape(part[2:-1] if is_negated else part[1:-1]).replace(chr(92) + "-", "-")
+                regex += f"[{'^' if is_negated else ''}{characters}]"
             else:
                 regex += re.escape(part)
         try:
@@ -124,7 +128,7 @@ def _ignored(directory: Path) -> list[Rule]:
 
 
 def _is_ignored(name: str, is_directory: bool, rules: list[Rule]) -> bool:
-    """Say whether the last pattern that matches leaves a path out."""
+    """Return whether the last matching pattern excludes a path."""
     for pattern, is_for_directories, is_back in reversed(rules):
         if (is_directory or not is_for_directories) and pattern.fullmatch(name):
             return not is_back
@@ -152,7 +156,7 @@ def _members(directory: Path, top: Path, rules: list[Rule]) -> Iterator[Path]:
 
 
 class _Digesting:
-    """A file that knows the digest of what was written to it."""
+    """A file that computes the digest of the data written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

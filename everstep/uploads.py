@@ -1,11 +1,11 @@
-"""A source archive on its way straight into S3, to an address that the service has signed for these very bytes.
+"""Direct upload of a source archive to S3, with a URL that the service signed for this archive.
 
-    CreateSource ──▶ Url, Headers        good for one object, one SHA-256, one length, some minutes
-    PUT Url      ──▶ S3                  nothing of ours is sent along: the address itself is the permission
-    CompleteSource                       the service reads back what is there and takes it
+    CreateSource ──▶ Url, Headers        valid for one object, one SHA-256, one length, some minutes
+    PUT Url      ──▶ S3                  without a token, because the signed URL is the permission
+    CompleteSource                       the service reads the uploaded object and accepts it
 
-Invariant: an archive goes over https, or to this machine, and to nobody who has not proven by a certificate to be whom
-the service named.
+Invariant: the archive is sent over https or to this machine, and only to a server whose certificate matches the
+service's URL.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ ATTEMPTS: Final = 3
 CONNECT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 60.0
 PAUSE_SECONDS: Final = 0.5
-"""Before the second attempt; twice as long before every further one."""
+"""Pause before the second attempt. Each further pause is twice as long."""
 _SAID: Final = re.compile(rb"<(?:Code|Message)>([^<]*)<")
 _LATER: Final = (429, 500, 502, 503, 504)
 _pause = threading.Event().wait
 
 
 class Outcome(Enum):
-    """What became of an upload.
+    """The result of an upload.
 
-    TAKEN: S3 has all of it. EXPIRED: the address is good no longer; another one may be. NOT_TAKEN: it cannot be brought
-    there from here.
+    - TAKEN: S3 has stored the whole archive.
+    - EXPIRED: the URL has expired, and the caller may try a new URL.
+    - NOT_TAKEN: this machine cannot upload to S3.
     """
 
     TAKEN = "taken"
@@ -50,16 +51,18 @@ class Outcome(Enum):
 def put(
     url: str, headers: Mapping[str, str], archive: BinaryIO, *, pause: Callable[[float], object] = _pause
 ) -> Outcome:
-    """Send an archive to where it is to be, and again where that may help.
+    """Upload an archive, with retries after temporary errors.
 
     Args:
-        url: as CreateSource answered it.
-        headers: likewise.
+        url: the URL in CreateSource's response.
+        headers: the headers in CreateSource's response.
         archive: a seekable file, sent from its beginning.
-        pause: waits for so many seconds.
+        pause: waits for the given number of seconds.
 
     Returns:
-        What became of it. What would go to another machine in the clear is not sent: the service takes it then.
+        The result. NOT_TAKEN for plain http to another machine, without sending anything. The caller then uploads
+            through
+        the service.
     """
     if not (url.startswith("https://") or is_loopback(url)):
         return Outcome.NOT_TAKEN
@@ -86,15 +89,16 @@ def put(
 
 
 def _sent(session: URLLib3Session, url: str, headers: Mapping[str, str], archive: BinaryIO) -> int | None:
-    """Return what S3 says, or None where it says nothing."""
-    exchanges.told_request("PUT", url.partition("?")[0], headers.items())  # the rest of the address is the permission
+    """Return the HTTP status of S3's response, or None without a response."""
+    # The URL's query is the permission and must not be logged.
+    exchanges.told_request("PUT", url.partition("?")[0], headers.items())
     try:
         answer = session.send(AWSRequest(method="PUT", url=url, headers=dict(headers), data=archive).prepare())
     except (NoConnection, HTTPClientError) as error:
         exchanges.log.debug("< nothing: %s", type(error).__name__)
         return None
     exchanges.told_answer(str(answer.status_code), answer.headers.items())
-    if answer.status_code != 200:  # the rest of what S3 says repeats the address
+    if answer.status_code != 200:  # Other parts of S3's error repeat the URL.
         exchanges.log.debug(
             "< %s", b" ".join(_SAID.findall(answer.content[: exchanges.TOLD_LENGTH])).decode(errors="replace")
         )

@@ -1,10 +1,10 @@
-"""Requests held against the service model before they are sent: every constraint of the contract, in the service's own words.
+"""Checks requests against the service model before they are sent, with the service's own error messages.
 
-botocore itself checks types, minima and what is required, and says it in its own way; this checks maxima, patterns,
-enumerations, numbers of entries and SageMaker's fields, too, and names all that is wrong at once.
+botocore itself checks types, minima and required fields, with its own messages. These checks also cover maxima,
+patterns, enumerations, numbers of entries and SageMaker's fields. One error reports all faults.
 
-Invariant: nothing is refused here that the service would take, and what is said is what the service would say. (A None
-is refused, as boto3 does: it is never sent.)
+Invariant: every request that the service would accept passes, and each message equals the service's message. Exception:
+None values are rejected, as in boto3, because they are never sent.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from everstep.protocol import constraints
 Path = tuple[str | int, ...]
 
 
-class ValidationError(ParamValidationError):  # type: ignore[misc]  # botocore has no types
-    """A request that cannot be sent; raised like botocore's own, with the service's message.
+class ValidationError(ParamValidationError):  # type: ignore[misc]  # botocore is untyped.
+    """A request is invalid and was not sent.
+
+    Raised like botocore's own error, with the service's message.
 
     Args:
-        fields: all that is wrong.
+        fields: all invalid fields.
     """
 
     fmt = "{report}"
@@ -41,14 +43,14 @@ class ValidationError(ParamValidationError):  # type: ignore[misc]  # botocore h
 
 
 def check(params: Mapping[str, Any], model: Any, **_: Any) -> None:
-    """Check a request; called by botocore before it builds one.
+    """Check a request. botocore calls it before it builds the request.
 
     Args:
-        params: what the user gave.
-        model: of the operation.
+        params: the user's parameters.
+        model: botocore's model of the operation.
 
     Raises:
-        ValidationError: something is wrong.
+        ValidationError: at least one parameter is invalid.
     """
     if model.input_shape is None:
         wrong = [FieldError(name, constraints.unknown(name)) for name in params]
@@ -102,7 +104,7 @@ def _count(path: Path, value: Any, shape: Any) -> Iterator[tuple[Path, str]]:
 
 
 def _scalar(value: Any, shape: Any) -> Iterator[str]:
-    """Yield the first constraint that is broken: the service names one for each field."""
+    """Yield the first broken constraint. The service also reports one per field."""
     limits = shape.metadata
     low, high = limits.get("min"), limits.get("max")
     if shape.type_name == "string":

@@ -1,4 +1,4 @@
-"""Everything of the first slice."""
+"""The initial schema."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Go one step newer."""
+    """Migrate to this version from an empty database."""
     op.create_table(
         "event",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
@@ -467,7 +467,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go one step older."""
+    """Drop all tables of this version."""
     op.drop_table("replica")
     op.drop_table("shard")
     with op.batch_alter_table("incident", schema=None) as batch_op:

@@ -11,7 +11,7 @@ The agent signs the request but does not send it. The control plane builds the s
                                       ◀──          a session token for that instance
 
     POST https://sts.<region>.amazonaws.com/
-    content-type, host, x-amz-date, x-amz-security-token, x-everstep-nonce, x-everstep-server-id       all of them signed
+    content-type, host, x-amz-date, x-amz-security-token, x-everstep-nonce, x-everstep-server-id     all of them signed
     Action=GetCallerIdentity&Version=2011-06-15
 
 A stolen signature permits two actions only: to ask STS for the signer's identity, and to present the signature to the

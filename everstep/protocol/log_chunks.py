@@ -4,7 +4,7 @@
     <log key>gen=<g>/node=<node id>/<first>-<milliseconds>.<holder>.jsonl       a tail, stored by a holder of its shards
 
     {"first":120,"positions":{"0.stdout":9118,…}}             head: number of the first line, bytes before it per stream
-    {"t":1763672500123,"r":0,"s":"stdout","m":"…","b":9135}   line: Unix ms, rank, stream, text, end offset in the stream
+    {"t":1763672500123,"r":0,"s":"stdout","m":"…","b":9135}   line: Unix ms, rank, stream, text, end offset in stream
     {"t":1763672590001,"r":-1,"s":"end","m":"","b":0}         last line of a node that has uploaded everything
 
 A node numbers its lines of a generation 0, 1, 2 …, across all of its ranks. So one number describes how far a reader
