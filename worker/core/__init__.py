@@ -1,1 +1,4 @@
-"""What the agent decides, without doing anything: which slot may be written, what a round commits, what a generation asks of this node."""
+"""Pure decisions of the agent: slots to overwrite, steps to commit, duties of this node in a generation.
+
+The modules of this package do no input or output. The rest of `worker` carries their decisions out.
+"""

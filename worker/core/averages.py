@@ -1,7 +1,7 @@
-"""Averages that a few strays do not move, and how well they are known.
+"""Robust averages of durations, and the standard errors of these averages.
 
-A median sees nothing of what happens in two iterations of five; a mean makes one that something else held up the usual
-case. Between them lies the mean of what is left when the least and the greatest are cut off.
+A median ignores an effect that shows in fewer than half of the iterations. A mean is distorted by a single outlier. The
+trimmed mean is a compromise: it is the mean of the values without the smallest and the largest tenth.
 """
 
 from __future__ import annotations
@@ -11,48 +11,32 @@ import statistics
 from collections.abc import Sequence
 
 TRIMMED_RATIO = 0.1
-"""Cut off at either end: one value at least, where there are three."""
+"""Share of the values that is cut off at each end, rounded up; at least one value when there are three or more."""
 _MEDIAN_ERROR = 1.2533 * 1.4826
-"""Standard error of a median from the median absolute deviation, times the root of the count; both factors for normal noise."""
+"""Factor from median absolute deviation / √n to the standard error of a median, for normally distributed values."""
 
 
 def median_error(values: Sequence[float]) -> float:
-    """Estimate the standard error of a median.
-
-    Args:
-        values: at least one.
-
-    Returns:
-        In the unit of the values.
-    """
+    """Estimate the standard error of the median of `values`, in their unit. At least one value is required."""
     middle = statistics.median(values)
     spread = statistics.median(abs(value - middle) for value in values)
     return _MEDIAN_ERROR * spread / math.sqrt(len(values))
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
-    """Return the mean of all values but the least and the greatest tenth.
-
-    Args:
-        values: at least one.
-
-    Returns:
-        In the unit of the values.
-    """
+    """Return the mean of `values` without the smallest and the largest tenth. At least one value is required."""
     cut = _cut(values)
     return statistics.fmean(sorted(values)[cut : len(values) - cut])
 
 
 def trimmed_error(values: Sequence[float]) -> float:
-    """Estimate the standard error of a trimmed mean, from the deviation of what is left with its ends repeated for what was cut off.
+    """Estimate the standard error of a trimmed mean.
+
+    The estimate is the standard deviation of the winsorized values: each value that was cut off is replaced by the
+    nearest value that was kept. It is in the unit of the values, and 0 for a single value. At least one value is
+    required.
 
     Source: Tukey and McLaughlin 1963, https://www.jstor.org/stable/25049278.
-
-    Args:
-        values: at least one.
-
-    Returns:
-        In the unit of the values; 0 for a single one.
     """
     cut, ordered = _cut(values), sorted(values)
     left = ordered[cut : len(values) - cut]
@@ -62,7 +46,7 @@ def trimmed_error(values: Sequence[float]) -> float:
     mean, count = statistics.fmean(winsorized), len(winsorized)
     variance = math.fsum((value - mean) ** 2 for value in winsorized) / (
         count - 1
-    )  # `statistics.variance` is exact, and takes ten times as long
+    )  # `statistics.variance` is ten times slower
     return math.sqrt(variance * count) / len(left)
 
 

@@ -1,13 +1,16 @@
-"""Whether a holder's line breaks again and again, although another one can be opened each time. Pure.
+"""Detects a connection to a holder that breaks again and again, although reconnecting works each time. Pure.
 
-    sound ── `CUTS` breaks, and no step in between that arrives whole ──▶ breaking ── a step arrives whole ──▶ sound
+    sound ── `CUTS` breaks without a complete step in between ──▶ breaking ── a step arrives in one transfer ──▶ sound
 
-What has come of a step stays with the holder when its line breaks, and the next transfer goes on from there. So a
-single break costs a moment; a row of them says that steps come late or not at all, to a holder that answers and thus
-stays in view. Whole is what comes in one go: over a line that was reset ten times a second no step of 64 MiB took more
-than three transfers, and yet a third to a half of the steps were not kept (one every 160 ms).
+When a connection breaks, the holder keeps the received chunks, and the next transfer continues from there. So a single
+break costs a moment. A series of breaks means that steps arrive late or not at all. The holder still answers, so it
+stays in view.
 
-Invariant: a line over which the last step has come in one go is sound.
+Only a step that arrived in a single transfer proves a sound connection. In a test, a connection was reset ten times per
+second. No step of 64 MiB took more than three transfers, yet a third to a half of the steps (one every 160 ms) was
+lost.
+
+Invariant: a connection over which the last step arrived in one transfer is sound.
 """
 
 from __future__ import annotations
@@ -17,35 +20,42 @@ from dataclasses import dataclass
 from everstep.protocol.ids import Step
 
 CUTS = 3
-"""Transfers that are cut short before it is told.
+"""Number of interrupted transfers after which the connection is reported.
 
-A holder's agent that restarts cuts one, and what goes on behind it may meet one more by chance.
-Where lines break as soon as they are open, the waits before dialling again make a row of three last a few tenths of a
-second: it is told long before the holder leaves the view for it (`holder_deadline`)."""
+A restart of the holder's agent interrupts one transfer, and the next may be interrupted by chance. If connections break
+as soon as they are open, three breaks take a few tenths of a second because of the waits before reconnecting. So the
+report comes long before the holder would leave the view (`holder_deadline`).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokenLine:
-    """What a sender knows of its holder's line. A new one is sound. One per holder."""
+    """State of the connection to one holder.
+
+    A new object means a sound connection. A sender has one per holder.
+    """
 
     cut_count: int = 0
-    """Transfers that were cut short since a step has arrived whole."""
+    """Transfers interrupted since the last step that arrived in one transfer."""
     step: Step | None = None
-    """Of the last of them."""
+    """Step of the last interrupted transfer."""
     words: str = ""
-    """How that one was cut short."""
+    """Cause of the last interruption."""
 
     def cut_short(self, step: Step, words: str) -> BrokenLine:
-        """The line broke while the holder lacked a step that it could be sent."""
+        """Record that the connection broke while the holder lacked a step that could be sent."""
         return BrokenLine(self.cut_count + 1, step, words)
 
     def arrived(self, step: Step) -> BrokenLine:
-        """The holder has all of a step; the rest of one that was cut short says nothing of the line yet."""
+        """Record that the holder has all of `step`.
+
+        The end of a step that was interrupted before proves nothing about the connection.
+        """
         return self if step == self.step else BrokenLine()
 
     @property
     def trouble(self) -> str:
-        """What is told of the line; empty while it is sound."""
+        """Report about the connection; empty while it is sound."""
         return (
             ""
             if self.cut_count < CUTS

@@ -1,11 +1,11 @@
-"""How often a step is proposed, so that saving costs training no more than the job allows (`Protection.MaxSlowdown`).
+"""Decides how often a step is proposed, so that saving stays within the job's limit (`Protection.MaxSlowdown`).
 
-What a snapshot costs is what the iterations from its boundary on took longer, all together, than as many without one,
-for as long as it was being captured or sent; never less than what the rank says it was held meanwhile. Between two
-snapshots there are as many iterations as it takes to pay for one.
+The cost of a snapshot is the extra time of the iterations in which it was captured or sent, compared with quiet
+iterations. The cost is at least the time for which saving blocked the rank. The interval between two snapshots is
+chosen so that the cost, spread over the interval, is within the limit.
 
-Invariant: the interval grows only where the cost is too high beyond doubt, and then to where it is most likely low
-enough.
+Invariant: the interval grows only when the cost is too high with statistical confidence, and then to a length that
+makes the cost acceptable with high probability.
 """
 
 from __future__ import annotations
@@ -16,73 +16,85 @@ from dataclasses import dataclass, replace
 from worker.core.averages import trimmed_error, trimmed_mean
 
 KEPT_QUIET, KEPT = 192, 48
-"""Quiet iterations, and snapshots, that are remembered: fewer of these, for they may be far apart, and it is to be seen soon when they cost less."""
+"""Number of recent quiet iterations and of recent snapshots that are stored.
+
+Fewer snapshots are stored because they may be far apart, and a lower cost should show soon.
+"""
 ENOUGH, LEAST = 32, 8
-"""Loaded iterations without which nothing is concluded while every step is proposed, fewer the rarer they are; and snapshots, in any case."""
+"""Minimum samples for a decision: loaded iterations divided by the interval, and snapshots."""
 ENOUGH_QUIET = 16
-"""Quiet iterations to compare them with; before that, what the rank was held is all that counts."""
+"""Minimum quiet iterations to compare with.
+
+With fewer, the cost is the time for which saving blocked the rank.
+"""
 GROWTH = 2
-"""The interval grows or shrinks by this factor at once, at most; then what it costs is measured anew."""
+"""Maximum factor by which the interval changes at once. The cost is measured again afterwards."""
 BEYOND_DOUBT = 2.0
-"""Standard errors below the measured cost at which it must still be too high before steps are proposed less often."""
+"""Standard errors by which the measured cost must exceed the limit before the interval grows."""
 LIKELY = 1.0
-"""Standard errors above the measured cost that an interval must pay for."""
+"""Standard errors that are added to the measured cost when the new interval is computed."""
 REST_EVERY = 48
-"""Where every iteration is loaded, one proposal in so many is put off, so that there is something to compare with: 0.98 commits per step."""
+"""Number of loaded iterations without a quiet one after which one proposal is delayed.
+
+The delay yields a quiet iteration to compare with. With every step proposed, it leaves 0.98 commits per step.
+"""
 MAX_INTERVAL = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one snapshot has meant for training so far."""
+    """Effect of one snapshot on training so far."""
 
     iterations: int
-    """In which something of it was captured or sent."""
+    """Iterations in which a part of the snapshot was captured or sent."""
     seconds: float
-    """That these took, together."""
+    """Total duration of these iterations."""
     blocked_seconds: float
-    """For how long of that saving held the rank."""
+    """Part of that time in which saving blocked the rank."""
 
     def and_also(self, seconds: float, blocked_seconds: float) -> Load:
-        """Return this with one more iteration."""
+        """Return the load with one more iteration."""
         return Load(self.iterations + 1, self.seconds + seconds, self.blocked_seconds + blocked_seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What is known of the cost, and what follows from it. One per generation, on the coordinator's node."""
+    """Measurements of the cost of saving, and the resulting interval.
+
+    The coordinator's node has one per generation.
+    """
 
     max_slowdown: float
-    """Of the mean iteration, as a part of it."""
+    """Allowed cost as a fraction of the mean iteration."""
     interval: int = 1
     """Iterations from one proposed step to the next."""
     quiet: tuple[float, ...] = ()
-    """Seconds of the newest iterations in which nothing was saved."""
+    """Durations in seconds of the newest iterations without any saving."""
     snapshots: tuple[Load, ...] = ()
-    """The newest that were over when the next one began."""
+    """The newest snapshots that are complete: the next one had begun after them."""
     newest: Load | None = None
-    """The snapshot behind these: it may be on its way still."""
+    """The snapshot after these; it may still be in progress."""
     iterations_per_snapshot: float = 1.0
-    """For how many iterations one snapshot loads the node, smoothed."""
+    """Iterations for which one snapshot loads the node, smoothed."""
     since_rest: int = 0
     """Loaded iterations since the last quiet one."""
 
     def iteration(self, seconds: float, *, blocked_seconds: float, is_loaded: bool, has_begun: bool) -> Budget:
-        """Take one iteration into account.
+        """Add one iteration.
 
         Args:
-            seconds: from boundary to boundary.
-            blocked_seconds: for how long of it saving held the rank.
-            is_loaded: something was captured or sent in it.
-            has_begun: a snapshot was captured in it.
+            seconds: duration from boundary to boundary.
+            blocked_seconds: part of it in which saving blocked the rank.
+            is_loaded: a part of a snapshot was captured or sent in the iteration.
+            has_begun: the capture of a snapshot began in the iteration.
 
         Returns:
-            The budget, with a new interval where it must or may be another.
+            The budget, with a new interval if the measurements require or allow one.
         """
         if not is_loaded:
             return replace(self, quiet=(*self.quiet, seconds)[-KEPT_QUIET:], since_rest=0)._settled()
         loaded = replace(self, since_rest=self.since_rest + 1)
-        if not has_begun:  # what is sent before a first snapshot is none
+        if not has_begun:  # Data sent before the first snapshot does not count.
             return (
                 loaded
                 if self.newest is None
@@ -97,15 +109,15 @@ class Budget:
 
     @property
     def distance(self) -> int:
-        """Iterations to leave between the last proposed step and the next: the interval, and now and then a rest to compare with.
+        """Iterations from the last proposed step to the next: the interval, plus a rest now and then.
 
-        A rest that was too short for once, because a snapshot lasted longer than most, is followed by another.
+        If a snapshot lasts unusually long, the rest contains no quiet iteration, and another rest follows.
         """
         return self.interval + (self.since_rest >= REST_EVERY) * max(1, round(self.iterations_per_snapshot))
 
     @property
     def slowdown(self) -> float | None:
-        """What saving costs now, as a part of the mean iteration; None before anything is known."""
+        """Present cost of saving as a fraction of the mean iteration; None while there are too few measurements."""
         if len(self.quiet) < ENOUGH_QUIET or len(self.snapshots) < LEAST:
             return None
         return self._cost(0.0) / max(self.interval, self.iterations_per_snapshot) / trimmed_mean(self.quiet)
@@ -123,20 +135,23 @@ class Budget:
                 else replace(self, interval=max(1, least), snapshots=())
             )
         if self._needed(self._cost(-BEYOND_DOUBT)) > max(self.interval, self.iterations_per_snapshot):
-            most = GROWTH * max(self.interval, round(self.iterations_per_snapshot))  # they are that far apart now
+            most = GROWTH * max(self.interval, round(self.iterations_per_snapshot))  # The present distance.
             return replace(self, interval=min(likely, most), snapshots=())
         return self
 
     def _needed(self, cost: float) -> int:
-        """Return the shortest interval that pays for a snapshot of this cost."""
+        """Return the shortest interval at which snapshots of this cost stay within the limit."""
         usual = trimmed_mean(self.quiet or [load.seconds / load.iterations for load in self.snapshots])
         return max(1, min(MAX_INTERVAL, math.ceil(cost / (self.max_slowdown * usual) - 1e-9)))
 
     def _cost(self, errors: float) -> float:
-        """Return seconds per snapshot, so many standard errors above what was measured; what the rank was held is certain."""
+        """Return the cost per snapshot in seconds, `errors` standard errors above the measured value.
+
+        The time for which saving blocked the rank has no error and is a lower bound.
+        """
         held = trimmed_mean(
             [load.blocked_seconds for load in self.snapshots]
-        )  # an audit, now and then, is no usual cost
+        )  # the trimmed mean ignores occasional audits
         if len(self.quiet) < ENOUGH_QUIET:
             return held
         usual = trimmed_mean(self.quiet)

@@ -1,10 +1,14 @@
-"""What goes into which idle span of the network: GEMINI's traffic scheduling (SOSP'23, section 5, Algorithm 2), corrected.
+"""Places the chunks of a snapshot in the idle spans of the network.
 
-    profile ──IdleSpan──▶ partition ──ScheduledChunk──▶ how much of a snapshot fits, and when each piece leaves
+This is GEMINI's traffic scheduling (SOSP'23, section 5, Algorithm 2), with corrections.
+
+    profile ──IdleSpan──▶ partition ──ScheduledChunk──▶ how much of a snapshot fits, and when each piece is sent
                     └───▶ opening ───when───▶ the pacer, chunk by chunk
 
-Times are offsets from the boundary that begins the iteration. Invariant: every byte is scheduled exactly once, and
-nothing is scheduled into the part of a span that its variation may take away.
+Times are offsets from the boundary at which the iteration begins.
+
+Invariant: every byte is scheduled exactly once. Nothing is scheduled in the margins of a span that its variation may
+take away.
 """
 
 from __future__ import annotations
@@ -16,18 +20,27 @@ from dataclasses import dataclass
 from everstep.protocol.rank_messages import IdleSpan
 
 MU_RATIO = 0.85
-"""Share of a mean span that is used. GEMINI keeps its own to itself; its artifact uses 0.8 of the shortest span."""
+"""Share of a mean span that is used.
+
+GEMINI does not publish its value; its artifact uses 0.8 of the shortest span.
+"""
 MIN_CHUNK_BYTES = 32 * 1024
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 CHUNKS_PER_SPAN = 8
-"""A span is left unused by up to one chunk at its end: with so many of them that is little."""
+"""Chunks that fit into a typical span.
+
+Up to one chunk's time stays unused at its end, a small part of the span.
+"""
 UNIFORM_SHARE = 0.8
-"""Uniform pacing is done after this part of the iteration, so that digest, votes and commit fit into the rest."""
+"""Share of the iteration in which uniform pacing sends everything.
+
+The rest is for digest, votes and commit.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The time model of one chunk, f(s) = alpha + s/B (section 5.3)."""
+    """Time model of one chunk on a network link: f(s) = alpha + s/B (section 5.3)."""
 
     bandwidth_bytes_per_second: float
     alpha_seconds: float = 0.0
@@ -37,27 +50,30 @@ class Link:
         return self.alpha_seconds + bytes_count / self.bandwidth_bytes_per_second
 
     def bytes_within(self, seconds: float) -> int:
-        """Return how many bytes one chunk can have that takes `seconds`."""
+        """Return the largest chunk, in bytes, that the link sends within `seconds`."""
         return max(0, math.floor((seconds - self.alpha_seconds) * self.bandwidth_bytes_per_second))
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
-    """A piece of one copy of a snapshot, and when it leaves."""
+    """One piece of one copy of a snapshot, and the time at which it is sent."""
 
     copy: int
-    """Which of the copies that are sent, from 0."""
+    """Index of the sent copy, from 0."""
     offset: int
-    """Where it begins in the snapshot, bytes."""
+    """Position in the snapshot, bytes."""
     bytes_count: int
     span: int
-    """Index into the spans; their number for what does not fit into any."""
+    """Index into the spans; the number of spans for a chunk that fits into none."""
     begin_seconds: float
-    """After the boundary."""
+    """Time after the boundary."""
 
 
 def usable(span: IdleSpan, mu: float = MU_RATIO) -> IdleSpan:
-    """Return the middle of a span: `mu` of its mean, and less where its ends move by more than that from iteration to iteration."""
+    """Return the usable middle part of a span.
+
+    It is `mu` of the mean length, or less if the ends vary by more than that from iteration to iteration.
+    """
     margin = min(max(span.seconds * (1 - mu) / 2, span.deviation_seconds), span.seconds / 2)
     return IdleSpan(span.begin_seconds + margin, span.seconds - 2 * margin)
 
@@ -75,26 +91,29 @@ def partition(
 ) -> tuple[ScheduledChunk, ...]:
     """Fit the copies of a snapshot into the idle spans of one iteration, chunk by chunk.
 
-    Four lines of the printed algorithm are changed, each shown by a test: a chunk costs f(its own size); as many copies
-    are sent as are asked for; a span too short for a byte ends instead of looping for ever; the unbounded span for what
-    does not fit comes after the profiled ones instead of replacing the last.
+    The code changes the printed algorithm in four points, and a test shows each:
+
+    - A chunk costs f(its own size).
+    - As many copies are sent as requested.
+    - A span that is too short for a byte ends instead of looping for ever.
+    - The unbounded span for the remaining chunks follows the profiled spans instead of replacing the last one.
 
     Args:
-        spans: of one iteration, in order of time, without overlap.
-        checkpoint_bytes: of one copy.
-        copies: that are sent, m - 1: the owner's own is not.
-        buffer_bytes: R, the receiver's buffers together.
-        buffers: p, in how many the receiver divides it: a chunk is at most R/p.
+        spans: idle spans of one iteration, in order of time, without overlap.
+        checkpoint_bytes: size of one copy.
+        copies: number of copies to send, m - 1; the owner's own copy is not sent.
+        buffer_bytes: R, total size of the receiver's buffers.
+        buffers: p, number of these buffers; a chunk has at most R/p bytes.
         bandwidth_bytes_per_second: B.
-        alpha_seconds: the start-up time of a chunk.
-        mu: part of a mean span that is used, in (0, 1].
+        alpha_seconds: start-up time of a chunk.
+        mu: used share of a mean span, in (0, 1].
 
     Returns:
-        All chunks in order of time. Those with span `len(spans)` did not fit: they follow the last span and delay what
-        comes then.
+        All chunks in order of time. Chunks with span `len(spans)` did not fit; they follow the last span and delay
+            training.
 
     Raises:
-        ValueError: an argument that describes no link, buffer or span.
+        ValueError: an argument describes no valid link, buffer or span.
     """
     largest = buffer_bytes // buffers if buffers > 0 else 0
     if largest < 1 or bandwidth_bytes_per_second <= 0 or alpha_seconds < 0 or not 0 < mu <= 1:
@@ -121,19 +140,21 @@ def partition(
 def uniform(
     checkpoint_bytes: int, copies: int, *, chunk_bytes: int, iteration_seconds: float
 ) -> tuple[ScheduledChunk, ...]:
-    """Spread the copies of a snapshot evenly over `UNIFORM_SHARE` of an iteration, whatever training does: what scheduling has to beat.
+    """Spread the copies of a snapshot evenly over `UNIFORM_SHARE` of an iteration.
+
+    This ignores the traffic of training. It is the baseline that scheduling must beat.
 
     Args:
-        checkpoint_bytes: of one copy.
-        copies: that are sent.
-        chunk_bytes: of a chunk; a copy's last one may be smaller.
-        iteration_seconds: mean.
+        checkpoint_bytes: size of one copy.
+        copies: number of copies to send.
+        chunk_bytes: size of a chunk; the last chunk of a copy may be smaller.
+        iteration_seconds: mean duration of an iteration.
 
     Returns:
-        All chunks in order of time, all in span 0, which is the iteration.
+        All chunks in order of time, all in span 0, which is the whole iteration.
 
     Raises:
-        ValueError: chunks of no bytes.
+        ValueError: `chunk_bytes` is below 1.
     """
     if chunk_bytes < 1:
         raise ValueError("chunks of no bytes")
@@ -148,7 +169,10 @@ def uniform(
 
 
 def chunk_bytes_for(windows: Sequence[IdleSpan], link: Link) -> int:
-    """Return the size of chunk that fits `CHUNKS_PER_SPAN` times into a usual window: the one that the middle byte goes through."""
+    """Return the chunk size of which `CHUNKS_PER_SPAN` fit into a typical window.
+
+    The typical window is the weighted median: half of the total window time is in windows of at most this length.
+    """
     half, passed = sum(window.seconds for window in windows) / 2, 0.0
     for length in sorted(window.seconds for window in windows):
         passed += length
@@ -159,14 +183,15 @@ def chunk_bytes_for(windows: Sequence[IdleSpan], link: Link) -> int:
 
 
 def opening(windows: Sequence[IdleSpan], after_seconds: float, cost_seconds: float) -> float | None:
-    """Return when a chunk may leave, or None when nothing of this iteration is left for it.
+    """Return when a chunk may be sent, or None if this iteration has no suitable window left.
 
-    A chunk longer than every window goes at the beginning of the longest one: late is worse than a little in the way.
+    A chunk longer than every window starts at the beginning of the longest window: a little contention is better than a
+    late snapshot.
 
     Args:
         windows: the usable parts of the idle spans, in order of time.
-        after_seconds: not before, after the boundary.
-        cost_seconds: how long the chunk occupies the link.
+        after_seconds: earliest time, after the boundary.
+        cost_seconds: time for which the chunk occupies the link.
 
     Returns:
         Seconds after the boundary, at least `after_seconds`.

@@ -1,8 +1,9 @@
-"""What a generation asks of this node: promise, load, start (docs/design.md#generations).
+"""State machine of this node's part in a generation: promise, load, start (docs/design.md#generations).
 
-Invariant: the promised generation only grows, and nothing of a lower one is acted on from the moment it is promised.
-The machine names what is to be done; the agent does it and says when it is done. `Promised` in particular is told only
-after the promise is on disk, every old rank is proven gone and every old stream is closed.
+Invariant: the promised generation only grows. From the moment of the promise, the node acts on no message of a lower
+generation. The machine names the work, and the agent does the work and reports it to the machine. The agent reports
+PROMISED to the control plane only after three facts: the promise is on disk, every old rank is proven to have exited,
+and every old stream is closed.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from everstep.protocol.ids import Generation, JobName, RunId
 
 
 class Event(StrEnum):
-    """The events that move a member.
+    """The events that change the phase of a member.
 
     LOAD: A plan arrived.
     LOADED: Every shard is verified.
-    LOAD_FAILED: A shard did not verify or could not be fetched.
+    LOAD_FAILED: A shard failed verification or could not be fetched.
     START: Every member of the generation is loaded.
     EXITED: Every rank on this node has exited.
     """
@@ -39,11 +40,14 @@ TRANSITIONS: Mapping[tuple[MemberPhase, Event], MemberPhase] = {
     (MemberPhase.LOADED, Event.START): MemberPhase.RUNNING,
     (MemberPhase.RUNNING, Event.EXITED): MemberPhase.EXITED,
 }
-"""Every phase is also left by a higher Prepare (to PROMISED) and by Release."""
+"""Next phase by phase and event.
+
+In addition, a higher Prepare moves every phase to PROMISED, and Release ends every phase.
+"""
 
 
 class InvalidTransition(Exception):
-    """An event that the member's phase does not allow."""
+    """Raised for an event that the member's phase does not allow."""
 
     def __init__(self, member: Membership, event: Event) -> None:
         super().__init__(f"run {member.run} generation {member.generation}: {event} while {member.phase}")
@@ -51,7 +55,7 @@ class InvalidTransition(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """This node's part in the highest generation that it has promised."""
+    """This node's part in the highest generation that the node has promised."""
 
     job: JobName
     run: RunId
@@ -62,13 +66,13 @@ class Membership:
         """Return the membership after `event`.
 
         Args:
-            event: what has happened to this node's part.
+            event: the event that happened to this node's part.
 
         Returns:
-            The membership in its next phase; this one stays as it is.
+            A membership in the next phase.
 
         Raises:
-            InvalidTransition: the table has no such pair.
+            InvalidTransition: `TRANSITIONS` has no entry for this phase and event.
         """
         phase = TRANSITIONS.get((self.phase, event))
         if phase is None:
@@ -77,21 +81,21 @@ class Membership:
 
 
 class Answer(StrEnum):
-    """What to do with a Prepare."""
+    """The agent's reaction to a Prepare of the control plane."""
 
     PROMISE = "promise"
-    """New: record it, end everything older, then report."""
+    """The Prepare is new: record it, end everything older, then report."""
     REPEAT = "repeat"
-    """The control plane has not seen the report yet: report again."""
+    """The node has promised this generation already and the control plane has not received the report: report again."""
     REFUSE = "refuse"
-    """Late: of a generation below the promised one."""
+    """The Prepare is late: its generation is below the promised one."""
 
 
 def answer_prepare(member: Membership | None, run: RunId, generation: Generation) -> Answer:
-    """Say what a Prepare means to a node in this state.
+    """Return how a node with this membership reacts to a Prepare.
 
-    A Prepare for another run also promises: the fleet's table is the only writer of who works for whom, so the run held
-    so far has ended here.
+    A Prepare for another run is accepted, whatever its generation. Only the fleet table of the control plane assigns
+    nodes to runs, so the node's previous run has ended here.
     """
     if member is None or member.run != run or generation > member.generation:
         return Answer.PROMISE
@@ -99,21 +103,22 @@ def answer_prepare(member: Membership | None, run: RunId, generation: Generation
 
 
 def is_own_run(promised: RunId | None, run: RunId) -> bool:
-    """Say whether a session that is refused comes from the run that this node works for: fenced off as stale, or early, but nobody foreign.
+    """Return whether a rejected session comes from the run that this node works for.
 
-    Any of the run's generations will do. Around a restart peers still dial for the one before, or already for the next;
-    a node that has taken a lost one's place hears of generations it never was a member of.
+    Such a session is stale or early, not foreign, so the agent logs no warning. Any generation of the run qualifies.
+    Around a restart, peers may still dial for the previous generation, or already for the next. A replacement node also
+    receives sessions of generations in which it was never a member.
 
     Args:
-        promised: the run of the newest promise; None before the first one.
-        run: what the session asks for.
+        promised: the run of the newest promise; None before the first promise.
+        run: the run that the session names.
 
     Returns:
-        True if there is nothing to warn of.
+        True if no warning is needed.
     """
     return promised == run
 
 
 def is_current(member: Membership | None, run: RunId, generation: Generation) -> bool:
-    """Say whether a command of (run, generation) is for the generation that this node has promised."""
+    """Return whether a command for `run` and `generation` matches the generation that this node has promised."""
     return member is not None and member.run == run and member.generation == generation

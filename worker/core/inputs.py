@@ -1,7 +1,7 @@
-"""What of a prefix lies where below a channel's directory, and what a node's cache lets go to make room. Pure.
+"""Rules for input channels: paths of downloaded files, and eviction from a node's cache. Pure.
 
-Invariant: no file of a channel lies outside of its directory, no two lie at one place, and nothing that a run uses is
-let go.
+Invariant: no file of a channel is placed outside the channel's directory, no two files share a path, and no file that a
+run uses is evicted.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 MAX_NAME_BYTES = 255
-"""Of one part of a path, on Linux."""
+"""Maximum length of one path component on Linux."""
 
 
 class Misplaced(Exception):
-    """An object's key is no place for a file; the text says why."""
+    """Raised for an object key that cannot be a file path; the text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,33 +25,33 @@ class HeldFile:
     name: str
     bytes: int
     used_at: float
-    """Unix seconds; the least go first."""
+    """Time of last use, Unix seconds. The least recently used file is evicted first."""
     is_linked: bool
-    """A run's directory has it."""
+    """True if a run's directory links to the file. Such a file is never evicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How the wanted files get their place."""
+    """The result of `make_room`."""
 
     dropped: tuple[str, ...]
-    """Names of held files, those that were not used for longest first."""
+    """Names of the files to evict, least recently used first."""
     lacking_bytes: int
-    """What is still too much when all of these are gone; 0: it fits."""
+    """Bytes by which the cache is still over its limit after the evictions; 0 if everything fits."""
 
 
 def place_of(key: str, prefix: str) -> PurePosixPath | None:
-    """Return where an object lies below its channel's directory.
+    """Return the path of an object relative to its channel's directory.
 
     Args:
-        key: of the object; begins with `prefix`.
-        prefix: ends with a slash, or is empty.
+        key: key of the object; begins with `prefix`.
+        prefix: prefix of the channel; ends with a slash, or is empty.
 
     Returns:
-        Its path; None for the empty object that consoles make for a folder.
+        The relative path; None for the empty object by which consoles represent a folder.
 
     Raises:
-        Misplaced: the key leads out of the directory, or is no name of a file.
+        Misplaced: the key leads out of the directory, or contains a component that is no valid file name.
     """
     below = key[len(prefix) :]
     if not below or below.endswith("/"):
@@ -65,13 +65,13 @@ def place_of(key: str, prefix: str) -> PurePosixPath | None:
 
 
 def check_places(places: Sequence[PurePosixPath]) -> None:
-    """Refuse a set of files of which one would have to be a file and a folder.
+    """Check that no path would have to be a file and a folder at once.
 
     Args:
-        places: of all files of a channel.
+        places: the paths of all files of a channel.
 
     Raises:
-        Misplaced: names the file.
+        Misplaced: a path is also the folder of another path; the text names both.
     """
     files = set(places)
     for place in places:
@@ -81,15 +81,15 @@ def check_places(places: Sequence[PurePosixPath]) -> None:
 
 
 def make_room(held: Sequence[HeldFile], wanted: Mapping[str, int], limit_bytes: int) -> Room:
-    """Return what is to be let go so that all wanted files fit.
+    """Choose the cached files to evict so that all wanted files fit.
 
     Args:
         held: all files of the cache.
-        wanted: bytes by name, held or not.
-        limit_bytes: what the cache may have in all.
+        wanted: size in bytes of every wanted file by name, whether cached or not.
+        limit_bytes: maximum size of the cache.
 
     Returns:
-        What goes; nothing of it is wanted or linked.
+        The evictions. Wanted and linked files are never among them.
     """
     there = {file.name for file in held}
     total = sum(file.bytes for file in held) + sum(size for name, size in wanted.items() if name not in there)

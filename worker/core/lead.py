@@ -1,11 +1,13 @@
-"""How far ahead of the ranks a step is proposed, so that all hear of it before they pass it.
+"""Decides how far ahead of the ranks a step is proposed.
 
-A lead of one keeps every step, of two every second. Who hears too late loses a step, so a lead that is a step too short
-is cheap to try and one that is a step too long is not: it grows by one with every late round and is tried shorter again
-soon; later where that was in vain.
+All ranks must receive the proposal before they pass the step. The lead is a number of steps. With a lead of one every
+step can be kept, with two every second step. A rank that receives a proposal too late loses that step. A lead that is
+too short therefore costs one step, but a lead that is too long costs steps all the time. So the lead grows by one after
+every late round, and a shorter lead is tried again soon after. If the shorter lead fails at once, the next attempt
+waits longer.
 
-Invariant: where a round is late now and then, the lead is mostly the shortest; where every round is late at a lead, one
-in `MAX_PATIENCE` tries it.
+Invariant: if rounds are late only now and then, the lead is mostly the shortest possible. If every round is late at
+some lead, at most one round in `MAX_PATIENCE` tries that lead.
 """
 
 from __future__ import annotations
@@ -13,29 +15,29 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 MAX_PATIENCE = 32
-"""Clean rounds before a shorter lead is tried, at most."""
+"""Maximum number of clean rounds before a shorter lead is tried."""
 SOON = 2
-"""A round that is late before so many were clean says that the shorter lead was tried in vain."""
+"""A late round within this many rounds after the lead was shortened means that shortening it failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """What late rounds have taught. One per generation, of the coordinator."""
+    """The present lead, and when to try a shorter one. The coordinator has one per generation."""
 
     steps: int = 1
-    """From the highest boundary known to the next proposed step, at least."""
+    """Minimum distance from the highest known boundary to the next proposed step."""
     patience: int = 1
-    """Clean rounds before the next shorter one is tried."""
+    """Number of clean rounds before a shorter lead is tried."""
     clean_rounds: int = 0
-    """Since the lead last changed, or since it was last late."""
+    """Clean rounds since the lead last changed or a round was last late."""
 
     def late(self) -> Lead:
-        """A rank had passed the proposed step before it heard of it."""
+        """Return the lead after a round in which a rank passed the proposed step before it received the proposal."""
         in_vain = self.clean_rounds < SOON
         return Lead(self.steps + 1, min(MAX_PATIENCE, 2 * self.patience) if in_vain else 1)
 
     def clean(self) -> Lead:
-        """A proposed step was committed."""
+        """Return the lead after a round in which the proposed step was committed."""
         counted = replace(self, clean_rounds=self.clean_rounds + 1)
         return (
             replace(self, steps=self.steps - 1, clean_rounds=0)

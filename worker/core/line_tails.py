@@ -1,8 +1,8 @@
-"""The newest lines of a node, as its peers keep them: rows of a log chunk with consecutive numbers, bounded in bytes.
+"""The newest log lines of a node, which its peers store: rows with consecutive numbers, bounded in bytes.
 
 Pure.
 
-Invariant: a tail has no holes. Lines that do not follow on replace all that is there; the bound takes the oldest.
+Invariant: a tail has no gaps. Lines that do not continue it replace all its lines. The bound removes the oldest lines.
 """
 
 from __future__ import annotations
@@ -12,42 +12,43 @@ from dataclasses import dataclass
 from typing import Final
 
 TAIL_BYTES: Final = 256 * 1024
-"""Of a rank's newest lines, encoded, that its peers keep."""
+"""Maximum encoded bytes of a rank's newest lines that its peers store."""
 MESSAGE_BYTES: Final = 256 * 1024
-"""Of lines in one message to a peer, and one line more."""
+"""Size at which a message of lines to a peer is full; the line that reaches it is included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Consecutive lines."""
+    """Log lines with consecutive numbers."""
 
     first: int = 0
-    """Number of the first."""
+    """Number of the first line."""
     rows: tuple[bytes, ...] = ()
-    """Encoded, each with its line feed."""
+    """Encoded lines, each with its line feed."""
     size: int = 0
-    """Bytes of them."""
+    """Total bytes of `rows`."""
 
     @classmethod
     def of(cls, first: int, rows: Sequence[bytes]) -> Tail:
-        """Return the tail of some lines."""
+        """Return the tail that consists of these lines."""
         return cls(first, tuple(rows), sum(map(len, rows)))
 
     @property
     def end(self) -> int:
-        """Return the number of the line after the last."""
+        """Number after that of the last line."""
         return self.first + len(self.rows)
 
     def extended(self, first: int, rows: Sequence[bytes], *, limit_bytes: int) -> Tail:
         """Return the tail with more lines.
 
         Args:
-            first: number of the first of them. Those that the tail has are skipped.
-            rows: encoded, each with its line feed.
-            limit_bytes: the newest lines that fit are kept. The oldest are dropped once the tail has twice as much.
+            first: number of the first new line. Lines that the tail already has are skipped.
+            rows: encoded lines, each with its line feed.
+            limit_bytes: size of the newest lines to keep. Older lines are dropped when the tail exceeds twice this
+                size.
 
         Returns:
-            The tail, this very one where nothing is new.
+            The new tail; this object itself if no line is new.
         """
         if first + len(rows) <= self.end:
             return self
@@ -59,12 +60,12 @@ class Tail:
         return longer.newest(limit_bytes) if longer.size > 2 * limit_bytes else longer
 
     def since(self, number: int) -> Tail:
-        """Return the lines from a number on."""
+        """Return the lines from `number` on."""
         skipped = min(max(0, number - self.first), len(self.rows))
         return Tail.of(self.first + skipped, self.rows[skipped:]) if skipped else self
 
     def newest(self, limit_bytes: int) -> Tail:
-        """Return the newest lines that fit; the last one always does."""
+        """Return the newest lines within `limit_bytes`, at least the last line."""
         size, count = 0, 0
         for row in reversed(self.rows):
             size += len(row)
@@ -74,7 +75,7 @@ class Tail:
         return self.since(self.end - count)
 
     def batches(self) -> Iterator[Tail]:
-        """Yield the lines in order, in parts that fit a message."""
+        """Yield the lines in order, in parts of about `MESSAGE_BYTES`."""
         begin = size = 0
         for index, row in enumerate(self.rows):
             size += len(row)

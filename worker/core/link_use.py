@@ -1,13 +1,13 @@
-"""How much of a link's time transfers have had that share it: all of them together, and each its part.
+"""Measures how long the transfers of a node use their shared link: all of them together, and each for its share.
 
-The ranks of a node send at the same boundary, each to each of its holders. What their link carries is what they sent
-together by the time in which any of them did. Whether one of them is slow is told by its part of that time: a second
-that it shared with three others was a quarter of one.
+The ranks of a node send at the same boundary, each to its holders. The throughput of the link is the bytes that all of
+them sent, divided by the time in which at least one of them sent. To judge one transfer, its share of that time counts:
+one second shared by four transfers is a quarter of a second for each.
 
-Whoever sends counts, many times a second, also when nothing leaves. So when nobody has for a while the process stood
-still (SIGSTOP, a host that was paused), and what its kernel sent meanwhile nobody knows.
+Every sender updates the count many times per second, even if no byte leaves. A gap in these updates means that the
+process itself was stopped (SIGSTOP, a paused host). The kernel may have sent an unknown number of bytes in such a gap.
 
-Invariant: time passes here only while somebody sends, and can.
+Invariant: time is counted only while some transfer has data to send and the process runs.
 """
 
 from __future__ import annotations
@@ -15,24 +15,27 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 STANDSTILL_SECONDS = 1.0
-"""Between two counts while somebody sends: as long as that a process that runs is never silent."""
+"""Gap between two updates of an active sender that proves that the process was stopped.
+
+The gap is not counted.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkUse:
-    """What has been counted until a moment. Differences of two mean something, the numbers themselves do not."""
+    """Accumulated link time at one moment. Only differences between two values are meaningful."""
 
     at_seconds: float = 0.0
-    """That moment; while nobody sends, when the last one stopped."""
+    """Time of this count; while nothing is sent, the time at which the last transfer stopped."""
     sender_count: int = 0
-    """Transfers that have something to send."""
+    """Number of transfers that have data to send."""
     busy_seconds: float = 0.0
-    """In which there was at least one."""
+    """Total time in which at least one transfer had data to send."""
     part_seconds: float = 0.0
-    """What each of them had, if all had the same: a second in which three send is a third of one."""
+    """Total time per transfer at equal shares: a second in which three transfers send counts as 1/3 s."""
 
     def until(self, now: float) -> LinkUse:
-        """Return what is counted `now`; a moment before the last one changes nothing, and a standstill is left out."""
+        """Return the count at `now`. An earlier time changes nothing, and a standstill of the process is left out."""
         passed = now - self.at_seconds
         if not self.sender_count or passed <= 0:
             return self
@@ -42,26 +45,26 @@ class LinkUse:
         return replace(self, at_seconds=now, busy_seconds=busy, part_seconds=part)
 
     def joined(self, now: float) -> LinkUse:
-        """Another transfer has something to send."""
+        """Return the count at `now` with one more transfer that has data to send."""
         counted = self.until(now)
         return replace(counted, at_seconds=max(now, counted.at_seconds), sender_count=counted.sender_count + 1)
 
     def left(self, now: float) -> LinkUse:
-        """One has nothing to send any more, or not now."""
+        """Return the count at `now` with one transfer fewer that has data to send."""
         counted = self.until(now)
         return replace(counted, sender_count=counted.sender_count - 1)
 
     def drained(self, since: float, now: float) -> LinkUse:
-        """Count the time that the last bytes took from the kernel to the holder, where nobody else was sending in it.
+        """Count the time in which the kernel sent the last bytes to the holder, where no other transfer was counted.
 
         Args:
-            since: when the kernel took them.
-            now: when the holder had them.
+            since: when the kernel accepted the last bytes.
+            now: when the holder had received them.
 
         Returns:
-            With the time that was not counted yet.
+            The count, with the part of this time that was not counted yet.
         """
-        counted = self.until(now)  # with it, where somebody sends
+        counted = self.until(now)
         passed = now - max(since, counted.at_seconds)
         if passed <= 0:
             return counted

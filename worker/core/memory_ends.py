@@ -1,15 +1,15 @@
-"""Decides whether a rank ran out of memory, from what the kernel and the rank left behind. Pure.
+"""Decides whether a rank ran out of memory, from evidence of the kernel and the rank. Pure.
 
     evidence                                                        certain    source
-    the kernel's log says that it killed this very process          yes        kernel_log
+    the kernel's log reports a kill of this process                 yes        kernel_log
     the kill counter of the rank's memory cgroup rose               yes        cgroup
     the kill counter of the node rose                               no         node
-    the rank's last exception is one of lack of memory              yes        exception
+    the rank's last exception reports a lack of memory              yes        exception
 
-The first three count only for a rank that ended by SIGKILL and that the agent did not stop. The node's counter counts
+The first three count only for a rank that ended by SIGKILL and that the agent did not stop. The node's counter covers
 every process of the machine, so the killed process may be another one.
 
-Invariant: a figure that nobody measured is None, never estimated.
+Invariant: a value that was not measured is None, never estimated.
 """
 
 from __future__ import annotations
@@ -30,48 +30,49 @@ _HOST_EXCEPTIONS = re.compile(
     r"|OSError: \[Errno 12\] "
 )
 _KILLED = re.compile(
-    r"Killed process (?P<pid>\d+) \(.*?\) total-vm:\d+kB, anon-rss:(?P<anon>\d+)kB, file-rss:(?P<file>\d+)kB(?:, shmem-rss:(?P<shared>\d+)kB)?"
+    r"Killed process (?P<pid>\d+) \(.*?\) total-vm:\d+kB, anon-rss:(?P<anon>\d+)kB, file-rss:(?P<file>\d+)kB"
+    r"(?:, shmem-rss:(?P<shared>\d+)kB)?"
 )
 _RECORD = re.compile(r"^\d+,\d+,(?P<microseconds>\d+),[^;]*;(?P<text>.*)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillCounts:
-    """How often the kernel has killed for lack of memory, by who counts. None: the counter cannot be read."""
+    """Counters of kernel kills for lack of memory. None: the counter cannot be read."""
 
     cgroup: int | None = None
-    """Of the memory cgroup that the rank is in, if that is not the whole machine."""
+    """Counter of the rank's memory cgroup, unless that cgroup is the whole machine."""
     node: int | None = None
-    """Of the machine."""
+    """Counter of the machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """How much memory was in use shortly before an end, in bytes. None: not measured."""
+    """Memory in use shortly before a rank ended, in bytes. None: not measured."""
 
     rank_bytes: int | None = None
     """Resident memory of the rank's process."""
     used_bytes: int | None = None
-    """Of the node, or of the cgroup where that has a limit."""
+    """Used memory of the cgroup if it has a limit, otherwise of the node."""
     total_bytes: int | None = None
-    """The limit that `used_bytes` counts against."""
+    """The limit that applies to `used_bytes`."""
 
 
 UNMEASURED = MemoryUse()
 
 
 def end_of_killed(before: KillCounts, after: KillCounts, use: MemoryUse, logged_bytes: int | None) -> MemoryEnd | None:
-    """Return why a rank that ended by SIGKILL ran out of memory, or None if nothing says that it did.
+    """Return how a rank that ended by SIGKILL ran out of memory, or None without any evidence of that.
 
     Args:
-        before: counts from a while before the end.
-        after: counts from after the end.
-        use: the newest figures from before the end.
-        logged_bytes: what the rank had resident according to the kernel's log (`logged_kill`); None: the log does not
-            name the rank.
+        before: counters some time before the end.
+        after: counters after the end.
+        use: the newest measurements before the end.
+        logged_bytes: the rank's resident memory in the kernel's log (`logged_kill`); None if the log does not report
+            it.
 
     Returns:
-        The strongest evidence with the figures.
+        The strongest evidence, with the measurements.
     """
     if logged_bytes is not None:
         source = MemorySource.KERNEL_LOG
@@ -91,14 +92,14 @@ def end_of_killed(before: KillCounts, after: KillCounts, use: MemoryUse, logged_
 
 
 def end_of_raised(last_lines: str, use: MemoryUse) -> MemoryEnd | None:
-    """Return why a rank that ended by an exception ran out of memory, or None if its last exception is another one.
+    """Return how a rank that ended by an exception ran out of memory, or None if it raised another exception.
 
     Args:
         last_lines: the end of the rank's stderr.
-        use: the newest figures from before the end.
+        use: the newest measurements before the end.
 
     Returns:
-        The exception's first line as evidence.
+        The evidence, with the line that names the exception.
     """
     line = _last_exception(last_lines)
     if _GPU_EXCEPTIONS.match(line):
@@ -116,16 +117,16 @@ def end_of_raised(last_lines: str, use: MemoryUse) -> MemoryEnd | None:
 
 
 def logged_kill(log: str, pid: int, since_seconds: float) -> int | None:
-    """Return what a process had resident when the kernel killed it for lack of memory.
+    """Return the resident memory of a process when the kernel killed it for lack of memory.
 
     Args:
         log: records of /dev/kmsg, one per line.
-        pid: of the process.
-        since_seconds: seconds since boot at which the process started; older records are about an earlier process with
-            that pid.
+        pid: pid of the process.
+        since_seconds: start of the process, in seconds since boot; older records concern an earlier process with this
+            pid.
 
     Returns:
-        Bytes, or None if the log does not say that the kernel killed it.
+        Bytes, or None if the log does not report a kill of this process.
     """
     found = None
     for line in log.splitlines():

@@ -1,6 +1,6 @@
-"""Logged values on their way to the control plane: numbered, bounded, sent again until they are known to be kept. Pure.
+"""Queue of logged values for the control plane: numbered, bounded, resent until the control plane confirms them. Pure.
 
-Invariant: a number is never given twice, and what is dropped leaves a gap in the numbers, which the receiver counts.
+Invariant: a number is used only once. A dropped step leaves a gap in the numbers, and the receiver counts the gaps.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ from everstep.protocol.agent_messages import MetricBatch, MetricPoint
 from everstep.protocol.ids import RunId
 
 MAX_WAITING = 20_000
-"""Steps that wait; beyond it the oldest are dropped."""
+"""Maximum steps in the queue. Beyond it, the oldest are dropped."""
 MAX_SENT = 1_000
-"""Steps of one message."""
+"""Maximum steps per message."""
 MAX_SENT_VALUES = 10_000
-"""Values of one message, unless a single step has more."""
+"""Maximum values per message, unless a single step has more."""
 AGAIN_SECONDS = 5.0
-"""Later than this it is sent again: the control plane stores once a second."""
+"""Time without a confirmation after which a message is sent again.
+
+The control plane stores once per second.
+"""
 
 
 class MetricOutbox:
-    """What rank 0 of this node's job has logged and nobody has confirmed yet.
+    """Values that rank 0 of this node's job has logged and the control plane has not confirmed.
 
-    One per agent, through generations and jobs.
+    An agent has one, which outlives generations and jobs.
     """
 
     def __init__(self) -> None:
@@ -35,12 +38,12 @@ class MetricOutbox:
         self._sent_at: float | None = None
 
     def add(self, run: RunId, points: Sequence[MetricPoint], dropped_count: int = 0) -> None:
-        """Take what a rank has logged.
+        """Queue values that a rank has logged.
 
         Args:
-            run: the rank's.
-            points: in the order in which they were logged.
-            dropped_count: how many were lost before them.
+            run: the rank's run.
+            points: values in the order in which they were logged.
+            dropped_count: number of steps lost before these.
         """
         self._next_number += dropped_count
         self.dropped_count += dropped_count
@@ -52,21 +55,22 @@ class MetricOutbox:
             self.dropped_count += 1
 
     def __len__(self) -> int:
-        """Return how many steps wait."""
+        """Return the number of queued steps."""
         return len(self._waiting)
 
     def connected(self) -> None:
-        """A connection begins: nothing is on its way."""
+        """Record a new connection: no message is in flight, so everything is due again."""
         self._sent_at = None
 
     def due(self, now: float) -> MetricBatch | None:
-        """Return what is to be sent now; None while nothing waits, or the last message may still be confirmed.
+        """Return the message to send now.
 
         Args:
             now: monotonic seconds.
 
         Returns:
-            Values of one run without a gap, the oldest first.
+            Values of one run with consecutive numbers, oldest first. None if the queue is empty or the last message may
+                still be confirmed.
         """
         if not self._waiting or (self._sent_at is not None and now - self._sent_at < AGAIN_SECONDS):
             return None
@@ -83,10 +87,10 @@ class MetricOutbox:
         return MetricBatch(run=run, first_number=first, points=tuple(points))
 
     def confirm(self, next_number: int) -> None:
-        """What was numbered before this is kept.
+        """Remove the values that the control plane has stored.
 
         Args:
-            next_number: as the control plane says it.
+            next_number: the first number that is not stored.
         """
         while self._waiting and self._waiting[0][0] < next_number:
             self._waiting.popleft()

@@ -1,20 +1,20 @@
-"""What is wrong with a node, judged from what was read. Pure.
+"""Derives the faults of a node from readings of its devices. Pure.
 
-    gpu_xid          the driver told of an error of this number; for `XID_SECONDS` after it did
-    gpu_ecc          memory of a GPU has lost data since the driver was loaded, or can replace no more rows
-    gpu_throttled    hardware or heat has slowed a GPU down for `THROTTLED_SECONDS`; what power limits and idleness do hurts nobody
+    gpu_xid          the GPU driver reported an Xid error within the last `XID_SECONDS`
+    gpu_ecc          GPU memory lost data since the driver was loaded, or the GPU has no spare memory rows left
+    gpu_throttled    a GPU was slowed down for `THROTTLED_SECONDS`, except by power limits and idleness
     gpu_lost         the driver cannot reach a GPU any more
-    nic_down         a card that was up is down
-    nic_errors       a card has counted `NIC_ERRORS` within `WINDOW_SECONDS`
-    disk_read_only   the kernel has remounted it so, as a rule after an error of the disk
-    disk_full        nothing of use can be written any more
-    disk_silent      it has finished none of the requests that lie before it for `DEVICE_SILENT_SECONDS`: a busy one finishes some; one that has
-                     finished none since the first reading, for `FIRST_SILENT_SECONDS`
-    memory_low       less than `LOW_MEMORY_SHARE` can be allocated, for `LOW_SECONDS`
-    memory_killed    the kernel has ended a process for want of memory, within `WINDOW_SECONDS`
+    nic_down         a network card that was up is down
+    nic_errors       a network card counted `NIC_ERRORS` errors within `WINDOW_SECONDS`
+    disk_read_only   the kernel has remounted the file system read-only, usually after a disk error
+    disk_full        less than `DiskFacts.least_bytes` are free
+    disk_silent      the disk finished no request for `DEVICE_SILENT_SECONDS` although requests waited;
+                     `FIRST_SILENT_SECONDS` for a disk that has not finished any request since the first reading
+    memory_low       less than `LOW_MEMORY_SHARE` of the memory was available for `LOW_SECONDS`
+    memory_killed    the kernel killed a process for lack of memory within `WINDOW_SECONDS`
 
-Invariant: a fault is told while it holds and no longer, in the same words all the while: a report that changes wakes
-the control plane.
+Invariant: a fault is reported exactly while it holds, with an unchanged message. Every changed report wakes the control
+plane.
 """
 
 from __future__ import annotations
@@ -25,91 +25,98 @@ from dataclasses import dataclass, field
 from everstep.protocol.agent_messages import DEVICE_SILENT_SECONDS, FaultCode, NodeFault
 
 FIRST_SILENT_SECONDS = 60.0
-"""A volume of which nobody has seen yet that it finishes anything may be an idle one whose driver shows what is long finished. What the agent writes
-to it as it starts is dirty for 35 s at the most, and then written: one that works has finished some by now.
-Source: Linux, Documentation/admin-guide/sysctl/vm.rst (dirty_expire_centisecs, dirty_writeback_centisecs)."""
+"""Time without a finished request after which an unproven disk counts as silent.
+
+A disk that has finished no request yet may be idle, with a driver that shows requests finished long ago as waiting. The
+agent writes to the disk when it starts. The kernel writes such data back after at most 35 s, so by now a working disk
+has finished some requests. Source: Linux, Documentation/admin-guide/sysctl/vm.rst (dirty_expire_centisecs,
+dirty_writeback_centisecs).
+"""
 XID_SECONDS = 600.0
-"""What an Xid leaves behind for longer shows as `gpu_lost` or `gpu_ecc`."""
+"""Time for which an Xid is reported. Longer effects of the error show as `gpu_lost` or `gpu_ecc`."""
 THROTTLED_SECONDS = 10.0
 NIC_ERRORS = 100
 WINDOW_SECONDS = 60.0
 LOW_MEMORY_SHARE = 0.02
 LOW_SECONDS = 5.0
-"""A process that allocates much and ends at once is no want."""
+"""Shorter shortages are ignored: a process may allocate much memory and end at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """One GPU, as the driver tells of it."""
+    """State of one GPU, reported by its driver."""
 
     index: int
     name: str = ""
     xids: tuple[int, ...] = ()
-    """Told since the last reading; while a stub has them, at each."""
+    """Xid errors since the last reading. A stub driver reports its configured errors at every reading."""
     ecc_uncorrectable: int = 0
-    """Since the driver was loaded."""
+    """Uncorrectable memory errors since the driver was loaded."""
     is_remapping_failed: bool = False
     slowed_by: tuple[str, ...] = ()
-    """What slows its clocks down and hurts; empty when nothing does."""
+    """Harmful reasons for which the GPU's clocks are reduced; empty if there are none."""
     is_lost: bool = False
     busy_percent: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFacts:
-    """One network card."""
+    """State of one network card."""
 
     name: str
     is_up: bool
     error_count: int = 0
-    """Only ever grows."""
+    """Total number of errors; a counter."""
     byte_count: int | None = None
-    """Sent and received; only ever grows. None where nobody counts."""
+    """Total bytes sent and received; a counter. None if it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskQueue:
-    """What a volume has done and has still to do."""
+    """Request counts of one volume."""
 
     finished_count: int
-    """Requests of all kinds; only ever grows."""
+    """Total number of finished requests of all kinds; a counter."""
     waiting_count: int
-    """Requests that it was given and has not finished."""
+    """Requests that the volume has accepted and not finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskWait:
-    """Since when a volume has finished nothing although it had to."""
+    """How long a volume has finished no request although requests waited."""
 
     finished_count: int
     least_waiting: int | None
-    """The fewest requests seen before it while it finished others, or none: some drivers lose count, and show for ever what is long finished. None:
-    nobody has seen it finish anything yet."""
+    """Fewest waiting requests seen in a reading at which the volume had finished others, or was idle.
+
+    Some drivers lose count and show finished requests as waiting for ever. This number is subtracted as such a
+    permanent error. None: no finished request has been observed yet.
+    """
     since: float | None
-    """Monotonic seconds; None while nothing waits."""
+    """Start of the wait, monotonic seconds; None while no request waits."""
 
     def is_stuck(self, now: float) -> bool:
-        """Say whether it has finished nothing for so long that it is at fault."""
+        """Return whether the wait is long enough to report the volume as silent."""
         patience = FIRST_SILENT_SECONDS if self.least_waiting is None else DEVICE_SILENT_SECONDS
         return self.since is not None and now - self.since >= patience
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskFacts:
-    """One file system that this node writes to."""
+    """State of one file system that this node writes to."""
 
     path: str
     is_read_only: bool
     free_bytes: int
     least_bytes: int
-    """Below this it counts as full."""
+    """Free bytes below which the file system counts as full."""
     queue: DiskQueue | None = None
-    """Of the volume below it; None where there is none of this node's own, or nobody counts."""
+    """Request counts of the underlying volume; None if there is no volume of this node or no count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """One reading."""
+    """One reading of all devices."""
 
     at: float
     """Monotonic seconds."""
@@ -119,35 +126,35 @@ class NodeFacts:
     memory_total_bytes: int = 0
     memory_available_bytes: int = 0
     kill_count: int | None = None
-    """How often the kernel has killed for want of memory; None where nobody counts."""
+    """Total number of kills for lack of memory by the kernel; None if it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHealth:
-    """What must be remembered from one reading to the next, and what is wrong."""
+    """State carried from one reading to the next, and the present faults."""
 
     xids: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    """When each (GPU, Xid) was told last."""
+    """Last report of each (GPU index, Xid), monotonic seconds."""
     slowed_since: Mapping[int, float] = field(default_factory=dict)
     seen_up: frozenset[str] = frozenset()
     errors: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
-    """Readings of a card's count within the window, the oldest first."""
+    """Error counts of each network card within the window, oldest first, as (time, count)."""
     kills: tuple[tuple[float, int], ...] = ()
     low_since: float | None = None
     waits: Mapping[str, DiskWait] = field(default_factory=dict)
-    """By path."""
+    """Waits of volumes, by path of the file system."""
     faults: tuple[NodeFault, ...] = ()
 
 
 def judge(before: NodeHealth, facts: NodeFacts) -> NodeHealth:
-    """Return what is wrong with the node after one more reading.
+    """Return the node's health after one more reading.
 
     Args:
-        before: what the last call returned; a fresh one at first.
-        facts: a reading, later than the one before.
+        before: the result of the last call; a new `NodeHealth` for the first.
+        facts: a reading, later than the last one.
 
     Returns:
-        What to remember and the faults, GPUs first.
+        The state for the next call, with the present faults, GPUs first.
     """
     now = facts.at
     told = {(gpu.index, xid): now for gpu in facts.gpus for xid in gpu.xids}
@@ -223,7 +230,10 @@ def _of_links(
 
 
 def _wait(before: DiskWait | None, queue: DiskQueue, now: float) -> DiskWait:
-    """Return how long a volume has finished nothing: a request that waits at two readings between which none was finished has waited all the time."""
+    """Return how long a volume has finished no request.
+
+    If requests wait at two readings and none was finished in between, a request has waited all the time.
+    """
     finished, waiting = queue.finished_count, queue.waiting_count
     least = before.least_waiting if before is not None else None
     if least is not None or waiting == 0 or (before is not None and before.finished_count != finished):
@@ -272,7 +282,10 @@ def _fault(code: FaultCode, message: str, device: str) -> NodeFault:
 
 
 def _window(before: tuple[tuple[float, int], ...], now: float, count: int) -> tuple[tuple[float, int], ...]:
-    """Return the readings of the last `WINDOW_SECONDS`; a counter that went back has begun anew."""
+    """Return the readings of the last `WINDOW_SECONDS`.
+
+    A counter that decreased was reset, so its older readings are dropped.
+    """
     kept = before if not before or before[-1][1] <= count else ()
     return (*((at, seen) for at, seen in kept if now - at <= WINDOW_SECONDS), (now, count))
 

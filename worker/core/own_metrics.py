@@ -1,11 +1,14 @@
-"""What Everstep measures of a job's iterations, as values beside those that its script logs. Pure.
+"""Everstep's own measurements of a job's iterations, published next to the values that the script logs. Pure.
 
     Boundary, Captured ──▶ OwnMetrics ──at most every PERIOD_SECONDS──▶ one set of values
-                                            rank 0's node: a MetricPoint, numbered and kept      every node: its newest, in its report
+                                            rank 0's node: a MetricPoint, numbered and stored
+                                            every node: the newest set, in its report
 
-The control plane puts what all nodes measured beside each point of rank 0's node. Of a node its first rank speaks:
-collectives make iterations common to all. Invariant: however fast steps are and however many ranks there are, there is
-at most one set in `PERIOD_SECONDS`, of as many values as `OwnMetrics.due` names.
+The control plane adds the measurements of all nodes to each point of rank 0's node. On each node the first rank
+reports: collectives make the iterations of all ranks equally long.
+
+Invariant: a node produces at most one set per `PERIOD_SECONDS`, however fast its steps and however many its ranks. A
+set has only the values that `OwnMetrics.due` names.
 """
 
 from __future__ import annotations
@@ -15,53 +18,56 @@ from dataclasses import dataclass, replace
 from everstep.protocol.rank_messages import OWN_METRICS
 
 PERIOD_SECONDS = 5.0
-"""A chart has about a thousand points, a job as a rule more iterations."""
+"""Minimum seconds between two points.
+
+A chart shows about a thousand points, and a job usually has more iterations.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeUsage:
-    """What a node's devices have done so far, as far as somebody reads them."""
+    """Use of a node's devices. A value is None if nothing on the node measures it."""
 
     gpu_percent: float | None = None
-    """How busy its GPUs are, their mean."""
+    """Mean utilization of the node's GPUs."""
     gpu_least_percent: float | None = None
-    """How busy the idlest of them is: of eight, one that idles hardly shows in the mean."""
+    """Utilization of the least busy GPU. One idle GPU of eight hardly shows in the mean."""
     network_bytes: int | None = None
-    """That its network cards have sent and received; only ever grows."""
+    """Bytes that the network cards have sent and received; a counter."""
     memory_total_bytes: int | None = None
-    """What agent and ranks can have at most."""
+    """Maximum memory that the agent and its ranks can use."""
     memory_available_bytes: int | None = None
     memory_limit_bytes: int | None = None
-    """The limit of their cgroup; None: the machine is the limit."""
+    """Memory limit of their cgroup; None if the machine is the limit."""
     rank_memory_bytes: int | None = None
-    """Resident memory of the largest rank."""
+    """Resident memory of the rank that uses most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnMetrics:
-    """What came since the last point."""
+    """Sums of the measurements since the last point."""
 
     began_at: float | None = None
-    """Monotonic seconds of the last point; None before the first iteration."""
+    """Monotonic time of the last point; None before the first iteration."""
     iteration_count: int = 0
     step_seconds: float = 0.0
     blocked_seconds: float = 0.0
     replica_count: int = 0
     replicate_seconds: float = 0.0
     replica_bytes: int = 0
-    """Sent in all, when the last point was made."""
+    """Total bytes sent to holders at the time of the last point."""
     usage: NodeUsage = NodeUsage()
-    """Then."""
+    """Device use at the time of the last point."""
 
     def iteration(self, seconds: float, blocked_seconds: float) -> OwnMetrics:
-        """Take one iteration into account.
+        """Add one iteration.
 
         Args:
-            seconds: from boundary to boundary.
-            blocked_seconds: for how long of it saving held the rank.
+            seconds: duration from boundary to boundary.
+            blocked_seconds: part of it in which saving blocked the rank.
 
         Returns:
-            The sums with it.
+            The new sums.
         """
         return replace(
             self,
@@ -71,19 +77,20 @@ class OwnMetrics:
         )
 
     def replicated(self, seconds: float) -> OwnMetrics:
-        """Take a snapshot into account that every holder in view has verified so long after its boundary."""
+        """Add one snapshot. `seconds` is the time from its boundary until every holder in view had verified it."""
         return replace(self, replica_count=self.replica_count + 1, replicate_seconds=self.replicate_seconds + seconds)
 
     def due(self, now: float, replica_bytes: int, usage: NodeUsage) -> tuple[dict[str, float], OwnMetrics]:
-        """Return the values of a point, or none while it is too early for one, and what is counted from then on.
+        """Return the values of a new point and the sums to continue with.
 
         Args:
-            now: monotonic seconds: when the newest boundary was passed.
-            replica_bytes: sent to holders by this node so far.
-            usage: of the node.
+            now: monotonic time of the newest boundary.
+            replica_bytes: total bytes that this node has sent to holders.
+            usage: present use of the node's devices.
 
         Returns:
-            Means of what came since the last point, by name; rates from the second point on.
+            Values by name, and the new sums. The values are means since the last point; rates appear from the second
+                point on. While the period has not passed, there are no values and the sums are unchanged.
         """
         if self.began_at is not None and now - self.began_at < PERIOD_SECONDS:
             return {}, self

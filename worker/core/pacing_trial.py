@@ -1,15 +1,17 @@
-"""Whether pacing pays: iterations whose snapshot waited for idle spans against iterations whose snapshot went at once.
+"""Decides whether pacing pays, by comparing paced iterations with unpaced ones.
+
+Pacing delays the chunks of a snapshot until the network is idle. Without pacing, a snapshot is sent at once.
 
     steps 0-3 paced ─▶ 4-7 at once ─▶ 8-11 at once ─▶ 12-15 paced ─▶ … ─▶ verdict
 
-Pacing keeps chunks out of the way of collectives, and costs wake-ups and time in which the processor is needed
-elsewhere: where agents share the cores of ranks that wait for the network, it sends while they compute and rests while
-they wait. What waits may also be on its way still when the next step is due, which is not kept then. So both are tried,
-by the time that a kept step takes.
+Pacing avoids contention with the collectives of training. Its cost is extra wake-ups and processor time. Where agents
+share cores with ranks that wait for the network, pacing even sends while the ranks compute, and pauses while they wait.
+A delayed snapshot may also be unfinished when the next step is due, and that step is then not kept. So the trial
+measures both modes and compares the time per kept step.
 
-Invariant: which steps are tried how follows from their numbers alone. One node whose chunks are in the way makes
-everybody's iteration longer: all nodes of a job try the same at the same time, and go by what the coordinator's node
-finds (`Announcement.pacing`).
+Invariant: the mode of a trial step depends on its step number alone. One node that sends at a bad moment slows the
+iteration of every node. So all nodes try the same mode at the same time, and all follow the verdict of the
+coordinator's node (`Announcement.pacing`).
 """
 
 from __future__ import annotations
@@ -23,41 +25,45 @@ from everstep.protocol.slot import digest
 from worker.core.averages import median_error
 
 RUN_STEPS = 4
-"""One after the other in the same way: what an iteration leaves to the next one counts where it belongs."""
+"""Consecutive steps in the same mode, so that delayed work of one iteration counts for its own mode."""
 LEAST, LEAST_TO_PACE, ENOUGH = 8, 16, 32
-"""Iterations of either kind before all are sent at once, or wait, from then on, and after which the trial ends whatever they say.
+"""Iterations per mode: the minimum for the verdict "send at once", for the verdict "pace", and the end of the trial.
 
-Of eight that wait none may be late by luck, which costs steps as long as they wait.
+Late snapshots are rare events that cost whole steps. Eight paced iterations may contain none by chance, so the verdict
+"pace" requires more iterations.
 """
 MOST_LOST = 4
-"""Steps that one snapshot is told to have cost: what costs more is a holder that is gone, which says nothing of pacing."""
+"""Maximum number of lost steps attributed to one snapshot. More lost steps mean a lost holder."""
 BEYOND_DOUBT = 2.0
-"""Standard errors by which pacing has to gain anything, or to gain less than it is worth, for the trial to end before."""
+"""Standard errors of confidence required to end the trial before `ENOUGH` iterations."""
 WORTH_RATIO = 0.01
-"""Of an iteration, that pacing has to gain: less is noise, and going at once is simpler."""
+"""Share of the time per kept step that pacing must save.
+
+Smaller gains are noise, and sending at once is simpler.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """The newest iterations whose snapshot went one way."""
+    """The newest iterations whose snapshots were sent in one mode."""
 
     seconds: tuple[float, ...] = ()
-    """From boundary to boundary."""
+    """Duration of each iteration, from boundary to boundary."""
     lost: tuple[int, ...] = ()
-    """Of each, how many steps behind it were not kept, for the snapshot was still on its way."""
+    """Per iteration: number of following steps that were not kept because its snapshot was still being sent."""
 
     def take(self, seconds: float, lost_count: int) -> Tries:
-        """Return these and one more."""
+        """Return the tries with one more iteration; only the newest `ENOUGH` are kept."""
         return Tries((*self.seconds, seconds)[-ENOUGH:], (*self.lost, min(lost_count, MOST_LOST))[-ENOUGH:])
 
     @property
     def kept_seconds(self) -> float:
-        """What a kept step takes: an iteration, and another for each step that is lost to it."""
+        """Seconds per kept step: the median iteration, times one plus the mean number of lost steps."""
         return statistics.median(self.seconds) * (1 + statistics.fmean(self.lost))
 
     @property
     def error(self) -> float:
-        """Standard error of that, seconds."""
+        """Standard error of `kept_seconds`."""
         mean, count = statistics.fmean(self.lost), len(self.lost)
         lost_error = math.sqrt(sum((each - mean) ** 2 for each in self.lost)) / count
         return math.hypot(median_error(self.seconds) * (1 + mean), statistics.median(self.seconds) * lost_error)
@@ -65,23 +71,26 @@ class Tries:
 
 @dataclass(frozen=True, slots=True)
 class PacingTrial:
-    """What has been tried in a training. Each node has its own; the coordinator's counts."""
+    """Measurements and verdict of the trial of one training.
+
+    Each node has its own trial. The verdict of the coordinator's node counts.
+    """
 
     paced: Tries = Tries()
     at_once: Tries = Tries()
     verdict: bool | None = None
-    """Pacing pays; None: not known yet."""
+    """True if pacing pays, False if it does not, None while the trial runs."""
 
     def iteration(self, seconds: float, *, is_paced: bool, lost_count: int = 0) -> PacingTrial:
-        """Take an iteration into account in which a snapshot was captured, and all that was sent went one way.
+        """Add an iteration that captured a snapshot and in which all data was sent in one mode.
 
         Args:
-            seconds: from boundary to boundary.
-            is_paced: which way.
-            lost_count: steps behind it that were not kept, for the snapshot was still on its way.
+            seconds: duration from boundary to boundary.
+            is_paced: True if the snapshot was paced, False if it was sent at once.
+            lost_count: following steps that were not kept because this snapshot was still being sent.
 
         Returns:
-            The trial, with a verdict where there is one now; one that is over stays as it is.
+            The trial, with a verdict as soon as the measurements allow one. A finished trial is returned unchanged.
         """
         if self.verdict is not None:
             return self
@@ -101,6 +110,10 @@ class PacingTrial:
 
 
 def is_tried_paced(step: Step) -> bool:
-    """Say whether the snapshot of a step waits for idle spans while that is tried, without a pattern that steps at a regular distance meet."""
+    """Return whether the trial paces the snapshot of `step`.
+
+    The order of the two modes within each pair of runs is pseudo-random. So the pattern does not coincide with work
+    that a script does every n steps.
+    """
     pair, place = divmod(step // RUN_STEPS, 2)
     return bool(place ^ digest(pair.to_bytes(8, "little"))[0] & 1)

@@ -1,8 +1,8 @@
-"""How long a rank stands still: between two boundaries, or between two phases.
+"""Measures how long a rank stays in one place: between two boundaries, or within one phase.
 
-Invariant: a length is told as finished only when the rank has moved on by itself, and never as longer than it was seen
-to be: what nobody watched may have been many short ones. What a script has told the limit of is not told at all: it is
-no measure of the job's own pace.
+Invariant: a duration counts as finished only when the rank has moved on by itself. It is never longer than it was
+observed, because an unobserved time may contain several short stays. If the script has announced a limit for a phase,
+its duration is not recorded, because it does not show the job's own pace.
 """
 
 from __future__ import annotations
@@ -13,34 +13,37 @@ from dataclasses import dataclass, field, replace
 from everstep.protocol.rank_messages import Phase, RankHalf
 
 FIRST_STEP = "first_step"
-"""TRAIN before the first boundary of a launch: kernels are compiled and caches are cold, so it has a length of its own."""
+"""Name of the phase TRAIN before the first boundary of a launch.
+
+Kernels are compiled and caches are cold in this time, so its duration is recorded separately.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseClock:
-    """What was seen of one rank in one generation."""
+    """Observations of one rank in one generation."""
 
     base: int
-    """The step that the generation goes on from."""
+    """The step from which the generation continues."""
     phase: str = ""
     boundary: int = -2
     since: float = 0.0
-    """When it was first seen to stand where it stands."""
+    """When the rank was first seen in its present place; monotonic seconds."""
     seen_at: float = 0.0
     longest: Mapping[str, float] = field(default_factory=dict)
-    """By phase, seconds."""
+    """Longest finished duration of each phase, in seconds."""
     limit_seconds: float = 0.0
-    """What the script has told that this phase may take; 0: it has not."""
+    """Limit that the script has announced for this phase; 0: none."""
 
     def seen(self, half: RankHalf, now: float) -> PhaseClock:
-        """Return the clock after a look at the rank's page.
+        """Return the clock after another reading of the rank's page.
 
         Args:
-            half: the rank's half.
-            now: monotonic seconds, not before those of the look before.
+            half: the rank's half of the page.
+            now: monotonic seconds, not before the last reading.
 
         Returns:
-            The clock; where the rank has moved, with the finished length remembered if it is the longest of its phase.
+            The clock. If the rank has moved on, the finished duration is recorded if it is the longest of its phase.
         """
         phase = FIRST_STEP if half.phase is Phase.TRAIN and half.boundary <= self.base else half.phase.name.lower()
         if (phase, half.boundary, half.limit) == (self.phase, self.boundary, self.limit_seconds):
@@ -52,5 +55,5 @@ class PhaseClock:
 
     @property
     def still_seconds(self) -> float:
-        """How long the rank has stood there, by the last look."""
+        """Seconds between the rank's arrival at its present place and the last reading."""
         return self.seen_at - self.since

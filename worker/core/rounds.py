@@ -1,13 +1,16 @@
-"""The rounds of the step protocol (docs/design.md#rounds) as two pure machines: an owner's shard, and the coordinator of a generation.
+"""The rounds of the step protocol (docs/design.md#rounds) as two pure state machines.
+
+One machine is an owner's shard, the other is the coordinator of a generation.
 
     Coordinator ──(C, w)──▶ Shard ──wanted──▶ holders ──acknowledge──▶ Shard ──vote──▶ Coordinator
 
-Both are level-triggered: `Shard.hear` takes the coordinator's newest state, `Coordinator.report` a rank's newest state,
-and `Coordinator.advance` follows from what is known, however often it is called. Time enters only as facts ("this
-holder is dropped", "the final round is over").
+C is the newest committed step and w is the proposed step. Both machines are level-triggered: `Shard.hear` takes the
+coordinator's newest state, and `Coordinator.report` takes a rank's newest state. `Coordinator.advance` derives the next
+state from the known facts; extra calls change nothing. Neither machine has a clock. The caller reports time as facts,
+for example "this holder is dropped" or "the final round is over".
 
-Invariant: C never falls within a generation, and no step is ever proposed twice unless every rank has first said that
-it forgot the first time.
+Invariant: within a generation, C never decreases. A step is proposed a second time only after every rank has reported
+that it forgot the first proposal.
 """
 
 from __future__ import annotations
@@ -20,27 +23,34 @@ from everstep.protocol.rounds import RankRound
 from worker.core.lead import Lead
 
 NONE = Step(-1)
-"""No step."""
+"""The value of a step field without a step."""
 REASON_BYTES = 500
-"""Of why a step is given up: reports of 1,024 ranks are one message, and an exception of a script says as much as it likes."""
+"""Maximum length of the reason why a step is abandoned.
+
+Reports of 1,024 ranks share one message, and an exception text of a script can be arbitrarily long.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One owned shard in the rounds, as its owner's agent knows it."""
+    """State of one owned shard in the rounds, kept by its owner's agent."""
 
     base: Step
-    """The generation's base; 0 when there is nothing to restore."""
+    """The step that the generation was restored from; 0 if it starts from the beginning."""
     peers: tuple[NodeId, ...]
-    """The planned holders beside the owner's own node."""
+    """The planned holders except the owner's own node."""
     view: frozenset[NodeId]
-    """Peers that count."""
+    """Peers whose acknowledgement a vote requires."""
     returning: frozenset[NodeId] = frozenset()
-    """Peers out of view that have lost C or answer again: the vote waits for them, as what they are sent would else be overwritten before it is
-    there.
+    """Peers outside the view that have lost C or that answer again.
+
+    A vote waits for these peers, too. Otherwise the next step would overwrite the step that is being sent to them.
     """
     unheard: frozenset[NodeId] = frozenset()
-    """Peers that were dropped and have said nothing since: what they acknowledged earlier does not bring them back into view."""
+    """Dropped peers that have not answered since.
+
+    Their earlier acknowledgements do not return them to the view.
+    """
     committed: Step = NONE
     proposed: Step = NONE
     vote: Vote = Vote.NONE
@@ -49,13 +59,16 @@ class Shard:
     sealed: frozenset[Step] = frozenset()
     """Steps of this generation (and the base) that are sealed in the owner's own slots."""
     capturing: Step = NONE
-    """The proposed step while its rank still captures it and holders may be sent what is there: a part of nothing yet, it is never voted on."""
+    """The proposed step while its rank still captures it; `NONE` otherwise.
+
+    Holders may already receive the captured parts. The owner never votes on the step before it is sealed.
+    """
     held: frozenset[tuple[NodeId, Step]] = frozenset()
     """Steps that peers have acknowledged and not revoked."""
 
     @classmethod
     def begin(cls, base: Step, peers: tuple[NodeId, ...]) -> Shard:
-        """Return the shard at the start of a generation: every planned holder in view, the base sealed by Load."""
+        """Return the shard at the start of a generation. Every planned holder is in view, the base is sealed."""
         return cls(base=base, peers=peers, view=frozenset(peers), sealed=frozenset({base} if base else ()))
 
     @classmethod
@@ -69,10 +82,10 @@ class Shard:
         vote: Vote,
         sealed: frozenset[Step],
     ) -> Shard:
-        """Return the shard as a restarted agent finds it: (C, w, vote) from the rank's page, what is sealed from the slots.
+        """Return the shard after its agent has restarted.
 
-        Holders are counted in view again until they have failed to answer; what they hold they say when they are
-        connected.
+        C, w and the vote come from the rank's page, the sealed steps from the slots. All holders are in view again
+        until they miss the deadline. Each holder reports its steps when it connects.
         """
         return cls(
             base=base,
@@ -87,7 +100,7 @@ class Shard:
     # -- what happens
 
     def hear(self, committed: Step, proposed: Step) -> Shard:
-        """Take the coordinator's newest (C, w). A lower C is refused: the announcement is late."""
+        """Apply the coordinator's newest (C, w). An announcement with a lower C is late and is ignored."""
         if committed < self.committed:
             return self
         held = frozenset((peer, step) for peer, step in self.held if step >= committed)
@@ -103,39 +116,44 @@ class Shard:
             reason="",
             is_late=False,
         )
-        if committed > self.committed:  # a dropped peer may hold the new C: it answered after this owner had voted
+        # A dropped peer may hold the new C, because it acknowledged after this owner had voted.
+        if committed > self.committed:
             for peer in self.peers:
                 heard = heard if peer in heard.unheard else heard._confirmed(peer)
         return heard._settled()
 
     def capture(self, step: Step) -> Shard:
-        """The rank writes `step` into the owner's own slot, and says how far it has come."""
+        """Record that the rank is writing `step` into the owner's own slot and reports its progress."""
         is_awaited = step == self.proposed != self.base and self.vote is Vote.NONE and step not in self.sealed
         return replace(self, capturing=step) if is_awaited else self
 
     def seal(self, step: Step) -> Shard:
-        """The owner's own slot holds `step`, sealed."""
+        """Record that the owner's own slot contains `step`, sealed."""
         return replace(
             self, sealed=self.sealed | {step}, capturing=NONE if step == self.capturing else self.capturing
         )._settled()
 
     def forget(self, step: Step) -> Shard:
-        """The owner's own slot no longer holds `step` (it was granted anew): captured once more it is another one than peers have acknowledged."""
+        """Record that the owner's own slot no longer contains `step` because the slot was granted again.
+
+        A second capture of the step may differ from the first, so the peers' acknowledgements of the step are revoked
+        as well. The foundation is exempt, because it is never captured again.
+        """
         held = self.held if step == self.foundation else frozenset(each for each in self.held if each[1] != step)
         return replace(self, sealed=self.sealed - {step}, held=held)
 
     def abandon(self, step: Step, reason: str, *, late: bool = False) -> Shard:
-        """The rank does not capture `step`. The base is not captured and so never abandoned."""
+        """Record that the rank does not capture `step`. The base is never captured and so never abandoned."""
         if step != self.proposed or self.vote is not Vote.NONE or step == self.base or step in self.sealed:
             return self
         return replace(self, capturing=NONE, vote=Vote.ABANDON, reason=_cut(reason), is_late=late)
 
     def acknowledge(self, peer: NodeId, step: Step) -> Shard:
-        """`peer` has verified and sealed `step`."""
+        """Record that `peer` has verified and sealed `step`."""
         return replace(self, held=self.held | {(peer, step)}, unheard=self.unheard - {peer})._confirmed(peer)._settled()
 
     def inventory(self, peer: NodeId, steps: frozenset[Step]) -> Shard:
-        """`peer` (re)connected and holds exactly these steps: acknowledgements that it does not list are revoked."""
+        """Record that `peer` has connected and has exactly these steps. Its other acknowledgements are revoked."""
         held = frozenset(each for each in self.held if each[0] != peer) | {(peer, step) for step in steps}
         lost = {peer} if self.committed != NONE and peer in self.view and self.committed not in steps else set[NodeId]()
         heard = replace(
@@ -144,22 +162,25 @@ class Shard:
         return heard._confirmed(peer)._settled()
 
     def answer(self, peer: NodeId) -> Shard:
-        """`peer`, which was dropped, takes what it is sent: until it has returned or is dropped again nothing is voted on without it."""
+        """Record that a dropped `peer` accepts data again. Votes wait for it until it has C or is dropped again."""
         is_back = peer in self.awaited or peer not in self.peers
         return self if is_back else replace(self, returning=self.returning | {peer}, unheard=self.unheard - {peer})
 
     def drop(self, peer: NodeId) -> Shard:
-        """`peer` has not answered for the holder deadline: commits go on without it, loudly degraded."""
+        """Record that `peer` missed the holder deadline.
+
+        Commits continue without the peer, and the job is reported as degraded.
+        """
         unheard = self.unheard | ({peer} & frozenset(self.peers))
         return replace(self, view=self.view - {peer}, returning=self.returning - {peer}, unheard=unheard)._settled()
 
     # -- what follows
 
     def wanted(self, peer: NodeId) -> Step:
-        """Return the step that `peer` should be sent next, or `NONE`.
+        """Return the step to send to `peer` next, or `NONE`.
 
-        A holder first gets what the generation stands on (C, or the base before the first commit), then what is being
-        proposed. Only what the owner has sealed can be sent, or captures just now.
+        A holder first receives the foundation (C, or the base before the first commit), then the proposed step. Only
+        steps that the owner has sealed or is capturing can be sent.
         """
         for step in (self.foundation, self.proposed):
             if step != NONE and (step in self.sealed or step == self.capturing) and (peer, step) not in self.held:
@@ -167,7 +188,7 @@ class Shard:
         return NONE
 
     def _confirmed(self, peer: NodeId) -> Shard:
-        """A dropped holder returns once it has C, in a round that this owner has not voted on yet."""
+        """Return `peer` to the view if it has the foundation and this owner has not voted yet in this round."""
         if peer in self.view or peer not in self.peers or self.vote is not Vote.NONE or self.foundation == NONE:
             return self
         is_there = (peer, self.foundation) in self.held
@@ -175,17 +196,21 @@ class Shard:
 
     @property
     def awaited(self) -> frozenset[NodeId]:
-        """Peers that a vote waits for: those in view, and those that return to it."""
+        """Peers whose acknowledgement a vote waits for: those in view and those that are returning."""
         return self.view | self.returning
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a snapshot is being sent: of this shard, or, when all of it is there, of another one whose holders the coordinator still awaits."""
+        """Whether a snapshot is being replicated.
+
+        Either a peer still lacks a step of this shard, or this shard is complete and the coordinator waits for other
+        shards.
+        """
         return self.vote is Vote.ACKED or any(self.wanted(peer) != NONE for peer in self.awaited)
 
     @property
     def foundation(self) -> Step:
-        """What the generation stands on: C, or the base before the first commit."""
+        """The step that the generation builds on: C, or the base before the first commit."""
         return self.committed if self.committed != NONE else (self.base or NONE)
 
     def _settled(self) -> Shard:
@@ -201,20 +226,20 @@ def _cut(reason: str) -> str:
 
 
 def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
-    """Return what a rank's agent reports as the rank's answer to the announced stop.
+    """Return the answer that a rank's agent reports to an announced stop.
 
-    A rank answers at boundaries only. One that passed the step just before it could hear of the stop may never come to
-    the next: the others wait at the stop, and it waits for them. Its agent says no for it. That may be said of a rank
-    that is about to stop after all; then the stop is withdrawn and announced again, which costs a round and does no
-    harm.
+    A rank answers only at boundaries. A rank that passed the boundary before the stop could not see the announcement in
+    time. It may never reach its next boundary, because the other ranks wait at the stop and it waits for them. The
+    agent therefore answers ECHO_NO for such a rank. If the rank was about to answer after all, the stop is withdrawn
+    and announced again, which costs one round.
 
     Args:
         half: the rank's half of its page.
         stop: the announced stop on the agent's half, or -1.
-        state: of that stop.
+        state: state of that stop.
 
     Returns:
-        (the stop it answers, `ECHO_YES` or `ECHO_NO`); as on the page when there is nothing to add.
+        (the stop that is answered, `ECHO_YES` or `ECHO_NO`); the rank's own answer if the agent has nothing to add.
     """
     if state is StopState.ANNOUNCED and half.echo_step != stop and half.boundary >= stop:
         return stop, ECHO_NO
@@ -223,43 +248,43 @@ def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    """The rounds of one generation: at most one proposed step, the same for everybody."""
+    """State of the rounds of one generation: at most one proposed step, which is the same for all ranks."""
 
     world_size: int
     base: Step
     every_steps: int
-    """Interval of checkpoints in S3; 0: only at an agreed stop."""
+    """Steps between two checkpoints in S3; 0: checkpoints only at an agreed stop."""
     slot_count: int = 2
     stored: Step = FIRST_STEP
-    """The newest complete checkpoint in S3 when the generation began; 0: none."""
+    """The newest complete checkpoint in S3 at the start of the generation; 0: none."""
     strayed: frozenset[Rank] = frozenset()
-    """Ranks whose shard some node keeps that is none of its planned holders, and all other ranks of the same owner (`worker.core.strays`)."""
+    """Ranks with a stray on some node, and all other ranks of the same owners (`worker.core.strays.strayed`)."""
     distance: int = 1
-    """Steps from a committed step to the next proposed one, at least: what the job's budget allows (`worker.core.budget`)."""
+    """Minimum steps from a committed step to the next proposal; set by the job's budget (`worker.core.budget`)."""
     committed: Step = NONE
     proposed: Step = NONE
     newest: Step = NONE
-    """The highest step ever proposed or reported as proposed: the next is above it."""
+    """The highest step that was ever proposed. The next proposal is above it."""
     ranks: tuple[RankRound, ...] = ()
-    """The newest report of every rank that has reported, by rank."""
+    """The newest report of each rank that has reported, in order of rank."""
     lead: Lead = field(default_factory=Lead)
     cadence: int = 1
     """Steps between the last two commits."""
     persist: Step = NONE
-    """The newest step that is to be uploaded: committed, or the base of a job that is stopped before it is.
+    """The newest step to upload.
 
-    The final step is marked when it is proposed, if the upload of an older step holds its slot: agents cancel that
-    upload.
+    The step is committed, or it is the base of a job that is stopped before its first commit. If the upload of an older
+    step occupies a slot, the final step is marked as soon as it is proposed; agents then cancel the older upload.
     """
     wanted: Step = NONE
-    """A person wants this step or a later one uploaded."""
+    """A user has requested the upload of this step or a later step; `NONE`: no request."""
     is_recovering: bool = False
-    """Restarted: proposes nothing until every rank's agent has reported."""
+    """True after a restart until every rank's agent has reported. Nothing is proposed in this time."""
     stop_requested: bool = False
     stop: Step = NONE
     stop_state: StopState = StopState.NONE
     final: Step = NONE
-    """The boundary that all ranks stand at, while it is being committed."""
+    """The boundary at which all ranks wait while it is being committed."""
     is_finished: bool = False
 
     @classmethod
@@ -273,7 +298,7 @@ class Coordinator:
         stored: Step = FIRST_STEP,
         strayed: frozenset[Rank] = frozenset(),
     ) -> Coordinator:
-        """Return the coordinator of a new generation: w = base and C = none (docs/design.md#rounds)."""
+        """Return the coordinator of a new generation: w = base and C = `NONE` (docs/design.md#rounds)."""
         core = cls(
             world_size=world_size,
             base=base,
@@ -295,7 +320,7 @@ class Coordinator:
         stored: Step = FIRST_STEP,
         strayed: frozenset[Rank] = frozenset(),
     ) -> Coordinator:
-        """Return the coordinator of a generation that is already running, after its agent restarted: it knows nothing yet."""
+        """Return the coordinator of a running generation after its agent has restarted. It has no reports yet."""
         core = cls(
             world_size=world_size,
             base=base,
@@ -309,44 +334,50 @@ class Coordinator:
     # -- what happens
 
     def report(self, *rounds: RankRound) -> Coordinator:
-        """Take the newest state of some ranks and everything that follows from it."""
+        """Apply the newest state of some ranks and everything that follows from it."""
         newest = {each.rank: each for each in (*self.ranks, *rounds)}
         return replace(self, ranks=tuple(newest[rank] for rank in sorted(newest))).advance()
 
     def keep_distance(self, distance: int) -> Coordinator:
-        """Propose steps so far apart from now on; one that is proposed already stays."""
+        """Set the minimum distance of later proposals. A step that is already proposed stays proposed."""
         return replace(self, distance=distance)
 
     def request_checkpoint(self, step: Step) -> Coordinator:
-        """Have the next commit of `step` or a later one uploaded; asking again changes nothing.
+        """Request the upload of the next commit at or after `step`. Repeated requests change nothing.
 
-        The next, not the newest: only what is announced together with a commit is known to every member before its slot
-        may be used again.
+        The upload takes the next commit, not the newest existing one. Members learn of an upload together with a
+        commit, before the slot of the committed step can be reused.
         """
         return replace(self, wanted=max(self.wanted, step))
 
     def request_stop(self) -> Coordinator:
-        """Ask for an agreed stop; asking again changes nothing."""
+        """Request an agreed stop. Repeated requests change nothing."""
         return replace(self, stop_requested=True).advance()
 
     def end_final_round(self) -> Coordinator:
-        """The final round has taken too long: ranks leave with what is committed."""
+        """Record that the final round took too long: ranks leave with the step that is committed."""
         return replace(self, is_finished=True).advance() if self.final != NONE else self
 
     def halt(self) -> Coordinator:
-        """The ranks are being ended. If a stop was asked for, what is committed now is what the job leaves behind."""
+        """Record that the ranks are being ended.
+
+        If a stop was requested, the committed step is the job's final state.
+        """
         return replace(self, is_finished=True, proposed=NONE).advance() if self._is_stopping else self
 
     # -- what follows
 
     @property
     def highest_boundary(self) -> Step:
-        """The highest boundary that any rank has reported; the base before any has."""
+        """The highest boundary that any rank has reported; the base before the first report."""
         return max((each.boundary for each in self.ranks), default=self.base)
 
     @property
     def held(self) -> tuple[Rank, ...]:
-        """Strayed shards that all planned holders have sealed at the base or a later step: the rank's report names none out of view."""
+        """Strayed shards whose planned holders have all sealed the base or a later step.
+
+        A shard qualifies only if its owner reports no holder out of view.
+        """
         return tuple(
             each.rank
             for each in self.ranks
@@ -361,7 +392,7 @@ class Coordinator:
         return len(self.ranks) == self.world_size
 
     def advance(self) -> Coordinator:
-        """Return what follows from everything known; calling it again changes nothing."""
+        """Apply all transitions that the known facts allow. A second call changes nothing."""
         before, after = None, self
         while after != before:
             before, after = after, after._recovered()._decided()._stopping()._closing()._left_behind()._propose()
@@ -380,28 +411,27 @@ class Coordinator:
             stop=max(each.confirmed_stop for each in self.ranks),
             stop_state=StopState.CONFIRMED,
         )
-        if (
-            known.stop == NONE
-        ):  # withdrawn, if one was announced; its number is not used again: answers to it are still on the ranks' pages
+        if known.stop == NONE:
+            # An announced stop counts as withdrawn. Its number is not reused: pages still contain answers to it.
             known = replace(known, stop=max(each.heard_stop for each in self.ranks), stop_state=StopState.NONE)
         return replace(known, committed=committed, newest=newest, persist=committed if self.every_steps else NONE)
 
     def _decided(self) -> Coordinator:
-        """Every rank has voted on w: commit or drop it."""
+        """Commit or drop w once the ranks' votes decide it."""
         if self.is_recovering or self.proposed == NONE or not self.is_complete:
             return self
         votes = [each for each in self.ranks if each.proposed == self.proposed]
         abandoned = [
             each for each in votes if each.vote is Vote.ABANDON and each.proposed != self.base
-        ]  # the base is there, nobody captures it
+        ]  # the base is never captured
         late = any(each.is_late for each in abandoned)
         if abandoned:
-            if self.proposed == self.final and not late:  # it cannot be captured, now or later
+            if self.proposed == self.final and not late:  # The final step cannot be captured again.
                 return replace(self, proposed=NONE, is_finished=True)
             return replace(self, proposed=NONE, lead=self.lead.late() if late else self.lead)
         if len(votes) < self.world_size or not all(each.vote is Vote.ACKED for each in votes):
             return self
-        # At most twice as far at once: the gap that an outage has left is not how far apart steps are meant to be.
+        # Growth is limited: a gap after an outage is not the intended cadence.
         cadence = min(self.proposed - self.committed, 2 * self.cadence) if self.committed != NONE else 1
         return replace(
             self,
@@ -413,10 +443,10 @@ class Coordinator:
         )
 
     def _persist(self, committed: Step) -> Step:
-        """A commit at or past the next multiple of the interval is uploaded.
+        """Return the step to upload after `committed` was committed.
 
-        The base itself is where a multiple lies between what is stored and it:
-        the upload that was due then ended with its generation.
+        A commit at or past the next multiple of the interval is uploaded. The base is uploaded, too, if a multiple lies
+        between the newest checkpoint and the base: the upload that was due for it ended with its generation.
         """
         if self._is_uploading:
             return self.persist
@@ -432,7 +462,10 @@ class Coordinator:
         return any(each.pinned_step != NONE for each in self.ranks)
 
     def _stopping(self) -> Coordinator:
-        """Agree on a step after which all ranks stop: announce, collect answers, confirm or withdraw (docs/design.md#agreed-stop)."""
+        """Agree on the step after which all ranks stop: announce, collect answers, confirm or withdraw.
+
+        See docs/design.md#agreed-stop.
+        """
         if self.is_recovering or not self.is_complete or self.stop_state is StopState.CONFIRMED:
             return self
         if self.stop_state is StopState.NONE:
@@ -450,7 +483,7 @@ class Coordinator:
         return self
 
     def _closing(self) -> Coordinator:
-        """All ranks stand still: commit the boundary that they stand at, then let them leave."""
+        """When all ranks wait at one boundary, propose it as the final step. Finish when it is committed."""
         if self.is_recovering or self.is_finished or not self.is_complete:
             return self
         standing = [each for each in self.ranks if each.standing is not Standing.MOVING]
@@ -467,9 +500,10 @@ class Coordinator:
         return self
 
     def _left_behind(self) -> Coordinator:
-        """A stopped job leaves what it stands on in S3, however its final round ended.
+        """Mark the foundation for upload when a stopped job has finished, however its final round ended.
 
-        So does a job whose final step was marked and not committed: the upload of an older step was cancelled for it.
+        The same holds for a job whose final step was marked but not committed, because the upload of an older step was
+        cancelled for it.
         """
         foundation = self.committed if self.committed != NONE else (self.base or NONE)
         is_due = self._is_stopping or self.persist > foundation
@@ -479,7 +513,7 @@ class Coordinator:
     def _is_stopping(self) -> bool:
         return (
             self.stop_requested or self.stop_state is StopState.CONFIRMED
-        )  # who restarted may know the one without the other
+        )  # A restarted coordinator may have only one of the two facts.
 
     def _propose(self) -> Coordinator:
         if self.is_recovering or self.is_finished or self.proposed != NONE:
@@ -493,12 +527,12 @@ class Coordinator:
                 return replace(self, proposed=self.final, newest=max(self.newest, self.final), persist=persist)
             return self
         if is_full:
-            return self  # an upload holds one slot and C the other: the next capture waits for the upload
+            return self  # An upload and C occupy both slots: the next capture waits for the upload.
         soonest = max(self.highest_boundary + self.lead.steps, self.newest + 1)
         step = max(soonest, self.committed + self.distance)
         if self.every_steps:
             multiple = -(-soonest // self.every_steps) * self.every_steps
             step = (
                 multiple if multiple - step <= self.cadence else step
-            )  # checkpoints fall on multiples of the interval, and none is left out
+            )  # Commit the multiples of the interval, and skip none of them.
         return replace(self, proposed=Step(step), newest=Step(step))

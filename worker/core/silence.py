@@ -1,19 +1,19 @@
-"""How long a holder has been silent, of the time in which its owner could hear it. Pure.
+"""Measures how long a holder has been silent, counting only time in which its owner could hear it. Pure.
 
-    owed something, asked for it             ──▶ silent  ── progress, or nothing is owed or asked ──▶ not silent
-    attempts fail, each after some progress  ──▶ failing ── one succeeded, or nothing is owed     ──▶ not failing
+    data is due and requested                ──▶ silent  ── progress, or nothing due or requested ──▶ not silent
+    attempts fail, each after some progress  ──▶ failing ── an attempt succeeds, or nothing is due ──▶ not failing
 
-One such attempt alone is a line that broke: what the holder has got so far stays there, and the next attempt goes on
-from it. One that achieved nothing at all is silence.
+A single failed attempt with progress is a broken connection: the holder keeps the received chunks, and the next attempt
+continues from there. An attempt without any progress counts as silence.
 
-A holder that was given up may return when it answers. One that has failed at everything although it answered, or has
-returned in vain, may do so only after as long again, twice as long each time: whatever breaks each transfer, commits
-wait for it less and less.
+A dropped holder may return to the view when it answers. If the holder kept failing although it answered, or returned in
+vain, it must first wait. The wait is at least as long as the failure, and doubles each time. So a persistent fault
+delays commits less and less.
 
-It is looked at every period. A look that comes late says that the owner itself stood still: what came meanwhile has not
-been read yet.
+The owner checks the holder once per period. A late check means that the owner itself did not run, and that messages of
+this time are still unread.
 
-Invariant: time in which the owner stood still, or was occupied with itself, is no part of any holder's silence.
+Invariant: time in which the owner did not run or was busy never counts as a holder's silence.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ import math
 from dataclasses import dataclass, replace
 
 LATE_RATIO = 2.0
-"""Of a period: a look that comes so long after the last one comes late."""
+"""A check that comes this many periods after the previous one is late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """What an owner knows of one holder's silence. Seconds of any monotonic clock."""
+    """State of one holder's silence, kept by an owner. Times are seconds of any monotonic clock."""
 
     period_seconds: float
-    """Between two looks."""
+    """Seconds between two checks."""
     looked_at: float = -math.inf
     owed_since: float | None = None
-    """Since when it has been owed something without any progress; later by what is not counted."""
+    """Since when data has been due without progress, shifted by the time that does not count; None: not silent."""
     failing_since: float | None = None
-    """Since when a row of attempts has failed, each after whatever it sent; later by what is not counted."""
+    """Start of a series of failed attempts with progress, shifted by the time that does not count; None: no series."""
     has_progressed: bool = False
-    """Since the last attempt that failed."""
+    """True if the holder has made progress since the last failed attempt."""
     has_failed: bool = False
-    """An attempt that had progressed: with the next one a row begins."""
+    """True after one failed attempt with progress; the next one starts a series."""
     returns_at: float = -math.inf
-    """When it was given up, since it has succeeded last: from when on it may return."""
+    """Earliest time at which the dropped holder may return; -inf after a success."""
     apart_seconds: float = 0.0
-    """From the last time that it was given up until then."""
+    """Wait that was imposed when the holder was last dropped."""
 
     def looked(self, now: float, *, is_owed: bool, is_asked: bool, is_occupied: bool) -> Silence:
-        """Look again.
+        """Perform a check.
 
         Args:
-            now: seconds.
-            is_owed: the holder lacks something that it could be sent.
-            is_asked: nothing on the owner's side keeps it waiting for what it is owed.
-            is_occupied: the owner does something for itself first.
+            now: present time in seconds.
+            is_owed: the holder lacks data that could be sent.
+            is_asked: nothing on the owner's side delays this data.
+            is_occupied: the owner is busy with work of its own first.
 
         Returns:
-            With the time since the last look counted, or left out.
+            The state, with the time since the last check counted or left out.
         """
         elapsed = now - self.looked_at
         left_out = elapsed if is_occupied or elapsed > LATE_RATIO * self.period_seconds else 0.0
@@ -65,7 +65,7 @@ class Silence:
         return looked if is_owed else looked.succeeded()
 
     def progressed(self) -> Silence:
-        """It has answered, or taken something."""
+        """Record that the holder has answered or accepted data."""
         return (
             self
             if self.owed_since is None and self.has_progressed
@@ -73,23 +73,23 @@ class Silence:
         )
 
     def failed(self, now: float) -> Silence:
-        """An attempt came to nothing: what a row of such attempts seems to achieve is no progress."""
+        """Record a failed attempt. Progress within a series of failed attempts does not end the series."""
         if self.failing_since is not None or not self.has_progressed:
             return self
         return replace(self, failing_since=now if self.has_failed else None, has_progressed=False, has_failed=True)
 
     def answered(self) -> Silence:
-        """It is reached again after it was given up: what it has failed at before says nothing of now."""
+        """Record that a dropped holder is reachable again. Its earlier failures are forgotten."""
         return replace(self, failing_since=None, has_failed=False, owed_since=None)
 
     def succeeded(self) -> Silence:
-        """It has sealed what it was sent, or has all of it."""
+        """Record that the holder has sealed the sent step, or lacks nothing."""
         return replace(self, failing_since=None, has_failed=False, returns_at=-math.inf, apart_seconds=0.0)
 
     def given_up(self) -> Silence:
-        """Commits go on without it.
+        """Record that commits continue without the holder.
 
-        Before it might have returned that changes nothing: it was back by what it had already.
+        Before the end of its wait this changes nothing: the holder was in view only because it had the step already.
         """
         if not self.may_return:
             return self
@@ -99,12 +99,12 @@ class Silence:
 
     @property
     def may_return(self) -> bool:
-        """Whether a vote may wait for it once more, at the last look."""
+        """Whether the wait was over at the last check, so that a vote may wait for the holder again."""
         return self.looked_at >= self.returns_at
 
     @property
     def seconds(self) -> float:
-        """How long it had been silent, or failing, at the last look."""
+        """Seconds for which the holder had been silent or failing at the last check."""
         return max(
             (self.looked_at - each for each in (self.owed_since, self.failing_since) if each is not None), default=0.0
         )

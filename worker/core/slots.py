@@ -1,9 +1,11 @@
-"""Which slot of a shard may be written.
+"""Decides which slot of a shard may be overwritten.
 
-A holder keeps a few slots per shard (two; three where the job asked for it). Invariant: what must be kept is named
-exactly, by origin generation and step; everything else may be overwritten, and only for the step that is being proposed
-or filled. This module never looks at
-lineage: the plan has already said what is worth keeping.
+A holder has two slots per shard, or three if the job asks for three. Each slot stores one content: the state of the
+shard at one step of one generation.
+
+Invariant: contents that must survive are named exactly, by origin generation and step. Every other slot may be
+overwritten, and only with the step that is being proposed or loaded. This module ignores the lineage of a job: the plan
+has already listed the contents to keep.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from everstep.protocol.slot import SlotState
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Names the state of one shard: the step, and the generation that captured it."""
+    """The state of one shard: its step, and the generation that captured that step."""
 
     origin: Generation
     step: Step
@@ -26,28 +28,31 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """What one slot holds, as its header says."""
+    """The state of one slot, read from the slot's header."""
 
     state: SlotState
     content: Content | None
     is_pinned: bool = False
-    """Being uploaded or fetched from: not to be overwritten, whatever it holds."""
+    """True while the slot is uploaded or while another node fetches from it.
+
+    A pinned slot must not be overwritten.
+    """
     is_busy: bool = False
-    """A rank's copier may still write into it (seen after the agent's own restart)."""
+    """True if a rank's copier may still write into the slot; possible after the agent has restarted."""
 
 
 EMPTY = SlotView(SlotState.EMPTY, None)
 
 
 def being_written(slots: Sequence[SlotView], content: Content) -> int | None:
-    """Return the slot that was granted for exactly this content before, or None.
+    """Return the index of the slot that was already granted for exactly this content, or None.
 
-    A step can be proposed again, the last one of a training, while what its rank has captured for the first proposal is
-    still on its way to the agent. The rank does not capture it twice: it has to find that very slot.
+    The last step of a training may be proposed twice. The rank then does not capture the step again, because its first
+    capture is still on the way to the agent. So the second proposal must use the same slot as the first.
 
     Args:
         slots: the shard's slots on this node, in order.
-        content: what is to be granted now.
+        content: the content to grant a slot for.
 
     Returns:
         An index into `slots`, or None.
@@ -59,14 +64,14 @@ def being_written(slots: Sequence[SlotView], content: Content) -> int | None:
 
 
 def writable(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None:
-    """Return the slot that may be overwritten, or None when every slot is kept, pinned or busy.
+    """Return the index of the slot that may be overwritten, or None if every slot is kept, pinned or busy.
 
-    Called by a holder's agent before each capture and each incoming replica. An empty slot is preferred, then an
-    unsealed one, then the sealed one with the oldest step.
+    A holder's agent calls this before each capture and each incoming replica. It prefers an empty slot, then an
+    unsealed slot, then the sealed slot with the oldest step.
 
     Args:
         slots: the shard's slots on this node, in order.
-        keep: contents that must survive: the committed one, or the plan's keep list until the base is committed.
+        keep: contents that must survive, from `kept`.
 
     Returns:
         An index into `slots`, or None.
@@ -87,17 +92,20 @@ def writable(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None
 
 
 def kept(committed: Content | None, planned: Collection[Content], base: Content | None) -> frozenset[Content]:
-    """Return what may not be overwritten of one shard on this node.
+    """Return the contents of one shard that must not be overwritten on this node.
 
-    Called before every grant and once at Load.
+    The agent calls this before every grant and once while it loads a generation. After the first commit the result is
+    the committed content alone. Before the first commit it is the plan's keep list and the base.
 
     Args:
-        committed: C of the generation as far as anybody here knows, or None before its first commit.
-        planned: the plan's keep list for this shard: what the lineage has up to the base.
-        base: what the generation was restored from, or None.
+        committed: the newest committed content of the generation that this node has heard of; None before the first
+            commit.
+        planned: the plan's keep list for this shard: every content of the lineage up to the base that this node should
+            keep.
+        base: the content that the generation was restored from; None if it started from the beginning.
 
     Returns:
-        The committed content alone once there is one; until then the plan's word and the base.
+        The contents to keep.
     """
     if committed is not None:
         return frozenset({committed})
@@ -105,24 +113,25 @@ def kept(committed: Content | None, planned: Collection[Content], base: Content 
 
 
 def is_superseded(uploading: Step, *, proposed: Step, persist: Step) -> bool:
-    """Return whether an upload is to be cancelled: its slot is needed for the final step, which is uploaded instead.
+    """Return whether the agent must cancel an upload because its slot is needed for the final step.
 
-    Only the coordinator of ranks that stand still proposes a step that it has marked for upload. The cancelled upload
-    is of no complete checkpoint.
+    The coordinator marks a step for upload while it proposes that step only if the ranks have stopped at their final
+    step. The upload of the final step then replaces the cancelled upload. The cancelled upload does not belong to a
+    complete checkpoint.
 
     Args:
         uploading: the step whose slot is pinned, or -1.
-        proposed: w, or -1.
+        proposed: the proposed step, or -1.
         persist: the step that is marked for upload, or -1.
 
     Returns:
-        True if the agent must free the slot now.
+        True if the agent must unpin the slot now.
     """
     return NONE < uploading < persist == proposed
 
 
 def find_sealed(slots: Sequence[SlotView], content: Content) -> int | None:
-    """Return the slot that holds `content` complete, or None."""
+    """Return the index of the slot in which `content` is sealed, or None."""
     for index, slot in enumerate(slots):
         if slot.state is SlotState.SEALED and slot.content == content:
             return index
@@ -130,27 +139,31 @@ def find_sealed(slots: Sequence[SlotView], content: Content) -> int | None:
 
 
 def memory_nodes(ranks: Sequence[Rank], gpu_nodes: Sequence[int]) -> dict[Rank, int]:
-    """Return the NUMA node near which each rank's own slots should lie: that of the GPU with the rank's LOCAL_RANK for a number.
+    """Return the NUMA node on which each rank's own slots should be allocated.
+
+    This is the NUMA node of the GPU whose index equals the rank's LOCAL_RANK.
 
     Args:
-        ranks: of this node, in order.
-        gpu_nodes: the NUMA node of each GPU, negative where nobody knows; empty where there is nothing to choose.
+        ranks: the ranks of this node, in order of LOCAL_RANK.
+        gpu_nodes: the NUMA node of each GPU; negative if unknown. Empty if the machine has no choice of NUMA nodes.
 
     Returns:
-        By rank; one whose GPU is not there or not known to be near any node has none.
+        NUMA nodes by rank. Ranks without a GPU, or whose GPU has no known NUMA node, are left out.
     """
     return {rank: node for rank, node in zip(ranks, gpu_nodes, strict=False) if node >= 0}
 
 
 def slot_bytes_per_node(*, copies: int, shard_bytes: Collection[int], slot_count: int = 2) -> int:
-    """Return the host memory that slots take on one node that holds for others as much as they hold for it (docs/design.md#slots).
+    """Return the host memory for the slots of one node, in bytes (docs/design.md#slots).
+
+    The formula assumes that the node holds as many replicas for other nodes as other nodes hold for it.
 
     Args:
-        copies: m, the owner's copy included.
-        shard_bytes: one slot's size, of each of the node's own shards.
+        copies: number of copies of each shard, including the owner's copy.
+        shard_bytes: the slot size of each shard that the node owns.
         slot_count: slots per shard, 2 or 3.
 
     Returns:
-        slots · m · the sum of these sizes, bytes.
+        slot_count · copies · sum(shard_bytes).
     """
     return slot_count * copies * sum(shard_bytes)

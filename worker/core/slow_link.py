@@ -1,11 +1,13 @@
-"""How much of a slow link snapshots take: a half, so that what training sends finds no queue before it.
+"""Limits snapshots on a slow link to half of its rate, so that training traffic meets no queue.
 
-    suspected slow ──▶ limited to a half of what it carried ── after a while ──▶ let go, and looked at ──▶ limited again, for longer, or sound
+    suspected slow ──▶ limited to half of its rate ──▶ limit lifted, rate measured ─┬─▶ limited again for longer
+                                                                                   └─▶ sound
 
-What is limited says nothing of what the link could carry: so each transfer begins without a limit, and a long one is
-let go now and then, soon at first, for a suspicion may be wrong. Seconds are those in which a transfer might send.
+The rate of a limited transfer does not show what the link could carry. So each transfer begins without a limit. In a
+long transfer the limit is lifted now and then; the first time soon, because the suspicion may be wrong. All durations
+are times in which the transfer was allowed to send.
 
-Invariant: a link that carries what it should is never limited for longer than `RETRY_SECONDS` of sending.
+Invariant: a link that has its full rate is never limited for more than `RETRY_SECONDS` of sending.
 """
 
 from __future__ import annotations
@@ -13,40 +15,49 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 ROOM_RATIO = 0.5
-"""What snapshots take of a slow link.
+"""Share of a slow link's rate that snapshots may use.
 
-At all of it the smallest collective waits behind what the kernel holds: 12 to 30 ms at 12.5 MB/s.
+At the full rate, even the smallest collective waits behind the kernel's send buffer: 12 to 30 ms at 12.5 MB/s.
 """
 LOOK_SECONDS = 0.2
-"""Of sending without a limit, after which it is known whether the link is sound again."""
+"""Duration of a measurement without a limit, in seconds of sending."""
 FIRST_RETRY_SECONDS, RETRY_SECONDS = 0.5, 10.0
-"""From a limit to the first look without it, and at most: twice as long each time."""
+"""Duration of the first limit, and the maximum. The duration doubles each time."""
 FASTER_RATIO = 2.0
-"""What carries more than so many times what it did is looked at once more before it is limited again: in the first moment without a limit the kernel
-still waits for its timers, or fills its buffers."""
+"""Growth of the measured rate that requires a second measurement before the link is limited again.
+
+Right after a limit is lifted, the kernel still waits for its timers or fills its buffers, which distorts the rate.
+"""
 HELD_RATIO = 0.8
-"""Less than this part of its limit is what a link carries that has become slower still."""
+"""Share of the limit below which a limited link counts as even slower than before."""
 LEAST_BYTES_PER_SECOND = 256 * 1024
-"""What carries less stands still: there is nothing to leave to training, and when it goes on it is not to be held up."""
+"""Rate below which a link counts as stopped.
+
+Such a link is not limited: training could use nothing of it, and a limit would delay the transfer when the link
+recovers.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowLink:
-    """What a sender knows of its link while that is slow, or may be. One per holder."""
+    """State of one holder's link while the link is slow or suspected. A sender has one per holder."""
 
     carries: float = 0.0
-    """Bytes per second, when it was found slow; 0: it is not."""
+    """Rate in bytes per second at which the link was found slow; 0 while it is sound."""
     limit: float | None = None
-    """Bytes per second, in force; None: whatever there is."""
+    """Limit in force, in bytes per second; None: no limit."""
     begun: tuple[int, float] = (0, 0.0)
-    """Bytes that the transfer under way had sent, and its seconds of sending, when the limit was put or lifted."""
+    """(bytes sent, seconds of sending) of the running transfer when the limit was last set or lifted."""
     retry_seconds: float = FIRST_RETRY_SECONDS
-    """For how long the limit that is in force, or was last, is kept."""
+    """Duration of the present limit, or of the last one."""
     is_faster: bool = False
-    """At the last look without a limit."""
+    """True if the last measurement without a limit showed a much higher rate."""
 
     def found(self, bytes_per_second: float, sent_bytes: int, seconds: float) -> SlowLink:
-        """A transfer without a limit has taken long enough to suspect the link, and carried so much."""
+        """Suspect the link: a transfer without a limit had `bytes_per_second` for long enough.
+
+        Set the first limit.
+        """
         if self.carries:
             return self
         stands_still = bytes_per_second < LEAST_BYTES_PER_SECOND
@@ -55,19 +66,19 @@ class SlowLink:
         )
 
     def next_transfer(self) -> SlowLink:
-        """Another transfer begins: without a limit."""
+        """Return the state for the start of another transfer, without a limit."""
         return replace(self, limit=None, begun=(0, 0.0))
 
     def looked(self, sent_bytes: int, seconds: float, *, sound: float) -> SlowLink:
-        """Look at the transfer under way.
+        """Measure the running transfer, and set or lift the limit.
 
         Args:
-            sent_bytes: of it.
-            seconds: in which it might send.
-            sound: bytes per second that a link carries at least that is not slow.
+            sent_bytes: bytes that the transfer has sent.
+            seconds: time in which the transfer was allowed to send.
+            sound: minimum rate of a sound link, in bytes per second.
 
         Returns:
-            With the limit for what is sent from now on.
+            The state with the limit for the following bytes.
         """
         lasted = seconds - self.begun[1]
         if not self.carries or lasted < (LOOK_SECONDS if self.limit is None else self.retry_seconds):

@@ -1,7 +1,6 @@
-"""What a rank's stacks say, and whether they have changed. Pure.
+"""Formats the stacks of a rank's threads, and detects whether they have changed. Pure.
 
-Invariant: text and comparison hold no address, pid or thread id: two ranks that stand at the same place have the same
-text.
+Invariant: the text contains no address, pid or thread id. Two ranks that hang at the same place have the same text.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class ThreadStack:
 
 
 def describe(threads: Sequence[ThreadStack]) -> str:
-    """Return stacks as text, the main thread's first, cut to what a report may carry."""
+    """Return the stacks as text, main thread first, cut to `MAX_TEXT_BYTES`."""
     ordered = sorted(threads, key=lambda thread: (thread.name != MAIN_THREAD, thread.name, thread.frames == ()))
     blocks = [
         "\n".join(
@@ -49,7 +48,7 @@ def describe(threads: Sequence[ThreadStack]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The first of all looks at a process that have found the same stacks."""
+    """The first of several consecutive samples of a process with the same stacks."""
 
     text: str
     at: float
@@ -57,15 +56,15 @@ class Look:
 
 
 def compare(before: Look | None, found: Look) -> tuple[Look, float, float]:
-    """Return how long a process has stood where it is found.
+    """Return how long the stacks of a process have been the same.
 
     Args:
-        before: what the last comparison returned for this very process; None at the first.
-        found: what is found now.
+        before: the sample that the last call for this process returned; None for the first call.
+        found: the new sample.
 
     Returns:
-        (the look to compare the next one with, for how many seconds the stacks have been the same, CPU seconds used
-        meanwhile).
+        (the sample to pass to the next call, seconds for which the stacks have been the same, CPU seconds used in that
+            time).
     """
     if before is None or before.text != found.text:
         return found, 0.0, 0.0

@@ -1,29 +1,30 @@
-"""Decides when a node drops replicas of shards that the plan places elsewhere now.
+"""Decides when a node drops replicas of shards that the new plan places on other nodes.
 
 A stray is a shard in this node's slots that the node neither owns nor holds under the running plan. Until the new
-holders have their replicas, the strays are what protects such a shard. On a node whose memory is sized exactly, strays
-and new replicas do not fit together: the node then drops one content of one stray at a time, and only if the shard
-stays protected without it.
+holders have their replicas, strays protect such shards. If the memory of a node is sized exactly, strays and new
+replicas do not fit together. The node then drops one content of one stray at a time, and only if the shard stays
+protected without that content.
 
-    content of the stray    dropped where a new slot lacks room               dropped in any case
-    ---------------------   ------------------------------------------------   ------------------------------------------
-    the base                all planned holders have sealed the base           the base is committed, and all planned
-    older than the base     the plan shows that no loss of one node makes      holders have it; or a later step is
-                            anybody go back to it; or the shard's owner        committed, after which no other node
-                            keeps it, too, and other nodes have the base       keeps what the stray belongs to
+    content of the stray    dropped if a new slot lacks room                  dropped in any case
+    ---------------------   -----------------------------------------------   ------------------------------------------
+    the base                all planned holders have sealed the base          the base is committed and all planned
+    older than the base     the loss of any one node never makes the job go   holders have it; or a later step is
+                            back to this step; or the shard's owner keeps     committed, which makes the older contents
+                            this step, too, and other nodes have the base     of all nodes useless
                             of all shards of that owner; or the base is
                             committed
 
-Nodes that wait for each other get on. Where a job might go back to the older step, the owner of a shard keeps that
-step, unless the owner is a replacement. So the node with a stray of a survivor has room for one slot at once, and
-receives the base of the shard that the plan placed there. The seal of that base releases the stray of that shard on the
-next node, and so on. After several losses no content may be left to drop. The owners then take the node out of their
-view at the holder deadline, the base is committed without that node, and the older contents are free.
+Nodes that wait for each other's memory make progress. If the job might go back to an older step, the owner of a shard
+keeps that step, unless the owner is a replacement. So a node with a stray of a surviving owner has room for one slot at
+once, and receives the base of the shard that the plan placed on it. When that base is sealed, the next node may drop
+its stray of the same shard, and so on. After several losses, no content may be droppable. The owners then take the node
+out of their view at the holder deadline, the base is committed without that node, and the older contents become free.
 
 Invariant: until the base is committed, the loss of any one further node leaves a step that all shards can be restored
-to, if the plan had one. The loss of an owner leaves the base: all its shards' on other nodes, and all others' on their
-owners. The loss of another node leaves the older step. An owner may have several ranks: if the base of one of its
-shards is nowhere else, its loss makes all shards go back to the older step.
+to, if the plan had one. After the loss of an owner, this step is the base: other nodes have the base of the lost
+owner's shards, and all other owners have their own. After the loss of another node, it is the older step. An owner may
+have several ranks. If no other node has the base of one of its shards, its loss makes all shards go back to the older
+step.
 """
 
 from __future__ import annotations
@@ -41,25 +42,33 @@ from worker.core.slots import Content
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strays:
-    """What one node knows about its strays. `place` of the slot store takes a new value for every generation."""
+    """The facts from which one node decides about its strays.
+
+    `SlotStore.place` receives a new value for every generation.
+    """
 
     placed: frozenset[Rank] = frozenset()
-    """Shards that the plan places on this node, owned or held; all others are strays."""
+    """Shards that the plan places on this node, owned or held. All other shards are strays."""
     base: Step = NONE
     doubled: Mapping[tuple[Rank, Content], frozenset[Rank]] = field(default_factory=lambda: MappingProxyType({}))
-    """Contents that the plan has the shard's owner keep, each with the ranks of that owner whose base no other node keeps yet."""
+    """Contents that the plan makes the shard's owner keep, each with the ranks of that owner whose base no other node
+    keeps yet.
+    """
     needed: frozenset[Step] = frozenset()
-    """Older steps that some loss of one node makes the newest whole one (`_needed`)."""
+    """Steps before the base to which the job would go back after the loss of some node (`_needed`)."""
     is_loaded: bool = False
-    """Every node has verified the base of its ranks. Before that a stray may be the source that a node fetches from."""
+    """True once every node has verified the base of its ranks.
+
+    Until then a node may still have to fetch the base from a stray.
+    """
     committed: Step = NONE
-    """C of the generation, as far as this node has heard; set by `heard`."""
+    """The newest committed step of the generation that this node has heard of; set by `heard`."""
     held: frozenset[Rank] = frozenset()
-    """Strayed shards whose planned holders all have the base or a later step; set by `heard`."""
+    """Shards with a stray whose planned holders all have the base or a later step; set by `heard`."""
 
     @classmethod
     def of(cls, plan: GenerationPlan, node_id: NodeId) -> Strays:
-        """Return what a node knows at the beginning of a generation."""
+        """Return the state of node `node_id` at the beginning of a generation."""
         placed = frozenset(rank.rank for rank in plan.ranks if node_id in rank.holders)
         alone = _alone(plan)
         doubled = {
@@ -71,22 +80,22 @@ class Strays:
         return cls(placed=placed, base=plan.base_step or NONE, doubled=MappingProxyType(doubled), needed=_needed(plan))
 
     def loaded(self) -> Strays:
-        """Every node reported LOADED: ranks start."""
+        """Record that every node has reported LOADED, and that the ranks start."""
         return replace(self, is_loaded=True)
 
     def heard(self, committed: Step, held: Iterable[Rank]) -> Strays:
-        """Take the newest announcement; what an earlier one said stays true."""
+        """Apply the coordinator's newest announcement. Facts of earlier announcements stay valid."""
         return replace(self, committed=max(self.committed, committed), held=self.held | frozenset(held))
 
     def makes_way(self, rank: Rank, content: Content | None) -> bool:
-        """Say whether a slot of a stray may be dropped because a new slot lacks room.
+        """Return whether a slot of a stray may be dropped because a new slot lacks room.
 
         Args:
-            rank: the shard's owner.
-            content: of the slot; None if it is empty.
+            rank: the rank that owns the shard.
+            content: the content of the slot; None if the slot is empty.
 
         Returns:
-            Whether the shard stays as protected as the invariant asks for.
+            True if the module's invariant holds without this slot.
         """
         if rank in self.placed or not self.is_loaded:
             return False
@@ -99,14 +108,16 @@ class Strays:
         return not is_needed or (alone is not None and alone <= self.held)
 
     def is_over(self, rank: Rank) -> bool:
-        """Say whether a stray is of no use any more."""
+        """Return whether the stray of `rank` protects nothing any more and may be dropped in any case."""
         if rank in self.placed or self.committed == NONE:
             return False
         return rank in self.held or self.committed > self.base
 
 
 def strayed(plan: GenerationPlan) -> frozenset[Rank]:
-    """Return the ranks whose protection is announced: those with a stray, and all other ranks of the same owners."""
+    """Return the ranks whose protection the coordinator announces: ranks with a stray, and all other ranks of their
+    owners.
+    """
     found = {
         reference.owner_rank
         for node in plan.nodes
@@ -117,8 +128,8 @@ def strayed(plan: GenerationPlan) -> frozenset[Rank]:
 
 
 def _alone(plan: GenerationPlan) -> frozenset[Rank]:
-    """Return the ranks whose base no node but the owner keeps."""
-    owners = {rank.rank: rank.holders[0] for rank in plan.ranks}  # every owner has loaded the base
+    """Return the ranks whose base is kept by no node except the owner."""
+    owners = {rank.rank: rank.holders[0] for rank in plan.ranks}  # Every owner has loaded the base.
     elsewhere = {
         reference.owner_rank
         for node in plan.nodes
@@ -129,7 +140,11 @@ def _alone(plan: GenerationPlan) -> frozenset[Rank]:
 
 
 def _needed(plan: GenerationPlan) -> frozenset[Step]:
-    """Return the steps before the base that are whole without some node, where the base is not: the node has a shard of the base alone."""
+    """Return the steps before the base to which the job would go back after the loss of some node.
+
+    Such a node is the only one that has the base of one of its shards. Without the node, the base is incomplete, but
+    the returned step is still complete on the other nodes.
+    """
     keepers = defaultdict[Step, dict[Rank, set[NodeId]]](dict)
     for node in plan.nodes:
         for reference in node.keep:

@@ -1,6 +1,6 @@
-"""What travels of a shard, and over how many streams.
+"""Decides which chunks of a shard are transferred, and over how many streams.
 
-Invariant: a chunk that the receiver has already, in whatever slot of the same shard, is not asked for.
+Invariant: a receiver never requests a chunk that another slot of the same shard already contains.
 """
 
 from __future__ import annotations
@@ -11,31 +11,37 @@ from dataclasses import dataclass, replace
 from everstep.protocol.slot import DIGEST_BYTES
 
 Ranges = tuple[tuple[int, int], ...]
-"""(first, count) of chunks, ascending, apart from each other."""
+"""(first, count) of runs of chunks, in ascending order, with gaps between them."""
 WORTHWHILE = 1.2
-"""More streams stay when they carry at least so many times what fewer did; below it they only cost."""
+"""Factor by which a doubled number of streams must raise the rate. Otherwise more streams only cost."""
 
 TRIES = 3
-"""Transfers that are made with a number of streams before it is judged, by the best of them: the others may have met with training."""
+"""Transfers per number of streams before it is judged by the fastest.
+
+Training may have slowed the others down.
+"""
 STREAM_BYTES = 64 * 1024 * 1024
-"""What a flow of AWS carries in 0.1 s, a hundred times what another one costs to open."""
+"""Bytes per stream of a fetch.
+
+One flow on AWS sends them in 0.1 s, a hundred times the cost of another stream.
+"""
 
 
 def chunk_digest(chunk_digests: bytes, index: int) -> bytes:
-    """Return the digest of one chunk."""
+    """Return the digest of chunk `index`."""
     return chunk_digests[DIGEST_BYTES * index : DIGEST_BYTES * (index + 1)]
 
 
 def found_elsewhere(chunk_digests: bytes, wanted: Iterable[int], others: Sequence[bytes]) -> Iterator[tuple[int, int]]:
-    """Yield which wanted chunks lie in another slot of the shard at the same place: what did not change since.
+    """Yield the wanted chunks that another slot of the shard contains at the same index, unchanged.
 
     Args:
-        chunk_digests: of the announced shard.
-        wanted: chunks that are missing.
-        others: chunk digests of the slots that are sealed.
+        chunk_digests: concatenated chunk digests of the announced shard.
+        wanted: indices of the missing chunks.
+        others: chunk digests of the shard's other sealed slots.
 
     Yields:
-        (chunk, index into `others`).
+        (chunk index, index into `others`).
     """
     for index in wanted:
         digest = chunk_digest(chunk_digests, index)
@@ -46,7 +52,7 @@ def found_elsewhere(chunk_digests: bytes, wanted: Iterable[int], others: Sequenc
 
 
 def ranges(chunks: Collection[int]) -> Ranges:
-    """Return chunks as ranges."""
+    """Return chunk indices as ranges."""
     found: list[tuple[int, int]] = []
     for index in sorted(chunks):
         if found and index == sum(found[-1]):
@@ -57,7 +63,7 @@ def ranges(chunks: Collection[int]) -> Ranges:
 
 
 def are_within(wanted: Ranges, count: int) -> bool:
-    """Say whether these are ranges of a payload of `count` chunks: ascending, apart, none empty."""
+    """Return whether `wanted` are valid ranges of a payload of `count` chunks: ascending, disjoint, none empty."""
     position = 0
     for first, length in wanted:
         if first < position or length < 1 or first + length > count:
@@ -67,38 +73,39 @@ def are_within(wanted: Ranges, count: int) -> bool:
 
 
 def fetch_streams(payload_bytes: int, limit: int) -> int:
-    """Return over how many streams a shard is fetched that nobody has measured the way for: its bytes are worth a stream each `STREAM_BYTES`."""
+    """Return the number of streams for fetching a shard over an unmeasured path: one per `STREAM_BYTES`."""
     return min(limit, 1 + payload_bytes // STREAM_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamCount:
-    """How many streams a session has, found by measuring: one flow of TCP is slower than the network on many (AWS: 5 Gbit/s outside a cluster
-    placement group, 10 within), and what a host's cards and cores can carry together is not known beforehand.
+    """Finds the best number of streams for a session by measurement.
 
-    It doubles while doubling is worthwhile, and stays at what was best.
+    A single TCP flow is slower than many networks (AWS: 5 Gbit/s outside a cluster placement group, 10 Gbit/s within).
+    The capacity of a host's cards and cores is not known in advance. The number doubles while doubling pays, then stays
+    at the best value.
     """
 
     limit: int
     count: int = 1
     rate: float = 0.0
-    """Bytes per second, the most with `count` streams so far."""
+    """Highest rate with `count` streams so far, in bytes per second."""
     tries: int = 0
-    """Transfers that were made with them."""
+    """Transfers made with `count` streams."""
     best_count: int = 1
-    """The most streams that were worth it so far."""
+    """The highest number of streams so far that paid."""
     best_rate: float = 0.0
-    """Bytes per second with these."""
+    """Rate with `best_count` streams, in bytes per second."""
     is_settled: bool = False
 
     def measured(self, bytes_per_second: float) -> StreamCount:
-        """Take what the present count carried in one transfer large enough to tell.
+        """Record the total rate of one transfer that was large enough to measure.
 
         Args:
-            bytes_per_second: over all streams.
+            bytes_per_second: rate over all streams.
 
         Returns:
-            With the count to go on with.
+            The state with the number of streams for the next transfer.
         """
         if self.is_settled:
             return self

@@ -1,4 +1,4 @@
-"""The tree of agents that the rounds of a generation travel over, and what is known of the nodes below one of them.
+"""The tree of agents over which the rounds of a generation travel, and the newest reports of the nodes below an agent.
 
 Pure.
 
@@ -7,12 +7,11 @@ Pure.
                 ├─ 2 ─── 33 … 48
                 └─ … 16
 
-A node's report carries the coordinator's term that it answers and a number of its own. Of each node the newest report
-of the newest term is kept, wherever it comes in and by whatever way it came: nothing that was overtaken can come back,
-and nothing is counted twice.
+A node's report carries the coordinator's term that it answers, and a sequence number. Per node, only the newest report
+of the newest term is kept, whichever path it took. So an outdated report never replaces a newer one, and no report is
+counted twice.
 
-Invariant: what the coordinator learns over the tree is what it would learn over lines of its own to every node, only
-later.
+Invariant: the coordinator learns the same facts over the tree as over a direct connection to every node, only later.
 """
 
 from __future__ import annotations
@@ -26,42 +25,44 @@ from everstep.protocol.rank_messages import Vote
 from everstep.protocol.rounds import NodeReport, RankRound
 
 ARITY = 16
-"""Children of a node: up to 17 nodes dial the coordinator itself, and 10,000 are four lines from it.
+"""Maximum children of a node. At most 17 nodes dial the coordinator, and a tree of 10,000 nodes has four levels.
 
-At 512 agents 8, 16 and 32 come to about the
-same (measured by `benchmarks.scale`): more children cost the node, fewer cost levels, and each level may hold what does
-not press for 20 ms."""
+At 512 agents, arities of 8, 16 and 32 perform about the same (measured by `benchmarks.scale`). More children load each
+node more. Fewer children add levels, and each level may delay a report that is not urgent by 20 ms.
+"""
 RANKS_PER_MESSAGE = 1024
-"""Of one `RoundReport`: a rank takes some 100 bytes and a sentence at worst, far below `MAX_PEER_MESSAGE_BYTES` for all of them."""
+"""Maximum ranks per `RoundReport`. A rank takes about 100 bytes, plus its reason, so a message stays far below
+`MAX_PEER_MESSAGE_BYTES`.
+"""
 NO_TERM = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTree:
-    """Who is above and below whom in one generation, and whose ranks are whose."""
+    """Position of every node in the tree of one generation, and the ranks of every node."""
 
     order: tuple[NodeId, ...]
-    """By position: the coordinator first."""
+    """Nodes by position; the coordinator is first."""
     ranks: Mapping[NodeId, frozenset[Rank]]
     arity: int = ARITY
 
     @classmethod
     def of(cls, coordinator: NodeId, ranks: Mapping[NodeId, Iterable[Rank]], *, arity: int = ARITY) -> RoundTree:
-        """Return the tree of a generation.
+        """Build the tree of a generation. Every node builds the same tree from the same plan.
 
         Args:
             coordinator: the root.
-            ranks: of every node, the nodes in an order that all of them know: the plan's.
-            arity: children of a node.
+            ranks: the ranks of every node, in the order of the plan.
+            arity: maximum children of a node.
 
         Returns:
-            The same tree on every node.
+            The tree.
         """
         order = (coordinator, *(node for node in ranks if node != coordinator))
         return cls(order, MappingProxyType({node: frozenset(named) for node, named in ranks.items()}), arity)
 
     def ancestors(self, node: NodeId) -> tuple[NodeId, ...]:
-        """Return whom a node may dial: its parent first, the coordinator last; none for the coordinator itself."""
+        """Return the nodes that `node` may dial: its parent first, the coordinator last; empty for the coordinator."""
         above, position = [], self.order.index(node)
         while position:
             position = (position - 1) // self.arity
@@ -69,12 +70,15 @@ class RoundTree:
         return tuple(above)
 
     def below(self, node: NodeId) -> frozenset[NodeId]:
-        """Return the nodes that a node speaks for: itself and all below it; nobody for one that is not a member."""
+        """Return the nodes that `node` reports for: itself and all its descendants.
+
+        Empty if `node` is not a member.
+        """
         if node not in self.ranks:
             return frozenset()
         found: list[NodeId] = []
         first = last = self.order.index(node)
-        while first < len(self.order):  # the descendants of a position that are on one level are neighbours
+        while first < len(self.order):  # The descendants on one level have consecutive positions.
             found += self.order[first : last + 1]
             first, last = self.arity * first + 1, self.arity * (last + 1)
         return frozenset(found)
@@ -82,18 +86,21 @@ class RoundTree:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """The newest state of some nodes, as reports have brought it."""
+    """The newest report of each node, all of the newest known term."""
 
     term: int = NO_TERM
-    """The newest term of the coordinator that is known of; reports that answer an older one say nothing any more."""
+    """The newest known term of the coordinator. Reports for an older term are ignored."""
     newest: Mapping[NodeId, NodeReport] = field(default_factory=lambda: MappingProxyType({}))
 
     def begin_term(self, term: int) -> Reports:
-        """A coordinator's agent has (re)started: what was reported before is to be said again, to it."""
+        """Start a new term after the coordinator's agent has started or restarted.
+
+        Earlier reports are discarded: every node must report again to the new process. An older term changes nothing.
+        """
         return Reports(term) if term > self.term else self
 
     def take(self, *reports: NodeReport) -> Reports:
-        """Return what is known with these reports; of an older term or overtaken ones are dropped."""
+        """Return the reports updated by `reports`, without those of an older term or lower sequence number."""
         known = self.begin_term(max((each.term for each in reports), default=NO_TERM))
         newest = dict(known.newest)
         for each in reports:
@@ -104,21 +111,21 @@ class Reports:
         return Reports(known.term, MappingProxyType(newest))
 
     def since(self, told: Reports) -> tuple[NodeReport, ...]:
-        """Return the reports that are not in `told`, which is an earlier one of these."""
+        """Return the reports that are newer than in `told`, an earlier state of this object."""
         return tuple(each for node, each in self.newest.items() if told.newest.get(node) is not each)
 
     def is_pressing(self, told: Reports, members: frozenset[NodeId]) -> bool:
-        """Say whether the coordinator should hear at once of what it was not told.
+        """Return whether the unsent reports must be sent to the coordinator at once.
 
-        Steps that were made can wait for company, and so can single votes: before all have voted they move nothing.
-        What presses is the last vote of a subtree, an abandoned step, and all that is rare.
+        Passed boundaries and single votes can wait for a joint message, because the coordinator acts only after all
+        votes. Urgent are the last vote of a subtree, an abandoned step, and rare changes (`_rare`).
 
         Args:
-            told: what the coordinator was told.
-            members: the nodes that speak through this one, itself included.
+            told: the reports that were already sent to the coordinator.
+            members: the nodes that report through this node, including itself.
 
         Returns:
-            Whether to send at once.
+            True to send at once.
         """
         for each in self.since(told):
             before = told.newest.get(each.node_id)
@@ -127,8 +134,10 @@ class Reports:
         return self._voted(members) not in (None, told._voted(members))
 
     def is_progress(self, told: Reports) -> bool:
-        """Say whether all that is new are steps that were made and what the coordinator itself has said, while a step is proposed: nothing that it
-        does depends on that before all have voted, and the votes say it again.
+        """Return whether the unsent reports contain nothing except passed boundaries and repeated announcements.
+
+        This counts only while a step is proposed. The coordinator then needs no such report before all ranks have
+        voted, and the votes contain the same facts.
         """
         return all(
             before is not None
@@ -139,7 +148,7 @@ class Reports:
         )
 
     def _voted(self, members: frozenset[NodeId]) -> Step | None:
-        """Return the step that all ranks of `members` have voted on."""
+        """Return the step that all ranks of `members` have voted on, or None."""
         if len(self.newest) < len(members):
             return None
         steps = {
@@ -151,7 +160,10 @@ class Reports:
 
 
 def messages(reports: Sequence[NodeReport]) -> Iterator[tuple[NodeReport, ...]]:
-    """Yield the reports in groups of at most `RANKS_PER_MESSAGE` ranks; a node that has more is a group of its own."""
+    """Group the reports into messages of at most `RANKS_PER_MESSAGE` ranks.
+
+    A node with more ranks is a message of its own.
+    """
     group: list[NodeReport] = []
     count = 0
     for each in reports:
@@ -175,5 +187,5 @@ def _is_progress(now: RankRound, before: RankRound) -> bool:
 
 
 def _rare(rank: RankRound) -> tuple[object, ...]:
-    """Return what changes seldom and moves the coordinator by itself."""
+    """Return the fields that change rarely and that make the coordinator act as soon as they change."""
     return rank.standing, rank.echo_step, rank.echo, rank.pinned_step

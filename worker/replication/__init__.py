@@ -1,1 +1,1 @@
-"""Between agents: authenticated sessions, shards in chunks, rounds over the tree."""
+"""Communication between agents: authenticated sessions, transfers of shards, and rounds over the tree of agents."""

@@ -1,10 +1,12 @@
-"""The rounds of a generation as the coordinator's node runs them.
+"""Runs the rounds of a generation on the coordinator's node.
 
     RoundMember ──NodeReport──▶ RoundServer ──▶ core.rounds.Coordinator ──Announcement──▶ RoundMember
 
-Both travel over the tree of agents (`worker.replication.round_member`), whose root is the member on the coordinator's
-own node. Invariant: of each node the newest report counts, and only one that answers this coordinator: none that was
-made for its agent's earlier life.
+Reports and announcements travel over the tree of agents (`worker.replication.round_member`). The root of the tree is
+the `RoundMember` on the coordinator's own node.
+
+Invariant: the newest report of each node counts, and only if it carries this coordinator's term. Reports to an earlier
+process of the coordinator's agent are ignored.
 """
 
 from __future__ import annotations
@@ -24,23 +26,29 @@ log = logging.getLogger(__name__)
 
 
 def new_life() -> int:
-    """Return a number that is higher in every later life of this node's agent: nanoseconds on a clock that goes on until the node ends."""
+    """Return a number that is higher after every restart of this node's agent.
+
+    The number is the monotonic time in nanoseconds, and that clock runs until the node ends.
+    """
     return int(asyncio.get_running_loop().time() * 1e9)
 
 
 class RoundServer:
-    """The coordinator's shell: reports in, announcements out. One owner: the `Member` on the coordinator's node."""
+    """Feeds reports into the pure `Coordinator` and publishes its state as announcements.
+
+    One owner: the `Member` on the coordinator's node.
+    """
 
     def __init__(
         self, generation: Generation, core: Coordinator, *, final_round_seconds: float, now: Callable[[], float]
     ) -> None:
-        """Begin.
+        """Create the server with the rounds of one generation.
 
         Args:
-            generation: whose rounds these are.
-            core: fresh, or recovering after this agent's restart.
-            final_round_seconds: how long ranks that stand still wait for their last commit.
-            now: Unix time, for what is shown to people.
+            generation: the generation of these rounds.
+            core: a new coordinator, or a recovering one after a restart of this agent.
+            final_round_seconds: maximum time that ranks at the final boundary wait for its commit.
+            now: returns Unix time, for times that users see.
         """
         self.core = core
         self.term = new_life()
@@ -53,10 +61,10 @@ class RoundServer:
         self._final_timer: asyncio.TimerHandle | None = None
         self._pacing = Pacing.AT_ONCE
         self._refused: list[str] = []
-        """Why the last step was abandoned; logged when it changes."""
+        """Reasons why the last step was abandoned, to log each change once."""
 
     def announcement(self) -> Announcement:
-        """Return the coordinator's state as members hear it."""
+        """Return the coordinator's present state as a message for the members."""
         core = self.core
         return Announcement(
             generation=self._generation,
@@ -70,11 +78,11 @@ class RoundServer:
             finished=core.is_finished,
             pacing=self._pacing,
             held=core.held,
-            is_silent=core.is_recovering,  # nothing is announced before every member has said what it knows
+            is_silent=core.is_recovering,  # Silent until every member has reported.
         )
 
     def take(self, reports: Sequence[NodeReport]) -> None:
-        """Take what members report; taking it again, or what is older, changes nothing."""
+        """Apply reports of members. Repeated and outdated reports change nothing."""
         before = self._known
         self._known = before.take(*(each for each in reports if each.term == self.term))
         rounds = [rank for each in self._known.since(before) for rank in each.ranks]
@@ -88,16 +96,16 @@ class RoundServer:
             self._apply(self.core.report(*rounds))
 
     def keep_distance(self, distance: int) -> None:
-        """Propose steps so far apart from now on."""
+        """Set the minimum distance between later proposals, in steps."""
         self._apply(self.core.keep_distance(distance))
 
     def keep_pacing(self, pacing: Pacing) -> None:
-        """Have replicas leave like this on every node from now on."""
+        """Announce how every node sends replicas from now on."""
         self._pacing = pacing
         self.changed.notify()
 
     def request_checkpoint(self, step: Step) -> None:
-        """Have the next commit of this step or a later one uploaded."""
+        """Request the upload of the next commit at or after `step`."""
         self._apply(self.core.request_checkpoint(step))
 
     def request_stop(self) -> None:
@@ -105,11 +113,11 @@ class RoundServer:
         self._apply(self.core.request_stop())
 
     def halt(self) -> None:
-        """The ranks are being ended: after a request to stop, have what is committed uploaded."""
+        """Record that the ranks are being ended. After a requested stop, the committed step is uploaded."""
         self._apply(self.core.halt())
 
     def close(self) -> None:
-        """End the timer of the final round."""
+        """Cancel the timer of the final round."""
         if self._final_timer is not None:
             self._final_timer.cancel()
 

@@ -1,6 +1,6 @@
-"""Fetches one shard from a node that holds it: what a replaced node does at Load.
+"""Fetches a shard from a node that holds it. A replacement node does this while it loads a generation.
 
-Invariant: what is sealed is exactly the content that the plan names, with the digest that it names.
+Invariant: a sealed slot contains exactly the content that the plan names, with the digest that the plan names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from worker.tasks import finish, first_of
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.1
 LOOKS_PER_SILENCE = 4
-"""How often it is looked at what has come of chunks that are long in coming."""
+"""Checks for received bytes of an unfinished chunk, per `silence_seconds`."""
 
 
 async def fetch_shard(
@@ -42,26 +42,26 @@ async def fetch_shard(
     arrived: Arrived | None = None,
     stream_limit: int = OWN_STREAMS,
 ) -> None:
-    """Bring the shard into a slot of this node, sealed.
+    """Fetch a shard into a slot of this node and seal it.
 
     Args:
-        dialler: to the holder, which may not have heard of this generation yet: it is asked again.
-        rank: the shard's owner.
-        source: origin, step and digest, as the plan names them.
+        dialler: opens connections to the holder. It is retried, because the holder may not know this generation yet.
+        rank: the rank that owns the shard.
+        source: origin generation, step and digest from the plan.
         store: this node's slots.
         keep: contents of this shard that must survive.
-        slot_count: slots that this shard may have here.
-        answer_seconds: how long the holder may refuse or not answer at all.
-        silence_seconds: how long nothing may come before the line counts as broken.
-        arrived: as in `receive_shard`.
-        stream_limit: so many streams at most.
+        slot_count: maximum slots of this shard on this node.
+        answer_seconds: maximum time in which the holder may reject the session or not answer.
+        silence_seconds: time without any data after which the connection counts as broken.
+        arrived: receives progress, see `receive_shard`.
+        stream_limit: maximum number of streams.
 
     Raises:
-        ShardRejected: the holder does not have it, or it does not hash to the digest.
-        NoRoom: this node's memory for slots does not suffice, or every slot must be kept.
-        PeerError: the line broke.
-        MalformedMessage: the holder broke the protocol.
-        TimeoutError: nobody answered in time.
+        ShardRejected: the holder lacks the shard, or the received data does not match the digest.
+        NoRoom: this node lacks memory for the slot, or every slot must be kept.
+        PeerError: the connection broke.
+        MalformedMessage: the holder violated the protocol.
+        TimeoutError: the holder did not answer in time.
     """
     async with asyncio.timeout(answer_seconds):
         session = await _dial(dialler, rank)
@@ -115,7 +115,7 @@ async def fetch_shard(
 
         async def deliver(line: socket.socket) -> None:
             await streams.run(line, receiver.receive)
-            raise PeerLost("the holder has closed a stream")  # what was to come over it never will
+            raise PeerLost("the holder has closed a stream")  # The chunks requested over this stream are lost.
 
         await first_of(receive(), *(deliver(line) for line in streams.lines))
     finally:

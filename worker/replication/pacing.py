@@ -1,7 +1,8 @@
-"""When a chunk may leave this node: at once, evenly, or in the network's idle spans.
+"""Decides when a chunk may leave this node: at once, at a constant rate, or in the network's idle spans.
 
-All senders of a node share one pacer, for they share its link. Invariant: pacing delays, it never refuses: a training
-that stands still, or whose boundaries are not heard of, leaves the network to the snapshots.
+All senders of a node share one pacer, because they share the node's link.
+
+Invariant: pacing only delays chunks. If training stops, or reports no boundaries, snapshots use the network freely.
 """
 
 from __future__ import annotations
@@ -21,61 +22,67 @@ from worker.core.link_use import LinkUse
 from worker.tasks import Signal
 
 PATIENCE_ITERATIONS = 2.0
-"""A chunk waits for an opening for so long at most; and for none where no boundary has come for so long: training does something else then."""
+"""Maximum wait of a chunk for an opening, in iterations.
+
+If no boundary was reported for this long, training is not iterating, and chunks do not wait at all.
+"""
 
 SHORT_SECONDS = 0.002
-"""A chunk that may go so soon waits in its stream's thread; a way over the loop takes as long on a busy node."""
+"""A wait up to this length happens in the stream's thread.
+
+A wait on the loop takes as long on a busy node.
+"""
 KEPT_TRANSFERS = 32
 ENOUGH_TRANSFERS = 8
-"""Times that something was sent, by one transfer or by several at once."""
+"""Measurements required before the link's rate counts as known."""
 TELLING_BYTES = 64 * 1024
-"""Less says something of latency, not of the link."""
+"""Minimum bytes of a measurement. Less measures the latency, not the rate."""
 
 
 class Pacer(Protocol):
-    """What a sender asks before each chunk."""
+    """Interface that a sender calls before each chunk."""
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes that a chunk should have: asked for before each, it may change."""
+        """Bytes per chunk. The sender reads it before each chunk, because it may change."""
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait until a chunk may go; chunks are admitted in the order in which they asked.
+        """Wait until a chunk may be sent. Chunks are admitted in the order of the calls.
 
         Args:
-            bytes_count: of the chunk.
+            bytes_count: size of the chunk.
         """
 
     def book(self, bytes_count: int) -> float | None:
-        """Admit a chunk without the loop, from any thread, where that needs no more than a short wait.
+        """Admit a chunk from any thread, without the event loop, if it has at most a short wait.
 
-        Most chunks follow one that just went.
+        Most chunks directly follow another chunk and are admitted this way.
 
         Args:
-            bytes_count: of the chunk.
+            bytes_count: size of the chunk.
 
         Returns:
-            Seconds until it may go, at most `SHORT_SECONDS`; None: it is not admitted, and has to wait its turn.
+            Seconds until the chunk may be sent, at most `SHORT_SECONDS`. None: not admitted; call `admit` instead.
         """
 
 
 class Transfer(Protocol):
-    """What is counted of a transfer."""
+    """The counters of one transfer that a `NodePacer` reads."""
 
     @property
     def taken_bytes(self) -> int:
-        """What the kernel has taken of it so far."""
+        """Bytes of the transfer that the kernel has accepted so far."""
 
     @property
     def taken_at(self) -> float:
-        """When it took the last."""
+        """Time at which the kernel last accepted bytes."""
 
 
 class SharedLink:
-    """A link, as the transfers see it that go over it. Any thread.
+    """The use of one link by several transfers (`worker.core.link_use`). Thread-safe.
 
     Args:
-        clock: seconds, monotonic; the transfers' own.
+        clock: monotonic seconds, the same clock as the transfers use.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -85,42 +92,45 @@ class SharedLink:
 
     @property
     def use(self) -> LinkUse:
-        """What has been counted until now."""
+        """The count up to now."""
         with self._lock:
             self._use = self._use.until(self._clock())
             return self._use
 
     def count(self) -> None:
-        """Say that a sender is at it, whatever comes of that: a standstill is told by nobody saying so."""
+        """Update the count. Every active sender calls this regularly; a gap shows that the process was stopped."""
         with self._lock:
             self._use = self._use.until(self._clock())
 
     @property
     def sharer_count(self) -> int:
-        """Transfers that have something to send now, at least 1."""
+        """Number of transfers that have data to send now, at least 1."""
         with self._lock:
             return max(1, self._use.sender_count)
 
     def join(self) -> LinkUse:
-        """Begin to have something to send; return what had been counted before."""
+        """Count one more transfer with data to send. Return the count at this moment."""
         with self._lock:
             self._use = self._use.joined(self._clock())
             return self._use
 
     def leave(self) -> LinkUse:
-        """End what `join` began; return what has been counted since as well."""
+        """Count one transfer fewer with data to send. Return the count at this moment."""
         with self._lock:
             self._use = self._use.left(self._clock())
             return self._use
 
     def drain(self, since: float) -> None:
-        """A holder has the last bytes that the kernel took at `since` (see `LinkUse.drained`)."""
+        """Record that a holder has received the last bytes, which the kernel accepted at `since`.
+
+        See `LinkUse.drained`.
+        """
         with self._lock:
             self._use = self._use.drained(since, self._clock())
 
 
 class Unpaced:
-    """Every chunk goes at once."""
+    """Pacer that admits every chunk at once."""
 
     chunk_bytes = MAX_CHUNK_BYTES
 
@@ -133,13 +143,13 @@ class Unpaced:
 
 
 class UniformPacer:
-    """A constant rate, whatever training does. Nothing is saved up while nobody sends.
+    """Pacer with a constant rate that ignores training. Unused time is not saved up.
 
     Args:
-        bytes_per_second: of the node: the bytes of an iteration's snapshots, all copies, by the time that they shall
-            take.
-        chunk_bytes: of a chunk.
-        clock: the loop's, for threads.
+        bytes_per_second: rate of the node: the bytes of all copies of an iteration's snapshots, divided by the time
+            that they shall take.
+        chunk_bytes: size of a chunk.
+        clock: the event loop's clock, for use in threads.
     """
 
     def __init__(self, bytes_per_second: float, chunk_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -151,7 +161,7 @@ class UniformPacer:
         self._lock = threading.Lock()
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait until the chunks before have had their time (see `Pacer`)."""
+        """Wait until the earlier chunks have had their time (see `Pacer`)."""
         now = asyncio.get_running_loop().time
         async with self._turn:
             begin = max(now(), self._free_at)
@@ -160,7 +170,7 @@ class UniformPacer:
                 self._free_at = begin + bytes_count / self._rate
 
     def book(self, bytes_count: int) -> float | None:
-        """Admit it where the chunks before leave room soon (see `Pacer`)."""
+        """Admit the chunk if the earlier chunks end soon enough (see `Pacer`)."""
         with self._lock:
             now = self._clock()
             begin = max(now, self._free_at)
@@ -171,13 +181,13 @@ class UniformPacer:
 
 
 class SpanPacer:
-    """Chunks go where training leaves the network idle, as profiled and counted from the last boundary.
+    """Pacer that sends chunks in the profiled idle spans of an iteration, relative to the last boundary.
 
     Args:
-        spans: of an iteration, in order of time.
-        link: this node's.
-        iteration_seconds: mean.
-        clock: the loop's, for threads.
+        spans: idle spans of an iteration, in order of time.
+        link: time model of this node's link.
+        iteration_seconds: mean duration of an iteration.
+        clock: the event loop's clock, for use in threads.
     """
 
     def __init__(
@@ -190,7 +200,7 @@ class SpanPacer:
     ) -> None:
         self._windows = [usable(span) for span in spans]
         self.chunk_bytes = chunk_bytes_for(self._windows, link)
-        # A loop that wakes up late catches up, by as much as a usual span has room for beside its window.
+        # After a late wake-up, the loop may catch up by the margin between a typical span and its window.
         self._lateness_seconds = (
             (1 - MU_RATIO) / 2 * statistics.median(span.seconds for span in spans) if spans else 0.0
         )
@@ -201,37 +211,37 @@ class SpanPacer:
         self._free_at = 0.0
         self._turn = asyncio.Lock()
         self._lock = threading.Lock()
-        """Over `_free_at`: chunks are booked from threads, too."""
+        """Protects `_free_at`, because threads book chunks, too."""
         self._changed = Signal()
 
     def boundary(self, at_seconds: float) -> None:
         """Begin an iteration.
 
         Args:
-            at_seconds: when the rank passed the boundary, on the monotonic clock that a node's processes share with its
-                agent's event loop. An earlier one than known is late news and changes nothing.
+            at_seconds: when the rank passed the boundary, on the monotonic clock that all processes of the node share.
+                A time before the last known boundary is outdated and ignored.
         """
         if self._boundary_at is None or at_seconds > self._boundary_at:
             self._boundary_at = at_seconds
             self._changed.notify()
 
     def pause(self) -> None:
-        """Training stands, or does something else than iterate: nothing is waited for until the next boundary."""
+        """Stop waiting for openings until the next boundary, because training is not iterating."""
         self._boundary_at = None
         self._changed.notify()
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait for the next opening that the chunk fits into (see `Pacer`)."""
+        """Wait for the next opening into which the chunk fits (see `Pacer`)."""
         now, cost = asyncio.get_running_loop().time, self._link.seconds(bytes_count)
         async with self._turn:
             asked_at = now()
             while (
                 wait := self._wait(cost, asked_at, now(), patience_seconds=0.0)
-            ) > 0:  # a boundary in the meantime moves every opening
+            ) > 0:  # A new boundary moves every opening.
                 await self._changed.wait(self._changed.version, wait)
 
     def book(self, bytes_count: int) -> float | None:
-        """Admit it where the window that is open has room for it (see `Pacer`)."""
+        """Admit the chunk if the open window has room for it (see `Pacer`)."""
         if self._turn.locked():
             return None
         now = self._clock()
@@ -239,7 +249,7 @@ class SpanPacer:
         return wait if wait <= SHORT_SECONDS else None
 
     def _wait(self, cost: float, asked_at: float, now: float, *, patience_seconds: float) -> float:
-        """Return how long the chunk has to wait for its opening, which is taken when that is no longer than `patience_seconds`."""
+        """Return the chunk's wait until its opening. Reserve the opening if the wait is within `patience_seconds`."""
         with self._lock:
             at = self._opening(cost, asked_at)
             wait = max(0.0, at - now)
@@ -248,7 +258,7 @@ class SpanPacer:
             return wait
 
     def _opening(self, cost: float, asked_at: float) -> float:
-        """Return when the chunk may go, or when to give up waiting for an opening."""
+        """Return when the chunk may be sent: at its opening, or when its patience ends."""
         earliest = max(self._free_at, asked_at - self._lateness_seconds)
         begun = self._boundary_at
         if begun is None:
@@ -259,41 +269,43 @@ class SpanPacer:
 
 
 class NodePacer:
-    """The pacer that a node's senders hold; what it is changes as the job is learnt. One owner: the node's `Member`.
+    """The pacer that all senders of a node use. It delegates to another pacer, which changes as the job is measured.
+
+    One owner: the node's `Member`.
 
     Args:
-        clock: seconds, monotonic.
+        clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.current: Pacer = Unpaced()
         self.link = SharedLink(clock)
-        """Of all transfers that are counted here."""
+        """Use of the link by all transfers that are counted here."""
         self._rates: deque[float] = deque(maxlen=KEPT_TRANSFERS)
-        """Bytes per second of the node, one each time that something was sent."""
+        """Measured rates of the node's link in bytes per second, one per busy period."""
         self._sizes: deque[int] = deque(maxlen=KEPT_TRANSFERS)
         """Bytes of the newest transfers."""
         self._sent_bytes = 0
-        """By transfers that are over."""
+        """Bytes sent by finished transfers."""
         self._under_way: set[Transfer] = set()
         self._measured: set[Transfer] = set()
-        """Those under way whose bytes and time are known to belong together."""
+        """Running transfers whose bytes and sending time are known to belong together."""
         self._begun = (0, 0.0)
-        """Bytes sent and seconds of the link when the first of those under way began."""
+        """(bytes sent, busy seconds of the link) at the start of the present busy period."""
         self._is_telling = True
-        """Whether all that have ended since then were measured."""
+        """True if all transfers that ended in this busy period were measured."""
 
     @property
     def sent_bytes(self) -> int:
-        """What the node's senders have sent so far, transfers under way included."""
+        """Bytes that the node's senders have sent so far, including running transfers."""
         return self._sent_bytes + sum(transfer.taken_bytes for transfer in self._under_way)
 
     @contextlib.contextmanager
     def counted(self, transfer: Transfer) -> Iterator[None]:
-        """Count what a transfer sends for as long as the context lasts, and what it has sent ever after.
+        """Count the bytes of a transfer while the context is open, and keep the total afterwards.
 
-        The link is measured from when a transfer begins while none is under way until none is again: only then is it
-        known what was sent when.
+        The link is measured per busy period: from the first transfer that begins until no transfer is running. Only
+        then do the bytes and the time belong together.
         """
         if not self._under_way:
             self._begun, self._is_telling = (self._sent_bytes, self.link.use.busy_seconds), True
@@ -313,20 +325,20 @@ class NodePacer:
             self._rates.append(bytes_count / seconds)
 
     def hold(self, pacer: Pacer) -> None:
-        """Go on with another pacer: what waits for the one before waits no longer."""
+        """Switch to another pacer. Chunks that wait for the previous pacer are sent at once."""
         if pacer is not self.current:
             self.pause()
             self.current = pacer
 
     def unpace(self) -> None:
-        """Let every chunk go at once until the link is known anew: nothing has been measured for as long as chunks were paced."""
+        """Send every chunk at once and measure the link again: paced transfers yield no measurements."""
         if not isinstance(self.current, Unpaced):
             self.hold(Unpaced())
             self._rates.clear()
             self._sizes.clear()
 
     def measured(self, transfer: Transfer) -> None:
-        """Take note that the holder has now verified all of a transfer that is counted and that went at once."""
+        """Record that the holder has verified all of a counted, unpaced transfer."""
         self._measured.add(transfer)
         if transfer.taken_bytes:
             self.link.drain(transfer.taken_at)
@@ -335,35 +347,36 @@ class NodePacer:
 
     @property
     def bytes_per_second(self) -> float | None:
-        """What the link carries: the fastest of the newest times that something was sent, for the others met with training; None before there
-        were enough.
+        """Rate of the link; None before there are `ENOUGH_TRANSFERS` measurements.
+
+        It is the fastest recent measurement, because training traffic slowed the others down.
         """
         return max(self._rates) if len(self._rates) >= ENOUGH_TRANSFERS else None
 
     @property
     def transfer_bytes(self) -> float:
-        """What is sent of one shard to one holder, usually."""
+        """Median bytes of a transfer of one shard to one holder."""
         return statistics.median(self._sizes) if self._sizes else 0.0
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a chunk now (see `Pacer`)."""
+        """Bytes per chunk of the present pacer (see `Pacer`)."""
         return self.current.chunk_bytes
 
     async def admit(self, bytes_count: int) -> None:
-        """Wait as the present pacer says (see `Pacer`)."""
+        """Wait for the present pacer (see `Pacer`)."""
         await self.current.admit(bytes_count)
 
     def book(self, bytes_count: int) -> float | None:
-        """Admit it if the present pacer does (see `Pacer`)."""
+        """Book with the present pacer (see `Pacer`)."""
         return self.current.book(bytes_count)
 
     def boundary(self, at_seconds: float) -> None:
-        """Tell the present pacer of a boundary, where it counts from one (see `SpanPacer.boundary`)."""
+        """Pass a boundary to the present pacer if that is a `SpanPacer` (see `SpanPacer.boundary`)."""
         if isinstance(self.current, SpanPacer):
             self.current.boundary(at_seconds)
 
     def pause(self) -> None:
-        """Tell the present pacer that no boundary is to be expected soon (see `SpanPacer.pause`)."""
+        """Pause the present pacer if that is a `SpanPacer` (see `SpanPacer.pause`)."""
         if isinstance(self.current, SpanPacer):
             self.current.pause()

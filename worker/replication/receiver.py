@@ -1,7 +1,7 @@
-"""Serves the sessions that other agents open to this node: their shards arrive here, or are fetched from here.
+"""Serves the sessions that other agents open to this node, to replicate their shards or to fetch shards.
 
-Invariant: one replica session per generation and owner; a new one joins the old before it begins, so that two streams
-never write one shard.
+Invariant: there is one replica session per generation and owner. A new session first ends the previous one, so that two
+sessions never write the same shard.
 """
 
 from __future__ import annotations
@@ -41,37 +41,37 @@ from worker.tasks import end, finish, first_of
 
 log = logging.getLogger(__name__)
 PREPARING_SECONDS = 0.1
-"""How often a holder that makes slots says so: often beside any time that an owner waits for a sign of life."""
+"""Interval of a holder's progress messages while it creates slots; far below an owner's holder deadline."""
 MAX_STREAMS = 64
-"""Streams that a session may have; more are refused."""
+"""Maximum streams per session; further ones are rejected."""
 
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A session that is being served, for its streams to find."""
+    """A session in service, registered so that its streams can find it."""
 
     peer: NodeId
     receiver: Receiver | None
-    """None: this side sends."""
+    """Receives the chunks; None if this side sends."""
     streams: Streams = field(default_factory=Streams)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     trouble: asyncio.Event = field(default_factory=asyncio.Event)
     error: Exception | None = None
 
     def fail(self, error: Exception) -> None:
-        """Say what a stream or a transfer has run into."""
+        """Record the error of a stream or transfer and end the session with it."""
         self.error = self.error or error
         self.trouble.set()
 
     async def failed(self) -> None:
-        """Raise what a stream has run into, as soon as one has."""
+        """Wait for an error of a stream or transfer, and raise it."""
         await self.trouble.wait()
         assert self.error is not None
         raise self.error
 
 
 class ReplicaReceiver:
-    """The listener's side of all replica and fetch sessions of one generation, and of their streams.
+    """The accepting side of all replica and fetch sessions of one generation, and of their streams.
 
     One owner: the node's `Member`.
     """
@@ -85,14 +85,15 @@ class ReplicaReceiver:
         slot_count: int,
         take_lines: Callable[[NodeId, PrintedLines], Awaitable[None]] | None = None,
     ) -> None:
-        """Serve out of `store`.
+        """Create the receiver for one generation.
 
         Args:
             store: this node's slots.
-            held_ranks: shards of other nodes that the plan places here; all others are refused.
-            keep: what must survive of a shard, given C as its owner knows it.
+            held_ranks: shards of other nodes that the plan places on this node. Replica sessions of other shards are
+                rejected.
+            keep: returns the contents of a shard that must survive, given the newest C that its owner knows.
             slot_count: slots per shard.
-            take_lines: keeps what an owner's ranks have printed. None: nobody does.
+            take_lines: stores printed lines of an owner's ranks. None: the lines are discarded.
         """
         self._take_lines = take_lines
         self._store = store
@@ -106,13 +107,13 @@ class ReplicaReceiver:
     # -- streams
 
     async def stream(self, session: TcpSession) -> None:
-        """Give a stream to the session that it names; returns when that session, or the stream, is over.
+        """Attach a stream to the session that it names, and serve it until the stream or the session ends.
 
         Args:
-            session: opened as a stream, proven.
+            session: an authenticated session of kind stream.
 
         Raises:
-            MalformedMessage: there is no such session of this peer, or it has too many already.
+            MalformedMessage: the peer has no such session, or the session has too many streams.
         """
         owner = self._open.get(session.opened.session)
         if owner is None or owner.peer != session.peer or len(owner.streams.lines) >= MAX_STREAMS:
@@ -132,14 +133,14 @@ class ReplicaReceiver:
     # -- replicas
 
     async def replica(self, session: Session) -> None:
-        """Take shards of one owner until the line ends. An earlier session of the same owner is ended first.
+        """Receive shards of one owner until the connection ends. An earlier session of the same owner is ended first.
 
         Args:
-            session: opened for replicas of its `owner_rank`.
+            session: an authenticated session for replicas of its `owner_rank`.
 
         Raises:
-            MalformedMessage: the shard is not held here, or something else came where a shard should begin.
-            PeerLost: the line has ended.
+            MalformedMessage: this node does not hold the shard, or the owner sent an unexpected message.
+            PeerLost: the connection ended.
         """
         rank = session.opened.owner_rank
         if rank not in self._held:
@@ -159,7 +160,7 @@ class ReplicaReceiver:
     async def _serve(
         self, session: Session, receiver: Receiver | None, work: Callable[[_Open], Coroutine[object, object, None]]
     ) -> None:
-        """Run a session's work while its streams can find it; all of its threads have ended when this returns."""
+        """Run a session's work while its streams can attach. On return, all of its threads have ended."""
         owner = _Open(session.peer, receiver)
         self._open[session.opened.nonce] = owner
         try:
@@ -213,7 +214,7 @@ class ReplicaReceiver:
 
     @staticmethod
     async def _in_turn(owner: _Open, behind: asyncio.Task[None] | None, work: Callable[[], Awaitable[None]]) -> None:
-        """Do a piece of a session's work when the one before it is over; what it runs into is not the end of this task alone: the session's."""
+        """Run a part of a session's work after the previous part. An error ends the whole session."""
         try:
             if behind is not None and not behind.done():
                 await asyncio.wait([behind])
@@ -222,7 +223,10 @@ class ReplicaReceiver:
             owner.fail(error)
 
     async def _say_preparing(self, session: Session, rank: Rank) -> None:
-        """Tell the owner of a shard while slots for it are made, reserved or for what has come: nothing else is heard of this holder then."""
+        """Send progress messages to the owner while this node creates slots for its shard.
+
+        The owner receives no other message in this time and would drop this holder.
+        """
         while True:
             if not self._store.is_making(rank):
                 await self._store.making.wait(self._store.making.version)
@@ -231,7 +235,7 @@ class ReplicaReceiver:
                 await session.send(PreparingShard())
 
     async def _reserve(self, session: Session, rank: Rank, wanted: ReserveShard) -> None:
-        """Make the slots that this owner's shards will need: the first one that comes finds every page there."""
+        """Create the slots for this owner's shards in advance, so that the first shard finds its memory allocated."""
         try:
             await self._store.reserve(
                 rank, capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash, slot_count=self._slot_count
@@ -239,7 +243,7 @@ class ReplicaReceiver:
         except NoRoom as error:
             log.info(
                 "no room for the shards of rank %d: %s", rank, error
-            )  # its owner hears it with the first that is refused
+            )  # The owner learns it when its first shard is rejected.
         await session.send(ShardReserved(capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash))
 
     async def _take_one(
@@ -268,14 +272,14 @@ class ReplicaReceiver:
     # -- fetches
 
     async def fetch(self, session: Session) -> None:
-        """Give shards that a replaced node needs, until the line ends.
+        """Send shards that a replacement node requests, until the connection ends.
 
         Args:
-            session: opened for fetching, by a member of the same generation.
+            session: an authenticated session for fetching, from a member of the same generation.
 
         Raises:
-            MalformedMessage: something else than a request came.
-            PeerLost: the line has ended.
+            MalformedMessage: the peer sent something other than a request.
+            PeerLost: the connection ended.
         """
         await self._serve(session, None, lambda owner: self._give(session, owner))
 

@@ -1,12 +1,12 @@
-"""The rounds of a generation as every node takes part in them, and passes them on for the nodes below it in the tree of agents.
+"""Takes part in the rounds of a generation on every node, and relays them for the nodes below it in the tree of agents.
 
-    the node above ◀── own state and what came from below ── RoundMember ◀── RoundReport ── nodes below
-                   ── Announcement ──▶ heard here first, then ──▶
+    parent node ◀── own state and reports from below ── RoundMember ◀── RoundReport ── child nodes
+                ── Announcement ──▶ applied on this node, then ──▶
 
-Both sides of a line say something at least every third of `holder_deadline`, and know when the other has fallen silent:
-evidence about a node that does not depend on whether it is owed anything.
+Both sides of a connection send a message at least every third of `holder_deadline`, and notice when the other side
+falls silent. This evidence about a node does not depend on whether any data is due to it.
 
-Invariant: whom a node reports to changes nothing about what it reports: every report is its node's newest whole state,
+Invariant: reports do not depend on the node that receives them. Every report is the newest complete state of a node,
 numbered by that node.
 """
 
@@ -28,10 +28,13 @@ from worker.tasks import Signal, first_of
 
 log = logging.getLogger(__name__)
 COMPANY_SECONDS = 0.02
-"""A change that does not press waits this long for company (docs/design.md#the-tree-of-agents)."""
+"""Time that a change that is not urgent waits to be sent with others (docs/design.md#the-tree-of-agents)."""
 PROGRESS_SECONDS = 0.25
-"""So long, where nothing at the coordinator waits for it (the vote on the step that is proposed brings it along, mostly sooner): but never so long
-that a line seems silent, so at most `PROGRESS_RATIO` of the deadline."""
+"""Time that mere progress waits, because the coordinator does not need it before the next vote.
+
+A vote usually takes it along sooner. The wait is also limited to `PROGRESS_RATIO` of the deadline, so that the
+connection never seems silent.
+"""
 PROGRESS_RATIO = 1 / 12
 RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5)
 
@@ -39,7 +42,7 @@ Send = Callable[[Sequence[NodeReport]], Awaitable[None]]
 
 
 class RoundMember:
-    """A node's place in the tree. One owner: the node's `Member`."""
+    """A node's place in the tree of agents. One owner: the node's `Member`."""
 
     def __init__(
         self,
@@ -52,24 +55,24 @@ class RoundMember:
         deadline_seconds: float,
         on_silence: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin.
+        """Create the node's place in the tree.
 
         Args:
-            generation: whose rounds these are.
+            generation: the generation of these rounds.
             node_id: this node.
-            tree: who is above and below it.
+            tree: the generation's tree of agents.
             state: returns the newest state of this node's ranks.
-            hear: takes an announcement; called on the loop, must not block.
-            deadline_seconds: after this long without a word a neighbour in the tree is silent.
-            on_silence: a neighbour has fallen silent, or speaks again.
+            hear: receives announcements; called on the loop, must not block.
+            deadline_seconds: time without a message after which a neighbour counts as silent.
+            on_silence: called when a neighbour falls silent or speaks again.
         """
         self.changed = Signal()
-        """Of what is to be reported: whoever changes the state of this node's ranks notifies it."""
+        """Signals a change to report. Code that changes the state of this node's ranks notifies it."""
         self.silent_since: float | None = None
-        """When this node last had a line to anybody above it, on the loop's clock; None while it has one.
+        """When this node last had a connection to a node above it, on the loop's clock; None while it has one.
 
-        A node above that is cut off itself has nobody left to dial but the coordinator, and says so: who lacks a line
-        lacks the coordinator.
+        A node above that is cut off itself can only dial the coordinator, and reports the loss. So a node without a
+        connection has no path to the coordinator.
         """
         self._generation = generation
         self._node_id = node_id
@@ -83,7 +86,7 @@ class RoundMember:
         self._deadline = deadline_seconds
         self._on_silence = on_silence
         self._heard_at: dict[NodeId, float] = {}
-        """When each neighbour last said something in this agent's life, on the loop's clock."""
+        """Time of the last message of each neighbour since this agent started, on the loop's clock."""
         self._silent: frozenset[NodeId] = frozenset()
         self._announced = Announcement(
             generation=generation, term=NO_TERM, sequence=0, committed=NONE, proposed=NONE, is_silent=True
@@ -91,7 +94,7 @@ class RoundMember:
         self._heard = Signal()
 
     async def run_local(self, server: RoundServer) -> None:
-        """Take part on the coordinator's own node, without a line."""
+        """Take part on the coordinator's own node, without a network connection."""
 
         async def report(reports: Sequence[NodeReport]) -> None:
             server.take(reports)
@@ -106,20 +109,20 @@ class RoundMember:
 
     @property
     def silent(self) -> frozenset[NodeId]:
-        """Neighbours in the tree that have spoken in this generation, and have not for longer than the deadline."""
+        """Neighbours that have sent messages in this generation, but none for longer than the deadline."""
         return self._silent
 
     async def run(
         self, dial: Callable[[NodeId], Awaitable[Session]], *, patience_seconds: float, is_restarted: bool
     ) -> None:
-        """Take part until cancelled; a broken line is dialled again.
+        """Take part until cancelled. A broken connection is dialled again.
 
         Args:
             dial: opens a round session to a node.
-            patience_seconds: how long the parent may be out of reach before the nodes above it are tried, too.
-            is_restarted: this node has taken part before and does not know how much it has heard. Another node may lag
-                behind that, and would lead it back to a step that it has voted on: the first word must be the
-                coordinator's own.
+            patience_seconds: time for which only the parent is dialled; after that, the nodes above it are tried, too.
+            is_restarted: this agent took part before and does not know which announcements it received. Another node
+                may be behind, and could lead it back to a step that it has voted on. So the first announcement must
+                come from the coordinator itself.
         """
         await first_of(self._take_part(dial, patience_seconds, is_restarted=is_restarted), self._watch())
 
@@ -129,7 +132,7 @@ class RoundMember:
         now = asyncio.get_running_loop().time
         self.silent_since = (
             now() if self.silent_since is None else self.silent_since
-        )  # who begins again has not been heard meanwhile
+        )  # Nothing was received during a restart of this task.
         failures = 0
         while True:
             if is_restarted and self._announced.term == NO_TERM:
@@ -145,26 +148,26 @@ class RoundMember:
                     session.close()
             except (PeerError, ProtocolError) as error:
                 log.info("line to %s: %s", above, error)
-            if self.silent_since is None:  # the line had come about
+            if self.silent_since is None:  # The connection was established.
                 self.silent_since, failures = now(), 0
             await asyncio.sleep(RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)])
             failures += 1
 
     async def serve(self, session: Session) -> None:
-        """Speak with one node below until the line ends.
+        """Serve the session of a child node until the connection ends.
 
         Args:
             session: opened by that node.
 
         Raises:
-            MalformedMessage: the other side speaks for a node that is not below it, or for ranks that a node does not
+            MalformedMessage: the node reports for a node that is not below it, or for ranks that the node does not
                 have.
-            PeerLost: the line is gone.
+            PeerLost: the connection ended.
         """
         await first_of(self._collect(session), self._announce(session))
 
     async def _watch(self) -> None:
-        """Notice neighbours that fall silent, and those that speak again."""
+        """Detect neighbours that fall silent and neighbours that speak again."""
         now = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(self._deadline / 10)
@@ -190,7 +193,7 @@ class RoundMember:
     def _listened(self, message: Announcement) -> None:
         newest = max((self._known.term, 0), (self._announced.term, self._announced.sequence + 1))
         if (message.term, message.sequence) < newest:
-            return  # overtaken on another way, or of a coordinator that has restarted since
+            return  # Outdated: overtaken on another path, or sent before a restart of the coordinator.
         self._begin_term(message.term)
         self._announced = message
         if not message.is_silent:
@@ -204,7 +207,10 @@ class RoundMember:
             self.changed.notify()
 
     async def _announce(self, session: Session) -> None:
-        """Say the newest at once, even that nothing is known yet, whenever there is something newer, and now and then to be heard."""
+        """Send the newest announcement at once, after every change, and periodically as a sign of life.
+
+        The first announcement is sent even if it contains nothing yet.
+        """
         while True:
             seen = self._heard.version
             await session.send(self._announced)
@@ -229,7 +235,7 @@ class RoundMember:
             self.changed.notify()
 
     def _newest(self) -> Reports:
-        """Return what is known with this node's own state as it is now."""
+        """Return all known reports, including the present state of this node."""
         ranks, own = self._state(), self._known.newest.get(self._node_id)
         if self._known.term != NO_TERM and (own is None or own.ranks != ranks):
             self._sequence += 1
@@ -246,14 +252,14 @@ class RoundMember:
         return send
 
     async def _report(self, send: Send) -> None:
-        """Send what is new whenever something is, what does not press may wait a little; and nothing at all now and then, to be heard."""
+        """Send new reports upwards. Reports that are not urgent may wait; empty messages are signs of life."""
         now = asyncio.get_running_loop().time
         told, told_at = Reports(), now()
         new_since: float | None = None
-        """When the oldest that is not told was noticed."""
+        """When the oldest unsent change was noticed."""
         while True:
             seen, newest = self.changed.version, self._newest()
-            due = told_at + self._deadline / 3  # whatever else changes meanwhile
+            due = told_at + self._deadline / 3  # The sign of life is due whatever else changes.
             if news := newest.since(told):
                 new_since = now() if new_since is None else new_since
                 due = min(due, new_since + self._patience(newest, told))
@@ -266,7 +272,7 @@ class RoundMember:
             told, told_at, new_since = newest, now(), None
 
     def _patience(self, newest: Reports, told: Reports) -> float:
-        """Return how long what is new waits for something that presses, seconds: no time where it does itself."""
+        """Return the seconds that unsent reports may wait: 0 if they are urgent."""
         if newest.is_pressing(told, self._members):
             return 0.0
         return min(PROGRESS_SECONDS, PROGRESS_RATIO * self._deadline) if newest.is_progress(told) else COMPANY_SECONDS

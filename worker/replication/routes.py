@@ -1,11 +1,11 @@
-"""The ways between the network cards of two nodes, for streams: each takes the next one that leads somewhere.
+"""Chooses the pair of network cards for each stream between two nodes, and skips pairs that fail.
 
-    stream 0 ─▶ this node's first card,  the peer's first       the session's own way
-    stream 1 ─▶ this node's second card, the peer's second      leads nowhere: the next ways are tried, the own one last
+    stream 0 ─▶ this node's first card,  the peer's first       the session's own pair
+    stream 1 ─▶ this node's second card, the peer's second      if it fails: the following pairs, the session's own last
     stream 2 ─▶ ...
 
-Invariant: a way is left out only once another one has led to the same peer meanwhile: from a peer that is gone nothing
-is learnt about cards. The session's own is never left out.
+Invariant: a pair is skipped only after another pair has reached the same peer in the meantime. The loss of a peer
+proves nothing about cards. The session's own pair is never skipped.
 """
 
 from __future__ import annotations
@@ -22,23 +22,26 @@ from worker.node.network_cards import NetworkCard
 
 log = logging.getLogger(__name__)
 LEFT_OUT_SECONDS = 60.0
-"""A way that leads nowhere costs who tries it a whole handshake's time."""
+"""Time for which a failed pair is skipped.
+
+Each attempt over a failed pair costs a whole handshake timeout.
+"""
 Address = tuple[str, int]
 Way = tuple[NetworkCard, Address]
 T = TypeVar("T")
 
 
 class Ways:
-    """From the cards of this node. One per member of a generation; for its loop.
+    """The pairs of network cards for streams of one member. One per member of a generation; used on its loop.
 
     Args:
-        cards: this node's, the one with its address first.
+        cards: this node's cards, the card with the node's address first.
     """
 
     def __init__(self, cards: Sequence[NetworkCard]) -> None:
         self._cards = tuple(cards)
         self._left_out: dict[Way, float] = {}
-        """Until when, by the loop's clock."""
+        """End of each pair's skip time, on the loop's clock."""
 
     async def open(
         self,
@@ -47,19 +50,19 @@ class Ways:
         number: int,
         dial: Callable[[NetworkCard, Address], Awaitable[T]],
     ) -> T:
-        """Open a stream over the next way that leads to a peer.
+        """Open a stream over the next pair that reaches a peer.
 
         Args:
-            peer: whose addresses these are, for the log.
-            addresses: of its cards, the one with its own address first.
-            number: of the stream; from one to the next the ways are taken in turn.
-            dial: opens a stream over a card, to an address.
+            peer: the peer, for the log.
+            addresses: the peer's cards, the card with its own address first.
+            number: number of the stream; consecutive numbers use different pairs.
+            dial: opens a stream from a card to an address.
 
         Returns:
-            What `dial` returned.
+            The result of `dial`.
 
         Raises:
-            PeerError: no way leads there, or who answers is not the peer.
+            PeerError: no pair reaches the peer, or the answering node is not the peer.
         """
         now = asyncio.get_running_loop().time()
         count = math.lcm(len(self._cards), len(addresses))
@@ -82,7 +85,7 @@ class Ways:
     def _leave_out(self, peer: NodeId, lost: Mapping[Way, PeerLost]) -> None:
         now = asyncio.get_running_loop().time()
         for way, error in lost.items():
-            if now >= self._left_out.get(way, -math.inf):  # else another stream has just told of it
+            if now >= self._left_out.get(way, -math.inf):  # Otherwise another stream has just logged it.
                 log.warning(
                     "streams to %s leave out %s for %g s: %s",
                     peer,

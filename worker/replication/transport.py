@@ -1,7 +1,6 @@
-"""What replication needs of a network: authenticated sessions that carry messages; shards travel on streams that belong to them (`streams`).
+"""Interfaces of the network that replication uses: authenticated sessions for messages, and their streams for shards.
 
-Invariant: whoever holds a `Session` knows that the other side proved possession of the generation's key for exactly
-this session.
+Invariant: a `Session` exists only after the other side has proved, for this session, that it has the generation's key.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from everstep.protocol.peer_messages import Open
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a node needs to speak for one generation."""
+    """Identity and key with which a node opens and accepts sessions of one generation."""
 
     job: JobName
     run: RunId
@@ -25,69 +24,69 @@ class Credentials:
     node_id: NodeId
     key: bytes
     silence_seconds: float
-    """How long a peer's kernel may be silent before a line to it is lost (`worker.node.sockets`)."""
+    """Time without an answer of a peer's kernel after which its connection is lost (`worker.node.sockets`)."""
 
     def __repr__(self) -> str:
         return f"Credentials(run={self.run}, generation={self.generation}, node_id={self.node_id})"
 
 
 class Session(Protocol):
-    """One open line to another agent. Messages arrive in order or not at all."""
+    """An open connection to another agent. Messages arrive in order or not at all."""
 
     opened: Open
-    """What the dialler asked for."""
+    """The first message of the dialling side, with the purpose of the session."""
     peer: NodeId
     addresses: tuple[tuple[str, int], ...]
-    """Where the listener can be reached, an address for each of its network cards; empty on the listener's side."""
+    """The listener's addresses, one per network card; empty on the listener's side."""
 
     async def send(self, *messages: Message) -> None:
-        """Send messages, in one go: the other side is woken once.
+        """Send messages in one write, so that the other side wakes up once.
 
         Args:
-            *messages: each at most `MAX_PEER_MESSAGE_BYTES` when encoded; the other side refuses a longer one.
+            *messages: each has at most `MAX_PEER_MESSAGE_BYTES` when encoded; the other side rejects longer ones.
 
         Raises:
-            PeerLost: the line is gone.
+            PeerLost: the connection is lost.
         """
 
     async def receive(self) -> Message:
         """Return the next message.
 
         Returns:
-            A message of `PeerMessage`.
+            A message of the union `PeerMessage`.
 
         Raises:
-            PeerLost: the line is gone.
-            ProtocolError: the other side sent what is not a message; the line is closed.
+            PeerLost: the connection is lost.
+            ProtocolError: the other side sent no valid message; the connection is closed.
         """
 
     def close(self) -> None:
-        """End the line at once; calling it again changes nothing."""
+        """Close the connection at once. Further calls change nothing."""
 
 
 class Dialler(Protocol):
-    """Opens lines to one peer, in one generation."""
+    """Opens connections to one peer, in one generation."""
 
     async def session(self) -> Session:
         """Open a session.
 
         Returns:
-            The session, both sides proven; the caller closes it.
+            The session, authenticated on both sides; the caller closes it.
 
         Raises:
-            PeerError: nobody answers, or who answers is not the peer.
+            PeerError: the peer does not answer, or the answering node is not the peer.
         """
 
     async def stream(self, session: Session, number: int) -> socket.socket:
         """Open a stream of a session.
 
         Args:
-            session: that this dialler opened.
-            number: of the stream, from 0: which of both nodes' network cards it takes.
+            session: a session that this dialler opened.
+            number: number of the stream, from 0; it selects the network cards on both nodes.
 
         Returns:
-            A connected, blocking socket, both sides proven.
+            A connected, blocking socket, authenticated on both sides.
 
         Raises:
-            PeerError: nobody answers, or who answers is not the peer.
+            PeerError: the peer does not answer, or the answering node is not the peer.
         """
