@@ -1,7 +1,9 @@
-"""Host memory for the tensors that a restore makes anew: a fresh optimizer has no state yet, and memory is slow when it is touched first.
+"""Arena: prefaulted host memory for the tensors that a restore creates.
 
-Invariant: each tensor has a storage of its own, so that a script can save, send or drop one without the others; the
-mapping goes with the last.
+A fresh optimizer has no state yet, and the first access to new memory is slow.
+
+Invariant: each tensor has its own storage, so a script can save, send or drop a tensor without the others. The mapping
+is freed with its last tensor.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ HUGE_PAGE_BYTES = 2 * 1024 * 1024
 
 
 class Arena:
-    """One mapping, given out from its front.
+    """One mapping that hands out memory from its beginning.
 
     Args:
-        size: in bytes, with `align` for each tensor.
+        size: size in bytes. Round each tensor's size up with `align`.
     """
 
     def __init__(self, size: int) -> None:
@@ -31,11 +33,11 @@ class Arena:
             prefer_huge(self._address, len(self._map))
 
     def prefault(self) -> None:
-        """Give the mapping its pages, huge ones where the kernel has them. In a thread."""
+        """Allocate the mapping's pages, huge pages where the kernel has them. Runs in a background thread."""
         populate(self._address, len(self._map), is_written=True)
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor | None:
-        """Return memory for a tensor, zero until it is written; None where no room is left."""
+        """Return memory for a tensor, initially zero. Return None for an empty tensor or if the arena is full."""
         size = shape.numel() * dtype.itemsize
         if size == 0 or self._offset + size > len(self._map):
             return None

@@ -1,9 +1,11 @@
-"""Where a rank's state lies in a slot.
+"""Layout of a rank's state in a slot.
 
-    payload of a slot:  tensor 0 │ zeros to 64 │ tensor 1 │ … │ index (names, dtypes, shapes, offsets; the step's plain values)
+    payload of a slot:  tensor 0 │ zeros to 64 │ tensor 1 │ … │ index
 
-Invariant: the payload is a function of the state alone: the same state gives the same bytes, gaps and all. It knows
-tensors and memory, never the protocol.
+The index holds names, dtypes, shapes and offsets, and the step's plain values.
+
+Invariant: the payload depends on the state alone. The same state gives the same bytes, gaps included. This module
+handles tensors and memory; it does not use the protocol.
 """
 
 from __future__ import annotations
@@ -28,26 +30,29 @@ class StateTensor:
 
     name: str
     tensor: torch.Tensor
-    """The tensor itself, not a view: its version and address tell whether it changed.
+    """The tensor object itself, not a view. Its version and address show whether it changed.
 
-    On the meta device: it does not exist yet.
+    A tensor on the meta device does not exist yet.
     """
     is_deferred: bool
-    """Only an optimizer step changes it, so it may be copied while forward and backward run."""
+    """True if only an optimizer step changes the tensor. It may then be copied during forward and backward."""
     wrapper: torch.Tensor | None = None
-    """The tensor that the script sees (a DTensor) where `tensor` is the memory behind it: torch counts changes in the wrapper's version alone."""
+    """The tensor that the script uses (a DTensor), if `tensor` is the memory behind it.
+
+    Torch counts changes only in the wrapper's version.
+    """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CapturePlan:
-    """Where the tensors of one layout lie in a slot.
+    """Offsets of the tensors of one layout in a slot.
 
-    Made once, and again when a tensor appears, goes, or changes its shape.
+    The plan is rebuilt when a tensor appears, disappears or changes its shape.
     """
 
     entries: tuple[TensorEntry, ...]
     gaps: tuple[tuple[int, int], ...]
-    """Payload ranges between tensors: stale bytes there would change the digest."""
+    """Payload ranges between tensors. They are zeroed, because stale bytes would change the digest."""
     index_offset: int
     index: IndexWriter
     """Writes the index of these entries, with the values of each boundary."""
@@ -74,11 +79,11 @@ class CapturePlan:
         return cls(tuple(entries), tuple(gaps), offset, IndexWriter(tuple(entries)))
 
     def fits(self, tensors: Sequence[StateTensor]) -> bool:
-        """Say whether these tensors are the planned ones by name, dtype and shape."""
+        """Return whether these tensors match the plan by name, dtype and shape."""
         return len(tensors) == len(self.entries) and self.fits_at(0, tensors)
 
     def fits_at(self, first: int, tensors: Sequence[StateTensor]) -> bool:
-        """Say whether these tensors are the ones planned from the entry `first` on."""
+        """Return whether these tensors match the plan's entries from `first` on."""
         entries = self.entries[first : first + len(tensors)]
         return len(entries) == len(tensors) and all(
             entry.name == state.name
@@ -88,20 +93,20 @@ class CapturePlan:
         )
 
     def capacity_bytes(self, values: bytes) -> int:
-        """Return the size of a payload that such a state needs, with generous room for values like these: later ones may be longer."""
+        """Return the payload size to request for this state, with reserve for longer values later."""
         return align(self.index_offset + max(MIN_INDEX_ROOM_BYTES, 4 * self.index.size(values)))
 
     def fits_into(self, capacity_bytes: int, values: bytes) -> bool:
-        """Say whether a payload with these values has room in a slot of that size."""
+        """Return whether a payload with these values fits into a slot of that size."""
         return self.index_offset + self.index.size(values) <= capacity_bytes
 
 
 class SlotMemory:
-    """One slot's payload, mapped, as a tensor for each planned one.
+    """Mapped payload of one slot, with one tensor view per planned tensor.
 
     Args:
         path: the slot file.
-        capacity_bytes: of its payload.
+        capacity_bytes: size of the payload.
     """
 
     def __init__(self, path: Path, capacity_bytes: int) -> None:
@@ -114,11 +119,14 @@ class SlotMemory:
 
     @property
     def span(self) -> tuple[int, int]:
-        """Where the mapping lies, header and all: (address, bytes)."""
+        """Address and size of the mapping, header included."""
         return self.payload.data_ptr() - HEADER_BYTES, len(self._map)
 
     def views(self, plan: CapturePlan) -> list[torch.Tensor]:
-        """Return the place of each planned tensor, shaped and typed like it; what the plan keeps constant is written when it is new here."""
+        """Return a view for each planned tensor, with its shape and dtype.
+
+        The first call for a plan writes the plan's constant bytes: zeroed gaps and the beginning of the index.
+        """
         if self._plan is not plan:
             self._views = [view_of(self.payload, entry) for entry in plan.entries]
             for begin, end in plan.gaps:
@@ -128,35 +136,38 @@ class SlotMemory:
         return self._views
 
     def write_values(self, plan: CapturePlan, values: bytes) -> int:
-        """Complete the index with a boundary's values, behind `views` of the same plan; return the index's size in bytes."""
+        """Write a boundary's values to the end of the index. Return the index's size in bytes.
+
+        Call `views` with the same plan first.
+        """
         assert self._plan is plan
         suffix = plan.index.suffix(values)
         self._write(plan.index_offset + len(plan.index.prefix), suffix)
         return len(plan.index.prefix) + len(suffix)
 
     def bytes_at(self, start: int, stop: int) -> memoryview:
-        """Return the bytes `start` to `stop` of the payload as they lie in the slot."""
+        """Return the payload's bytes from `start` to `stop`, as a view of the slot."""
         return memoryview(self._map)[HEADER_BYTES + start : HEADER_BYTES + stop]
 
     def prefault(self) -> None:
-        """Give the whole mapping its pages, content unchanged. In a thread."""
+        """Allocate all pages of the mapping without changing the content. Runs in a background thread."""
         address, size = self.span
         populate(address, size, is_written=True)
 
     def _write(self, offset: int, data: bytes) -> None:
-        # It holds the interpreter's lock: for a few kilobytes that is cheaper than to make tensors of both.
+        # This holds the interpreter's lock. For a few kilobytes that is cheaper than making tensors.
         self._map[HEADER_BYTES + offset : HEADER_BYTES + offset + len(data)] = data
 
 
 def view_of(payload: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
-    """Return the tensor that lies at `entry` of a payload, as a view.
+    """Return the tensor at `entry` of a payload, as a view.
 
     Args:
         payload: uint8[capacity_bytes].
-        entry: from an index that was checked against that capacity.
+        entry: entry of an index that was checked against that capacity.
 
     Returns:
-        The view: writing it writes the payload.
+        The view. Writing to it writes to the payload.
     """
     dtype: torch.dtype = getattr(torch, entry.dtype)
     assert entry.offset % ALIGNMENT == 0

@@ -1,7 +1,7 @@
-"""Copiers: they bring live tensors into slots while the script trains on.
+"""Copiers: copy live tensors into slots while the script continues to train.
 
-Invariant: a copy has stopped for good when its ticket is joined, whether it went well or not; until `wait` has returned
-its sources must not change.
+Invariant: after `join` of its ticket a copy has ended, whether it succeeded or failed. The sources must not change
+before `wait` of the ticket has returned.
 """
 
 from __future__ import annotations
@@ -22,16 +22,21 @@ from everstep.training.capture import SlotMemory
 
 log = logging.getLogger(__name__)
 TENSORS_AT_ONCE = 256
-"""Reading the arguments of a call takes a microsecond a tensor, with the lock held."""
+"""Most tensors per call.
+
+Reading a call's arguments takes a microsecond per tensor, with the interpreter's lock held.
+"""
 _this_core = ctypes.CDLL(None).sched_getcpu
 PIECE_BYTES = 4 * 1024 * 1024
-"""Of one call, where somebody follows the copy: as much as a chunk, which is still in the processor's cache when it is digested. With twice as much
-two ranks at once took 121 ms a GiB for both instead of 108 (AMD EPYC)."""
+"""Size of one copy when its progress is reported: the size of a chunk.
+
+A chunk is then still in the processor's cache when it is digested. Larger pieces were slower.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Copies to make: each source into the target at its place."""
+    """Copies to make, each from a source to the target with the same index."""
 
     sources: Sequence[torch.Tensor]
     targets: Sequence[torch.Tensor]
@@ -39,119 +44,126 @@ class Copies:
 
 Done = Callable[[BaseException | None], None]
 Progress = Callable[[int, int], None]
-"""Told how many targets are complete, from the first on, and how many bytes of the one behind them."""
+"""Callback with the number of complete targets, from the first on, and the copied bytes of the next target."""
 
 
 class CopyTicket:
-    """A copy that was begun."""
+    """Handle of a started copy."""
 
     def __init__(self) -> None:
         self._done = threading.Event()
         self.error: BaseException | None = None
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Say that the copy has stopped. Called once, by the copier."""
+        """Record that the copy has ended. The copier calls this once."""
         self.error = error
         self._done.set()
 
     def wait(self) -> None:
-        """Return when the calling thread may change the sources: on a device, when its stream will do so behind the copy."""
+        """Wait until the calling thread may change the sources.
+
+        On a device, the wait is enqueued on the thread's stream: the stream changes the sources after the copy.
+        """
         self._done.wait()
 
     def join(self) -> None:
-        """Return when the copy has stopped and all bytes are in the slot."""
+        """Wait until the copy has ended and all its bytes are in the slot."""
         self._done.wait()
 
     @property
     def hides_sources(self) -> bool:
-        """The calling thread cannot read the sources now: it captures a graph, which would contain that."""
+        """True while the calling thread captures a CUDA graph. Reading the sources would become part of the graph."""
         return False
 
 
 class Copier(Protocol):
-    """Brings tensors into slots. The CPU's form is `CpuCopier`; `CudaCopier` copies on a stream of its own."""
+    """Copies tensors into slots. `CpuCopier` copies host memory; `CudaCopier` copies on its own stream."""
 
     is_prompt: bool
-    """A copy begins when it is asked for; else when a device has done what it was asked for before."""
+    """True if a copy starts at once. False if it starts after earlier work of a device."""
 
     def copy(self, copies: Copies) -> None:
-        """Copy now; returns when the calling thread may change the sources.
+        """Copy now, and return when the calling thread may change the sources.
 
-        The bytes are there when the next ticket is joined.
+        The bytes are in the slot when the next ticket is joined.
         """
 
     def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
-        """Begin to copy, in order; the sources must not change until the ticket's `wait` has returned.
+        """Start copies in order. The sources must not change until the ticket's `wait` has returned.
 
         Args:
-            copies: to make.
-            done: called once, from any thread.
-            progress: called from any thread as the copy goes on, as often as the copier sees fit; every call comes
-                before that of `done`.
+            copies: the copies to make.
+            done: called once when the copies have ended, from any thread.
+            progress: called from any thread during the copy, as often as the copier chooses. All calls precede `done`.
 
         Returns:
             The ticket.
         """
 
     def do_later(self, work: Callable[[], object]) -> None:
-        """Do some work in the copier's thread, behind the copies that were begun. Any thread; never blocks."""
+        """Run some work in the copier's thread after the copies that were started.
+
+        Safe from any thread; never blocks.
+        """
 
     def prepare(self, memory: SlotMemory) -> None:
-        """Get a slot ready in the background: the copies after it will be faster."""
+        """Prepare a slot in the background, so that later copies into it are faster."""
 
     def release(self, memory: SlotMemory) -> None:
-        """The slot is not written any more."""
+        """Release a slot that will not be written any more."""
 
     def drain(self, limit_seconds: float) -> bool:
-        """Let what was begun come to its end, for so long at most, and say whether it has; nothing can be begun after it. For a process that ends
-        without `close`.
+        """Wait for started copies, for at most `limit_seconds`, and return whether they have ended.
+
+        No copy can be started afterwards. Used when a process ends without `close`.
         """
 
     def close(self) -> None:
-        """End what was begun."""
+        """Wait for the started copies and end the copier."""
 
 
 class CopierThread:
-    """The thread that a copier does its work in, in order.
+    """Thread that runs a copier's work in order.
 
-    It outlives a fault of any of it: training waits for what it does next.
+    The thread survives an error of any work item, because training waits for later items.
 
     Args:
-        is_crowded: there are few cores for each rank. Then the thread wakes up behind whoever gave it work, on the same
-            core, and is free to leave it once it runs. The kernel would wake it on the core of a rank that is still at
-            its boundary, in front of it, and leave it there until the next tick, 4 ms: of two ranks on two cores, a
-            boundary in twenty to thirty lasted that much longer.
+        is_crowded: True when the node has few cores per rank. The thread then wakes up on the core of the caller,
+            behind
+        the caller, and may move to other cores once it runs. Otherwise the kernel may wake it on the core of another
+            rank that is still at its boundary, and delay that rank until the next scheduler tick.
     """
 
     def __init__(self, *, is_crowded: bool = False) -> None:
         self._is_crowded = is_crowded
         self._waiting: int | None = None
-        """The thread's id for the kernel, while it waits for work."""
+        """Kernel id of the thread while it waits for work, otherwise None."""
         self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="everstep-copier", daemon=True)
         self._thread.start()
 
     def put(self, work: Callable[[], object]) -> None:
-        """Let it be done behind what was put before."""
+        """Run `work` in the thread after all earlier work."""
         if self._is_crowded and (waiting := self._waiting) is not None:
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(waiting, {_this_core()})
         self._work.put(work)
 
     def close(self, limit_seconds: float | None = None) -> bool:
-        """End the thread once all that was put is done; with a limit, wait no longer than that for it.
+        """End the thread after all queued work. Return whether it has ended.
 
-        Say whether it has ended. Idempotent.
+        A limit bounds the wait. Idempotent.
         """
         self._work.put(None)
         self._thread.join(limit_seconds)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        cores = os.sched_getaffinity(0)  # 0: of this thread
+        cores = os.sched_getaffinity(0)  # 0 is the calling thread
         if self._is_crowded and os.sched_getscheduler(0) == os.SCHED_OTHER:
             with contextlib.suppress(OSError):
-                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # who wakes up takes a core from nobody
+                # a waking batch thread preempts no other thread
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         while (work := self._next()) is not None:
             if self._is_crowded:
                 with contextlib.suppress(OSError):
@@ -170,12 +182,12 @@ class CopierThread:
 
 
 class CpuCopier:
-    """Copies host memory in one background thread; torch copies without the interpreter's lock, so that training goes on meanwhile.
+    """Copies host memory in one background thread. Torch copies without the interpreter's lock, so training continues.
 
-    One thread, not two: a second gained a tenth where it was measured, and took a core from training.
+    A second thread would be little faster and would take a core from training.
 
     Args:
-        is_crowded: there are few cores for each rank (see `CopierThread`).
+        is_crowded: True when the node has few cores per rank (see `CopierThread`).
     """
 
     is_prompt = True
@@ -198,7 +210,7 @@ class CpuCopier:
         self._thread.put(memory.prefault)
 
     def release(self, memory: SlotMemory) -> None:
-        """Nothing was taken."""
+        """Do nothing: `prepare` holds no resources."""
 
     def drain(self, limit_seconds: float) -> bool:
         return self._thread.close(limit_seconds)
@@ -216,7 +228,7 @@ class CpuCopier:
                     self.copy(part)
                     progress(complete_count, piece_bytes)
         except Exception as caught:
-            # a failed copy, or progress that cannot be told: training waits for the end, whatever came before it
+            # A copy or a progress call failed. Training still waits for the end of the copy.
             error = caught
         try:
             done(error)
@@ -225,10 +237,13 @@ class CpuCopier:
 
 
 def copy_now(copies: Copies) -> None:
-    """Copy, many tensors to a call: within a call the interpreter's lock is free, between two of them others can take it.
+    """Copy many tensors per call.
+
+    The interpreter's lock is free within a call, and other threads can take it between calls.
 
     Args:
-        copies: of equal shapes; where either end lies on a device, it returns when the bytes are there.
+        copies: sources and targets of equal shapes. If one of them is on a device, the call returns when the bytes are
+            there.
     """
     with torch.no_grad():
         for start in range(0, len(copies.sources), TENSORS_AT_ONCE):
@@ -237,13 +252,13 @@ def copy_now(copies: Copies) -> None:
 
 
 def parts(copies: Copies) -> Iterator[tuple[Copies, int, int]]:
-    """Yield copies in parts of about `PIECE_BYTES`, in order: many small tensors, or a piece of a large one.
+    """Yield copies in order, in parts of about `PIECE_BYTES`: many small tensors, or a piece of a large one.
 
     Args:
-        copies: to divide; a source that does not lie in one piece is not divided.
+        copies: copies to divide. A source that is not contiguous is not divided.
 
     Yields:
-        The part, and behind it: how many targets are complete, and the bytes of the next one.
+        The part, the number of targets that are complete after it, and the bytes of the next target that are copied.
     """
     begun = size = 0
     for number, (source, target) in enumerate(zip(copies.sources, copies.targets, strict=True)):

@@ -1,20 +1,24 @@
-"""Copies of device memory into slots, on a stream of their own.
+"""CUDA copier: copies device memory into slots on a stream of its own.
 
-State exists in GPU time here: what counts is the order of streams.
+The order of work on the streams decides which state a copy sees, not the time on the host.
 
     training stream  … step k │ E₀ ─────────── forward, backward of k+1 ────────── wait E₁ │ step k+1 …
     copier's stream           └▶ wait E₀ │ piece │ piece │ … │ E₁ ┘
-    copier's thread                        enqueues the pieces, waits for an event behind every few of them and says what is there, at last for E₁
+    copier's thread              enqueues the pieces, waits for an event after every few pieces, reports progress, waits
+                                 for E₁
 
-Small tensors are brought together on the device, many in one call, in a buffer that is laid out as their places in the
-slot are, zeros between them and all; what lies side by side there leaves as one piece. A tensor that is not contiguous
-goes the same way, in parts if it is large.
+Small tensors are gathered on the device, many in one call, into a buffer with the layout of their places in the slot,
+zeros in the gaps included. Tensors that are neighbours in the slot are then copied as one piece. A tensor that is not
+contiguous is gathered too, in parts if it is large.
 
-Slots are registered with the driver piece by piece in the background (registered pages are copied as fast as pinned
-ones); what is not registered yet goes through a ring of pinned buffers, which the guard waits for. Invariant: behind
-that, the training thread waits for the device only where a snapshot is audited or where it would run more than one
-boundary ahead; sources are kept alive until their copies are done; nothing is allocated after `__init__`. Checked with
-a fake of the few calls it makes; its speed on a device has not been measured.
+Slots are registered with the driver piece by piece in the background; registered pages are copied as fast as pinned
+pages. Copies to unregistered pages pass through a ring of pinned buffers, and the guard waits for them.
+
+Invariant: apart from the ring, the training thread waits for the device in two cases only: an audited snapshot, and a
+host that would run more than one boundary ahead. Sources stay alive until their copies have ended. `__init__` makes all
+allocations.
+
+The module is tested with a fake of the few device calls that it makes. Its speed on a device has not been measured.
 """
 
 from __future__ import annotations
@@ -35,59 +39,65 @@ from everstep.training.copier import CopierThread, Copies, CopyTicket, Done, Pro
 from everstep.training.state_tree import tensor_bytes
 
 PIECE_BYTES = 32 * 1024 * 1024
-"""Long enough for the full rate, short enough that others get the bus in between."""
+"""Size of one copy: long enough for the full rate, short enough that other transfers get the bus in between."""
 SMALL_BYTES = 256 * 1024
-"""Of a tensor, up to which the bus takes no longer (5 us) than a copy of its own takes to be enqueued and to begin."""
+"""Largest tensor that is gathered.
+
+The bus transfers such a tensor in the time (5 us) that it takes to enqueue and start a copy of its own.
+"""
 GATHER_BYTES = 8 * 1024 * 1024
-"""Of device memory, for each of the two streams: small tensors that are brought together at once."""
+"""Device memory of each stream's gather buffer."""
 RING_BUFFERS = 2
 NODE_RING_BYTES = 64 * 1024 * 1024
-"""Of pinned memory, for the rings of all ranks of a node together: beside its slots a node is to need no more."""
+"""Pinned memory for the rings of all ranks of a node together. It is the node's only need beside its slots."""
 MARKS = 64
-"""Events of one copy at most that tell how far it has come."""
+"""Most events per copy that mark its progress."""
 REGISTERED_BYTES = 256 * 1024 * 1024
-"""At once: registration holds locks of the driver that launches need too.
+"""Size of one registration. A larger one would hold the driver's locks for longer, and launches need these locks too.
 
-No copy lies across the end of such a piece: the driver refuses one of
-which it knows a part only, and does not say that two parts known to it by themselves are one to it."""
+No copy may cross the end of a registered piece. The driver refuses a copy of which it knows only a part, and does not
+document that it joins two registered neighbours.
+"""
 
 
 class Event(Protocol):
     """A point in a stream."""
 
     def record(self, stream: Any) -> None:
-        """Put the event behind what the stream has been given so far."""
+        """Place the event after all work that the stream has received so far."""
 
     def query(self) -> bool:
-        """Say whether the stream has reached the event. Waits for nothing."""
+        """Return whether the stream has reached the event. Never waits."""
 
     def synchronize(self) -> None:
         """Block the host until the stream has reached the event."""
 
 
 class Device(Protocol):
-    """What the copier needs of a device: `CudaDevice`, and a fake in tests."""
+    """Device calls that the copier needs. `CudaDevice` implements them; tests use a fake."""
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Say whether the tensor lies on this device."""
+        """Return whether the tensor is on this device."""
 
     def enter_thread(self) -> None:
-        """Prepare the calling thread: its device, and a capture mode in which its calls do not spoil a graph that the script captures."""
+        """Prepare the calling thread: select the device, and a capture mode that does not break the script's graph
+        captures.
+        """
 
     def new_stream(self) -> Any:
-        """Return a stream."""
+        """Return a new stream."""
 
     def current_stream(self) -> Any:
         """Return the calling thread's current stream."""
 
     def is_capturing(self) -> bool:
-        """Say whether the script captures a graph on the calling thread's current stream."""
+        """Return whether the script captures a graph on the calling thread's current stream."""
 
     def new_event(self) -> Event:
         """Return an event without timing."""
 
     def wait(self, stream: Any, event: Event) -> None:
-        """Let a stream wait for an event that has been recorded."""
+        """Make a stream wait for an event that has been recorded."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
         """Enqueue a copy to registered or pinned host memory."""
@@ -104,21 +114,21 @@ class Device(Protocol):
         """Return pinned host memory, uint8[size]."""
 
     def register(self, address: int, size: int) -> bool:
-        """Make host pages known to the driver; say whether it took them."""
+        """Register host pages with the driver. Return whether the driver accepted them."""
 
     def unregister(self, address: int) -> None:
         """Undo `register`."""
 
 
 _NON_BLOCKING = 1
-"""Of a stream: it does not wait for what is given to the default one, nor that for it."""
+"""Flag for a stream that runs independently of the default stream."""
 
 
 class CudaDevice:
-    """A real device.
+    """A CUDA device.
 
     Args:
-        index: of the device.
+        index: index of the device.
     """
 
     def __init__(self, index: int) -> None:
@@ -129,14 +139,13 @@ class CudaDevice:
 
     def enter_thread(self) -> None:
         torch.cuda.set_device(self._index)
-        # In the mode of a new thread, any of its calls that a capture forbids would spoil the capture of another
-        # thread.
+        # In the default mode, a call that captures forbid would invalidate the capture of another thread.
         thread_local = ctypes.c_int(1)
         _runtime().cudaThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
 
     def new_stream(self) -> Any:
-        # One of its own: torch's come from a pool of 32 and are handed out again, to a group's collectives or to a
-        # graph that the script captures.
+        # Torch's streams come from a pool of 32 and are reused, for collectives or for a graph that the script
+        # captures.
         handle = ctypes.c_void_p()
         with torch.cuda.device(self._index):
             if status := _runtime().cudaStreamCreateWithFlags(ctypes.byref(handle), ctypes.c_uint(_NON_BLOCKING)):
@@ -152,7 +161,7 @@ class CudaDevice:
         return torch.cuda.is_current_stream_capturing()
 
     def new_event(self) -> Event:
-        return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # else who waits for it keeps a core busy meanwhile
+        return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # otherwise a waiting thread would spin
 
     def wait(self, stream: Any, event: Event) -> None:
         stream.wait_event(event)
@@ -173,12 +182,12 @@ class CudaDevice:
     def pinned(self, size: int) -> torch.Tensor:
         return torch.empty(
             size, dtype=torch.uint8, device="cpu", pin_memory=True
-        )  # whatever the script has made the default
+        )  # The device is explicit, because the script may have changed the default.
 
     def register(self, address: int, size: int) -> bool:
         if int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0:  # type: ignore[no-untyped-call]
             return True
-        _runtime().cudaGetLastError()  # takes the refusal back: this thread's next launch would be taken to have failed
+        _runtime().cudaGetLastError()  # Clear the error: otherwise this thread's next launch would report it.
         return False
 
     def unregister(self, address: int) -> None:
@@ -187,43 +196,43 @@ class CudaDevice:
 
 @functools.cache
 def _runtime() -> ctypes.CDLL:
-    """Return the CUDA runtime that torch has loaded: it is found by its soname, wherever it lies."""
+    """Return the CUDA runtime that torch has loaded. The loader finds it by its soname, independent of its path."""
     return ctypes.CDLL(f"libcudart.so.{(torch.version.cuda or '').split('.')[0]}")
 
 
 @dataclass(slots=True)
 class _Buffer:
-    """One of the ring."""
+    """One buffer of the ring."""
 
     memory: torch.Tensor
     event: Event
     target: torch.Tensor | None = None
-    """Where its content goes once the event is reached."""
+    """Where the host copies the content once the event is reached. None if the buffer is free."""
 
 
 @dataclass(slots=True)
 class _Registered:
-    """How far a slot's mapping is registered, from its front."""
+    """Registered prefix of a slot's mapping."""
 
     memory: SlotMemory
     end: int
     pieces: list[int] = field(default_factory=list)
-    """Addresses."""
+    """Addresses of the registered pieces."""
 
     def holds(self, address: int) -> bool:
-        """Say whether an address lies in the mapping."""
+        """Return whether an address is inside the mapping."""
         begin, size = self.memory.span
         return begin <= address < begin + size
 
     def piece_end(self, address: int) -> int:
-        """Return where the piece ends that an address lies in, whether it is registered or will be."""
+        """Return the end of the piece that contains an address, registered or not."""
         begin, size = self.memory.span
         return min(begin + size, begin + ((address - begin) // REGISTERED_BYTES + 1) * REGISTERED_BYTES)
 
 
 @dataclass(slots=True)
 class _Mark:
-    """How far a copy has come where its event is reached."""
+    """Progress of a copy when its event is reached."""
 
     event: Event
     complete_count: int = 0
@@ -232,22 +241,22 @@ class _Mark:
 
 @dataclass(slots=True)
 class _Run:
-    """Bytes of a slot that lie side by side and are copied together: of one tensor, or of several small ones."""
+    """Neighbouring bytes of a slot that are copied together: those of one tensor, or of several small ones."""
 
     targets: list[torch.Tensor]
     sources: list[torch.Tensor]
     number: int
-    """Of the last tensor among all copies."""
+    """Index of the run's last tensor among all copies."""
     end: int
-    """The address behind its place."""
+    """Address behind the run's last byte."""
     complete_count: int
-    """Tensors, counted from the first of all copies, that are there once the run is."""
+    """Number of tensors, from the first of all copies on, that are complete after this run."""
     before_bytes: int = 0
-    """Of a tensor that is copied in parts: what lies before this one."""
+    """For a tensor that is copied in parts: its bytes before this part."""
 
     @property
     def begin(self) -> int:
-        """The address of the first place."""
+        """Address of the first target."""
         return self.targets[0].data_ptr()
 
     @property
@@ -257,22 +266,22 @@ class _Run:
 
     @property
     def is_gathered(self) -> bool:
-        """It goes through the gather buffer."""
+        """True if the run passes through the gather buffer."""
         return len(self.sources) > 1 or not self.sources[0].is_contiguous()
 
     @property
     def place(self) -> torch.Tensor:
-        """Where it goes: uint8[size], gaps included."""
+        """Target range: uint8[size], gaps included."""
         return tensor_bytes(self.targets[0]).as_strided((self.size,), (1,))
 
     def take(self, other: _Run, limit: int) -> bool:
-        """Make `other` a part of this run if it lies right behind it and both are small; say whether it was."""
+        """Append `other` if it follows this run directly and both are small. Return whether it was appended."""
         if not (
             other.begin == align(self.end) and other.is_small and self.is_small and other.end - self.begin <= limit
         ):
             return False
         if self.targets[0].untyped_storage().data_ptr() != other.targets[0].untyped_storage().data_ptr():
-            return False  # neighbours by chance: what lies between them is not the slot's
+            return False  # neighbours by chance: the gap between them is outside the slot
         self.targets += other.targets
         self.sources += other.sources
         self.number, self.end, self.complete_count = other.number, other.end, other.complete_count
@@ -280,19 +289,19 @@ class _Run:
 
     @property
     def is_small(self) -> bool:
-        """Every tensor in it may be gathered with others; a part of one may not."""
+        """True if all its tensors are small enough to be gathered with others. False for a part of a tensor."""
         return self.complete_count > self.number and not self.before_bytes and self.targets[-1].nbytes <= SMALL_BYTES
 
 
 class _Gather:
-    """Brings small tensors together on the device before they are copied.
+    """Gathers small tensors on the device before they are copied.
 
-    One for each stream: what a buffer held has left it, in the stream's order,
-    when it is filled again.
+    Each stream has its own. The stream's order guarantees that the buffer's content is copied before it is filled
+    again.
 
     Args:
-        device: of the sources.
-        size: of the buffer; a multiple of `ALIGNMENT`.
+        device: device of the sources.
+        size: size of the buffer in bytes, a multiple of `ALIGNMENT`.
     """
 
     def __init__(self, device: Device, size: int) -> None:
@@ -301,7 +310,10 @@ class _Gather:
         self._memory = device.buffer(size)
 
     def runs(self, copies: Copies, stream: Any) -> Iterator[tuple[_Run, torch.Tensor]]:
-        """Enqueue the gathering of what lies on the device; yields each run, in the order of the copies, with its bytes where they are contiguous."""
+        """Enqueue the gathering of the device's tensors.
+
+        Yield each run, in the order of the copies, with its contiguous bytes.
+        """
         batch: list[tuple[_Run, int]] = []
         used = 0
         for run in _runs(copies, self._device, self._memory.numel()):
@@ -334,8 +346,8 @@ class CudaTicket(CopyTicket):
     """A copy on the device.
 
     Args:
-        device: of the sources.
-        event: recorded behind the last piece.
+        device: device of the sources.
+        event: event after the last piece.
     """
 
     def __init__(self, device: Device, event: Event) -> None:
@@ -347,7 +359,7 @@ class CudaTicket(CopyTicket):
     def wait(self) -> None:
         self.enqueued.wait()
         if self._device.is_capturing():
-            self.join()  # a wait for what the graph does not contain would spoil it, and is no part of what is replayed
+            self.join()  # waiting for an event outside the graph would invalidate the capture
         else:
             self._device.wait(self._device.current_stream(), self._event)
 
@@ -357,13 +369,13 @@ class CudaTicket(CopyTicket):
 
 
 class CudaCopier:
-    """Copies from one device. Host tensors among the sources are copied by the host.
+    """Copies tensors of one device. The host copies host tensors among the sources.
 
     Args:
-        device: of the sources.
-        piece_bytes: of one copy at most.
-        gather_bytes: of small tensors that are brought together at once.
-        ring_bytes: of pinned memory, through which goes what is not registered yet.
+        device: device of the sources.
+        piece_bytes: largest size of one copy.
+        gather_bytes: size of each gather buffer.
+        ring_bytes: pinned memory for copies to unregistered pages.
     """
 
     is_prompt = False
@@ -390,7 +402,7 @@ class CudaCopier:
         self._thread.put(device.enter_thread)
 
     def copy(self, copies: Copies) -> None:
-        """Copy on the training stream itself: what it does from here on comes behind, and the next `start` stands behind it too."""
+        """Copy on the training stream itself. Later work of the stream and the next `start` follow the copy."""
         copy_now(self._of_host(copies))
         stream = self._device.current_stream()
         for run, source in self._gather_now.runs(copies, stream):
@@ -399,7 +411,7 @@ class CudaCopier:
 
     def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
         if self._last is not None:
-            self._last.join()  # the host runs at most one boundary ahead, and the events are free again
+            self._last.join()  # The host runs at most one boundary ahead; the events can be reused.
         self._begin.record(self._device.current_stream())
         self._last = ticket = CudaTicket(self._device, self._end)
         self._thread.put(lambda: self._copy(copies, done, progress, ticket))
@@ -409,10 +421,13 @@ class CudaCopier:
         self._thread.put(work)
 
     def prepare(self, memory: SlotMemory) -> None:
-        """Register the slot in the background, a piece between two copies: no copy waits for all of it."""
+        """Register the slot in the background, one piece between two copies.
+
+        No copy waits for the whole registration.
+        """
         self._registered[memory.span[0]] = _Registered(
             memory, memory.span[0]
-        )  # known from now on: no copy may lie across what is registered first
+        )  # Add the slot now, because no copy may cross the end of its first piece.
         self._thread.put(lambda: self._register(memory))
 
     def release(self, memory: SlotMemory) -> None:
@@ -435,18 +450,18 @@ class CudaCopier:
             self._end.record(self._stream)
             copy_now(self._of_host(copies))
             ticket.enqueued.set()
-            self._drain()  # what was brought by the ring is in the slot, whichever mark it lies before
+            self._drain()  # all bytes from the ring are now in the slot, before any mark is reported
             if progress is not None:
                 for mark in marks:
                     mark.event.synchronize()
                     progress(mark.complete_count, mark.piece_bytes)
             self._end.synchronize()
         except Exception as caught:
-            # what the driver refused, or progress that cannot be told: training waits for the end all the same
+            # The driver or a progress call failed. Training still waits for the end of the copy.
             error = caught
             self._finish()
             for buffer in self._ring:
-                buffer.target = None  # of a slot that may belong to another step when the ring comes round
+                buffer.target = None  # The slot may belong to another step when the ring reuses this buffer.
         finally:
             ticket.enqueued.set()
         try:
@@ -455,15 +470,18 @@ class CudaCopier:
             ticket.finish(error)
 
     def _finish(self) -> None:
-        """Wait for what was enqueued before something failed: the slot is somebody else's afterwards, and nothing guards the sources any more."""
-        with contextlib.suppress(Exception):  # of a device that has failed nothing writes any more
+        """Wait for copies that were enqueued before an error.
+
+        Afterwards the slot may belong to another step, and the guard no longer protects the sources.
+        """
+        with contextlib.suppress(Exception):  # a failed device no longer writes
             self._end.record(self._stream)
             self._end.synchronize()
 
     def _enqueue_all(self, copies: Copies, *, is_marked: bool) -> list[_Mark]:
-        """Enqueue what lies on the device, with a mark behind every few pieces if asked.
+        """Enqueue the copies of the device's tensors, with a mark after every few pieces if requested.
 
-        What lies on the host is there before any mark is told.
+        Host tensors are copied before any mark is reported.
         """
         apart = max(self._piece_bytes, -(-sum(target.nbytes for target in copies.targets) // MARKS))
         free, marks, passed = iter(self._marks), [], 0
@@ -478,7 +496,7 @@ class CudaCopier:
                 if is_one:
                     passed += to.numel()
                 elif is_out:
-                    passed += sum(target.nbytes for target in run.targets)  # less than `copied`, which counts gaps
+                    passed += sum(target.nbytes for target in run.targets)  # less than `copied`, which includes gaps
                 if is_marked and passed >= apart:
                     mark, passed = next(free), 0
                     mark.event.record(self._stream)
@@ -521,9 +539,9 @@ class CudaCopier:
         begin, size = memory.span
         registered = self._registered.get(begin)
         if registered is None:
-            return  # let go between two pieces
+            return  # released between two pieces
         piece = min(begin + size - registered.end, REGISTERED_BYTES)
-        # Where locked memory is limited, the ring serves for the rest, slower.
+        # If the limit of locked memory is reached, copies of the rest use the slower ring.
         if piece > 0 and self._device.register(registered.end, piece):
             registered.pieces.append(registered.end)
             registered.end += piece
@@ -543,7 +561,7 @@ class CudaCopier:
         return slot is not None and piece.data_ptr() + piece.numel() <= slot.end
 
     def _cut(self, target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield uint8[n] of both in parts, none of which lies across the end of a registered piece."""
+        """Yield target and source in matching parts, none of which crosses the end of a registered piece."""
         begin, done = target.data_ptr(), 0
         slot = self._slot_at(begin)
         while done < target.numel():
@@ -552,7 +570,7 @@ class CudaCopier:
             done = end
 
     def _slot_at(self, address: int) -> _Registered | None:
-        # A copy of the list: the training thread adds slots.
+        # Copy the list, because the training thread adds slots.
         return next((slot for slot in list(self._registered.values()) if slot.holds(address)), None)
 
     def _of_host(self, copies: Copies) -> Copies:
@@ -561,7 +579,7 @@ class CudaCopier:
 
 
 def _runs(copies: Copies, device: Device, limit: int) -> Iterator[_Run]:
-    """Yield what lies on the device in runs, in order; what is gathered has `limit` bytes at most."""
+    """Yield the device's tensors in runs, in order. A gathered run has at most `limit` bytes."""
     last: _Run | None = None
     for part in _parts(copies, device, limit):
         if last is None:
@@ -585,7 +603,7 @@ def _parts(copies: Copies, device: Device, limit: int) -> Iterator[_Run]:
 
 
 def _rows(target: torch.Tensor, source: torch.Tensor, limit: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield parts of so many bytes at most, in the target's order, whose places are contiguous."""
+    """Yield parts of at most `limit` bytes, in the target's order, each with a contiguous target."""
     if target.nbytes <= limit:
         yield target, source
     elif (row := target.nbytes // len(target)) > limit:
@@ -596,12 +614,14 @@ def _rows(target: torch.Tensor, source: torch.Tensor, limit: int) -> Iterator[tu
 
 
 def gather_now(memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Bring tensors together, zeros between them: what is contiguous in one call, as bytes, because torch fuses only what has one dtype.
+    """Gather tensors with zeros in the gaps.
+
+    Contiguous tensors are copied in one call, as bytes, because torch fuses only tensors of one dtype.
 
     Args:
-        memory: uint8[n], all of it written.
-        targets: places in it, uint8[nbytes] of each source.
-        sources: of the same device.
+        memory: uint8[n]. All of it is written.
+        targets: places in `memory`, uint8[nbytes] of each source.
+        sources: tensors of the same device.
     """
     with torch.no_grad():
         memory.zero_()

@@ -1,7 +1,7 @@
-"""Where training stands in its data, and how to stand there again.
+"""Data position: record where training is in its data, and return to that position after a restart.
 
-A position holds the epoch, the number of batches that were handed out, and the `Place` of the walk through the sampler
-(or through an iterable without a position). How a resumed run returns to it depends on the loader:
+A position holds the epoch, the number of batches handed out, and the `Place` of the walk through the sampler (or
+through an iterable without a position). The method of resuming depends on the loader:
 
     loader                                          resumed by
     torch DataLoader over a map-style dataset       advancing its batch sampler without fetching
@@ -9,17 +9,17 @@ A position holds the epoch, the number of batches that were handed out, and the 
     anything with state_dict and load_state_dict    its own state
     list, tuple                                     skipping
     any other iterable                              replaying the epoch's batches, with a warning
-    an iterator, a generator                        refused: it can be walked once only
+    an iterator, a generator                        rejected: it can be walked only once
 
-**Generators.** A sampler draws from the process's generators and from those that it holds. The script may draw from
-the same ones: noise in the loop, a second loader, the dataset. So a position keeps two things of each generator: its
-state when the epoch's sampling began, to walk again, and its present state, which a resumed run continues with. A
-`Walk` that finds that somebody else has drawn between two of its own draws continues on a stream of its own, because
-the walk could not be repeated otherwise.
+**Generators.** A sampler draws from the process's random generators and from generators that it holds. The script may
+draw from the same generators: noise in the loop, a second loader, the dataset. A position therefore keeps two states of
+each generator. The first is the state at the start of the epoch's sampling, for a repeated walk. The second is the
+present state, from which a resumed run continues. If other code has drawn between two draws of a `Walk`, the walk could
+not be repeated. The walk then continues on a random stream of its own.
 
-Randomness of a DataLoader's workers (augmentation) is seeded for every batch from (seed, epoch, rank, batch index), so
-a batch is the same whichever worker makes it, and whenever. The rank is that of the sampler, which divides the data.
-Ranks that must see the same samples (tensor parallel) make the same batches of them, as with torch.
+Workers of a DataLoader (augmentation) are seeded for every batch from (seed, epoch, rank, batch index). A batch is
+therefore the same whichever worker makes it, and whenever. The rank is that of the sampler, which divides the data.
+Ranks that must see the same samples (tensor parallel) get the same batches, as with torch.
 
 Invariant: an undisturbed run and a resumed one hand out the same batches, and leave all generators in the same state.
 """
@@ -56,42 +56,42 @@ logger = logging.getLogger("everstep.training")
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything that can say and take back its own state."""
+    """An object that returns and restores its own state."""
 
     def state_dict(self) -> dict[str, object]: ...
     def load_state_dict(self, state_dict: dict[str, object]) -> object: ...
 
 
 class Resumable(Protocol):
-    """A source of batches that knows its position."""
+    """A source of batches that can report and restore its position."""
 
     @property
     def generators(self) -> Sequence[rng.Generator]:
-        """Those that its batches draw from, the process's own left out."""
+        """Random generators that its batches draw from, without those of the process."""
 
     def begin(self, epoch: int) -> Iterator[object]:
-        """Return the batches of an epoch: all of it, or what is left after `load_state_dict`."""
+        """Return the batches of an epoch: all of them, or the rest after `load_state_dict`."""
 
     def end(self) -> None:
-        """The epoch is over: what `state_dict` returns until the next begins stands between two."""
+        """End the epoch: until the next `begin`, `state_dict` returns a position between two epochs."""
 
     def state_dict(self) -> dict[str, Tree]:
-        """Return what of the position the source knows."""
+        """Return the source's part of the position."""
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
-        """Stand at a position: the next `begin` continues there."""
+        """Restore a position, from which the next `begin` continues."""
 
 
 class DataStream:
     """One registered loader, across epochs.
 
     Args:
-        name: under which it was registered.
-        loader: any of the module's table.
-        seed: of the workers' randomness, where the loader has no generator.
+        name: name under which it was registered.
+        loader: any loader of the table in the module's docstring.
+        seed: seed of the workers' randomness, for loaders without a generator.
 
     Raises:
-        CannotResume: the loader can be walked once only, or its workers keep generators from epoch to epoch.
+        CannotResume: the loader can be walked only once, or its workers keep generators from epoch to epoch.
     """
 
     def __init__(self, name: str, loader: Iterable[object], seed: int) -> None:
@@ -100,17 +100,18 @@ class DataStream:
         self._iterator: Iterator[object] | None = None
         self.epoch = 0
         self.consumed_count = 0
-        """Batches of this epoch handed out."""
+        """Batches of this epoch that were handed out."""
         self.handed_count = 0
-        """Batches handed out by this process."""
+        """Batches that this process handed out."""
         self._is_resumed = False
-        """Nothing was taken since `load_state_dict`."""
+        """True until the first batch after `load_state_dict`."""
 
     def __iter__(self) -> Iterator[object]:
-        """Yield what is left of the current epoch; the next `iter` begins the next epoch.
+        """Yield the rest of the current epoch. The next `iter` starts the next epoch.
 
-        A loop that takes exactly as many batches as there are does not see the end of its epoch: the `iter` behind it
-        begins the next epoch. Only where this process was resumed at that position, the rest of the epoch is empty.
+        A loop that takes exactly the number of batches of an epoch does not reach its end. The next `iter` then starts
+        the next epoch. There is one exception: if this process was resumed at that position, the rest of the epoch is
+        empty.
         """
         is_rest_possible = self._is_resumed or self.consumed_count == 0
         batch = self._next_of_epoch()
@@ -121,15 +122,15 @@ class DataStream:
             batch = self._next_of_epoch()
 
     def next(self) -> object:
-        """Return the next batch, beginning an epoch where the last one ended.
+        """Return the next batch, starting a new epoch at the end of the current one.
 
         Returns:
             The batch, as the loader makes it.
 
         Raises:
-            SessionMisuse: an epoch holds no batch at all.
+            SessionMisuse: an epoch has no batches.
         """
-        for _ in range(3):  # the rest of a resumed epoch may be empty, and then one more
+        for _ in range(3):  # the rest of a resumed epoch may be empty, and the epoch after it too
             batch = self._next_of_epoch()
             if batch is not _END:
                 return batch
@@ -137,15 +138,15 @@ class DataStream:
 
     @property
     def source(self) -> Resumable:
-        """What makes the batches."""
+        """The source of the batches."""
         return self._source
 
     def state_dict(self) -> dict[str, Tree]:
-        """Return the position, as a tree."""
+        """Return the position as a tree."""
         return {"epoch": self.epoch, "consumed": self.consumed_count, "source": self._source.state_dict()}
 
     def load_state_dict(self, state: dict[str, Tree]) -> None:
-        """Stand at a position again. Fetches nothing yet."""
+        """Restore a position. Fetches no batch yet."""
         self._iterator = None
         self.epoch, self.consumed_count = cast(int, state["epoch"]), cast(int, state["consumed"])
         self._is_resumed = True
@@ -171,11 +172,11 @@ _END = object()
 
 @dataclass(frozen=True, slots=True)
 class Seeding:
-    """What the randomness of one batch follows from."""
+    """Inputs from which the seed of a batch is derived."""
 
     seed: int
     rank: int
-    """Among those that share the data; 0 for all where nothing says so."""
+    """Rank among the ranks that divide the data, or 0 if the sampler has no rank."""
 
     def of(self, epoch: int, batch: int) -> int:
         """Return the 64-bit seed of one batch."""
@@ -183,7 +184,7 @@ class Seeding:
 
 
 class _MapLoader:
-    """A DataLoader over a map-style dataset, rebuilt around a sampler that knows its place."""
+    """A DataLoader over a map-style dataset, rebuilt around a `PlacedSampler`."""
 
     def __init__(self, loader: DataLoader[object], seed: int) -> None:
         has_workers = loader.num_workers > 0
@@ -194,13 +195,13 @@ class _MapLoader:
         seeding = Seeding(seed if loader.generator is None else loader.generator.initial_seed(), rank)
         inner = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         of_sampler = rng.find_generators([*samplers, loader.generator])
-        # A worker has copies of those of the dataset, and seeds them for each batch.
+        # Workers have their own copies of the dataset's generators, and seed them for each batch.
         in_process = [] if has_workers else [loader.dataset, loader.collate_fn]
         self.generators = rng.find_generators([*samplers, loader.generator, *in_process])
         self._sampler = PlacedSampler(inner, of_sampler, seeding if has_workers else None)
         self._loader = _rebuild(loader, self._sampler)
         self._has_begun = False
-        """In this process."""
+        """True after the first `begin` in this process."""
 
     def begin(self, epoch: int) -> Iterator[object]:
         self._sampler.epoch = epoch
@@ -209,10 +210,11 @@ class _MapLoader:
         is_first, self._has_begun = not self._has_begun, True
         if not self._sampler.is_resuming:
             if is_first and epoch > 0 and self._loader.persistent_workers:
-                # Workers that have lasted since the first epoch begin this one without a base seed.
+                # In the undisturbed run, persistent workers start this epoch without a draw of a base seed.
                 self._sampler.hold()
             return iter(self._loader)
-        with rng.kept(self.generators):  # `iter` draws a base seed, which the undisturbed run drew when the epoch began
+        # `iter` draws a base seed, which the undisturbed run drew at the start of the epoch
+        with rng.kept(self.generators):
             return iter(self._loader)
 
     def end(self) -> None:
@@ -228,12 +230,12 @@ class _MapLoader:
 
 
 class PlacedSampler:
-    """The user's (batch) sampler, which can begin in the middle of an epoch as if it had been walked there.
+    """Wraps the user's (batch) sampler so that it can start in the middle of an epoch.
 
     Args:
-        inner: the user's.
-        generators: those that it may draw from, beside the process's own.
-        seeding: marks each batch with its seed, for the workers; None without workers.
+        inner: the user's sampler.
+        generators: generators that it may draw from, beside the process's own.
+        seeding: derives the seed that each batch carries to the workers. None without workers.
     """
 
     def __init__(self, inner: Iterable[object], generators: Sequence[rng.Generator], seeding: Seeding | None) -> None:
@@ -242,31 +244,30 @@ class PlacedSampler:
         self._seeding = seeding
         self._held: rng.States | None = None
         self._skip_count: int | None = None
-        """Batches that were handed out already, in the walk that begins next; None where it begins an epoch."""
+        """Batches that the next walk skips because they were handed out before. None if it starts an epoch."""
         self.epoch = 0
         self.place: Place | None = None
-        """Of the walk through this epoch; None between two epochs."""
+        """Place of the walk through this epoch. None between two epochs."""
 
     def __len__(self) -> int:
         return len(cast(Sized, self._inner))
 
     @property
     def is_resuming(self) -> bool:
-        """The next walk begins in mid-epoch."""
+        """True if the next walk starts in the middle of an epoch."""
         return self._skip_count is not None
 
     def resume(self, place: Place | None, skip_count: int) -> None:
-        """Begin the next walk at a place, behind `skip_count` items; None: begin an epoch."""
+        """Start the next walk at a place, after `skip_count` items. None starts an epoch."""
         self.place, self._skip_count = place, None if place is None else skip_count
 
     def hold(self) -> None:
-        """Let the next walk begin with the generators' states of now, whatever a loader draws before it."""
+        """Start the next walk with the generators' current states, even if the loader draws before it."""
         self._held = rng.states(self._generators)
 
     def __iter__(self) -> Iterator[object]:
-        # The body runs at the first `next`, when a DataLoader has drawn its base seed already: from there on the draws
-        # are the sampler's own, in the undisturbed run and here alike, whatever the kind and age of the loader's
-        # workers.
+        # The body runs at the first `next`, after a DataLoader has drawn its base seed. From there on only the sampler
+        # draws, in the undisturbed run and in a resumed run, with any kind and age of workers.
         skip_count, self._skip_count = self._skip_count or 0, None
         if skip_count == 0:
             if self._held is not None:
@@ -282,25 +283,25 @@ class PlacedSampler:
 
 @dataclass(slots=True)
 class Place:
-    """How far a walk has come, and what it takes to walk there again."""
+    """Progress of a walk, with everything needed to repeat it."""
 
     began: rng.States
-    """When the walk began."""
+    """Generator states at the start of the walk."""
     walked_count: int = 0
-    """Items that were asked for, the end included.
+    """Items that the walk was asked for, its end included.
 
-    A loader whose workers fetch ahead asks for more than it hands out.
+    A loader whose workers prefetch asks for more items than it hands out.
     """
     forks: list[Fork] = field(default_factory=list)
 
     def tree(self) -> Tree:
-        """Return it as a tree, for a snapshot."""
+        """Return the place as a tree, for a snapshot."""
         forks: list[Tree] = [(fork.number, fork.index, fork.found) for fork in self.forks]
         return {"began": list(self.began), "walked": self.walked_count, "forks": forks}
 
     @classmethod
     def of(cls, tree: Tree) -> Place | None:
-        """Return what `tree` was made from; None for None."""
+        """Return the place that `tree` was made from, or None for None."""
         values = cast("dict[str, Any] | None", tree)
         if values is None:
             return None
@@ -309,27 +310,28 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A walk's switch from a generator that it shares to a stream of its own."""
+    """A walk's switch from a shared generator to a random stream of its own."""
 
     number: int
-    """The item that the walk drew from the shared generator last."""
+    """The last item for which the walk drew from the shared generator."""
     index: int
-    """Of the generator, among those of the walk."""
+    """Index of the generator among the walk's generators."""
     found: Tree
     """The generator's state before that item."""
 
 
 class Walk:
-    """One walk through a sampler or an iterable, which can be repeated whatever else draws from its generators.
+    """One walk through a sampler or an iterable that can be repeated even if other code draws from its generators.
 
-    The walk draws from the generators themselves as long as it alone does. When it draws from one that somebody else
-    has drawn from since its own last draw, it notes the state that it found (`Fork`). From the next item on it draws
-    from a stream of its own, which follows from the state behind that draw, and the generator itself is left alone.
+    The walk draws from the generators themselves as long as no other code does. If other code has drawn from a
+    generator since the walk's last draw, the walk records the state that it found (`Fork`). From the next item on it
+    draws from a stream of its own, derived from the state after that draw. It does not touch the shared generator any
+    more.
 
     Args:
         items: walked from their beginning.
-        generators: those that the items may draw from, beside the process's own.
-        place: where the walk stands; kept up to date.
+        generators: generators that the items may draw from, beside the process's own.
+        place: progress of the walk, which the walk updates.
     """
 
     def __init__(self, items: Iterable[object], generators: Sequence[rng.Generator], place: Place) -> None:
@@ -339,22 +341,22 @@ class Walk:
         self._place = place
         self._is_known = _draws_once(items)
         self._left = list(place.began)
-        """Of each generator: its state behind the walk's own last draw."""
+        """State of each generator after the walk's own last draw."""
         self._streams: dict[int, Tree] = {}
-        """Of each generator that the walk has forked from: where its own stream stands."""
+        """State of the walk's own stream for each generator from which it has forked."""
 
     def __iter__(self) -> Iterator[object]:
         while (item := self._next()) is not _END:
             yield item
 
     def repeat(self, skip_count: int) -> Sequence[object]:
-        """Walk to the place again. The generators are left as they are.
+        """Walk to the place again. The generators keep their states.
 
         Args:
             skip_count: items that were handed out.
 
         Returns:
-            Items that were walked, and not handed out.
+            Items that were walked but not handed out.
         """
         waiting: list[object] = []
         with rng.kept(self._generators):
@@ -397,17 +399,17 @@ class Walk:
 
     def _draw(self) -> object:
         if self._items is None:
-            self._items = iter(self._source)  # which may draw
+            self._items = iter(self._source)  # `iter` may draw
         return next(self._items, _END)
 
 
 def _draws_once(items: object) -> bool:
-    """Say whether no draw behind the first item matters to the items: true of torch's samplers, and of lists."""
+    """Return whether only the draws at the first item affect the items, as in torch's samplers and in lists."""
     sampler = items.sampler if type(items) is BatchSampler else items
     if type(sampler) is RandomSampler and sampler.generator is not None:
         return not sampler.replacement and sampler.num_samples <= len(
             sampler.data_source
-        )  # else it draws again and again
+        )  # otherwise it draws repeatedly
     return type(sampler) in _DRAW_ONCE
 
 
@@ -424,18 +426,18 @@ _DRAW_ONCE = (
 
 @dataclass(frozen=True, slots=True)
 class SeededItem:
-    """What a sampler yields to a worker: the user's index or indices, and the seed of their batch."""
+    """An item that a sampler yields to a worker: the user's index or indices, and the seed of their batch."""
 
     item: object
     seed: int
 
 
 class SeededDataset(Dataset[object]):
-    """The user's dataset in a worker: every fetch begins with generators seeded for its batch.
+    """Wraps the user's dataset in a worker: seeds the generators for the batch before every fetch.
 
     Args:
-        inner: the user's.
-        collate: what makes a batch of samples, in the same worker; its generators are seeded, too.
+        inner: the user's dataset.
+        collate: the function that makes a batch of samples in the same worker. Its generators are seeded too.
     """
 
     def __init__(self, inner: Dataset[object], collate: object = None) -> None:
@@ -467,7 +469,9 @@ class SeededDataset(Dataset[object]):
 
 @dataclass(frozen=True, slots=True)
 class WorkerBegin:
-    """Begins a worker: its code is shown the user's own dataset by `get_worker_info()`, to open files on or to set a share of.
+    """Initializes a worker so that `get_worker_info()` returns the user's own dataset.
+
+    The user's code may then open files or select a share of the data on it.
 
     Args:
         user_init: the loader's `worker_init_fn`.
@@ -476,20 +480,20 @@ class WorkerBegin:
     user_init: Callable[[int], None] | None
 
     def __call__(self, worker_id: int) -> None:
-        """Do it. Once, in the worker.
+        """Initialize the worker. Called once, in the worker.
 
         Args:
-            worker_id: counted from 0.
+            worker_id: index of the worker, from 0.
         """
         info = get_worker_info()
         assert info is not None
-        object.__setattr__(info, "dataset", cast(SeededDataset, info.dataset).inner)  # torch lets nobody assign to it
+        object.__setattr__(info, "dataset", cast(SeededDataset, info.dataset).inner)  # torch forbids a plain assignment
         if self.user_init is not None:
             self.user_init(worker_id)
 
 
 class _OwnState:
-    """A loader that keeps its own position."""
+    """A loader that stores its own position."""
 
     def __init__(self, loader: Stateful) -> None:
         self._loader = loader
@@ -509,14 +513,14 @@ class _OwnState:
         return iterator
 
     def end(self) -> None:
-        """Nothing: its state says so."""
+        """Do nothing: the loader's state contains the end of the epoch."""
 
     def state_dict(self) -> dict[str, Tree]:
         return {"state": self._loader.state_dict(), "epoch": self._epoch}
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
         self._epoch = cast(int, state["epoch"])
-        _set_epoch(self._loader, self._epoch)  # before its state: to some, an epoch is where they begin anew
+        _set_epoch(self._loader, self._epoch)  # before its state, because set_epoch resets the position of some loaders
         self._loader.load_state_dict(cast("dict[str, object]", state["state"]))
         self._is_resuming = consumed_count > 0
 
@@ -530,7 +534,7 @@ class _Replayed:
         self.generators = [] if isinstance(iterable, (list, tuple)) else rng.find_generators([iterable])
         self._skip_count = 0
         self._place: Place | None = None
-        """Of the walk through this epoch; None between two epochs."""
+        """Place of the walk through this epoch. None between two epochs."""
 
     def begin(self, epoch: int) -> Iterator[object]:
         _set_epoch(self._iterable, epoch)
@@ -558,13 +562,13 @@ class _Replayed:
 
 
 def check_apart(streams: Iterable[DataStream]) -> None:
-    """Refuse a loader that restores generators by itself, and shares one of them with another loader.
+    """Reject a loader that restores generators itself and shares one of them with another loader.
 
     Args:
-        streams: all that are registered.
+        streams: all registered streams.
 
     Raises:
-        CannotResume: what that loader writes into the generator is unknown to the other.
+        CannotResume: two loaders share a generator, and one of them restores it.
     """
     streams = list(streams)
     for stream, other in itertools.permutations(streams, 2):
@@ -578,7 +582,7 @@ def check_apart(streams: Iterable[DataStream]) -> None:
 
 
 def _set_epoch(thing: object, epoch: int) -> None:
-    """Tell it to who wants to know."""
+    """Call the object's `set_epoch` if it has one."""
     if callable(set_epoch := getattr(thing, "set_epoch", None)):
         set_epoch(epoch)
 
@@ -612,12 +616,13 @@ def _source(name: str, loader: Iterable[object], seed: int) -> Resumable:
 
 
 def _unwrap(loader: Iterable[object]) -> Iterable[object]:
-    """Return the DataLoader inside DeepSpeed's own."""
+    """Return the DataLoader inside DeepSpeed's own loader."""
     if qualified_name(type(loader)) != "deepspeed.runtime.dataloader.DeepSpeedDataLoader":
         return loader
     if getattr(loader, "curriculum_learning_enabled", False):
         raise CannotResume("data", "DeepSpeed's curriculum learning is not known to resume")
-    create = getattr(loader, "_create_dataloader")  # noqa: B009 - private to DeepSpeed, which builds its loader at each iter
+    # Private to DeepSpeed, which builds its loader at each `iter`.
+    create = getattr(loader, "_create_dataloader")  # noqa: B009
     create()
     return cast("Iterable[object]", getattr(loader, "dataloader"))  # noqa: B009
 

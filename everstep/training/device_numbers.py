@@ -1,11 +1,13 @@
-"""Numbers that a script logs while its device still works them out: copied behind that work, and read once they are there.
+"""Device numbers: values that a script logs while the device still computes them.
+
+Each value is copied to pinned memory after its computation, and read when the copy has ended.
 
     log(loss=…)       training stream  … backward │ copy to pinned memory │ event
-    boundary, log     every record whose event is reached goes on, in the order in which records were logged
-    close             all of them, after a wait
+    boundary, log     pass on each record whose event is reached, in the order of the log calls
+    close             wait, then pass on all records
 
-Invariant: but for `close` the training thread never waits for the device. What a device that is far behind leaves no
-room for is dropped and counted. Checked with the fake device of the copier's tests; it has not met a real one.
+Invariant: only `close` makes the training thread wait for the device. If a slow device leaves no free places, records
+are dropped and counted. The module is tested with the fake device of the copier's tests, not with a real device.
 """
 
 from __future__ import annotations
@@ -23,17 +25,17 @@ from everstep.training.cuda_copier import CudaDevice, Device, Event
 from everstep.training.metrics import MetricRing, numbers
 
 PLACES: Final = 1024
-"""Numbers that may be on their way from one device; as many as are logged at once, where that is more."""
+"""Values in flight per device. If one log call has more values, that number is used."""
 _NUMBER_BYTES: Final = 8
 
 
 def cuda_device_of(tensor: torch.Tensor) -> Device | None:
-    """Return the device that a tensor lies on, or None where it can be read at once."""
+    """Return the device of a tensor, or None if the tensor can be read at once."""
     return CudaDevice(tensor.get_device()) if tensor.is_cuda else None
 
 
 class _Places:
-    """Where numbers of one device arrive."""
+    """Pinned memory that receives values of one device."""
 
     def __init__(self, device: Device, count: int) -> None:
         self.device = device
@@ -44,17 +46,17 @@ class _Places:
 
 @dataclass(frozen=True, slots=True)
 class _Coming:
-    """Numbers of one record that are on their way from one device."""
+    """Values of one record that are in flight from one device."""
 
     places: _Places
     taken: Mapping[str, int]
-    """Place by name."""
+    """Index of the place of each value, by name."""
     event: Event
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What was logged at once."""
+    """The values of one log call."""
 
     step: Step
     known: Mapping[str, float]
@@ -63,12 +65,12 @@ class _Record:
 
 
 class DeviceNumbers:
-    """Stands before the ring. Used by the training thread alone.
+    """Delays records until their values have arrived, then adds them to the ring. Used only by the training thread.
 
     Args:
-        ring: takes records, in order.
-        device_of: the device that a tensor lies on; None: it can be read at once.
-        now: Unix time.
+        ring: receives records in order.
+        device_of: returns the device of a tensor, or None if the tensor can be read at once.
+        now: clock, Unix time in seconds.
     """
 
     def __init__(
@@ -84,18 +86,18 @@ class DeviceNumbers:
         self._records: deque[_Record] = deque()
 
     def add(self, step: Step, values: Mapping[str, float | torch.Tensor]) -> None:
-        """Take what a script logs.
+        """Add the values of one log call.
 
         Args:
-            step: that it belongs to.
+            step: step of the record.
             values: numbers, and tensors of one real number.
 
         Raises:
-            SessionMisuse: a value is something else; by name.
+            SessionMisuse: a value is not one real number. The error names the value.
         """
         known, tensors = numbers(values, is_later=lambda tensor: self._device_of(tensor) is not None)
         if any(device is not None and device.is_capturing() for device in map(self._device_of, tensors.values())):
-            self._ring.drop()  # what a graph contains is worked out when it is replayed
+            self._ring.drop()  # the values of a captured graph exist only when the graph is replayed
             return
         self.settle()
         if not tensors and not self._records:
@@ -112,9 +114,9 @@ class DeviceNumbers:
         self._records.append(_Record(step, known, coming, self._now()))
 
     def settle(self) -> None:
-        """Give on what has arrived.
+        """Pass on the records whose values have arrived. Never waits.
 
-        Waits for nothing, and does nothing while the script captures a graph, which to ask the device would spoil.
+        While the script captures a graph, this does nothing, because a query of the device would break the capture.
         """
         if any(places.device.is_capturing() for places in self._places.values()):
             return
@@ -128,23 +130,23 @@ class DeviceNumbers:
             self._ring.add(record.step, {**record.known, **arrived}, record.at_seconds)
 
     def close(self) -> None:
-        """Give on everything; waits for the device.
+        """Wait for the device and pass on all records.
 
-        What one that has failed does not give any more is counted as dropped.
+        Values that a failed device does not deliver are counted as dropped.
         """
         try:
             for record in self._records:
                 for each in record.coming:
                     each.event.synchronize()
             self.settle()
-        except RuntimeError:  # torch's word for what the driver says; the script has heard of it, or will
+        except RuntimeError:  # a driver error, which the script receives too
             while self._records:
                 self._records.popleft()
                 self._ring.drop()
 
     def _places_of(self, index: int, tensors: Mapping[str, torch.Tensor]) -> _Places:
         places = self._places.get(index)
-        if places is None or places.count < len(tensors):  # what is on its way keeps the places that it has
+        if places is None or places.count < len(tensors):  # Values in flight keep the old places.
             device = self._device_of(next(iter(tensors.values())))
             assert device is not None
             places = self._places[index] = _Places(device, max(PLACES, len(tensors)))
@@ -152,7 +154,7 @@ class DeviceNumbers:
 
 
 def _sent(places: _Places, tensors: Mapping[str, torch.Tensor]) -> _Coming:
-    """Have numbers copied behind what the training stream has been given so far."""
+    """Enqueue copies of the values on the training stream."""
     device, stream, event = places.device, places.device.current_stream(), places.device.new_event()
     taken = {name: places.free.pop() for name in tensors}
     for name, place in taken.items():

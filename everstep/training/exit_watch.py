@@ -1,16 +1,15 @@
-"""What is done about a session that the script left open, when the process ends.
+"""Exit watch: closes or drains a session that the script left open when the process ends.
 
-    no exception, code 0    close: the last step is kept
-    however it ends         drain: what is under way in torch comes to its end, what a `close` that broke off has left too
+    no exception, code 0    close: the last step is committed if possible
+    every end               drain: running torch calls end, also after an interrupted `close`
 
-A thread that comes out of a call to torch when the interpreter has gone takes the process with it (SIGABRT), and so
-does a recording of torch's profiler that nobody ended (SIGSEGV): the script's own exit code, that says how it failed,
-would be lost.
+A thread that returns from a torch call after the interpreter has shut down aborts the process (SIGABRT). A running
+recording of torch's profiler crashes it (SIGSEGV). Both would hide the script's own exit code.
 
-A `raise SystemExit(3)` of the script's own cannot be told from a good end before it is over: the session is closed, and
-the code is the script's.
+A `raise SystemExit(3)` in the script looks like a good end at this point. The session is closed, and the exit code
+stays that of the script.
 
-Invariant: a script that fails is held no longer than `drain` takes; nothing else is done for it.
+Invariant: a failed script is delayed only for `drain`.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from types import TracebackType
 from typing import Final
 
 _EXITS: Final = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
-"""What scripts end with; the last two are there where `site` was imported."""
+"""Functions with which scripts exit. The last two exist only if `site` was imported."""
 
 
 class ExitWatch:
     """Watches how the process ends.
 
     Args:
-        close: called at most once, at a good end, in the process that made the watch.
-        drain: called last, at any end at which Python still runs.
+        close: called at most once, at a good end, in the process that created the watch.
+        drain: called last, at every end at which Python still runs.
     """
 
     def __init__(self, close: Callable[[], None], drain: Callable[[], None]) -> None:

@@ -1,12 +1,12 @@
-"""The guard: no optimizer step before the copy of the state it would change is done, and no snapshot of a tensor that changed meanwhile.
+"""Guard: delays an optimizer step until the running copy has ended, and rejects copies of tensors that changed.
 
-What the session takes for granted, "only an optimizer step changes these tensors", is a guess about the user's code.
-The session checks it on every snapshot by version and address, at the first moment behind the copy at which the
-training thread is inside no operation (`everstep.training.pauses`), here at the latest. Audited snapshots are copied
-whole at the boundary, and compared byte by byte before the next step. A tensor that fails is reported once, and copied
-at the boundary from then on.
+The session assumes that only an optimizer step changes the deferred tensors. The guard checks this assumption on every
+snapshot by version and address. The check runs at the first pause of the training thread after the copy
+(`everstep.training.pauses`), at the latest in `reach`. Audited snapshots are copied completely at the boundary and
+compared byte by byte before the next step. A tensor that fails is reported once, and from then on copied at the
+boundary.
 
-Invariant: at most one snapshot is in flight, and `reach` returns only when nobody reads the deferred tensors any more.
+Invariant: at most one snapshot is in flight. When `reach` returns, no copy reads the deferred tensors any more.
 """
 
 from __future__ import annotations
@@ -35,23 +35,26 @@ class Flight:
     """One snapshot between its boundary and the guard."""
 
     sources: Sources
-    """What must not change before the copy has stopped."""
+    """Tensors that must not change before the copy has ended."""
     moved: Callable[[], Sequence[str]]
-    """Returns the names of those that torch knows to have changed since the boundary; asked when the copy has stopped."""
+    """Returns the names of tensors that changed since the boundary, as far as torch counts. Called after the copy."""
     copies: Sequence[torch.Tensor] | None
-    """Audited: their places in the slot, to be compared byte by byte."""
+    """For an audited snapshot: the copies in the slot, for the comparison. Otherwise None."""
     ticket: CopyTicket
     settle: Callable[[Sequence[str], BaseException | None], None]
-    """Called once at the guard with the names of the tensors that changed too early, and with what broke the comparison off, if anything did."""
+    """Called once at the guard, with the names of tensors that changed too early.
+
+    The second argument is the error that ended the comparison, if any.
+    """
     blocked_seconds: float
-    """At the boundary."""
+    """Seconds for which the boundary blocked the training thread."""
 
 
 class Guard:
-    """Stands between a snapshot in flight and the next change of what it copies.
+    """Makes the training thread wait for a snapshot in flight before the next change of its tensors.
 
     Args:
-        clock: seconds, monotonic.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -59,26 +62,27 @@ class Guard:
         self._flight: Flight | None = None
         self._flight_count = 0
         self.blocked_seconds: deque[float] = deque(maxlen=KEPT_MEASUREMENTS)
-        """Of each snapshot: how long it held the training thread, its part at the boundary included."""
+        """Seconds for which each recent snapshot blocked the training thread, its part at the boundary included."""
         self.total_blocked_seconds = 0.0
-        """Of all snapshots together."""
+        """Sum over all snapshots."""
         self.unstable: set[str] = set()
-        """Names of tensors that were seen to change outside an optimizer step."""
+        """Names of tensors that changed outside an optimizer step."""
 
     def is_next_audited(self) -> bool:
-        """Say whether the snapshot to come is compared byte by byte."""
+        """Return whether the next snapshot is compared byte by byte."""
         return self._flight_count < AUDITED_AT_START or (self._flight_count + 1) % AUDITED_EVERY == 0
 
     def arm(self, flight: Flight) -> None:
-        """Begin to guard a snapshot."""
+        """Start to guard a snapshot."""
         assert self._flight is None, "a snapshot is in flight already"
         self._flight = flight
         self._flight_count += 1
 
     def reach(self) -> None:
-        """Wait for the copy in flight and check it.
+        """Wait for the running copy and check it.
 
-        Called by the training thread, at the latest before the state changes; free when idle.
+        The training thread calls this, at the latest before the state changes. Without a running copy it returns at
+        once.
         """
         flight = self._flight
         if flight is None:
@@ -86,9 +90,10 @@ class Guard:
         begun = self._clock()
         flight.ticket.wait()
         if self._flight is not flight:
-            return  # a signal handler has been here meanwhile
+            return  # a signal handler has called `reach` meanwhile
         self._flight = (
-            None  # not before: what breaks the wait off, a script may catch and go on, to a step that must wait, too
+            # Not earlier: a script may catch an exception that interrupts the wait, and its next step must wait again.
+            None
         )
         try:
             changed = list(flight.moved())
@@ -99,9 +104,9 @@ class Guard:
                     return
                 changed += [name for name in flight.sources.differing(flight.copies) if name not in changed]
         except BaseException as error:
-            flight.settle((), error)  # or the agent would wait for this snapshot for ever
+            flight.settle((), error)  # otherwise the agent would wait for this snapshot for ever
             if isinstance(error, Exception):
-                return  # memory that the comparison needs, say: it costs the snapshot, and no step of training
+                return  # For example out of memory in the comparison: the snapshot is lost, training continues.
             raise
         flight.settle(changed, None)
         blocked = flight.blocked_seconds + self._clock() - begun

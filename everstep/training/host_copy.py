@@ -1,8 +1,7 @@
-"""Saved tensors into live ones, through host memory in the pieces that the C library moves quickest.
+"""Host copy: copies saved tensors into live ones, in the piece size at which the C library is fastest.
 
-glibc copies up to the size of a core's second cache with the processor's own instruction (`rep movsb`), which does not
-read what it overwrites; beyond that, on AMD's processors, in a loop that does, as torch does at any size. Measured on
-an EPYC, 256 MiB out of a slot: 12.3 ms instead of 13.5; of two processes at once, 14.2 instead of 16.0.
+Up to the size of a core's second-level cache, glibc copies with `rep movsb`, which does not read the target first.
+Above that size, on AMD processors, glibc uses a loop that reads the target. Torch uses such a loop at any size.
 """
 
 from __future__ import annotations
@@ -16,26 +15,24 @@ from everstep.training.copier import Copies, copy_now
 from everstep.training.state_tree import PLAIN_CLASSES
 
 PIECE_BYTES = 512 * 1024
-"""Half of a core's second cache, where it is smallest."""
+"""Half of the smallest common second-level cache."""
 
 
 def copy_into_live(copies: Copies) -> None:
-    """Copy, in order, and have autograd know that the targets were changed.
+    """Copy in order, and mark the targets as changed for autograd.
 
-    For a thread that waits for nothing else: each piece lets go of the
-    interpreter's lock, and takes it again.
+    The call suits a thread that waits for nothing else: each piece releases and takes the interpreter's lock.
 
     Args:
-        copies: of equal shapes, between any devices; a target may have been made in inference mode.
+        copies: sources and targets of equal shapes, on any devices. A target may be an inference tensor.
     """
-    has_threads = torch.get_num_threads() > 1  # torch's own are quicker then
+    has_threads = torch.get_num_threads() > 1  # torch's own copy is then faster
     pairs = zip(copies.sources, copies.targets, strict=True)
     for is_plain, run in groupby(pairs, lambda pair: not has_threads and _are_equal_bytes(*pair)):
         sources, targets = zip(*run, strict=True)
         if not is_plain:
-            with (
-                torch.inference_mode()
-            ):  # outside of it torch lets nobody write to a tensor that was made in it, such as a teacher's weight
+            with torch.inference_mode():
+                # Torch forbids writes to inference tensors, for example a teacher's weights, in any other mode.
                 copy_now(Copies(sources, targets))
             continue
         for source, target in zip(sources, targets, strict=True):
@@ -44,7 +41,7 @@ def copy_into_live(copies: Copies) -> None:
 
 
 def _are_equal_bytes(source: torch.Tensor, target: torch.Tensor) -> bool:
-    """Say whether to copy is to move bytes within the host's memory."""
+    """Return whether the copy is a plain move of bytes in host memory."""
     return (
         type(source) in PLAIN_CLASSES
         and type(target) in PLAIN_CLASSES

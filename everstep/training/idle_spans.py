@@ -1,7 +1,6 @@
-"""When training leaves the network alone, from when it used it. Pure: times in, spans out.
+"""Idle spans: compute when training leaves the network idle, from the times of network use. Pure.
 
-Invariant: a span is reported only where most iterations agree that there is one; what differs from iteration to
-iteration is no pattern.
+Invariant: a span is reported only if most iterations have one; differences between iterations are not a pattern.
 """
 
 from __future__ import annotations
@@ -14,29 +13,29 @@ from collections.abc import Sequence
 from everstep.protocol.rank_messages import IdleSpan
 
 SHORTEST_RATIO = 0.01
-"""Gaps below this part of an iteration are counted as busy: nothing worth sending fits."""
+"""Gaps shorter than this part of an iteration count as busy: no useful transfer fits."""
 AGREEING_RATIO = 0.5
 """Part of the iterations that must show the same number of spans."""
 
 _NORMAL = 1.4826
-"""Standard deviation over median absolute deviation, of the normal distribution."""
+"""Standard deviation divided by median absolute deviation, for the normal distribution."""
 
 Interval = tuple[float, float]
-"""From, to; seconds on one clock."""
+"""Start and end, in seconds of one clock."""
 
 
 def idle_spans(busy: Sequence[Interval], boundaries: Sequence[float]) -> tuple[IdleSpan, ...]:
-    """Return the idle spans of a usual iteration.
+    """Return the idle spans of a typical iteration.
 
-    Medians, where GEMINI averages (section 5.4): one iteration that something else held up moves the mean of every span
-    behind it, and makes its deviation useless.
+    The result uses medians, where GEMINI (section 5.4) uses averages. A single delayed iteration would shift the
+    average of every later span and make its deviation useless.
 
     Args:
-        busy: when the network was in use, in any order, overlapping or not.
-        boundaries: between which the iterations lie, ascending, on the same clock.
+        busy: intervals in which the network was in use, in any order. They may overlap.
+        boundaries: times of the boundaries between iterations, ascending, on the same clock.
 
     Returns:
-        Spans after the boundary in order of time; none where the network was never used, or where no pattern repeats.
+        Spans in order of time, relative to the boundary. Empty if the network was never used or no pattern repeats.
     """
     iterations = list(itertools.pairwise(boundaries))
     if not iterations or not busy:
@@ -58,13 +57,13 @@ def _usual(gaps: Sequence[Interval]) -> IdleSpan:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation, if the values are normal; a few that are not hardly change it."""
+    """Return an estimate of the standard deviation of normal values. A few outliers hardly change it."""
     middle = statistics.median(values)
     return _NORMAL * statistics.median(abs(value - middle) for value in values)
 
 
 def _gaps(busy: Sequence[Interval], begin: float, end: float, shortest: float) -> list[Interval]:
-    """Return what an iteration leaves free, counted from its boundary."""
+    """Return the idle intervals of one iteration, relative to its boundary."""
     gaps, free_from = [], begin
     for one, other in (*busy, (end, end)):
         if other < begin:

@@ -1,8 +1,8 @@
-"""Values that the script logs: a bounded ring, emptied to the agent at most once a second.
+"""Logged values: a bounded ring that is sent to the agent about once a second.
 
-Invariant: `add` never blocks and never grows without limit; what does not fit is counted. There is no lock: a signal
-handler that logs or closes in the middle of `add` would wait for itself, or for the thread that waits for it. One
-thread adds, one takes away, each by single calls of a deque.
+Invariant: `add` never blocks, and the ring never grows without limit. Values that do not fit are counted. There is no
+lock: a signal handler that logs or closes during `add` would deadlock. One thread adds and one thread removes, each
+with single calls of a deque.
 """
 
 from __future__ import annotations
@@ -22,26 +22,25 @@ RING_RECORDS = 4096
 SEND_SECONDS = 1.0
 MAX_NAME_LENGTH = 255
 MESSAGE_BYTES = MAX_RANK_MESSAGE_BYTES // 4
-"""Of the records in one message: what else the rank says stands behind no more than one of them."""
+"""Most bytes of records in one message. The rank's other messages wait behind at most one such message."""
 
 
 def numbers(
     values: Mapping[str, float | torch.Tensor], *, is_later: Callable[[torch.Tensor], bool] = lambda _: False
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    """Return what a script logs as plain numbers, and apart from them what is not worked out yet.
+    """Return logged values as plain numbers, and separately those that their device is still computing.
 
-    A tensor's graph is left alone.
+    A tensor's graph is not changed.
 
     Args:
-        values: numbers, or tensors of one element. Infinities and NaN are what they are: whoever watches a run wants to
-            see them.
-        is_later: whether a tensor cannot be read without waiting for its device.
+        values: numbers, or tensors of one element. Infinities and NaN are kept.
+        is_later: returns whether a tensor cannot be read without waiting for its device.
 
     Returns:
-        Numbers by name; and by name, of what is later, tensors of one element in one dimension.
+        Numbers by name, and the later values by name, as tensors of shape [1].
 
     Raises:
-        SessionMisuse: something that is not one real number, or a name that is too long or Everstep's own; by name.
+        SessionMisuse: a value is not one real number, or a name is too long or reserved. The error names the value.
     """
     known: dict[str, float] = {}
     later: dict[str, torch.Tensor] = {}
@@ -55,13 +54,13 @@ def numbers(
 
 
 def check_values(values: Mapping[str, float | torch.Tensor]) -> None:
-    """Refuse what `numbers` refuses, without waiting for a device.
+    """Reject the values that `numbers` rejects, without waiting for a device.
 
     Args:
-        values: what a script logs, by name.
+        values: values that a script logs, by name.
 
     Raises:
-        SessionMisuse: as for `numbers`.
+        SessionMisuse: see `numbers`.
     """
     numbers(values, is_later=lambda tensor: not tensor.is_cpu)
 
@@ -95,11 +94,14 @@ def divide(records: Iterable[LogRecord]) -> tuple[list[tuple[LogRecord, ...]], l
     """Divide records into messages.
 
     Args:
-        records: in order.
+        records: records in order.
 
     Returns:
-        Those of each message, of `MESSAGE_BYTES` at most; those that are left, from the first on with which these would
-        exceed `MAX_LOGGED_BYTES`; and how many of those before it had no place in any message.
+        Three values:
+
+        - the records of each message, of at most `MESSAGE_BYTES`
+        - the remaining records, from the first one that would exceed `MAX_LOGGED_BYTES`
+        - the number of records before that one that are too large for any message
     """
     pieces: list[list[LogRecord]] = []
     left: list[LogRecord] = []
@@ -121,7 +123,7 @@ def divide(records: Iterable[LogRecord]) -> tuple[list[tuple[LogRecord, ...]], l
 
 
 def _size(record: LogRecord) -> int:
-    """Return the bytes that a record takes in a message, at most."""
+    """Return an upper limit for the bytes of a record in a message."""
     return 64 + 12 * len(record.values) + len("".join(record.values).encode())
 
 
@@ -129,10 +131,10 @@ class MetricRing:
     """Collects records and sends them from a thread of its own.
 
     Args:
-        generation: stamped on every message.
-        send: takes a message without blocking.
-        capacity: records that wait at most.
-        now: Unix time.
+        generation: generation in every message.
+        send: sends a message without blocking.
+        capacity: most waiting records.
+        now: clock, Unix time in seconds.
     """
 
     def __init__(
@@ -148,20 +150,20 @@ class MetricRing:
         self._capacity = capacity
         self._records: deque[LogRecord] = deque()
         self._dropped_count = 0
-        """So far; counted where records are added."""
+        """Records dropped so far. Only the adding side changes it."""
         self._told_count = 0
-        """Of these, what the agent has been told of; counted where records are sent."""
+        """Dropped records that were reported to the agent. Only the sending side changes it."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="everstep-metrics", daemon=True)
         self._has_begun = False
 
     def add(self, step: Step, values: Mapping[str, float], at_seconds: float | None = None) -> None:
-        """Keep one record. Called by the training thread at any rate.
+        """Add one record. The training thread calls this at any rate.
 
         Args:
-            step: that it belongs to.
-            values: by name.
-            at_seconds: Unix time when it was logged; None: now.
+            step: step of the record.
+            values: values by name.
+            at_seconds: Unix time of the log call. None means now.
         """
         if len(self._records) >= self._capacity:
             self._dropped_count += 1
@@ -172,7 +174,7 @@ class MetricRing:
         self._begin()
 
     def drop(self) -> None:
-        """Count a record that could not be kept."""
+        """Count a record that could not be stored."""
         self._dropped_count += 1
         self._begin()
 
@@ -182,10 +184,10 @@ class MetricRing:
             self._thread.start()
 
     def flush(self) -> None:
-        """Send what waits: as much as the agent takes in a second, the oldest first."""
+        """Send waiting records, oldest first, at most as many as the agent accepts per second."""
         pieces, left, too_large_count = divide(
             [self._records.popleft() for _ in range(len(self._records))]
-        )  # others may be added meanwhile
+        )  # the training thread may add records meanwhile
         self._records.extendleft(reversed(left))
         known_count, self._told_count = self._told_count, self._dropped_count
         dropped_count = self._told_count - known_count + too_large_count
@@ -194,9 +196,9 @@ class MetricRing:
             dropped_count = 0
 
     def close(self) -> None:
-        """Send what waits, count what there is no room for, and end the thread."""
+        """Send waiting records, count the rest as dropped, and end the thread."""
         self._closing.set()
-        if self._thread.is_alive():  # one that is being started ends by itself
+        if self._thread.is_alive():  # a thread that is just starting ends by itself
             self._thread.join()
         self.flush()
         if self._records:

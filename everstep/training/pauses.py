@@ -1,11 +1,12 @@
-"""Pauses of the training thread: moments at which it is inside no torch operation.
+"""Pauses of the training thread: moments when it is inside no torch operation.
 
-torch counts an in-place operation in a tensor's version when the operation ends, not when it begins. A look at versions
-from another thread misses the operation that is under way. The main thread is inside no operation while it runs Python
-code, so a look made after such a moment misses none.
+Torch raises a tensor's version when an in-place operation ends, not when it starts. A version check from another thread
+therefore misses the running operation. The main thread is inside no operation while it runs Python code, so a check
+after such a moment misses no operation.
 
-Invariant: a callback given to `await_pause` runs at most once, in the main thread, between two instructions of its
-Python code. It may never run: callers need another moment to fall back on. It knows threads, never snapshots.
+Invariant: a callback of `await_pause` runs at most once, in the main thread, between two instructions of its Python
+code. It may never run, so callers need another moment to fall back on. This module handles threads only; it does not
+use snapshots.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ Notify = Callable[[], None]
 
 
 def await_pause(notify: Notify) -> bool:
-    """Have `notify` called at the next pause of the main thread. Any thread; never blocks.
+    """Call `notify` at the next pause of the main thread. Safe from any thread; never blocks.
 
     Args:
-        notify: must be short, take no lock that the main thread takes, and not raise: it runs in the middle of the
-            script's code.
+        notify: must be short, must not raise, and must take no lock of the main thread, because it interrupts the
+            script's
+            code.
 
     Returns:
-        Whether it was arranged. False when the interpreter's queue of pending calls is full.
+        False if the interpreter's queue of pending calls is full; `notify` is then not called.
     """
     _waiting.append(notify)
     if ctypes.pythonapi.Py_AddPendingCall(_run_next, None) == 0:
@@ -37,7 +39,7 @@ def await_pause(notify: Notify) -> bool:
 
 
 def is_main_thread() -> bool:
-    """Say whether the calling thread is the one whose pauses `await_pause` finds."""
+    """Return whether the calling thread is the main thread, whose pauses `await_pause` finds."""
     return threading.current_thread() is threading.main_thread()
 
 
@@ -55,7 +57,10 @@ _run_next = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run_oldest)
 
 
 def _is_inside_operation() -> bool:
-    """Say whether the Python code at hand implements an operation (a tensor subclass, a dispatch mode), which is counted when this code returns."""
+    """Return whether the current Python code implements an operation (a tensor subclass, a dispatch mode).
+
+    Torch counts such an operation only when this code returns.
+    """
     frame = sys._getframe(1)
     while (outer := frame.f_back) is not None:
         if outer.f_code.co_name == "__torch_dispatch__":

@@ -1,8 +1,9 @@
-"""Watches for some twenty iterations when this rank uses the network, then stays out of the way until iterations take another time.
+"""Network profiler: records when this rank uses the network, for about twenty iterations.
 
-torch's profiler sees what hooks and patched calls miss: DDP's and FSDP's own collectives. It is asked for ranges alone,
-not for operators: that costs microseconds an iteration. Invariant: trouble with profiling ends the profile, never
-training, and a profiler that the script begins itself always wins.
+It records again only when the duration of iterations changes. Torch's profiler sees collectives that hooks and patched
+calls miss: those of DDP and FSDP. It records ranges only, not operators, which costs microseconds per iteration.
+
+Invariant: an error in profiling ends the profile, never training. A profiler that the script starts has priority.
 """
 
 from __future__ import annotations
@@ -30,38 +31,38 @@ from everstep.protocol.rank_messages import IdleSpan
 from everstep.training.idle_spans import Interval, idle_spans
 
 WARM_UP_ITERATIONS = 8
-"""Before a profile: the first iterations of a launch compile, allocate, rebuild buckets and are audited."""
+"""Iterations before the first profile. The first iterations compile, allocate, rebuild buckets and are audited."""
 PROFILED_ITERATIONS = 20
-"""As many as GEMINI's."""
+"""Iterations per profile, as in GEMINI."""
 WATCHED_ITERATIONS = 64
-"""Between two looks at whether iterations still take the time that was profiled."""
+"""Iterations between two checks whether the duration of iterations still matches the profile."""
 DRIFT_RATIO = 0.1
 BOUNDARY = "everstep:boundary"
 
 logger = logging.getLogger("everstep.training")
 Read = Callable[[], tuple[list[Interval], list[float]]]
-"""Reads a recording: when the network was in use, and the boundaries that were marked, on one clock."""
+"""Reads a recording: intervals of network use, and the marked boundaries, on one clock."""
 
 
 class Trace(Protocol):
-    """What records the use of the network."""
+    """Records the use of the network."""
 
     def begin(self) -> bool:
-        """Begin to record; False where that is not possible now."""
+        """Start to record. Return False if that is not possible now."""
 
     def mark(self) -> bool:
-        """Record a boundary; False when the recording was ended by somebody else."""
+        """Record a boundary. Return False if other code has ended the recording."""
 
     def end(self) -> Read:
-        """End the recording, and return what reads it."""
+        """End the recording, and return a function that reads it."""
 
 
 class NetworkProfiler:
-    """One rank's; every method on its training thread.
+    """Profiles the network use of one rank. Only the training thread calls it.
 
     Args:
-        report: takes the median iteration and the spans found.
-        trace: what records.
+        report: receives the median duration of an iteration, in seconds, and the idle spans.
+        trace: records the use of the network.
     """
 
     def __init__(self, report: Callable[[float, tuple[IdleSpan, ...]], None], trace: Trace) -> None:
@@ -75,14 +76,13 @@ class NetworkProfiler:
         self._unread: Read | None = None
 
     def boundary(self, at_seconds: float) -> None:
-        """Take note of a boundary: begins, marks and ends the recording when it is time, and reads it at the next one.
+        """Process a boundary: start, mark, end or read the recording when it is due. Called once per iteration.
 
-        Once an iteration.
-
-        To end a recording and to read it take milliseconds each, which the script waits for: not for both at once.
+        Ending a recording and reading it each take milliseconds, and the script waits for them. They therefore happen
+        at different boundaries.
 
         Args:
-            at_seconds: monotonic.
+            at_seconds: time of the boundary on the monotonic clock.
         """
         if self._last is not None:
             self._iterations.append(at_seconds - self._last)
@@ -96,17 +96,17 @@ class NetworkProfiler:
             self._look()
 
     def close(self) -> None:
-        """End a recording that is under way.
+        """End a running recording without reading it.
 
-        Nobody reads it: that a device which has failed does not give it is no trouble.
+        A failed device may not deliver the recording; that error is ignored.
         """
         if self._is_recording:
             self._is_recording = False
-            with contextlib.suppress(RuntimeError):  # torch's word for what the driver says
+            with contextlib.suppress(RuntimeError):  # a driver error
                 self._trace.end()
 
     def _look(self) -> None:
-        """Enough iterations have passed: begin a profile, the first or one that is needed again."""
+        """Start a profile if there is none, or if the duration of iterations has changed."""
         usual = statistics.median(self._iterations)
         self._iterations.clear()
         self._wait = WATCHED_ITERATIONS
@@ -128,31 +128,33 @@ class NetworkProfiler:
 
     def _evaluate(self, read: Read) -> None:
         usual, spans = self._profiled_seconds, idle_spans(*read())
-        assert usual is not None  # noted when the recording ended
+        assert usual is not None  # set when the recording ended
         idle = sum(span.seconds for span in spans)
         logger.info("an iteration of %.3f s leaves the network idle for %.3f s in %d spans", usual, idle, len(spans))
         self._report(usual, spans)
 
 
 class TorchTrace:
-    """torch's profiler, for ranges alone: gloo's collectives on their own threads, NCCL's kernels on the device."""
+    """Torch's profiler, recording ranges only: gloo's collectives on their threads, NCCL's kernels on the device."""
 
     def begin(self) -> bool:
-        """Begin, unless a profiler runs (see `Trace`)."""
+        """Start, unless a profiler runs (see `Trace`)."""
         if _is_somebody_profiling() or _profiler_enabled():
             return False
         try:
-            wanted = profile(use_device="cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else None)  # type: ignore[no-untyped-call]
+            has_device = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+            wanted = profile(use_device="cuda" if has_device else None)
             config = wanted.config()  # type: ignore[no-untyped-call]
             _prepare_profiler(config, wanted.kineto_activities)
             _enable_profiler(config, wanted.kineto_activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]
-        except (RuntimeError, TypeError, AttributeError) as error:  # a torch whose profiler is another one
+        except (RuntimeError, TypeError, AttributeError) as error:
+            # this version of torch has another profiler interface
             logger.info("when the network is idle cannot be profiled: %s", error)
             return False
         return True
 
     def mark(self) -> bool:
-        """Leave a range of no length in the recording (see `Trace`)."""
+        """Add a range of zero length to the recording (see `Trace`)."""
         if _is_somebody_profiling() or not _profiler_enabled():
             return False
         with torch.profiler.record_function(BOUNDARY):
@@ -177,21 +179,21 @@ def _read(result: _ProfilerResult) -> tuple[list[Interval], list[float]]:
 
 
 def is_network(name: str, *, is_device: bool) -> bool:
-    """Say whether a range is the network in use.
+    """Return whether a range is a use of the network.
 
-    gloo's ranges last as long as the collective. NCCL's ranges on the CPU end when the kernel is launched: its kernels
-    on the device count instead.
+    Gloo's ranges last as long as the collective. NCCL's ranges on the CPU end when the kernel is launched, so its
+    kernels on the device count instead.
 
     Args:
-        name: of the range or kernel.
-        is_device: it ran on the device.
+        name: name of the range or kernel.
+        is_device: True if it ran on the device.
 
     Returns:
-        Whether bytes travel while it lasts.
+        True if the range is a network transfer.
     """
     return name.startswith(("ncclDevKernel", "ncclKernel")) if is_device else name.startswith("gloo:")
 
 
 def _is_somebody_profiling() -> bool:
-    """Say whether the script runs a profiler of its own: torch's sets this flag, ours does not."""
+    """Return whether the script runs its own profiler. Torch's profiler sets this flag; the trace here does not."""
     return bool(torch.autograd.profiler._is_profiler_enabled)

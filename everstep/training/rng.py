@@ -1,7 +1,8 @@
-"""Random number generators: the process's own (torch on CPU and every CUDA device, numpy's global one, Python's), and those that objects hold.
+"""Random number generators: read, set and seed those of the process and those that objects hold.
 
-Invariant: `restore(observe())` changes nothing, and numbers drawn after it are those that would have been drawn after
-`observe`.
+The process's generators are torch's on CPU and every CUDA device, numpy's global one, and Python's.
+
+Invariant: `restore(observe())` changes nothing, and later draws are the draws that would have followed `observe`.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ RandomState: TypeAlias = dict[str, Tree]
 Generator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
 States: TypeAlias = list[Tree]
-"""Of the process's generators, as one, and behind that of others."""
+"""States of several generators: first the process's generators as one state, then those of objects."""
 
 SEARCH_DEPTH = 4
 MAX_PARTS = 64
-"""A longer list holds samples, not transforms."""
+"""Longest list that the search enters. A longer list holds samples, not transforms."""
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _PYTHON_WORDS = struct.Struct("<625I")
 
 
 def observe(*, with_devices: bool = True) -> RandomState:
-    """Return the state of every generator as a tree.
+    """Return the state of every generator of the process as a tree.
 
     Args:
-        with_devices: include CUDA's, which costs a synchronization of each device that was used.
+        with_devices: include CUDA's generators, which synchronizes each device in use.
 
     Returns:
         A tree for `state_tree.encode`.
@@ -44,8 +45,8 @@ def observe(*, with_devices: bool = True) -> RandomState:
     version, words, gauss = random.getstate()
     numpy_state = np.random.get_state()
     state: RandomState = {
-        # Each as one piece of bytes: tensors would be planned and copied one by one, and 625 separate integers cost
-        # more than all else at a boundary.
+        # Each state is one bytes object. Tensors would be planned and copied one by one, and 625 separate integers
+        # would cost more than the rest of a boundary.
         "torch": torch.get_rng_state().numpy().tobytes(),
         "numpy": (numpy_state[0], numpy_state[1].tobytes(), *numpy_state[2:])
         if isinstance(numpy_state, tuple)
@@ -58,7 +59,7 @@ def observe(*, with_devices: bool = True) -> RandomState:
 
 
 def restore(state: RandomState) -> None:
-    """Set every generator to what `observe` returned."""
+    """Set every generator of the process to the state that `observe` returned."""
     torch_state, numpy_state, python_state = state["torch"], state["numpy"], state["python"]
     assert isinstance(torch_state, bytes)
     assert isinstance(python_state, tuple)
@@ -66,7 +67,7 @@ def restore(state: RandomState) -> None:
     if isinstance(numpy_state, tuple):
         algorithm, key, *rest = numpy_state
         np.random.set_state((algorithm, np.frombuffer(key, dtype=np.uint32), *rest))
-    else:  # of another bit generator than numpy begins with
+    else:  # the script has replaced numpy's default bit generator
         np.random.set_state(numpy_state)  # type: ignore[arg-type]
     version, words, gauss = python_state
     random.setstate((version, _PYTHON_WORDS.unpack(words), gauss))
@@ -89,7 +90,7 @@ def find_generators(roots: Iterable[object]) -> list[Generator]:
     """Return the random generators that these objects hold, in a fixed order, each once.
 
     Args:
-        roots: samplers, datasets or functions; searched through attributes, lists, dicts and closures, a few levels
+        roots: samplers, datasets or functions. The search follows attributes, lists, dicts and closures, a few levels
             deep.
 
     Returns:
@@ -131,17 +132,17 @@ def _parts(value: object) -> Iterable[object]:
 
 def _cells(function: FunctionType) -> Iterator[object]:
     for cell in function.__closure__ or ():
-        with suppress(ValueError):  # a variable that has no value yet
+        with suppress(ValueError):  # a variable without a value yet
             yield cell.cell_contents
 
 
 def states(generators: Sequence[Generator]) -> States:
-    """Return the states of the process's generators, as one, and of these."""
+    """Return the states of the process's generators, as one, and of the given generators."""
     return [observe(with_devices=False), *generator_states(generators)]
 
 
 def set_states(generators: Sequence[Generator], states: States) -> None:
-    """Set all generators to what `states` returned of the same ones."""
+    """Set all generators to the states that `states` returned for the same generators."""
     for index, state in enumerate(states):
         set_state_at(generators, index, state)
 
@@ -150,9 +151,9 @@ def set_state_at(generators: Sequence[Generator], index: int, state: Tree) -> No
     """Set one generator.
 
     Args:
-        generators: those that `states` was called with.
-        index: in what `states` returned; 0 are the process's.
-        state: of that generator.
+        generators: the generators that `states` was called with.
+        index: index in the result of `states`. 0 stands for the process's generators.
+        state: state of that generator.
     """
     if index == 0:
         restore(cast(RandomState, state))
@@ -162,7 +163,7 @@ def set_state_at(generators: Sequence[Generator], index: int, state: Tree) -> No
 
 @contextmanager
 def kept(generators: Sequence[Generator]) -> Iterator[None]:
-    """Leave the process's generators and these as they were at the beginning of the context."""
+    """Restore the process's generators and the given generators when the context ends."""
     before = states(generators)
     try:
         yield
@@ -171,7 +172,7 @@ def kept(generators: Sequence[Generator]) -> Iterator[None]:
 
 
 def is_same(one: Tree, other: Tree) -> bool:
-    """Say whether two states of a generator are equal."""
+    """Return whether two states of a generator are equal."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, cast(torch.Tensor, other))
     if isinstance(one, np.ndarray):
@@ -186,11 +187,11 @@ def is_same(one: Tree, other: Tree) -> bool:
 
 
 def branch(generators: Sequence[Generator], index: int) -> Tree:
-    """Return the state of a stream that follows from a generator's present state, and shares no numbers with it.
+    """Return the state of a new stream, derived from a generator's present state but independent of its numbers.
 
     Args:
-        generators: those that `states` was called with; left as they are.
-        index: of the generator, in what `states` returned.
+        generators: the generators that `states` was called with. They keep their states.
+        index: index of the generator in the result of `states`.
 
     Returns:
         The state, for `set_state_at`.
@@ -226,7 +227,7 @@ def generator_state(generator: Generator) -> Tree:
 
 
 def set_generator_state(generator: Generator, state: Tree) -> None:
-    """Set a generator to what `generator_state` returned."""
+    """Set a generator to a state that `generator_state` returned."""
     if isinstance(generator, torch.Generator):
         generator.set_state(cast(torch.Tensor, state))
     elif isinstance(generator, np.random.Generator):
@@ -238,12 +239,12 @@ def set_generator_state(generator: Generator, state: Tree) -> None:
 
 
 def generator_states(generators: Iterable[Generator]) -> list[Tree]:
-    """Return the state of each."""
+    """Return the state of each generator."""
     return [generator_state(generator) for generator in generators]
 
 
 def set_generator_states(generators: Sequence[Generator], states: Sequence[Tree]) -> None:
-    """Set each to what `generator_states` returned of as many."""
+    """Set each generator to its state from `generator_states`."""
     for generator, state in zip(generators, states, strict=True):
         set_generator_state(generator, state)
 

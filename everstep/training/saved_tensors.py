@@ -1,7 +1,7 @@
-"""The tensors of a snapshot, on their way into the live ones.
+"""Saved tensors: the tensors of a snapshot, which a restore copies into the live ones.
 
-To look a tensor up and make its view takes a few microseconds, and several times that right behind a copy that has
-taken the processor's caches. So copies are gathered, and made many to a call.
+Looking up a tensor and creating its view takes a few microseconds, and several times longer right after a copy has
+flushed the processor's caches. Copies are therefore collected and made many at a time.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from everstep.training.copier import Copies
 from everstep.training.host_copy import copy_into_live
 
 GATHERED_BYTES = 256 * 1024 * 1024
-"""Copied at once, in 25 to 50 ms: so long a script's signal handlers wait."""
+"""Bytes that are copied at once. Signal handlers of the script are delayed for the duration of such a copy."""
 
 
 class SavedTensors(Mapping[str, torch.Tensor]):
-    """A snapshot's tensors by name; to ask for one may be to wait for its bytes.
+    """A snapshot's tensors by name. Reading a tensor may wait for its bytes.
 
-    Invariant: what was handed to `bring` is there when `finish` has returned, in the order in which it was handed over.
+    Invariant: when `finish` returns, all copies passed to `bring` are done, in the order of the calls.
     """
 
     def __init__(self) -> None:
@@ -30,17 +30,17 @@ class SavedTensors(Mapping[str, torch.Tensor]):
 
     @abstractmethod
     def __getitem__(self, name: str) -> torch.Tensor:
-        """Return a tensor, as it was saved."""
+        """Return a tensor as it was saved."""
 
     def bring(self, saved: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-        """Copy one of these into a live one, now or together with others.
+        """Copy a saved tensor into a live one, now or together with later ones.
 
         Args:
-            saved: as it was found here.
-            live: of the same shape, on any device; not read, nor copied from, before `finish`.
+            saved: a tensor of this mapping.
+            live: a tensor of the same shape, on any device. Do not read it before `finish`.
 
         Returns:
-            The live one.
+            The live tensor.
         """
         self._copies.append((saved, live))
         self._bytes += saved.nbytes
@@ -49,6 +49,6 @@ class SavedTensors(Mapping[str, torch.Tensor]):
         return live
 
     def finish(self) -> None:
-        """Make the copies that were gathered."""
+        """Make the collected copies."""
         copies, self._copies, self._bytes = self._copies, [], 0
         copy_into_live(Copies([saved for saved, _ in copies], [live for _, live in copies]))

@@ -1,8 +1,9 @@
-"""The live tensors of a plan as a copier and the guard see them: where their memory lies now, and whether that changed.
+"""Sources: the live tensors of a plan, with their current memory and their changes.
 
-Most boundaries find the tensors of the boundary before. Invariant: an alias keeps the memory of the newest boundary
-alive and in place, even if the script gives the live tensor other memory; thousands of tensors are looked at in a few
-calls, not one by one.
+The copier and the guard use them. Most boundaries find the same tensors as the boundary before.
+
+Invariant: an alias keeps the memory of the newest boundary alive and in place, even if the script gives the live tensor
+other memory. Thousands of tensors are checked in a few calls, not one by one.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from everstep.training.capture import StateTensor
 from everstep.training.state_tree import PLAIN_CLASSES, tensor_bytes
 
 COMPARED_BYTES = 8 * 1024 * 1024
-"""Of a copy, that the device of its tensor is lent memory for at once."""
+"""Bytes of a copy that are moved to the tensor's device at once for the comparison."""
 _memcmp = ctypes.CDLL(
     None
-).memcmp  # a foreign call lets other threads run; torch.equal on bytes takes eight times as long
+).memcmp  # A ctypes call releases the interpreter's lock; torch.equal on bytes is several times slower.
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What changes when torch changes one of some tensors in place or gives it other memory.
+    """Versions and addresses of some tensors. They change when torch changes a tensor in place or replaces its memory.
 
-    A write through `.data`, a numpy view or a kernel of the script's own changes neither. An in-place operation counts
-    when it ends.
+    A write through `.data`, a numpy view or a kernel of the script changes neither. An in-place operation counts when
+    it ends.
     """
 
     versions: list[int]
@@ -42,7 +43,7 @@ class Sources:
     """Some tensors of a plan, in its order.
 
     Args:
-        tensors: (position in the plan, tensor) of each.
+        tensors: each tensor with its position in the plan.
     """
 
     def __init__(self, tensors: Sequence[tuple[int, StateTensor]]) -> None:
@@ -60,7 +61,9 @@ class Sources:
         self.has_wrappers = any(state.wrapper is not None for _, state in tensors)
 
     def renew(self) -> bool:
-        """Make the aliases those of the present memory; return False when a tensor no longer has the shape that it was planned with."""
+        """Update the aliases to the tensors' current memory. Return False if a tensor's shape or dtype differs from the
+        plan.
+        """
         if all(map(torch.Tensor.is_set_to, self.live, self.aliases)):
             return True
         for number, (tensor, alias) in enumerate(zip(self.live, self.aliases, strict=True)):
@@ -71,11 +74,11 @@ class Sources:
         return True
 
     def marks(self) -> Marks:
-        """Return the marks of the moment."""
+        """Return the current marks."""
         return Marks([tensor._version for tensor in self._counted], list(map(torch.Tensor.data_ptr, self.live)))
 
     def moved(self, since: Marks) -> list[str]:
-        """Return the names of those that torch knows to have changed since `since`."""
+        """Return the names of tensors that have changed since `since`, as far as torch counts."""
         now = self.marks()
         if now == since:
             return []
@@ -84,9 +87,9 @@ class Sources:
         return [name for name in self.names if name in changed]
 
     def differing(self, copies: Sequence[torch.Tensor]) -> list[str]:
-        """Return the names of those whose bytes are not those of their copies.
+        """Return the names of tensors whose bytes differ from their copies.
 
-        NaN equals itself here, and 0.0 does not equal -0.0.
+        Bytes are compared: NaN equals itself, and 0.0 differs from -0.0.
         """
         return [
             name
@@ -105,7 +108,10 @@ def _is_equal(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
 
 
 def _is_equal_there(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
-    """Compare on the tensor's own device, a piece at a time: there the copy comes from pages that are warm, here the tensor would fill cold ones."""
+    """Compare on the tensor's own device, piece by piece.
+
+    The copy is read from warm pages. Copying the tensor to the host would fill cold pages.
+    """
     try:
         pieces = zip(torch.split(tensor, COMPARED_BYTES), torch.split(copy, COMPARED_BYTES), strict=True)
         return all(torch.equal(there, here.to(there.device)) for there, here in pieces)
@@ -114,5 +120,5 @@ def _is_equal_there(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
 
 
 def same_tensors(one: Collection[torch.Tensor], other: Collection[torch.Tensor]) -> bool:
-    """Say whether two lists hold the very same objects."""
+    """Return whether two lists hold the same tensor objects."""
     return len(one) == len(other) and all(map(operator.is_, one, other))

@@ -1,1 +1,1 @@
-"""The ways to train that are known to come back bit for bit: plain torch, DDP, FSDP2, DeepSpeed ZeRO."""
+"""Adapters for the supported ways to train: plain torch, DDP, FSDP2 and DeepSpeed ZeRO. All restore bit for bit."""

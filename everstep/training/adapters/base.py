@@ -1,7 +1,7 @@
-"""What a session needs of a way to train, and what all ways share: canonical names, optimizers, what is allowed.
+"""The `Adapter` interface, and the parts that all adapters share: names, optimizers and checks.
 
-Invariant: tensors are named once, at `init`, and every later list has the same order; classes that are not known to
-come back bit for bit are refused by name.
+Invariant: each tensor gets its name once, at `init`, and every later list has the same order. Classes that are not
+known to restore bit for bit are rejected by name.
 """
 
 from __future__ import annotations
@@ -35,10 +35,13 @@ EXPECTED_OPTIMIZERS = frozenset(
         "lion_pytorch.lion_pytorch.Lion",
     }
 )
-"""Outside torch.optim: they keep their state in `state` and `param_groups` and change it in `step` alone."""
+"""Accepted optimizers outside torch.optim.
+
+They keep their state in `state` and `param_groups`, and change it only in `step`.
+"""
 
 WRAPPER_NAMES = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""What torch.compile, DDP and activation checkpointing put into names."""
+"""Name parts that torch.compile, DDP and activation checkpointing add to tensor paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,86 +49,94 @@ class AdapterState:
     """An adapter's part of a snapshot."""
 
     lists: Sequence[list[StateTensor]]
-    """Live; the same list objects as last time where they hold the same tensors."""
+    """Lists of live tensors. A list object is reused as long as it holds the same tensors."""
     fresh: list[StateTensor]
-    """Live, but other objects perhaps than last time."""
+    """Live tensors that may be new objects at each boundary."""
     values: Tree
 
     @property
     def tensors(self) -> list[StateTensor]:
-        """All of them."""
+        """All tensors in the order in which a slot stores them."""
         return [*chain.from_iterable(self.lists), *self.fresh]
 
 
 class Adapter(Protocol):
-    """One way to train: plain, DDP, FSDP2 or DeepSpeed."""
+    """Captures and restores the models and optimizers of one way to train: plain, DDP, FSDP2 or DeepSpeed."""
 
     kind: str
 
     def prepare(self) -> None:
-        """Make launches alike before the first step. Collective; every launch, once, by `init`."""
+        """Make the first step of every launch run like all later steps. Collective; `init` calls it once per launch."""
 
     def facts(self) -> dict[str, str]:
-        """Return what must be equal for one launch's snapshot to fit another's. Constant from `init` on."""
+        """Return the facts that two launches must share to exchange snapshots. Constant after `init`."""
 
     def check(self) -> None:
-        """Refuse what has changed since `init` so that a restarted script could not take it back.
+        """Reject changes since `init` that a restarted script could not restore.
 
-        At every captured boundary, behind `observe`.
+        Called at every captured boundary, after `observe`.
 
         Raises:
-            CannotResume: named.
+            CannotResume: such a change exists. The error names the object.
         """
 
     def observe(self) -> AdapterState:
-        """Return the state of the moment, nothing copied. At every captured boundary."""
+        """Return the current state without copying. Called at every captured boundary."""
 
     def foresee(self) -> AdapterState | None:
-        """Return the state as it will be after each optimizer's first step, new tensors on the meta device; None where that is not known."""
+        """Return the predicted state after each optimizer's first step, or None if it cannot be predicted.
+
+        Tensors that do not exist yet are on the meta device.
+        """
 
     def expect_restore(self) -> Sequence[Arena]:
-        """Set memory aside for the tensors that `load` will make anew. Once, before `load`."""
+        """Reserve memory for the tensors that `load` will create. Called once, before `load`."""
 
     def load(self, tensors: SavedTensors, values: Tree) -> None:
-        """Write a state into the live objects, in place; what `tensors` gathers is there once the caller has finished it. Local: no rank waits for
-        another here.
+        """Write a state into the live objects, in place. No other rank is involved.
+
+        Tensors passed to `tensors.bring` are complete only after the caller has called `tensors.finish`.
 
         Args:
-            tensors: to ask for one may be to wait for its bytes: ask in the order of `AdapterState.tensors`. What comes
-                may be void after all, and this called again, or the process ended.
-            values: what `observe` returned.
+            tensors: the saved tensors. Reading one may wait for its bytes, so read in the order of
+                `AdapterState.tensors`. The
+                bytes may turn out to be void; then `load` is called again, or the process ends.
+            values: the values that `observe` returned.
         """
 
     def synchronize(self) -> None:
-        """Rebuild what ranks and modules derive from the loaded state, all of which is there.
+        """Rebuild derived state of ranks and modules from the loaded state.
 
-        Collective, once after `load`.
+        Collective. Called once after `load`, when the whole state is there.
         """
 
     def optimizers(self) -> Mapping[str, Optimizer]:
-        """Return the optimizers whose steps change the deferred tensors."""
+        """Return the optimizers by name. Only their steps change the deferred tensors."""
 
     def parameters(self) -> Mapping[str, torch.Tensor]:
-        """Return the parameters that are kept, by their names in a slot: only registered optimizers may step them."""
+        """Return the parameters by their names in a slot. Only registered optimizers may update them."""
 
     def schedulers(self) -> Sequence[object]:
-        """Return the schedulers that the framework itself holds, and whose state is kept."""
+        """Return the schedulers that the framework owns. A snapshot contains their state."""
 
     def modules(self) -> Sequence[torch.nn.Module]:
         """Return the root modules."""
 
     def steps_made(self) -> int | None:
-        """Return a count that grows with each optimizer step, or None where only the script knows when a step is complete."""
+        """Return the framework's count of optimizer steps, or None if only the script can count them."""
 
     def end_step(self) -> None:
-        """A boundary is reached: what was noticed so far belongs to the finished step.
+        """Start a new step: observations so far belong to the finished step.
 
-        Called first at every boundary.
+        The session calls this first at every boundary.
         """
 
 
 class NamedTensors:
-    """A list of named tensors that is made anew only when they are other tensors: who finds the same list knows that nothing has changed."""
+    """Caches a list of named tensors until one of the tensors is another object.
+
+    A caller that receives the same list object can skip further checks.
+    """
 
     def __init__(self) -> None:
         self._key: object = None
@@ -136,12 +147,12 @@ class NamedTensors:
         """Return the named list of `live`.
 
         Args:
-            live: the tensors of the moment, and others that their names depend on.
-            key: whatever else the list depends on.
-            name: makes the list.
+            live: the current tensors, and other tensors that determine their names.
+            key: everything else that determines the list.
+            name: builds a new list.
 
         Returns:
-            The list that was returned last, unless a tensor or the key is another one.
+            The previous list, unless a tensor or the key has changed.
         """
         if key != self._key or not same_tensors(live, self._live):
             self._named, self._live, self._key = name(), live, key
@@ -165,7 +176,7 @@ FORESEEN: Mapping[type[Optimizer], Callable[[Mapping[str, Any]], tuple[str, ...]
     torch.optim.RAdam: lambda _group: ("step", "exp_avg", "exp_avg_sq"),
     torch.optim.SGD: lambda group: ("momentum_buffer",) if group["momentum"] else (),
 }
-"""What the first step adds to the state of each parameter, by the group's options."""
+"""State entries that an optimizer's first step adds to each parameter, by the options of its group."""
 SCALARS = ("step", "mu_product")
 
 
@@ -176,22 +187,28 @@ class NamedOptimizer:
     name: str
     optimizer: Optimizer
     members: Sequence[tuple[str, torch.Tensor]]
-    """(name, parameter) of everything it may change, in canonical order."""
+    """Name and parameter of everything that the optimizer may change, in canonical order."""
     local: Callable[[torch.Tensor], torch.Tensor]
-    """The memory of this rank behind a tensor."""
+    """Returns this rank's local memory of a tensor."""
     rewrap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """(parameter, local state) → state as the optimizer keeps it, over the very memory of the local one: that is filled later."""
+    """Turns a parameter and a local state tensor into the tensor that the optimizer keeps.
+
+    The result shares the memory of the local tensor, because that memory is filled later.
+    """
     listed: NamedTensors = field(default_factory=NamedTensors)
     arenas: list[Arena] = field(default_factory=list)
-    """Memory for the tensors that a restore will make anew, as long as one is expected."""
+    """Memory for the tensors that the expected restore will create."""
 
     @property
     def prefix(self) -> str:
-        """Where its tensors' names begin."""
+        """Prefix of the names of its tensors."""
         return f"optimizer/{self.name}/" if self.name else "optimizer/"
 
     def observe(self) -> tuple[list[StateTensor], Tree]:
-        """Return the live state tensors (the list of last time if they are the same), and groups and other entries as a tree."""
+        """Return the live state tensors, and the groups and other entries as a tree.
+
+        The list object is the previous one if its tensors are the same.
+        """
         entries = list(self.optimizer.state.values())
         keys = list(chain.from_iterable(entries))
         values = list(chain.from_iterable(map(dict.values, entries)))
@@ -201,14 +218,17 @@ class NamedOptimizer:
             else list(filter(torch.is_tensor, values))
         )
         plain = {} if live is values else self._plain()
-        owners = list(self.optimizer.state)  # an entry that changed hands has another name
-        # What torch's optimizers keep by parameter, one of a script's own may keep for all of them under a name.
+        owners = list(self.optimizer.state)  # an entry that moved to another parameter gets another name
+        # torch's optimizers key their state by parameter. A custom optimizer may keep shared state under a string key.
         shared = {} if all(issubclass(kind, torch.Tensor) for kind in set(map(type, owners))) else self._shared()
         listed = self.listed.of([*owners, *local_tensors(live, self.local)], keys, self._named)
         return listed, {"groups": self._groups(), "plain": plain, "shared": shared}
 
     def foresee(self) -> list[StateTensor] | None:
-        """Return the state tensors as they will be after the first step of a parameter that has none yet; None for a class that is not known."""
+        """Return the state tensors as they will be after the first step of each parameter.
+
+        Tensors that do not exist yet are on the meta device. Return None for an unknown optimizer class.
+        """
         expected = FORESEEN.get(type(self.optimizer))
         if expected is None:
             return self._named() if all(parameter in self.optimizer.state for _, parameter in self.members) else None
@@ -222,7 +242,7 @@ class NamedOptimizer:
         return found
 
     def expect_restore(self) -> Arena | None:
-        """Set memory aside for state that is not there yet; None where nothing is missing, or nobody knows what."""
+        """Reserve memory for state that does not exist yet. Return None if nothing is missing or predictable."""
         missing = [state.tensor for state in self.foresee() or () if state.tensor.is_meta]
         if not missing or any(parameter.device.type != "cpu" for _, parameter in self.members):
             return None
@@ -246,7 +266,7 @@ class NamedOptimizer:
         ]
 
     def _options(self) -> dict[str, Mapping[str, Any]]:
-        """Return each parameter's group; the defaults where ZeRO-3 has taken it out of its group."""
+        """Return the options of each parameter's group, or the defaults if ZeRO-3 has removed it from its group."""
         group_of = {id(parameter): group for group in self.optimizer.param_groups for parameter in group["params"]}
         return {name: group_of.get(id(parameter), self.optimizer.defaults) for name, parameter in self.members}
 
@@ -270,11 +290,11 @@ class NamedOptimizer:
 
     @torch.no_grad()
     def load(self, tensors: SavedTensors, values: Tree) -> None:
-        """Write state and groups into the live optimizer; entries that the snapshot lacks are removed.
+        """Write state and groups into the live optimizer. State entries that the snapshot lacks are removed.
 
         Args:
-            tensors: of the whole snapshot, by name.
-            values: what `observe` returned.
+            tensors: the tensors of the whole snapshot, by name.
+            values: the values that `observe` returned.
         """
         assert isinstance(values, dict)
         options = self._options()
@@ -286,7 +306,7 @@ class NamedOptimizer:
         for group, entries in zip(self.optimizer.param_groups, values["groups"], strict=True):
             for key, value in entries.items():
                 if isinstance(group.get(key), torch.Tensor) and isinstance(value, torch.Tensor):
-                    group[key].copy_(value)  # a compiled step holds this very tensor
+                    group[key].copy_(value)  # a compiled step refers to this tensor object
                 else:
                     group[key] = value
         for name, parameter in self.members:
@@ -322,7 +342,7 @@ class NamedOptimizer:
     def _place(
         self, parameter: torch.Tensor, key: str, tensors: SavedTensors, path: str, group: Mapping[str, Any]
     ) -> torch.Tensor:
-        """Make a state tensor where a step would put it."""
+        """Create a state tensor on the device where an optimizer step would create it."""
         saved, local = tensors[path], self.local(parameter)
         if key in SCALARS and not (group.get("capturable") or group.get("fused")):
             return saved.clone()
@@ -335,9 +355,9 @@ class NamedOptimizer:
 
 
 class ExtraStates:
-    """What modules keep beside parameters and buffers, and give by `get_extra_state`.
+    """States that modules return from `get_extra_state`, beside parameters and buffers.
 
-    Invariant: a module is handed its state when all tensors are there, as torch's own `load_state_dict` does it.
+    Invariant: as in torch's `load_state_dict`, a module receives its extra state after all tensors are loaded.
     """
 
     def __init__(self) -> None:
@@ -345,14 +365,15 @@ class ExtraStates:
         self._loaded: Mapping[str, Tree] = {}
 
     def add(self, prefix: str, model: torch.nn.Module) -> None:
-        """List the modules of a model.
+        """Add the modules of a model.
 
         Args:
-            prefix: of their names.
+            prefix: prefix of the modules' names.
             model: root module.
 
         Raises:
-            CannotResume: one gives its state and takes none, or its state is not of plain values and tensors.
+            CannotResume: a module has no `set_extra_state`, or its extra state holds more than plain values and
+                tensors.
         """
         found = [
             (path, module)
@@ -370,19 +391,19 @@ class ExtraStates:
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the modules' states."""
+        """Names of the states."""
         return list(self._modules)
 
     def observe(self) -> dict[str, Tree]:
-        """Return the states, live. At every captured boundary."""
+        """Return the live states. Called at every captured boundary."""
         return {name: module.get_extra_state() for name, module in self._modules.items()}
 
     def load(self, values: Mapping[str, Tree]) -> None:
-        """Take what `observe` returned; it is handed on by `finish`."""
+        """Store the states that `observe` returned. `finish` passes them to the modules."""
         self._loaded = values
 
     def finish(self) -> None:
-        """Hand each module its state."""
+        """Set the stored state of each module."""
         for name, module in self._modules.items():
             module.set_extra_state(self._loaded[name])
         self._loaded = {}
@@ -390,18 +411,18 @@ class ExtraStates:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Facts about modules and optimizers, gathered once."""
+    """Facts about modules and optimizers, collected once."""
 
     entries: dict[str, str] = field(default_factory=dict)
 
     def add_tensor(self, name: str, tensor: torch.Tensor, requires_grad: bool) -> None:
-        """Record a tensor."""
+        """Record a tensor's dtype, shape and whether it is frozen."""
         self.entries[f"tensor {name}"] = (
             f"{dtype_name(tensor.dtype)}{list(tensor.shape)}{'' if requires_grad else ' frozen'}"
         )
 
     def add_optimizer(self, named: NamedOptimizer) -> None:
-        """Record an optimizer's class, which parameters its groups hold, and the switches of its algorithm."""
+        """Record an optimizer's class, the parameters of its groups, and the options that select its algorithm."""
         optimizer = named.optimizer
         names = {id(parameter): name for name, parameter in named.members}
         self.entries[f"optimizer {named.name}"] = qualified_name(type(optimizer))
@@ -416,15 +437,15 @@ class Layout:
 
 
 def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) -> None:
-    """Refuse an optimizer whose state is not known to be all in `state` and `param_groups`.
+    """Reject an optimizer that may keep state outside `state` and `param_groups`.
 
     Args:
-        name: under which it was registered.
+        name: name under which it was registered.
         optimizer: the optimizer.
-        trusted: classes that the script vouches for.
+        trusted: classes that the script declared as safe.
 
     Raises:
-        CannotResume: the class is not on the list, or keeps a state elsewhere as it was made.
+        CannotResume: the class is not accepted, or its options make it keep state elsewhere.
     """
     kind = type(optimizer)
     path = qualified_name(kind)
@@ -436,25 +457,28 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
         )
     if path in EXPECTED_OPTIMIZERS and getattr(
         optimizer, "master_weights", False
-    ):  # apex: in lists of its own, not in `state`
+    ):  # apex keeps these weights in its own lists, not in `state`
         raise CannotResume(
             name, f"{path} with master_weights=True keeps its fp32 weights where a snapshot does not reach them"
         )
 
 
 def canonical_name(name: str) -> str:
-    """Return a module or tensor path without what wrappers put into it."""
+    """Return a module or tensor path without the parts that wrappers add."""
     return ".".join(part for part in name.split(".") if part not in WRAPPER_NAMES)
 
 
 def tensor_names(found: Sequence[tuple[str, Hashable]]) -> list[str]:
-    """Return the canonical names of a model's tensors; of those that would be called alike, the raw ones: not only wrappers call a part `module`.
+    """Return the canonical names of a model's tensors.
+
+    Different tensors that would share a canonical name keep their raw paths, because a script's own module may have the
+    name `module`.
 
     Args:
-        found: path of each, and what it is that lies there; the same tensor may lie at several.
+        found: path and identity of each tensor. One tensor may have several paths.
 
     Returns:
-        A name for each.
+        One name per path.
     """
     called: dict[str, set[Hashable]] = {}
     for raw, identity in found:
@@ -463,13 +487,13 @@ def tensor_names(found: Sequence[tuple[str, Hashable]]) -> list[str]:
 
 
 def check_distinct(names: Sequence[str]) -> None:
-    """Refuse two tensors of one name.
+    """Reject two tensors with the same name.
 
     Args:
-        names: of all that would be kept.
+        names: names of all tensors that a snapshot would contain.
 
     Raises:
-        CannotResume: one of them stands there twice.
+        CannotResume: a name occurs twice.
     """
     for name, count in Counter(names).items():
         if count > 1:
@@ -479,25 +503,28 @@ def check_distinct(names: Sequence[str]) -> None:
 
 
 def qualified_name(kind: type) -> str:
-    """Return `package.module.Class`."""
+    """Return the class's name as `package.module.Class`."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def plain_local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor itself: without sharding all of it is here."""
+    """Return the tensor itself: without sharding, the whole tensor is local."""
     return tensor
 
 
 def state_tensor(
     name: str, tensor: torch.Tensor, local: Callable[[torch.Tensor], torch.Tensor], *, is_deferred: bool
 ) -> StateTensor:
-    """Return a tensor of the state by the memory of this rank behind it."""
+    """Return a `StateTensor` for this rank's local memory of a tensor."""
     memory = local(tensor)
     return StateTensor(name, memory, is_deferred, None if memory is tensor else tensor)
 
 
 def local_tensors(tensors: list[torch.Tensor], local: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
-    """Return the tensors and the memory of this rank behind each; without sharding the list itself: there are thousands at every boundary."""
+    """Return the tensors and the local memory of each.
+
+    Without sharding, return the list itself, because it has thousands of tensors at every boundary.
+    """
     return tensors if local is plain_local else [*tensors, *map(local, tensors)]
 
 
@@ -507,14 +534,14 @@ def plain_rewrap(_parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
 
 
 def check_parameter(name: str, parameter: torch.Tensor) -> None:
-    """Refuse a parameter that cannot be copied as bytes, or be written to.
+    """Reject a parameter that cannot be copied as bytes, or cannot be written.
 
     Args:
-        name: under which it would be kept.
-        parameter: the memory of this rank behind it.
+        name: name in a snapshot.
+        parameter: this rank's local memory of the parameter.
 
     Raises:
-        CannotResume: as for any tensor; also one whose elements share memory.
+        CannotResume: `check_tensor` rejects it, or its elements share memory.
     """
     check_tensor(name, parameter)
     if overlaps_itself(parameter):
@@ -524,15 +551,16 @@ def check_parameter(name: str, parameter: torch.Tensor) -> None:
 
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor that cannot be copied as bytes.
+    """Reject a tensor that cannot be copied as bytes.
 
     Args:
-        name: under which it would be kept.
-        tensor: the memory of this rank behind a parameter or buffer.
+        name: name in a snapshot.
+        tensor: this rank's local memory of a parameter or buffer.
 
     Raises:
-        CannotResume: it is lazy, sparse, quantized, made of other tensors, on the meta device, or a view with other
-            values than its bytes say.
+        CannotResume: the tensor is lazy, sparse, quantized, composed of other tensors, on the meta device, or a
+            conjugate
+            or negative view.
     """
     if torch.nn.parameter.is_lazy(tensor):
         raise CannotResume(name, "a lazy tensor has no shape yet; run one forward before init")
@@ -549,5 +577,5 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Say whether elements are known to share memory (`expand`): torch does not let such a tensor be written to."""
+    """Return whether elements share memory, as after `expand`. Torch refuses to write to such a tensor."""
     return bool(torch._debug_has_internal_overlap(tensor) == 1)

@@ -1,11 +1,11 @@
-"""The buffers of modules.
+"""Buffers of modules: list, check and restore them.
 
-They are looked up by owner and name at each boundary, because modules replace them: by tensors of another shape or
-dtype, by None, by two where one was tied. One that a module registers after `init` (a statistic that begins with the
-first batch) is listed when it is first seen.
+Buffers are looked up by owner and name at each boundary, because modules replace them. The replacement may have another
+shape or dtype, may be None, or may untie two buffers. A buffer that a module registers after `init`, for example a
+statistic that starts with the first batch, is listed at the next boundary.
 
-Invariant: after a load each buffer has the values, shape and dtype that it was observed with, on that kind of device,
-and is one tensor with those that it was one with then.
+Invariant: after a load each buffer has its observed values, shape, dtype and kind of device. Buffers that were one
+tensor are one tensor again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree
 
 Place = tuple[str, torch.nn.Module, str]
-"""(name, owner, key) of a buffer."""
+"""Name, owner and key of a buffer."""
 _Late = tuple[str, int, str, bool]
-"""(path of the owner, which of those at that path from the innermost outwards, key, whether it is persistent)."""
+"""A buffer registered after `init`: path of its owner, index among the modules at that path, key, and persistence.
+
+The index counts from the innermost module outwards.
+"""
 
 
 def buffers_of(model: torch.nn.Module) -> list[Place]:
-    """Return every buffer of a model by its raw path, also those that are None for now."""
+    """Return every buffer of a model with its raw path, including buffers that are None."""
     return [
         (f"{path}.{key}" if path else key, module, key)
         for path, module in model.named_modules()
@@ -41,32 +44,34 @@ class Buffers:
     """The buffers of some models, in canonical order.
 
     Args:
-        local: returns the memory of this rank behind a tensor.
+        local: returns this rank's local memory of a tensor.
     """
 
     def __init__(self, local: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._local = local
         self._modules: dict[str, list[torch.nn.Module]] = {}
-        """By path, the innermost first: a wrapper has the path of what it wraps, and there may be another around it in the next launch."""
+        """Modules by path, innermost first. A wrapper has the path of the module inside it, and launches may wrap
+        differently.
+        """
         self._places: list[Place] = []
         self._late: list[_Late] = []
-        """Those that came after `init`."""
+        """Buffers that were registered after `init`."""
 
     @property
     def places(self) -> Sequence[Place]:
-        """All that are known."""
+        """All listed buffers."""
         return self._places
 
     def add(self, prefix: str, model: torch.nn.Module, names: Sequence[str]) -> None:
-        """List those of a model.
+        """List the buffers of a model.
 
         Args:
-            prefix: of their names.
+            prefix: prefix of the buffers' names.
             model: root module.
-            names: of `buffers_of(model)`, in that order.
+            names: names of `buffers_of(model)`, in that order.
 
         Raises:
-            CannotResume: one cannot be copied as bytes.
+            CannotResume: a buffer cannot be copied as bytes.
         """
         for path, module in model.named_modules():
             self._modules.setdefault(f"{prefix}{called}." if (called := canonical_name(path)) else prefix, []).insert(
@@ -77,23 +82,23 @@ class Buffers:
         self._places += places
 
     def check(self) -> None:
-        """Refuse those that came after `init` and cannot be copied as bytes.
+        """Check that buffers registered after `init` can be copied as bytes.
 
-        At every captured boundary, behind `observe`.
+        Called at every captured boundary, after `observe`.
 
         Raises:
-            CannotResume: by name.
+            CannotResume: a buffer cannot. The error names the buffer.
         """
         self._check(self._places[len(self._places) - len(self._late) :])
 
     def observe(self) -> tuple[list[StateTensor], Tree]:
-        """Return the live buffers, and what else is to be known of them. At every captured boundary.
+        """Return the live buffers, and their ties and devices. Called at every captured boundary.
 
         Returns:
-            Tensors, and a tree.
+            Tensors, and a tree for `load`.
 
         Raises:
-            CannotResume: one that was registered after `init` has the name of another tensor.
+            CannotResume: a buffer that was registered after `init` has the name of another tensor.
         """
         if sum(key in owner._buffers for _, owner, key in self._places) != self._live_count():
             self._list_late()
@@ -115,11 +120,11 @@ class Buffers:
         return tensors, {"late": list(self._late), "ties": ties, "device": usual.type, "elsewhere": elsewhere}
 
     def load(self, tensors: SavedTensors, values: Tree) -> None:
-        """Bring back what was observed: in place where a buffer has room for it.
+        """Restore the observed buffers, in place where shape and dtype match.
 
         Args:
-            tensors: of the whole snapshot, by name.
-            values: what `observe` returned.
+            tensors: the tensors of the whole snapshot, by name.
+            values: the tree that `observe` returned.
         """
         assert isinstance(values, dict)
         self._register(cast("list[_Late]", values["late"]))

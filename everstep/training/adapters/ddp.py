@@ -1,11 +1,11 @@
 """DistributedDataParallel: a fixed bucket layout from the first step of every launch.
 
-DDP builds its buckets in the reverse order of registration and rebuilds them after the first backward, in the order in
-which gradients arrived. From then on an element stands at another offset, and an all-reduce over three or more ranks
-sums it in another order. A launch in mid-run would make its first step with the layout that the undisturbed run had
-left behind after step 1: different by 3e-6.
+DDP builds its buckets in the reverse order of registration. After the first backward it rebuilds them in the order in
+which gradients arrived. Elements then have other offsets, and an all-reduce over three or more ranks sums in another
+order. A launch in the middle of a run would make its first step with the layout that the undisturbed run used only in
+step 1. Its result would differ in the last bits.
 
-Invariant: step 1 of every launch runs with the layout that all later steps have.
+Invariant: step 1 of every launch runs with the layout of all later steps.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from everstep.training.errors import CannotResume
 
 
 class DDPAdapter(PlainAdapter):
-    """Models of which at least one is wrapped in DistributedDataParallel.
+    """Adapter for models of which at least one is wrapped in DistributedDataParallel.
 
     Args:
-        models: root modules by name; the empty name where there is one alone.
-        optimizers: by name, likewise.
-        trusted: optimizer classes that the script vouches for.
+        models: root modules by name. A single module has the empty name.
+        optimizers: optimizers by name. A single optimizer has the empty name.
+        trusted: optimizer classes that the script declared as safe.
 
     Raises:
-        CannotResume: as for plain torch; also a static graph over three or more ranks, and a communication hook that
-            keeps a state.
+        CannotResume: plain torch would reject the script, DDP uses a static graph over three or more ranks, or a
+            communication hook keeps state.
     """
 
     kind = "ddp"
@@ -58,7 +58,7 @@ class DDPAdapter(PlainAdapter):
 def _check(name: str, model: DistributedDataParallel) -> None:
     if (
         model.static_graph and model.process_group.size() > 2
-    ):  # its first step cannot be given the layout of the later ones
+    ):  # The first step of a static graph cannot use the layout of later steps.
         raise CannotResume(
             name,
             "DDP with static_graph=True over three or more ranks does not come back bit for bit; leave "
@@ -76,20 +76,20 @@ def _check(name: str, model: DistributedDataParallel) -> None:
 def fix_buckets(model: DistributedDataParallel) -> None:
     """Make DDP rebuild its buckets now, as if gradients had arrived in reverse order of registration.
 
-    Collective, before the first forward.
+    Collective. Call it before the first forward pass.
 
     Args:
-        model: wrapped; it must not have run yet.
+        model: the wrapped model. It must not have run yet.
 
-    Source: measured at 3 and 4 ranks, bit-identical across a restart with it and not without.
+    Source: measured at 3 and 4 ranks, bit-identical across a restart only with this call.
     """
     parameters = [p for p in model.module.parameters() if p.requires_grad]
     if not parameters or model.static_graph or model.find_unused_parameters:
-        return  # DDP that looks for unused parameters never rebuilds its buckets
+        return  # with find_unused_parameters, DDP never rebuilds its buckets
     reducer = model.reducer
     gradients = [p.grad for p in parameters]
     with torch.enable_grad():
-        # On the parameters' device: autograd has a thread for each, and those of another would arrive in any order.
+        # On the parameters' device: autograd runs one thread per device, so another device would break the order.
         end = torch.zeros((), device=parameters[0].device, requires_grad=True)
         for parameter in parameters:
             end = _Arrive.apply(end, parameter)  # type: ignore[no-untyped-call]
@@ -105,7 +105,7 @@ def _put_back(parameters: Sequence[torch.nn.Parameter], gradients: Sequence[torc
 
 
 class _Arrive(torch.autograd.Function):
-    """Passes a number through and hands its parameter a zero gradient; a chain of these sets the order of arrival."""
+    """Passes a number through and gives its parameter a zero gradient. A chain of these fixes the order of arrival."""
 
     @staticmethod
     def forward(

@@ -1,11 +1,14 @@
 """DeepSpeed engines with ZeRO stage 1, 2 or 3, in fp32 or bf16.
 
-The state is each rank's partition of the fp32 master weights, the wrapped optimizer's state on them, parameters that it
-does not step, buffers and the engine's counters. The 16-bit weights follow from the masters: after a load all ranks
-gather them anew, together.
+The state of a rank consists of:
 
-Invariant: attributes of DeepSpeed's classes are named in this file alone, and only of the classes that it was checked
-against.
+- its partition of the fp32 master weights, and the wrapped optimizer's state for them
+- parameters that the optimizer does not step, and buffers
+- the engine's counters
+
+The 16-bit weights follow from the masters: after a load all ranks gather them together.
+
+Invariant: only this file names attributes of DeepSpeed's classes, and only of classes that it was tested with.
 """
 
 from __future__ import annotations
@@ -52,20 +55,20 @@ class _Scheduler(Protocol):
 
 
 def is_engine(model: object) -> bool:
-    """Say whether `model` is a DeepSpeed engine of any kind, without importing DeepSpeed."""
+    """Return whether `model` is a DeepSpeed engine of any kind, without importing DeepSpeed."""
     return any(qualified_name(kind) == _ENGINE for kind in type(model).__mro__)
 
 
 class DeepSpeedAdapter:
-    """One engine.
+    """Adapter for one engine.
 
     Args:
-        name: of the engine; empty where there is one alone.
-        engine: what `deepspeed.initialize` returned.
-        trusted: optimizer classes that the script vouches for.
+        name: name of the engine. A single engine has the empty name.
+        engine: the engine that `deepspeed.initialize` returned.
+        trusted: optimizer classes that the script declared as safe.
 
     Raises:
-        CannotResume: a stage, an optimizer or an option that is not known to come back, by its name.
+        CannotResume: a stage, an optimizer or an option is not known to restore bit for bit. The error names it.
     """
 
     kind = "deepspeed"
@@ -95,7 +98,7 @@ class DeepSpeedAdapter:
             map(id, chain.from_iterable(self._zero.fp16_groups if self._is_stage_3 else self._zero.bit16_groups))
         )
         self._others = [(called, p) for called, p in self._parameters if id(p) not in held or not p.requires_grad]
-        """Behind no master: frozen, or in none of the optimizer's groups."""
+        """Parameters without a master weight: frozen, or in none of the optimizer's groups."""
         of_buffers = names[len(parameters) :]
         self._buffers = Buffers(plain_local)
         self._buffers.add(self._prefix, self._engine.module, of_buffers)
@@ -108,13 +111,16 @@ class DeepSpeedAdapter:
         self._facts = self._describe()
 
     def prepare(self) -> None:
-        """Nothing: ZeRO's layout is fixed by `initialize`."""
+        """Do nothing: `deepspeed.initialize` fixes ZeRO's layout."""
 
     def facts(self) -> dict[str, str]:
         return self._facts
 
     def check(self) -> None:
-        """What ZeRO optimizes was fixed by `initialize`; CPU Adam's betas may have changed, and half-summed gradients are no state."""
+        """Reject late buffers that cannot be copied, half-accumulated gradients, and changed betas of CPU Adam.
+
+        `deepspeed.initialize` fixes the parameters that ZeRO optimizes, so they need no check.
+        """
         self._buffers.check()
         check_accumulation(self._name, self._engine)
         if self._is_cpu_adam:
@@ -140,14 +146,14 @@ class DeepSpeedAdapter:
 
     def _named_weights(self) -> list[StateTensor]:
         weights = [(name, master, True) for name, master in self._masters]
-        # A trainable one changes who knows when.
+        # A trainable parameter without a master may change at any time.
         weights += [(name, _partition(parameter), not parameter.requires_grad) for name, parameter in self._others]
         return [
             StateTensor(f"model/{self._prefix}{name}", tensor, is_deferred) for name, tensor, is_deferred in weights
         ]
 
     def expect_restore(self) -> Sequence[Arena]:
-        """Nothing: `initialize` has made all state."""
+        """Return nothing: `deepspeed.initialize` has created all state."""
         return ()
 
     @torch.no_grad()
@@ -195,7 +201,7 @@ class DeepSpeedAdapter:
         return int(self._engine.global_steps)
 
     def end_step(self) -> None:
-        """Nothing is noticed: the engine counts its own steps."""
+        """Do nothing: the engine counts its own steps."""
 
     def _counters(self) -> dict[str, Tree]:
         scaler = getattr(self._zero, "loss_scaler", None)
@@ -221,7 +227,7 @@ class DeepSpeedAdapter:
         for name in self._extra.names:
             layout.entries[f"extra state model/{self._prefix}{name}"] = ""
         for name, parameter in self._parameters:
-            # Masters are flat: the shapes behind them tell a changed model from an equal number of elements.
+            # Masters are flat. The parameters' shapes reveal a changed model with the same number of elements.
             shape = list(getattr(parameter, "ds_shape", parameter.shape))
             layout.entries[f"parameter {self._prefix}{name}"] = f"{dtype_name(parameter.dtype)}{shape}"
         layout.add_optimizer(self._optimizer)
@@ -229,13 +235,16 @@ class DeepSpeedAdapter:
 
 
 def _version() -> str:
-    import deepspeed  # an engine exists, so it is there
+    import deepspeed  # safe to import, because an engine exists
 
     return str(deepspeed.__version__)
 
 
 def _partition(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Return this rank's part of a parameter without a master: ZeRO-3 keeps it beside the parameter, the other stages keep all of it."""
+    """Return this rank's part of a parameter without a master weight.
+
+    ZeRO-3 keeps the part in `ds_tensor`. With the other stages every rank holds the whole parameter.
+    """
     return cast(torch.Tensor, getattr(parameter, "ds_tensor", parameter))
 
 
@@ -270,16 +279,16 @@ def _is_on_nvme(offload: Any) -> bool:
 
 
 def check_accumulation(name: str, engine: Any) -> None:
-    """Refuse a boundary between two micro-batches of a step.
+    """Reject a boundary between two micro-batches of one step.
 
-    Where the script says itself when a step is complete, it is taken at its word.
+    If the script itself tells DeepSpeed when a step is complete, the check trusts the script.
 
     Args:
-        name: of the engine.
+        name: name of the engine.
         engine: the engine.
 
     Raises:
-        CannotResume: gradients are still being summed.
+        CannotResume: the engine is still accumulating gradients.
     """
     count = engine.gradient_accumulation_steps()
     if (
@@ -293,15 +302,15 @@ def check_accumulation(name: str, engine: Any) -> None:
 
 
 def check_cpu_adam(name: str, optimizer: Optimizer, betas: Sequence[float]) -> None:
-    """Refuse what makes the powers of CPU Adam's betas another number than steps and betas tell (see `replay_powers`).
+    """Reject a CPU Adam whose powers of the betas do not follow from steps and betas (see `replay_powers`).
 
     Args:
-        name: of the engine.
+        name: name of the engine.
         optimizer: a `DeepSpeedCPUAdam`.
-        betas: of all its groups, at `init`.
+        betas: the betas of all groups at `init`.
 
     Raises:
-        CannotResume: betas differ or have changed, or parameters have made different numbers of steps.
+        CannotResume: betas differ or have changed, or parameters have different step counts.
     """
     if any(tuple(group["betas"]) != tuple(betas) for group in optimizer.param_groups):
         raise CannotResume(
@@ -317,19 +326,18 @@ def check_cpu_adam(name: str, optimizer: Optimizer, betas: Sequence[float]) -> N
 
 
 def replay_powers(optimizer: Any) -> None:
-    """Bring the powers of the betas back that CPU Adam multiplies up in C++, step by step, where no state reaches.
+    """Restore the powers of the betas that CPU Adam multiplies step by step in its C++ code.
 
-    A microsecond a step.
-
-    Of itself it would take them anew in a launch's first step; that differs in the last bits from multiplying.
+    No state contains these powers. In the first step of a launch CPU Adam would compute them with `pow`, and the last
+    bits would differ from repeated multiplication. The replay takes about a microsecond per step.
 
     Args:
-        optimizer: a `DeepSpeedCPUAdam` whose state is that of the snapshot.
+        optimizer: a `DeepSpeedCPUAdam` whose state is already restored.
 
     Source: `Adam_Optimizer::IncrementStep` in DeepSpeed's csrc/includes/cpu_adam.h.
     """
     beta1, beta2 = optimizer.param_groups[0]["betas"]
-    weights = [torch.zeros(1) for _ in range(4)]  # weight, gradient and moments of nobody
+    weights = [torch.zeros(1) for _ in range(4)]  # throw-away weight, gradient and moments
     for step in range(1, 1 + max((state["step"] for state in optimizer.state.values() if "step" in state), default=0)):
         optimizer.ds_opt_adam.adam_update(optimizer.opt_id, step, 0.0, beta1, beta2, 1e-8, 0.0, True, *weights)
 
@@ -341,7 +349,7 @@ def _gather_stage_3(zero: Any) -> None:
             bit16.data.copy_(master.data)
         zero._unflatten_partitioned_parameters(number)
     persistent = zero.persistent_parameters
-    if persistent:  # small parameters stay gathered: drop them and gather anew
+    if persistent:  # small parameters stay gathered: release them and gather again
         persistent[0].partition(persistent)
         persistent[0].all_gather(persistent)
 

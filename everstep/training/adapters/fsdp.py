@@ -1,7 +1,7 @@
-"""FSDP2 (`fully_shard`), tensor parallelism (`parallelize_module`), or both: each rank's state is the local part of its DTensors.
+"""FSDP2 (`fully_shard`) and tensor parallelism (`parallelize_module`): capture the local part of each DTensor.
 
-Invariant: tensors are reached through `param_groups` and the parameters listed before the first forward; after an
-evaluation `named_parameters()` shows gathered ones instead.
+Invariant: the adapter reads tensors through `param_groups` and the parameters listed before the first forward pass.
+After an evaluation, `named_parameters()` would return gathered tensors instead.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.errors import CannotResume
 
 REFUSED_OPTIMIZERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
-"""Their state is not shaped and sharded like the parameter it belongs to."""
+"""Optimizers whose state is not shaped and sharded like its parameter."""
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    # not to_local(): that is a view of autograd's
+    # not to_local(), which returns a view with autograd history
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def is_unreduced(group: FSDPParamGroup) -> bool:
-    """Say whether a group of parameters holds gradients that fully_shard has not summed over ranks yet.
+    """Return whether a parameter group holds gradients that fully_shard has not yet summed over ranks.
 
     Args:
-        group: of torch's own; its fields are private, and read here alone.
+        group: parameter group of torch. Its fields are private; only this function reads them.
 
     Returns:
-        True between a backward without synchronization and the next one with it.
+        True between a backward pass without synchronization and the next one with synchronization.
     """
     if group._partial_reduce_output is not None:
         return True
@@ -46,7 +46,7 @@ def is_unreduced(group: FSDPParamGroup) -> bool:
 
 
 class FSDPAdapter(PlainAdapter):
-    """Modules whose parameters are DTensors, with any torch optimizer that works element by element."""
+    """Adapter for modules whose parameters are DTensors, with any element-wise torch optimizer."""
 
     kind = "fsdp2"
 
@@ -86,7 +86,7 @@ class FSDPAdapter(PlainAdapter):
     def rewrap(self, parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
         if not isinstance(parameter, DTensor):
             return local
-        # not from_local(): that copies to the mesh's device what a CPUOffloadPolicy keeps in host memory
+        # Not from_local(): it would copy tensors that CPUOffloadPolicy keeps in host memory to the mesh's device.
         spec = parameter._spec.shallow_copy_with_tensor_meta(
             TensorMeta(parameter.shape, parameter.stride(), local.dtype)
         )
@@ -94,7 +94,7 @@ class FSDPAdapter(PlainAdapter):
 
     def check_gradient(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         placed = [tensor.placements for tensor in (parameter, gradient) if isinstance(tensor, DTensor)]
-        if len(set(placed)) > 1:  # of a part that each rank has for itself: as if it were whole, it would be another
+        if len(set(placed)) > 1:  # A gradient that is a partial value per rank must not be restored as a whole one.
             raise CannotResume(
                 f"gradient/{name}",
                 f"accumulated across a step as {placed[1]}, where its parameter is {placed[0]}; use accumulate=",

@@ -1,6 +1,6 @@
-"""Modules and optimizers of torch as they are; also what DDP and FSDP2 build on.
+"""Plain torch: unmodified modules and optimizers. Base class of the DDP and FSDP2 adapters.
 
-Invariant: the parameters and owners listed at `init` are the ones captured.
+Invariant: a snapshot contains the parameters and owners that `init` listed.
 """
 
 from __future__ import annotations
@@ -38,22 +38,24 @@ from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree
 
 GRADIENT_BOUNDARIES = 8
-"""So many boundaries an optimizer's gradients stay in the plan once they were accumulated across one: accumulating over any number of boundaries
-keeps them there, and one step that a gradient scaler skipped does not keep them for ever."""
+"""Boundaries for which an optimizer's gradients stay in the plan after it carried gradients across a boundary.
+
+Continued accumulation renews the count. A single step that a gradient scaler skipped does not keep them for ever.
+"""
 
 _NO_GRADIENT, _ZERO_GRADIENT, _LIVE_GRADIENT = 0, 1, 2
 
 
 class PlainAdapter:
-    """Plain torch on one rank, or any parallelism that keeps each rank's tensors plain.
+    """Adapter for plain torch on one rank, or any parallelism that gives each rank plain tensors.
 
     Args:
-        models: root modules by name; the empty name where there is one alone.
-        optimizers: by name, likewise.
-        trusted: optimizer classes that the script vouches for.
+        models: root modules by name. A single module has the empty name.
+        optimizers: optimizers by name. A single optimizer has the empty name.
+        trusted: optimizer classes that the script declared as safe.
 
     Raises:
-        CannotResume: an optimizer or a tensor that is not known to come back.
+        CannotResume: an optimizer or a tensor is not known to restore bit for bit.
     """
 
     kind = "plain"
@@ -75,18 +77,22 @@ class PlainAdapter:
         self._owner = {id(parameter): named.name for named in self._optimizers for _, parameter in named.members}
         self._listed = NamedTensors()
         self._used: dict[str, list[_GradientMark]] = {}
-        """The gradients of each optimizer that has stepped since the last boundary, as its newest step left them."""
+        """Gradients of each optimizer after its newest step.
+
+        Only optimizers that stepped since the last boundary have an entry.
+        """
         self._ownerless = [parameter for parameter in self._parameters.values() if id(parameter) not in self._owner]
         self._accumulating: dict[str | None, int] = {}
-        """By optimizer, None for parameters without one: for how many boundaries its gradients keep their place in the
-        plan, if they are not needed at another one.
+        """Boundaries for which gradients stay in the plan, by optimizer.
+
+        The key None stands for parameters without an optimizer.
         """
         for named in self._optimizers:
             self._watch_gradients(named)
         self._facts = self._describe()
 
     def prepare(self) -> None:
-        """Nothing: one rank alone is like itself."""
+        """Do nothing: the first step of a launch already runs like the later ones."""
 
     def facts(self) -> dict[str, str]:
         return self._facts
@@ -98,7 +104,7 @@ class PlainAdapter:
             where = f"optimizer/{named.name}" if named.name else "optimizer"
             if len(live) != len(
                 named.members
-            ):  # add_param_group: a script that starts anew does not have it yet when it restores
+            ):  # After add_param_group: a restarted script has not added the group yet when it restores.
                 known = f"{len(live)} parameters where init saw {len(named.members)}"
                 raise CannotResume(
                     where,
@@ -107,7 +113,7 @@ class PlainAdapter:
                 )
             if not all(
                 map(operator.is_, live, map(itemgetter(1), named.members))
-            ):  # resize_token_embeddings, and a group that was written anew
+            ):  # For example after resize_token_embeddings, or when the script replaced a group's parameters.
                 other = next(
                     name for (name, parameter), held in zip(named.members, live, strict=True) if held is not parameter
                 )
@@ -165,7 +171,7 @@ class PlainAdapter:
             named.load(tensors, values["optimizers"][named.name])
         self._buffers.load(tensors, values["buffers"])
         gradients = list(zip(self._parameters.items(), values["gradients"], strict=True))
-        # Most gradients are dropped before they are read: their zeros cost nothing in memory that nobody has touched.
+        # Most gradients are dropped before anything reads them. Zeros in untouched memory cost nothing.
         made = (
             local
             for (_, parameter), state in gradients
@@ -199,7 +205,7 @@ class PlainAdapter:
             gradients = [parameter.grad for _, parameter in named.members]
             used = self._used.get(named.name, repeat(None))
             self._keep_place(named.name, not all(map(_is_used, gradients, used)))
-        # Nobody reports when such a gradient is used. It may also be part of the norm that others are clipped by.
+        # No hook reports the use of such a gradient. It may also contribute to the norm that clips other gradients.
         self._keep_place(None, any(parameter.grad is not None for parameter in self._ownerless))
         self._used.clear()
 
@@ -209,22 +215,25 @@ class PlainAdapter:
             self._accumulating[owner] = left
 
     local: Callable[[torch.Tensor], torch.Tensor] = staticmethod(plain_local)
-    """Returns the memory of this rank behind a tensor."""
+    """Returns this rank's local memory of a tensor."""
 
     def rewrap(self, parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-        """Return optimizer state or a gradient as torch keeps it for this parameter, over the very memory of `local`: that may be filled later."""
+        """Return optimizer state or a gradient in the form that torch keeps for this parameter.
+
+        The result shares the memory of `local`, because that memory may be filled later.
+        """
         return plain_rewrap(parameter, local)
 
     def check_gradient(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Refuse a gradient, accumulated across a boundary, that is not kept as `rewrap` would make it.
+        """Reject an accumulated gradient whose form differs from the result of `rewrap`.
 
         Args:
-            name: of the parameter.
-            parameter: whose it is.
-            gradient: its values are state.
+            name: name of the parameter.
+            parameter: owner of the gradient.
+            gradient: a gradient that a snapshot would contain.
 
         Raises:
-            CannotResume: it would come back as another.
+            CannotResume: the restored gradient would differ.
         """
 
     def _list(self, prefix: str, model: torch.nn.Module) -> None:
@@ -250,7 +259,8 @@ class PlainAdapter:
         check_optimizer(f"optimizer/{name}" if name else "optimizer", optimizer, trusted)
         for number, group in enumerate(optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
-                if id(parameter) not in self._names:  # of no registered module: a temperature, a log-variance
+                # a parameter outside all registered modules, for example a temperature
+                if id(parameter) not in self._names:
                     alone = f"{name}.group{number}.{position}" if name else f"group{number}.{position}"
                     self._add(alone, parameter)
         members = [
@@ -273,11 +283,15 @@ class PlainAdapter:
         return layout.entries
 
     def _is_deferred(self, parameter: torch.nn.Parameter) -> bool:
-        """An optimizer's parameters change in its step, frozen ones never; a trainable one without optimizer changes who knows when."""
+        """Return whether the parameter can be copied during the next step.
+
+        An optimizer's parameters change only in its step, and frozen parameters never change. A trainable parameter
+        without an optimizer may change at any time.
+        """
         return id(parameter) in self._owner or not parameter.requires_grad
 
     def _watch_gradients(self, named: NamedOptimizer) -> None:
-        """Note which gradients each step of an optimizer has used, and which were cleared behind it."""
+        """Record which gradients each step of an optimizer used, and which gradients were cleared after the step."""
         clear = named.optimizer.zero_grad
 
         def mark(*_: object) -> None:
@@ -286,19 +300,23 @@ class PlainAdapter:
         def clear_and_mark(set_to_none: bool = True) -> None:
             clear(set_to_none)
             if named.name in self._used:
-                mark()  # what is zero comes back as zero
+                mark()  # a zero gradient is restored as zero
 
         named.optimizer.register_step_post_hook(mark)
         named.optimizer.zero_grad = clear_and_mark  # type: ignore[method-assign]
 
     def _gradients(self, tensors: list[StateTensor]) -> bytes:
-        """Return per parameter whether it has a gradient, and list the gradients whose values are state.
+        """Return per parameter whether it has a gradient, and append the gradients that are state to `tensors`.
 
-        A gradient that its optimizer's step has used is no state. Only its existence matters: AdamW moves a parameter
-        with a zero gradient, and leaves a parameter without one alone. All others are state: gradients of an optimizer
-        that did not step, gradients that were made or changed behind its step, and gradients without an optimizer.
-        An optimizer's gradients then keep their place in the plan for some boundaries, so that the plan is not made
-        anew at each of its steps.
+        A gradient that its optimizer's step has used is not state; only its existence matters. AdamW moves a parameter
+        with a zero gradient, and skips a parameter without a gradient. All other gradients are state:
+
+        - gradients of an optimizer that did not step
+        - gradients that were created or changed after the step
+        - gradients of parameters without an optimizer
+
+        Once an optimizer has such gradients, its gradients stay in the plan for some boundaries. Otherwise the plan
+        would be rebuilt at each of its steps.
         """
         if not self._accumulating:
             return bytes(map(operator.is_not, map(attrgetter("grad"), self._parameters.values()), repeat(None)))
@@ -329,7 +347,7 @@ class PlainAdapter:
 
 
 _GradientMark = tuple[weakref.ref[torch.Tensor], int] | None
-"""A gradient and its version. Weak: an optimizer that steps inside backward frees each gradient at once."""
+"""A gradient and its version. The reference is weak: an optimizer that steps inside backward frees gradients early."""
 
 
 def _mark(gradient: torch.Tensor | None) -> _GradientMark:
@@ -337,10 +355,10 @@ def _mark(gradient: torch.Tensor | None) -> _GradientMark:
 
 
 def _is_used(gradient: torch.Tensor | None, mark: _GradientMark) -> bool:
-    """Say whether a gradient is absent, or the one that was marked, and unchanged since."""
+    """Return whether a gradient is absent, or is the recorded gradient and unchanged since."""
     return gradient is None or (mark is not None and mark[0]() is gradient and mark[1] == gradient._version)
 
 
 def _is_of_host(local: torch.Tensor) -> bool:
-    """Say whether a gradient like this parameter is made in memory that is set aside."""
+    """Return whether this parameter's gradient can be created in an arena in host memory."""
     return local.device.type == "cpu" and local.is_contiguous()
